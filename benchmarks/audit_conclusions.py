@@ -64,7 +64,6 @@ def claims(report: SimpleNamespace) -> dict[str, bool]:
     slices = slices_sentence(report.overall, report.slices)
     pools = pools_sentence(report.mixtures)
     ranking = ranking_sentence(report.ranking)
-    against = {row.verdict for row in report.ranking.against}
     return {
         "accuracy rises or falls with dispersion": " rises with " in slices or " falls with " in slices,
         "right answers are more or less dispersed": "Right answers are" in pools,
@@ -72,7 +71,6 @@ def claims(report: SimpleNamespace) -> dict[str, bool]:
         "a low contribution points at answers": "points at" in ranking,
         "... the difference lies between subjects": "lies between" in ranking,
         "the best other signal is": "best other signal is" in found_sentence(report.ranking),
-        "contribution better or worse than a signal": bool(against & {"better", "worse"}),
         "accuracy can be read off unlabelled slices": getattr(report.calibration, "better", False),
         "a caution (guessing, one answer, repeats)": bool(report.answers.cautions),
     }
@@ -83,7 +81,6 @@ def covered(report: SimpleNamespace) -> dict[str, bool]:
     mixtures, ours = report.mixtures, report.ranking.signals[0]
     figures = {
         "pools": (0.0, mixtures.pools.figure),
-        "perplexity pools": (0.0, mixtures.perplexity_pools.figure),
         "AUROC": (0.5, Figure(ours.auroc, ours.auroc_low, ours.auroc_high)),
         "Spearman over slices": (0.0, report.slices["subject"].association),
     }

@@ -47,7 +47,8 @@ KINDS = {
 def one(folder, seed, options):
     run = read_run(sliced_store(folder / str(seed), seed=seed, **options))
     labelled = np.flatnonzero(run.documents["part"] == "labelled")
-    found = fit_calibrator(labels_of(run, labelled)).content
+    fitted = fit_calibrator(labels_of(run, labelled))
+    found = fitted.content
     # One that beats nothing is estimated from too; `force` would also pass over a shift.
     whole, *rows = predict({**found, "beats_trivial": True}, run).slices
     given = [row for row in rows if row.reason is None]
@@ -60,7 +61,7 @@ def one(folder, seed, options):
         "whole": [whole.low <= whole.true <= whole.high] if whole.reason is None else [],
         "error": 100 * np.abs(error),
         "blind": 100 * np.abs(blind),
-        "claimed": found["worth"]["labels"],
+        "claimed": fitted.estimators[0 if found["beats_trivial"] else -1].worth,
         "scores": [run.score[run.documents["subject"] == row.slice] for row in given],
     }
 

@@ -6,21 +6,10 @@ Runs go to the audit, studies to the laboratory.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import (
-    Output,
-    add_examples,
-    add_layer,
-    add_one_slice,
-    add_output,
-)
-
-if TYPE_CHECKING:
-    from lmeval_dispersion.report import Document
+from lmeval_dispersion.options import Output, add_examples, add_layer, add_one_slice, add_output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,26 +40,23 @@ def run(args: argparse.Namespace) -> int:
     from lmeval_dispersion.laboratory.study import is_study
 
     studies = [is_study(path) for path in args.runs]
-    if all(studies):
-        output.write(_studies(args.runs))
-    elif any(studies):
-        kinds = ", ".join("study" if study else "run" for study in studies)
-        raise UsageError(f"expected runs or studies, not both, got {kinds}")
-    else:
+    if not any(studies):
         from lmeval_dispersion.auditing.compare import compare_runs
 
-        output.write(compare_runs(args.runs, by=args.slice, layer=args.layer, short=output.short).document())
-    return 0
-
-
-def _studies(folders: Sequence[str]) -> Document:
-    if len(folders) != 2:
+        report = compare_runs(args.runs, by=args.slice, layer=args.layer, short=output.short)
+        output.write(report.document())
+        return 0
+    if not all(studies):
+        kinds = ", ".join("study" if study else "run" for study in studies)
+        raise UsageError(f"expected runs or studies, not both, got {kinds}")
+    if len(studies) != 2:
         raise UsageError(
-            f"expected two studies of the laboratory, got {len(folders)}; compare them pair by pair"
+            f"expected two studies of the laboratory, got {len(studies)}; compare them pair by pair"
         )
     from lmeval_dispersion.laboratory.comparison import compare_studies
 
-    return compare_studies(*folders).document()
+    output.write(compare_studies(*args.runs).document())
+    return 0
 
 
 COMMANDS = {"compare": (add_arguments, run)}

@@ -1,24 +1,5 @@
 """Every exception that this project raises for what a user can cause.
 
-The tree::
-
-    DispersionError            exit 1
-    ├── UsageError             exit 2: an argument, a name or a file that cannot be used as given
-    │   └── StoreError         the folder of a run cannot be read or written
-    │       ├── PartialStoreError  its run did not finish
-    │       ├── StoreVersionError  written by another version of the format
-    │       └── MixedStoresError   runs that must not be read or compared as one
-    ├── GeometryError          also a ValueError: a quantity is not defined for these vectors
-    │   ├── TooFewVectorsError
-    │   └── NoDirectionError   zero or non-finite vectors
-    ├── CaptureError           a model's states cannot be seen
-    ├── HarnessError           lm-eval cannot run a dispersion task as asked
-    ├── TrainingError          a training run cannot go on
-    │   └── NonFiniteLossError     a dispersion loss is NaN or infinite; has the layer and the step
-    ├── NonFiniteStateError    a model's states hold NaN or infinity
-    ├── MissingExtraError      also an ImportError: an optional part is not installed
-    └── ScreeningError         one checkpoint cannot be screened; lives in lmeval_screener.errors
-
 A message says what was expected, what was given, and what to do next; in a command by its options, in Python
 by the names of arguments.
 """

@@ -41,7 +41,7 @@ PAGES = {
     "accuracy": ["screen-checkpoints sums-* wrong-* --accuracy accuracy.csv -o accuracy.html"],
     "audit": ["dispersion audit mmlu_after -o audit.html"],
     "predict": [
-        'dispersion calibrate mmlu_after --where "doc_id < 60" --slice-size 20 -o calibrator.json',
+        'dispersion calibrate mmlu_after --where "doc_id < 60" -o calibrator.json',
         "dispersion predict calibrator.json mmlu_after --force -o predict.html",
     ],
     "compare": ["dispersion compare mmlu_before mmlu_after -o compare.html"],

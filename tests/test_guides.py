@@ -91,13 +91,6 @@ def test_a_guide_is_followed_to_its_end(page, tmp_path, monkeypatch):
     assert ran >= (2 if "console" in page.read_text("utf-8") else 1)
 
 
-def test_a_wrong_line_would_be_noticed():
-    assert same("a 0.512 b", "a   0.513 b", 2.5)
-    assert not same("a 0.512 b", "a 0.533 b", 2.5)
-    assert not same("a 3 b", "a 4 b", 40.0)
-    assert not same("a 0.512 b", "a 0.512 c", 2.5)
-
-
 def test_links_of_the_front_page_are_absolute_and_lead_somewhere():
     text = (ROOT / "README.md").read_text("utf-8")
     links = re.findall(r'\]\(([^)\s]+)\)|(?:src|srcset)="([^"]+)"', text)

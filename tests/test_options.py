@@ -71,13 +71,6 @@ def test_a_file_is_written_whole_and_named(tmp_path, capsys):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-def test_a_device_is_written_to_and_its_error_is_a_sentence():
-    output("-o", "/dev/null", "--format", "csv").write(DOCUMENT)
-    with pytest.raises(DispersionError, match="No space left"):
-        output("-o", "/dev/full", "--format", "csv").write(DOCUMENT)
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_a_full_standard_output_is_a_sentence():
     with open("/dev/full", "wb") as full:
         done = subprocess.run(

@@ -16,22 +16,18 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from lmeval_dispersion import statistics
-from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageError
+from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.statistics import (
     NORMAL_975,
     auroc,
-    auroc_difference,
     bootstrap_correlation,
     correlation,
     jackknife_se,
-    mean_interval,
     normal_bounds,
     paired_rank_correlations,
-    percentiles,
     rank_agreement,
     rank_correlations,
     ranks,
-    resampled_means,
     student_interval,
     student_p,
     student_points,
@@ -59,12 +55,6 @@ def test_ranks_are_scipys(shape, tie):
     values = rng.integers(0, 4, shape) if tie else rng.normal(size=shape)
     expected = stats.rankdata(values, axis=-1) if values.size else values
     np.testing.assert_array_equal(ranks(values), expected)
-
-
-def test_a_row_with_nan_has_no_ranks_and_its_neighbours_have():
-    found = ranks([[3.0, np.nan, 1.0], [-np.inf, np.inf, 0.0]])
-    assert np.isnan(found[0]).all()
-    assert found[1].tolist() == [1, 3, 2]
 
 
 @given(tied, st.sampled_from(sorted(PEERS)), st.randoms(use_true_random=False))
@@ -129,30 +119,6 @@ def test_the_bootstrap_interval_covers_the_truth_about_as_often_as_it_says():
 # --- resampling --------------------------------------------------------------------------------------------
 
 
-def test_resampled_means_have_the_moments_of_a_bootstrap():
-    values = np.random.default_rng(4).normal(size=(40, 3)) * [1, 2, 5] + [0, 7, -7]
-    means = resampled_means(values, seed=1)
-    assert means.shape == (2000, 3)
-    se = values.std(axis=0) / math.sqrt(40)
-    assert (np.abs(means.mean(axis=0) - values.mean(axis=0)) < 4 * se / math.sqrt(2000)).all()
-    np.testing.assert_allclose(means.std(axis=0), se, rtol=0.08)
-    np.testing.assert_allclose(means[:, 1], resampled_means(values[:, 1:2], seed=1)[:, 0], rtol=1e-12)
-
-
-def test_mean_interval_shrinks_with_the_root_of_n():
-    rng = np.random.default_rng(7)
-    few, many = (mean_interval(rng.normal(size=n)) for n in (100, 2500))
-    assert (few.high - few.low) / (many.high - many.low) == pytest.approx(5, rel=0.4)
-    assert all(np.isnan(v) for v in mean_interval([2.0])[1:])
-    with pytest.raises(TooFewVectorsError):
-        mean_interval([])
-
-
-def test_percentiles_leave_out_what_is_not_finite():
-    assert percentiles([np.nan, np.inf, *range(101)]) == pytest.approx((2.5, 97.5))
-    assert all(math.isnan(bound) for bound in percentiles([np.nan]))
-
-
 def test_the_jackknife_of_means_is_the_textbook_error():
     rng = np.random.default_rng(5)
     x, y = rng.normal(size=12), rng.normal(size=30)
@@ -176,10 +142,6 @@ def test_wilson_is_scipys(n, share):
     assert tuple(wilson(right / n, n)) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
-def test_wilson_of_nothing():
-    assert all(math.isnan(bound) for bound in (*wilson(0.5, 0), *wilson(math.nan, 5)))
-
-
 def test_normal_and_student_intervals():
     assert pytest.approx(stats.norm.ppf(0.975), abs=1e-15) == NORMAL_975
     assert normal_bounds(1.0, 0.5) == pytest.approx(stats.norm.interval(0.95, 1.0, 0.5))
@@ -198,9 +160,6 @@ def test_student_quantile_is_scipys(df):
         # SciPy 1.10 inverts to 3e-9 only; its distribution function is exact in every version.
         assert found == pytest.approx(stats.t.ppf(p, df), rel=1e-8, abs=1e-12)
         assert stats.t.cdf(found, df) == pytest.approx(p, rel=1e-12)
-    for p, wrong in ((1.0, df), (0.0, df), (math.nan, df), (0.9, 0)):
-        with pytest.raises(GeometryError, match="degrees of freedom"):
-            student_quantile(p, wrong)
 
 
 @pytest.mark.parametrize("t", [0.0, 0.3, 1.0, 2.0, 4.5, 12.0])
@@ -244,19 +203,6 @@ def test_auroc_is_scikit_learns_and_its_error_is_delongs(tie):
     kernel = np.array([[(a > b) + (a == b) / 2 for b in signal[~right]] for a in signal[right]])
     variance = sum(kernel.mean(axis=1 - i).var(ddof=1) / kernel.shape[i] for i in (0, 1))
     assert found.se == pytest.approx(math.sqrt(variance))
-
-
-def test_paired_difference_against_the_full_covariance():
-    first, right = answers(60, 1, False)
-    second = first + np.random.default_rng(2).normal(size=60)
-    found, se = auroc_difference(auroc(first, right), auroc(second, right))
-    areas = [auroc(signal, right) for signal in (first, second)]
-    covariance = sum(
-        np.cov([getattr(area, side) for area in areas]) / count
-        for side, count in (("right", right.sum()), ("wrong", (~right).sum()))
-    )
-    assert found == pytest.approx(areas[0].value - areas[1].value)
-    assert se == pytest.approx(math.sqrt(np.array([1, -1]) @ covariance @ [1, -1]))
 
 
 @pytest.mark.parametrize(("right", "word"), [([True] * 3, "correctly"), ([False] * 3, "wrongly")])
@@ -314,16 +260,6 @@ def test_one_stratum_is_scipys(n):
     found = rank_agreement([(x, y)])
     assert found.spearman == pytest.approx(stats.spearmanr(x, y).statistic)
     assert (found.exact, found.permutations) == ((True, math.factorial(n)) if n <= 9 else (False, 9999))
-
-
-def test_large_strata_are_sampled_with_a_fixed_seed():
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=40)
-    unrelated = rng.normal(size=40)
-    found = rank_agreement([(x, unrelated)])
-    assert found == rank_agreement([(x, unrelated)])
-    assert found.spearman_p == pytest.approx(stats.spearmanr(x, unrelated).pvalue, abs=0.02)
-    assert rank_agreement([(x, x), ([1, 2], [1, 2])]).spearman_p == pytest.approx(1 / 10_000)
 
 
 def test_nothing_to_compare_is_none():
@@ -407,8 +343,3 @@ def test_the_auroc_inside_small_strata_has_an_interval_that_covers_chance(draws)
         low, high = statistics.auroc_bounds(found.value, found.se, found.right, found.wrong)
         held += low <= 0.5 <= high
     assert 0.92 < held / draws < 0.99
-
-
-def test_the_point_of_many_comparisons():
-    assert statistics.normal_point(1) == pytest.approx(statistics.NORMAL_975)
-    assert statistics.normal_point(5) == pytest.approx(2.5758, abs=1e-4)

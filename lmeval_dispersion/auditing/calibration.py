@@ -10,7 +10,7 @@ draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,9 +65,6 @@ class LabelError:
     rmse: Annotated[float, Col("RMSE", ".2f", drop=1)]
     low: Annotated[float | None, Col("95 % of draws from", ".1%")] = None
     high: Annotated[float | None, Col("to", ".1%")] = None
-    whole_slices: Annotated[
-        int | None, Col("Slices with no more", "d", hint="They have all labels: no error.")
-    ] = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,20 +72,14 @@ class Calibration(Report):
     """A fitted calibrator with the errors of its estimates on slices held out, and those of labels.
 
     Attributes:
-        by: What made the slices.
-        slices: How many were held out in turn.
-        documents_a_slice: Fewest and most documents of one.
-        documents: Labelled ones of the run.
-        accuracy: Of those.
+        by, slices, documents_a_slice: What made the slices, how many, fewest and most documents of one.
+        documents, accuracy: Of all labelled documents.
         better: Whether the estimate beats the labelled accuracy alone.
         features, used: What the slices show, and what the fit uses.
-        level: Of the intervals, in (0, 1).
-        half_width: Of the interval of the mean slice.
+        level, half_width: Of the intervals: their level in (0, 1), and the half width of the mean slice's.
         cautions: Why right and wrong answers support no conclusion.
-        estimators: Errors and worth of every estimate.
-        a_slice, whole: Errors of labels of each slice, and of the whole run.
-        enough_for_five_points: Labels of the whole run for ± 5 points.
-        points: Every slice with its estimate.
+        estimators, points: Errors and worth of every estimate; every slice with its estimate.
+        whole, enough_for_five_points: Errors of labels of the whole run, and labels for ± 5 points.
     """
 
     template = "calibration.jinja"
@@ -112,7 +103,6 @@ class Calibration(Report):
     half_width: float
     cautions: Sequence[str]
     estimators: Sequence[Estimator]
-    a_slice: Sequence[LabelError]
     whole: Sequence[LabelError]
     enough_for_five_points: int
     points: Sequence[HeldOut]
@@ -132,7 +122,7 @@ class Calibration(Report):
         return next((row for row in self.estimators if name in (row.estimator, row.feature)), None)
 
     def tables(self) -> dict[str, Table]:
-        """Every estimate; labels of each slice; labels of the whole run."""
+        """Every estimate; labels of the whole run."""
         smallest, largest = self.documents_a_slice
         sizes = str(smallest) if smallest == largest else f"{smallest} to {largest}"
         return {
@@ -142,12 +132,9 @@ class Calibration(Report):
                 "not see it",
                 name="estimators",
             ),
-            "a_slice": Table.of(
-                self.a_slice, "What labels drawn from each slice would have told", name="labels-a-slice"
-            ),
             "whole": Table.of(
                 self.whole,
-                f"What labels drawn from all {self.documents} documents would have told",
+                f"What labels drawn from all {self.documents} documents would have said",
                 name="labels",
             ),
         }
@@ -206,7 +193,6 @@ def calibrate(
     layer: str | None = None,
     by: str | None = None,
     features: Sequence[str] = (),
-    slice_size: int | None = None,
     seed: int = 0,
     labels: bool = True,
     answers: Answers | None = None,
@@ -220,7 +206,6 @@ def calibrate(
         by: The column that makes the slices; default: subjects, else categories, tasks, clusters of vectors.
         features: Of ``dispersion``, ``confidence``, ``atc``, ``log_perplexity``, ``prompt_tokens``; default:
             all that the labelled documents have.
-        slice_size: Documents of the slices to be predicted later; default: slices as they are.
         seed: Of everything that is drawn.
         labels: Whether to say what labels would have told.
         answers: How the model answers, where that is known already.
@@ -231,7 +216,7 @@ def calibrate(
     run = read_run(run, layer)
     if where is not None:
         run = labels_of(run, rows_where(run, where))
-    fitted = fit_calibrator(run, by=by, features=features, slice_size=slice_size, seed=seed)
+    fitted = fit_calibrator(run, by=by, features=features, seed=seed)
     content = fitted.content
     scores, rng = run.score[run.labelled], np.random.default_rng(seed)
     about = run.describe()
@@ -253,7 +238,6 @@ def calibrate(
         cautions=(answers or answers_of(run)).cautions,
         estimators=fitted.estimators,
         whole=[label_error(scores, k, rng) for k in LABELS if labels and k < len(scores)],
-        a_slice=list(slice_label_errors([run.score[rows] for rows in fitted.parts if labels], rng)),
         enough_for_five_points=labels_enough(scores),
         points=[
             HeldOut(part["slice"], part["documents"], float(estimate), part["accuracy"])
@@ -324,19 +308,6 @@ def label_error(scores: Array, k: int, rng: np.random.Generator) -> LabelError:
         mae = float(np.abs(drawn - mean).mean())
         low, high = map(float, np.quantile(drawn, [0.025, 0.975]))
     return LabelError(k, 100 * mae, 100 * math.sqrt(variance), low, high)
-
-
-def slice_label_errors(slices: Sequence[Array], rng: np.random.Generator) -> Iterator[LabelError]:
-    """Mean over slices of the errors of k labels each; smaller slices have all their labels."""
-    for k in LABELS:
-        if k < max(map(len, slices), default=0):
-            errors = [label_error(scores, k, rng) for scores in slices]
-            yield LabelError(
-                k,
-                float(np.mean([error.mae for error in errors])),
-                math.sqrt(float(np.mean([error.rmse**2 for error in errors]))),
-                whole_slices=sum(len(scores) <= k for scores in slices),
-            )
 
 
 def labels_enough(scores: Array) -> int:

@@ -47,7 +47,6 @@ FEWEST_SLICES = 8
 FEWEST_DOCUMENTS = 5  # labelled ones of a slice that is fitted
 
 _CLUSTER, _MOST_CLUSTERS = 25, 40  # documents a cluster, clusters of a calibration
-_BATCHES = 8  # of a slice, where slices are cut
 _ROUNDING = 1e-9  # of a feature's size: values nearer than this are the same
 
 # Key of `Run.describe` -> how a message calls it. `tasks` and `identity` are compared by their own rules.
@@ -61,7 +60,7 @@ _MUST_AGREE = {
 _NAMES = {"model": "model", "revision": "revision"}  # compared where no identity is known
 _KEYS = {
     *_NAMES, *_MUST_AGREE, "tasks", "labelled", "by", "features", "intercept", "used", "slices", "folds",
-    "error_size", "validation", "ranges", "documents_a_slice", "level", "worth", "atc_threshold",
+    "error_size", "validation", "ranges", "documents_a_slice", "level", "atc_threshold",
     "beats_trivial",
 }  # fmt: skip
 
@@ -74,7 +73,7 @@ def document_features(run: Run, threshold: float) -> dict[str, Array]:
 
     ATC counts the documents above ``threshold``, of :func:`confidence_threshold`.
     """
-    confidence = run.confidence.top_probability
+    confidence = run.confidence
     with np.errstate(divide="ignore"):
         log_perplexity = np.log(run.perplexity)
     return {
@@ -90,7 +89,7 @@ def confidence_threshold(run: Run, rows: Rows) -> float:
 
     Source: Garg et al., "Leveraging unlabeled data to predict out-of-distribution performance", ICLR 2022.
     """
-    return float(np.quantile(run.confidence.top_probability[rows], 1.0 - run.score[rows].mean()))
+    return float(np.quantile(run.confidence[rows], 1.0 - run.score[rows].mean()))
 
 
 def available_features(run: Run, rows: Rows) -> list[str]:
@@ -117,9 +116,6 @@ def labelled_slices(run: Run, by: str | None = None, *, seed: int = 0) -> tuple[
 
     Default: subjects, else categories, else tasks, else clusters. Only labelled documents count, and slices
     of at least :data:`FEWEST_DOCUMENTS` of them.
-
-    Raises:
-        UsageError: Fewer than :data:`FEWEST_SLICES` of them.
     """
     rows = run.labelled
     for name in (by,) if by else ("subject", "category", "task"):
@@ -159,37 +155,7 @@ def vector_clusters(run: Run, rows: Rows, count: int, *, seed: int = 0) -> list[
     ]
 
 
-def _batches(part: Slice, size: int | None, rng: np.random.Generator) -> list[Rows]:
-    """A slice as it is, or up to eight random batches of ``size`` of its documents, disjoint."""
-    if size is None:
-        return [part.rows]
-    order = rng.permutation(part.rows)
-    return [order[i * size : (i + 1) * size] for i in range(min(len(order) // size, _BATCHES))]
-
-
 # --- the fit -----------------------------------------------------------------------------------------------
-
-
-class LabelledPairs(NamedTuple):
-    """The labelled slices of a run as what is fitted to.
-
-    Attributes:
-        by: What made the slices.
-        slices: Names of those that are large enough; ``pairs.group`` counts these.
-        parts: Rows of each pair.
-        names: Features that vary.
-        raw: Their values, shape (pairs, features).
-        pairs: With the features standardised.
-        threshold: ATC's.
-    """
-
-    by: str
-    slices: list[str]
-    parts: list[Rows]
-    names: list[str]
-    raw: Array
-    pairs: shrinkage.Pairs
-    threshold: float
 
 
 class Fitted(NamedTuple):
@@ -198,14 +164,12 @@ class Fitted(NamedTuple):
     Attributes:
         content: Of the file.
         estimators: This estimate, every feature alone, the model's own confidence, and the labelled accuracy.
-        parts: Rows of the slices that it was fitted to, or of their batches.
         held_out: The estimate of every slice by the fit to the others, shape (slices,).
         half_width: Of the interval of the mean slice.
     """
 
     content: dict[str, Any]
     estimators: list[Estimator]
-    parts: list[Rows]
     held_out: Array
     half_width: float
 
@@ -215,18 +179,35 @@ def fit_calibrator(
     *,
     by: str | None = None,
     features: Sequence[str] = (),
-    slice_size: int | None = None,
     seed: int = 0,
 ) -> Fitted:
     """Fit to the labelled slices of a run; arguments and errors are those of `calibrate`."""
-    prepared = labelled_pairs(run, by=by, features=features, slice_size=slice_size, seed=seed)
-    pairs, names, raw = prepared.pairs, prepared.names, prepared.raw
+    check_labels(run, "calibration needs")
+    made_by, slices = labelled_slices(run, by, seed=seed)
+    parts = [part.rows for part in slices]
+    threshold = confidence_threshold(run, run.labelled)
+    names = _wanted(features, available_features(run, run.labelled))
+    raw = slice_features(run, parts, names, threshold)
+    # Means of one value over slices of many sizes differ by rounding: no feature, and no scale to divide by.
+    varied = raw.std(axis=0) > _ROUNDING * np.abs(raw).max(axis=0)
+    if features and not varied.all():
+        alike = FEATURES[names[int(varied.argmin())]]
+        raise UsageError(f"{alike} is the same in every slice and says nothing about any; leave it out")
+    names, raw = [name for name, varies in zip(names, varied, strict=True) if varies], raw[:, varied]
+    centre, scale = raw.mean(axis=0), raw.std(axis=0)
+    scores = [run.score[part] for part in parts]
+    pairs = shrinkage.Pairs(
+        (raw - centre) / scale,
+        np.array([values.mean() for values in scores]),
+        np.array([float(len(values)) for values in scores]),
+        np.array([values.var(ddof=1) for values in scores]),
+    )
     allowed = shrinkage.families(len(names))
     fit = shrinkage.shrunken_fit(pairs, allowed)
     trivial, folds = (shrinkage.cross_fitted(pairs, families) for families in ([], allowed))
     estimators = [
         Estimator.of(OURS, pairs, folds.estimate, trivial.estimate, seed=seed),
-        *_single_estimators(run, prepared, trivial.estimate, seed),
+        *_single_estimators(run, names, parts, pairs, trivial.estimate, seed),
         Estimator.of(TRIVIAL, pairs, trivial.estimate, trivial.estimate, seed=seed),
     ]
     ours, blind = estimators[0], estimators[-1]
@@ -235,18 +216,15 @@ def fit_calibrator(
     if not beats:
         fit, folds = shrinkage.shrunken_fit(pairs, []), trivial
     size = shrinkage.ErrorSize.of(pairs, folds.estimate)
-    # One batch a slice: batches of one slice are not exchangeable with those of a new one.
-    first = np.unique(pairs.group, return_index=True)[1]
-    score = (np.abs(folds.estimate - pairs.accuracy) / size.at(pairs.documents))[first]
-    level = shrinkage.level_reached(len(first))
+    score = np.abs(folds.estimate - pairs.accuracy) / size.at(pairs.documents)
+    level = shrinkage.level_reached(len(score))
     about, rows = run.describe(), run.labelled
     content = {
         "format": FORMAT,
         "protocol": "natural",
         **{key: about[key] for key in (*_NAMES, *_MUST_AGREE, "tasks")},
         "identity": run.store.manifest.get("identity"),
-        "by": prepared.by,
-        "slice_size": slice_size,
+        "by": made_by,
         "documents_a_slice": [int(pairs.documents.min()), int(pairs.documents.max())],
         "labelled": {
             "documents": len(rows),
@@ -256,22 +234,14 @@ def fit_calibrator(
         },
         "features": {
             name: {"centre": float(c), "scale": float(s)}
-            for name, c, s in zip(names, raw.mean(axis=0), raw.std(axis=0), strict=True)
+            for name, c, s in zip(names, centre, scale, strict=True)
         },
-        "atc_threshold": None if math.isnan(prepared.threshold) else prepared.threshold,
+        "atc_threshold": None if math.isnan(threshold) else threshold,
         "beats_trivial": beats,
         "intercept": float(fit.intercept),
         "used": [name for name, value in zip(names, fit.coefficients, strict=True) if value],
         "coefficients": fit.coefficients.tolist(),
-        "validation": {
-            "slices": len(first),
-            "mae": ours.mae,
-            "rmse": ours.rmse,
-            "better": ours.better,
-            "trivial_mae": blind.mae,
-            "trivial_rmse": blind.rmse,
-        },
-        "worth": {**_worth(ours if beats else blind), "trivial": _worth(blind)},
+        "validation": {"slices": len(score), "mae": ours.mae, "trivial_mae": blind.mae},
         "error_size": size._asdict(),
         "level": level,
         "folds": [
@@ -284,62 +254,22 @@ def fit_calibrator(
         },
         "slices": [
             {
-                "slice": name,
-                "documents": int(pairs.documents[row]),
-                "accuracy": float(pairs.accuracy[pairs.group == group].mean()),
-                "features": dict(zip(names, raw[row].tolist(), strict=True)),
-                "score": float(score[group]),
-                "fold": int(folds.fold[group]),
+                "slice": part.name,
+                "documents": len(part.rows),
+                "accuracy": float(pairs.accuracy[i]),
+                "features": dict(zip(names, raw[i].tolist(), strict=True)),
+                "score": float(score[i]),
+                "fold": int(folds.fold[i]),
             }
-            for group, (name, row) in enumerate(zip(prepared.slices, first.tolist(), strict=True))
+            for i, part in enumerate(slices)
         ],
         "seed": seed,
         "run_created": about["created"],
         "version": __version__,
     }
-    mean_size = float(size.at(pairs.documents[first].mean()))
+    mean_size = float(size.at(pairs.documents.mean()))
     half = float(np.sort(score)[shrinkage.conformal_rank(len(score), level) - 1]) * mean_size
-    return Fitted(content, estimators, prepared.parts, folds.estimate[first], half)
-
-
-def labelled_pairs(
-    run: Run,
-    *,
-    by: str | None = None,
-    features: Sequence[str] = (),
-    slice_size: int | None = None,
-    seed: int = 0,
-) -> LabelledPairs:
-    """The slices that :func:`fit_calibrator` learns from; arguments and errors are its."""
-    check_labels(run, "calibration needs")
-    made_by, slices = labelled_slices(run, by, seed=seed)
-    rng = np.random.default_rng(seed)
-    batches = [(part.name, _batches(part, slice_size, rng)) for part in slices]
-    batches = [(name, cut) for name, cut in batches if cut]
-    if len(batches) < FEWEST_SLICES:
-        raise UsageError(
-            f"{len(batches)} slices have {slice_size} labelled documents, and {FEWEST_SLICES} are needed; "
-            "give a smaller --slice-size"
-        )
-    parts = [batch for _, cut in batches for batch in cut]
-    group = np.repeat(np.arange(len(batches)), [len(cut) for _, cut in batches])
-    threshold = confidence_threshold(run, run.labelled)
-    names = _wanted(features, available_features(run, run.labelled))
-    raw = slice_features(run, parts, names, threshold)
-    # Means of one value over slices of many sizes differ by rounding: no feature, and no scale to divide by.
-    varied = raw.std(axis=0) > _ROUNDING * np.abs(raw).max(axis=0)
-    if features and not varied.all():
-        alike = FEATURES[names[int(varied.argmin())]]
-        raise UsageError(f"{alike} is the same in every slice and says nothing about any; leave it out")
-    names, raw = [name for name, varies in zip(names, varied, strict=True) if varies], raw[:, varied]
-    pairs = shrinkage.Pairs(
-        (raw - raw.mean(axis=0)) / raw.std(axis=0),
-        np.array([run.score[part].mean() for part in parts]),
-        np.array([float(len(part)) for part in parts]),
-        np.array([run.score[part].var(ddof=1) for part in parts]),
-        group,
-    )
-    return LabelledPairs(made_by, [name for name, _ in batches], parts, names, raw, pairs, threshold)
+    return Fitted(content, estimators, folds.estimate, half)
 
 
 def _wanted(asked: Sequence[str], have: Sequence[str]) -> list[str]:
@@ -351,13 +281,15 @@ def _wanted(asked: Sequence[str], have: Sequence[str]) -> list[str]:
     return [name for name in have if name in asked] if asked else list(have)
 
 
-def _single_estimators(run: Run, prepared: LabelledPairs, trivial: Array, seed: int) -> list[Estimator]:
+def _single_estimators(
+    run: Run, names: Sequence[str], parts: list[Rows], pairs: shrinkage.Pairs, trivial: Array, seed: int
+) -> list[Estimator]:
     """Every feature alone, and mean confidence and ATC as they are, where every document has them."""
-    pairs, parts, confidence = prepared.pairs, prepared.parts, run.confidence.top_probability
     rows = []
-    for j, name in enumerate(prepared.names):
+    for j, name in enumerate(names):
         alone = shrinkage.cross_fitted(pairs, [(j,)]).estimate
         rows.append(Estimator.of(f"{FEATURES[name]} alone", pairs, alone, trivial, feature=name, seed=seed))
+    confidence = run.confidence
     if not np.isnan(confidence[run.labelled]).any():
         mean = np.array([confidence[part].mean() for part in parts])
         others = [np.concatenate([*parts[:i], *parts[i + 1 :]]) for i in range(len(parts))]
@@ -369,10 +301,6 @@ def _single_estimators(run: Run, prepared: LabelledPairs, trivial: Array, seed: 
         rows.append(Estimator.of("mean confidence, as it is", pairs, mean, trivial, seed=seed))
         rows.append(Estimator.of("ATC, as it is", pairs, np.array(atc), trivial, seed=seed))
     return rows
-
-
-def _worth(row: Estimator) -> dict[str, float]:
-    return {"labels": row.worth, "low": row.worth_low, "high": row.worth_high}
 
 
 # --- which documents were labelled -------------------------------------------------------------------------
@@ -419,11 +347,7 @@ def calibrator_json(calibrator: Mapping[str, Any]) -> str:
 
 
 def read_calibrator(path: str | Path) -> dict[str, Any]:
-    """Read a calibrator.
-
-    Raises:
-        UsageError: No such file, not a calibrator, or one of another version of the format.
-    """
+    """Read a calibrator."""
     file = Path(path)
     try:
         content = json.loads(file.read_text("utf-8"))
@@ -444,11 +368,7 @@ def read_calibrator(path: str | Path) -> dict[str, Any]:
 
 
 def check_fits(calibrator: Mapping[str, Any], run: Run) -> list[str]:
-    """Notes on what could not be compared, where the calibrator may speak about this run.
-
-    Raises:
-        UsageError: It may not, with the reason.
-    """
+    """Notes on what could not be compared, where the calibrator may speak about this run."""
     about, notes = run.describe(), []
     ours, theirs = calibrator.get("identity"), run.store.manifest.get("identity")
     compared = dict(_MUST_AGREE)
@@ -481,11 +401,7 @@ def foreign(reason: str) -> UsageError:
 
 
 def _different(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, same_tasks: bool) -> list[str]:
-    """Keys of two identities whose values differ.
-
-    Where runs of several tasks are read as one, ``several:…`` is a digest of what all of them have. It
-    differs between a run and a part of its tasks, which says nothing: there such a value is not compared.
-    """
+    """Keys of two identities whose values differ."""
     return [
         key
         for key in sorted({*ours, *theirs})

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from lmeval_dispersion.auditing.calibration import calibrate
-from lmeval_dispersion.auditing.calibrator import CLUSTERS, FEATURES, FEWEST_DOCUMENTS, calibrator_json
+from lmeval_dispersion.auditing.calibrator import CLUSTERS, FEATURES, calibrator_json
 from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.auditing.prediction import predict
 from lmeval_dispersion.auditing.report import audit, rank
@@ -76,15 +74,14 @@ def run_audit(args: argparse.Namespace) -> int:
     if args.worst:
         output.write(rank(run, count=args.worst, seed=args.seed).document())
         return 0
-    with _doing(f"auditing {path}", args.quiet):
-        report = audit(
-            run,
-            slices=args.slice,
-            metrics=args.metrics,
-            seed=args.seed,
-            details=output.details,
-            short=output.short,
-        )
+    report = audit(
+        run,
+        slices=args.slice,
+        metrics=args.metrics,
+        seed=args.seed,
+        details=output.details,
+        short=output.short,
+    )
     output.write(report.document())
     for name, reason in report.missing.items():
         output.say(f"dispersion audit: {name.replace('_', ' ')} not available: {reason}")
@@ -116,19 +113,13 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         choices=list(FEATURES),
         help=f"what to estimate from: {', '.join(FEATURES)}; may be repeated (default: all)",
     )
-    parser.add_argument(
-        "--slice-size",
-        type=_slice_size,
-        metavar="N",
-        help="documents of the slices to be estimated (default: slices as they are)",
-    )
     add_layer(parser)
     add_seed(parser)
     add_examples(
         parser,
         "RUN",
         "RUN -o calibrator.json",
-        "RUN -o calibrator.json --where \"subject in ('anatomy', 'virology')\" --slice-size 50",
+        "RUN -o calibrator.json --where \"subject in ('anatomy', 'virology')\"",
     )
 
 
@@ -141,7 +132,6 @@ def run_calibrate(args: argparse.Namespace) -> int:
         layer=args.layer,
         by=args.slice,
         features=args.feature,
-        slice_size=args.slice_size,
         seed=args.seed,
     )
     if file:
@@ -193,26 +183,6 @@ def _add_where(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="EXPR",
         help=f"{what}, such as \"subject in ('anatomy', 'virology')\" (default: all)",
     )
-
-
-def _slice_size(text: str) -> int:
-    value = int(text)
-    if value < FEWEST_DOCUMENTS:
-        raise argparse.ArgumentTypeError(f"expected at least {FEWEST_DOCUMENTS} documents a slice")
-    return value
-
-
-@contextmanager
-def _doing(what: str, quiet: bool) -> Iterator[None]:
-    """Say on a terminal's stderr what takes a while, unless the user wants it quiet."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if console.is_terminal and not quiet:
-        with console.status(what):
-            yield
-    else:
-        yield
 
 
 COMMANDS = {

@@ -1,29 +1,28 @@
 """Runs of several models or checkpoints on the same documents: paired differences a slice.
 
 Documents are matched by task and id, and must be the same ones (their hashes agree). The difference of two
-dispersions over shared documents has the paired jackknife error: the leave-one-out values of the two runs
-are subtracted before their spread is taken.
+dispersions over shared documents has the jackknife error of the differences of leave-one-out values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from lmeval_dispersion.auditing.figures import dots
 from lmeval_dispersion.auditing.report import GUIDE, LIBRARIES
 from lmeval_dispersion.auditing.run import Run, read_run
 from lmeval_dispersion.auditing.slices import Slice, by_column
-from lmeval_dispersion.auditing.vectors import left_out
 from lmeval_dispersion.errors import MixedStoresError, UsageError
+from lmeval_dispersion.geometry.dispersion import left_out
 from lmeval_dispersion.report import Chart, Col, Report, Table
+from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.statistics import NORMAL_975, jackknife_se, normal_bounds
 from lmeval_dispersion.store import check_comparable
 
@@ -68,14 +67,10 @@ class Compared:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Report):
-    """Runs beside the first of them.
+    """Runs beside the first of them, over the documents that all share.
 
     Attributes:
-        baseline, layer: The first run, and the layer of its vectors.
-        by: What made the slices.
-        documents: Shared by all runs.
         left_out: Documents of each run that others lack.
-        others: The other runs.
         notes: What else differs between the runs.
     """
 
@@ -95,11 +90,7 @@ class Comparison(Report):
 
     def rows(self) -> list[Mapping[str, Any]]:
         """Every slice of every other run."""
-        return [
-            {"run": other.run, **{f.name: getattr(row, f.name) for f in fields(row)}}
-            for other in self.others
-            for row in other.slices
-        ]
+        return [{"run": other.run, **fields_of(row)} for other in self.others for row in other.slices]
 
     def tables(self) -> dict[str, Table]:
         """The slices of each run, all documents first, then by their difference."""
@@ -142,22 +133,18 @@ class Comparison(Report):
 
 
 def compare_runs(
-    paths: Sequence[str | Path],
-    *,
-    by: str = "subject",
-    layer: str | None = None,
-    short: bool = False,
+    paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None, short: bool = False
 ) -> Comparison:
-    """Compare runs with the first of them, over all shared documents and per slice.
+    """Runs beside the first of them, with paired intervals: what ``dispersion compare`` reports.
 
     Args:
-        paths: Folders of at least two stores.
-        by: Column whose values are the slices; see :func:`lmeval_dispersion.auditing.slices.by_column`.
-        layer: Layer of all of them; by default each store's own default.
+        paths: Folders of two runs or more.
+        by: Column of the documents that makes the slices.
+        layer: Layer of all of them; default: each store's own.
         short: Whether texts show only the slices that differ most.
 
     Raises:
-        UsageError: Fewer than two stores.
+        UsageError: Fewer than two runs.
         MixedStoresError: No shared documents, or other prompts or documents under the same ids.
     """
     if len(paths) < 2:
@@ -165,17 +152,8 @@ def compare_runs(
     runs = [read_run(path, layer) for path in paths]
     rows = shared_rows(runs)
     first = runs[0]
-    position = {row: i for i, row in enumerate(rows[0].tolist())}
-    parts = [
-        Slice("all documents", np.arange(len(rows[0]))),
-        *(
-            Slice(
-                part.name,
-                np.array([position[r] for r in part.rows.tolist() if r in position], dtype=np.int64),
-            )
-            for part in by_column(first, by)
-        ),
-    ]
+    everything = Slice("all documents", np.arange(len(rows[0])))
+    parts = [Slice(part.name, np.flatnonzero(np.isin(rows[0], part.rows))) for part in by_column(first, by)]
     names = _names(runs, paths)
     return Comparison(
         baseline=names[0],
@@ -184,40 +162,42 @@ def compare_runs(
         documents=len(rows[0]),
         left_out=[len(run.vectors) - len(rows[0]) for run in runs],
         others=[
-            Compared(name, run.layer, [_difference(part, first, rows[0], run, shared) for part in parts])
+            Compared(
+                name,
+                run.layer,
+                [_difference(part, first, rows[0], run, shared) for part in (everything, *parts)],
+            )
             for name, run, shared in zip(names[1:], runs[1:], rows[1:], strict=True)
         ],
-        notes=_notes(runs),
+        notes=list(_notes(runs)),
         _short=short,
     )
 
 
 def shared_rows(runs: Sequence[Run]) -> list[Rows]:
-    """For every run the rows of the documents that all of them have, in one order.
-
-    Raises:
-        MixedStoresError: None is shared, or one id stands for different documents.
-    """
-    first = runs[0].documents[[*_KEY, "doc_hash"]].assign(row_0=np.arange(len(runs[0].vectors)))
-    for k, run in enumerate(runs[1:], 1):
-        other = run.documents[[*_KEY, "doc_hash"]].assign(**{f"row_{k}": np.arange(len(run.vectors))})
-        first = first.merge(other, on=_KEY, how="inner", suffixes=("", "_other"))
-        both = first["doc_hash"].notna() & first["doc_hash_other"].notna()
-        unlike = both & (first["doc_hash"] != first["doc_hash_other"])
-        if unlike.any():
-            example = first[unlike].iloc[0]
+    """For every run the rows of the documents that all of them have, in one order."""
+    frames = [
+        run.documents[[*_KEY, "doc_hash"]].assign(**{f"row_{k}": np.arange(len(run.vectors))})
+        for k, run in enumerate(runs)
+    ]
+    shared = frames[0]
+    for run, frame in zip(runs[1:], frames[1:], strict=True):
+        shared = shared.merge(frame, on=_KEY, suffixes=("", "_other"))
+        both = shared["doc_hash"].notna() & shared["doc_hash_other"].notna()
+        unlike = shared[both & (shared["doc_hash"] != shared["doc_hash_other"])]
+        if len(unlike):
             raise MixedStoresError(
-                f"document {example['doc_id']} of task {example['task']} is another one in "
-                f"{run.store.path} than in {runs[0].store.path} ({int(unlike.sum())} such documents); "
+                f"document {unlike.iloc[0]['doc_id']} of task {unlike.iloc[0]['task']} is another one in "
+                f"{run.store.path} than in {runs[0].store.path} ({len(unlike)} such documents); "
                 "compare runs on one version of the data"
             )
-        first = first.drop(columns="doc_hash_other")
-    if first.empty:
+        shared = shared.drop(columns="doc_hash_other")
+    if shared.empty:
+        tasks = sorted({task for run in runs for task in run.documents["task"].unique()})
         raise MixedStoresError(
-            "the runs share no document; compare runs of the same tasks, "
-            f"got {', '.join(sorted({t for run in runs for t in run.documents['task'].unique()}))}"
+            f"the runs share no document; compare runs of the same tasks, got {', '.join(tasks)}"
         )
-    return [first[f"row_{k}"].to_numpy(dtype=np.int64) for k in range(len(runs))]
+    return [shared[f"row_{k}"].to_numpy(dtype=np.int64) for k in range(len(runs))]
 
 
 def _difference(part: Slice, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> Difference:
@@ -228,8 +208,9 @@ def _difference(part: Slice, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> Diff
         first, second = a.vectors.contributions(in_a), b.vectors.contributions(in_b)
         error = jackknife_se(left_out(second) - left_out(first))
         numbers |= _interval("dispersion", float(first.mean()), float(second.mean()), error)
-    both = ~np.isnan(a.score[in_a]) & ~np.isnan(b.score[in_b])
-    x, y = a.score[in_a][both], b.score[in_b][both]
+    x, y = a.score[in_a], b.score[in_b]
+    both = ~np.isnan(x) & ~np.isnan(y)
+    x, y = x[both], y[both]
     if len(x) >= 2:
         error = float((y - x).std(ddof=1) / np.sqrt(len(x)))
         numbers |= _interval("accuracy", float(x.mean()), float(y.mean()), error)
@@ -239,31 +220,35 @@ def _difference(part: Slice, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> Diff
 
 def _interval(name: str, first: float, second: float, error: float) -> dict[str, float]:
     low, high = normal_bounds(second - first, error)
-    values = {"": second, "_baseline": first, "_difference": second - first, "_reach": NORMAL_975 * error}
-    return {f"{name}{key}": value for key, value in {**values, "_low": low, "_high": high}.items()}
+    return {
+        name: second,
+        f"{name}_baseline": first,
+        f"{name}_difference": second - first,
+        f"{name}_reach": NORMAL_975 * error,
+        f"{name}_low": low,
+        f"{name}_high": high,
+    }
 
 
 def _names(runs: Sequence[Run], paths: Sequence[str | Path]) -> list[str]:
     """What to call the runs: their models, with the revision or the folder where these are alike."""
     models = [run.store.model for run in runs]
-    if len(set(models)) == len(models):
-        return models
     revisions = [f"{run.store.model}@{run.store.manifest.get('revision')}" for run in runs]
-    return revisions if len(set(revisions)) == len(revisions) else [str(path) for path in paths]
+    return next(
+        (names for names in (models, revisions) if len(set(names)) == len(names)), [str(p) for p in paths]
+    )
 
 
-def _notes(runs: Sequence[Run]) -> list[str]:
-    notes = [
-        f"{note}." for run in runs[1:] for note in check_comparable(runs[0].store.parts, run.store.parts)
-    ]
-    widths = {run.vectors.rows.shape[1] for run in runs}
+def _notes(runs: Sequence[Run]) -> Iterator[str]:
+    for run in runs[1:]:
+        yield from (f"{note}." for note in check_comparable(runs[0].store.parts, run.store.parts))
+    widths = sorted({run.vectors.rows.shape[1] for run in runs})
     if len(widths) > 1:
-        notes.append(
-            "the models have different widths "
-            f"({', '.join(str(w) for w in sorted(widths))}); dispersion compares siblings of one size only."
+        yield (
+            f"the models have different widths ({', '.join(map(str, widths))}); dispersion compares siblings "
+            "of one size only."
         )
     if len({str(run.store.manifest.get("prompt_format")) for run in runs}) > 1:
-        notes.append("the prompts were shaped differently; part of the difference may be theirs.")
-    if any(pd.notna(run.documents["truncated"]).any() and run.documents["truncated"].any() for run in runs):
-        notes.append("some prompts were truncated, and not necessarily the same ones in every run.")
-    return notes
+        yield "the prompts were shaped differently; part of the difference may be theirs."
+    if any((run.documents["truncated"] == True).any() for run in runs):  # noqa: E712
+        yield "some prompts were truncated, and not necessarily the same ones in every run."

@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lmeval_dispersion.report.cells import json_value
 
-Relation = Literal["same", "reversed", "between", "open", "alone"]
 T = TypeVar("T")
 
 HEIGHT = 320  # of a chart
@@ -40,19 +39,6 @@ class Figure(NamedTuple):
         return f"{self.value:{spec}}, {level}{self.low:{plain}} to {self.high:{plain}}"
 
 
-def relation(over_all: Figure, inside: Figure | None, nothing: float) -> Relation:
-    """How the number inside parts stands to a number over all documents that is clearly not ``nothing``.
-
-    ``same`` side or ``reversed``; ``between`` the parts: inside them it differs clearly from the number over
-    all, and not from nothing; ``open``: from neither; ``alone``: nothing divides the documents.
-    """
-    if inside is None:
-        return "alone"
-    if side := inside.side(nothing):
-        return "same" if side == over_all.side(nothing) else "reversed"
-    return "between" if inside.side(over_all.value) else "open"
-
-
 class Claim(NamedTuple):
     """The words for a number over all documents: nothing is there; it is; only between parts; not clear."""
 
@@ -65,20 +51,20 @@ class Claim(NamedTuple):
 def claimed(claim: Claim, name: str, figure: Figure, parts: str, inside: Figure | None, spec: str) -> str:
     """The sentence that a number called ``name`` supports, with the same number inside ``parts``."""
     nothing = 0.0 if spec.startswith("+") else 0.5
-    beside = inside.text(spec, "") if inside else ""
-    numbers = f"{name}{figure.text(spec)}"
-    both = f"{numbers}; inside {parts} {beside}" if inside else numbers
-    how = relation(figure, inside, nothing)
-    if not figure.side(nothing):
-        return f"{claim.nothing} ({both})."
-    if how == "between":
-        return f"{claim.between} ({both}): the difference lies between {parts}."
-    if how == "open":
-        return f"{claim.unclear} ({both})."
+    side, numbers = figure.side(nothing), f"{name}{figure.text(spec)}"
     if inside is None:
-        return f"{claim.holds} ({numbers})."
-    there = f"inside {parts} too" if how == "same" else f"and inside {parts} it is the reverse"
-    return f"{claim.holds} ({numbers}), {there} ({beside})."
+        return f"{claim.holds if side else claim.nothing} ({numbers})."
+    there, beside = inside.side(nothing), inside.text(spec, "")
+    both = f"({numbers}; inside {parts} {beside})"
+    if not side:
+        return f"{claim.nothing} {both}."
+    if there:
+        ends = f"inside {parts} too" if there == side else f"and inside {parts} it is the reverse"
+        return f"{claim.holds} ({numbers}), {ends} ({beside})."
+    # Inside the parts it differs clearly from the number over all, or from neither that nor nothing.
+    if inside.side(figure.value):
+        return f"{claim.between} {both}: the difference lies between {parts}."
+    return f"{claim.unclear} {both}."
 
 
 def without_nan(row: T) -> T:
@@ -149,22 +135,18 @@ def lines(
     return {"data": {"values": list(rows)}, "height": HEIGHT, "layer": [*([bar] if bars else []), line]}
 
 
-def predicted_against_true(points: Sequence[Any], **colour: str) -> dict[str, Any]:
-    """Points with ``predicted`` and ``true`` accuracies around a dashed diagonal; ``color`` names a field."""
+def predicted_against_true(points: Sequence[Any]) -> dict[str, Any]:
+    """Points with ``predicted`` and ``true`` accuracies around a dashed diagonal."""
     both = {"type": "quantitative", "scale": {"domain": [0, 1]}, "axis": {"format": "%"}}
     encoding: dict[str, Any] = {
         "x": {"field": "predicted", "title": "predicted accuracy", **both},
         "y": {"field": "true", "title": "true accuracy", **both},
-        **{channel: {"field": field, "type": "nominal", "title": None} for channel, field in colour.items()},
     }
     mark = {"type": "point", "size": 45, "opacity": 0.65}
     cloud = {"data": {"values": json_value(points)}, "mark": mark, "encoding": encoding}
-    return {"height": HEIGHT, "layer": [diagonal(), cloud]}
-
-
-def diagonal() -> dict[str, Any]:
-    """The dashed line from (0, 0) to (1, 1)."""
-    ends = {"values": [{"a": 0, "b": 0}, {"a": 1, "b": 1}]}
-    mark = {"type": "line", "color": "var(--muted)", "strokeDash": [4, 4], "strokeWidth": 1.5}
-    encoding = {key: {"field": field, "type": "quantitative"} for key, field in (("x", "a"), ("y", "b"))}
-    return {"data": ends, "mark": mark, "encoding": encoding}
+    diagonal = {
+        "data": {"values": [{"a": 0, "b": 0}, {"a": 1, "b": 1}]},
+        "mark": {"type": "line", "color": "var(--muted)", "strokeDash": [4, 4], "strokeWidth": 1.5},
+        "encoding": {key: {"field": end, "type": "quantitative"} for key, end in (("x", "a"), ("y", "b"))},
+    }
+    return {"height": HEIGHT, "layer": [diagonal, cloud]}

@@ -5,9 +5,8 @@ without replacement, ten times; the mean and standard error over the draws of th
 mean query perplexity are the two curves.
 
 Whether the curve would rise over other documents too is another question: its ends are the wrong and the
-right documents, so the difference of these two pools, with an error over documents, answers it. Both are
-asked again inside subjects and tasks: every mixture of one draw then has the same number of documents of
-each subject, and only the share of right ones changes.
+right documents, so the difference of these two pools, with an error over documents, answers it; once more
+with the same share of each subject (or task) on both sides.
 
 Source: RD sections 3.1 and B.1.2.
 """
@@ -15,8 +14,8 @@ Source: RD sections 3.1 and B.1.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -38,14 +37,14 @@ SMALLEST = 20  # documents a mixture may shrink to
 
 
 class Pools(NamedTuple):
-    """Correct and incorrect documents to draw mixtures from, without replacement inside a mixture."""
+    """Correct and incorrect documents to draw mixtures from."""
 
     correct: Rows
     incorrect: Rows
 
     @property
     def smaller(self) -> int:
-        """Documents of the smaller pool."""
+        """Documents of the smaller one."""
         return min(len(self.correct), len(self.incorrect))
 
     def reaches(self, size: int, correct: int) -> bool:
@@ -68,12 +67,12 @@ def pools(run: Run, rows: Rows) -> Pools:
     return Pools(labelled[right], labelled[~right])
 
 
-def mixture_size(smaller: int, wanted: int = SIZE) -> int:
-    """Documents a mixture: ``wanted``, or less where the smaller of the two pools holds fewer.
+def mixture_size(smaller: int) -> int:
+    """Documents a mixture: :data:`SIZE`, or less where the smaller of the two pools holds fewer.
 
     A multiple of ten, so that every share in steps of 10 % is exact, and at least :data:`SMALLEST`.
     """
-    return max(min(wanted, smaller // 10 * 10), min(SMALLEST, wanted))
+    return max(min(SIZE, smaller // 10 * 10), SMALLEST)
 
 
 @dataclass(frozen=True)
@@ -111,17 +110,11 @@ def trend(levels: ArrayLike, means: ArrayLike) -> Trend | Missing:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The mean dispersion of mixtures of one target accuracy, with its standard error over draws."""
+    """Mixtures of one target accuracy: means over draws, with their standard errors."""
 
     target_accuracy: Annotated[int, Col("Correct documents (%)", "d")]
     dispersion: Annotated[float, Col("Dispersion", ".4f", error="dispersion_se")]
     dispersion_se: float
-
-
-@dataclass(frozen=True)
-class MixturePoint(CurvePoint):
-    """A point with the mean query perplexity of the same mixtures."""
-
     query_perplexity: Annotated[float, Col("Query perplexity", ".3f", error="query_perplexity_se")]
     query_perplexity_se: float
 
@@ -160,16 +153,13 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Inside:
-    """The curve and the pools with the same composition of parts at every share of right documents."""
+    """The pools with the same share of each part on both sides, of how many parts and documents."""
 
     parts: int
     of_parts: int
     correct_documents: int
     incorrect_documents: int
-    documents_per_mixture: int
     pools: Contrast
-    curve: Sequence[CurvePoint]
-    dispersion_trend: Trend | Missing
 
 
 @dataclass(frozen=True)
@@ -181,7 +171,7 @@ class Mixtures:
         correct_documents, incorrect_documents: The pools.
         share_of_smaller_pool: Near 1 the draws are nearly the same documents, and their spread says nothing.
         unreachable_targets: Target accuracies that the pools do not allow.
-        pools, perplexity_pools: Dispersion and mean query perplexity of the pools.
+        pools: Dispersion of the pools.
         inside: ``subject`` or ``task`` -> the same inside these.
     """
 
@@ -193,101 +183,87 @@ class Mixtures:
     share_of_smaller_pool: float
     unreachable_targets: Sequence[int]
     pools: Contrast
-    perplexity_pools: Contrast
-    curve: Sequence[MixturePoint]
+    curve: Sequence[CurvePoint]
     dispersion_trend: Trend | Missing
     query_perplexity_trend: Trend | Missing
     inside: Mapping[str, Inside | Missing]
 
     def tables(self) -> dict[str, Table]:
-        """The curves over target accuracies, those inside subjects and tasks after them."""
+        """The curves over target accuracies."""
         points = [without_nan(point) for point in self.curve]
-        tables = {"mixtures": Table.of(points, "The curves, mean ± standard error over draws")}
-        for name, inner in self.inside.items():
-            if isinstance(inner, Inside):
-                caption = f"Inside {name}s"
-                tables[f"mixtures_{name}"] = Table.of(inner.curve, caption)
-        return tables
+        return {"mixtures": Table.of(points, "The curves, mean ± standard error over draws", name="mixtures")}
 
     def charts(self) -> dict[str, Chart]:
         """The curves of dispersion and of query perplexity over the share of correct documents."""
-        titles = {"dispersion": "dispersion", "query_perplexity": "mean query perplexity"}
-        meaning = {
-            "dispersion": f"Every point is the mean of {self.seeds} draws of "
-            f"{self.documents_per_mixture} documents with exactly that share of right answers; bars are one "
-            "standard error over the draws. A rising line says that dispersion follows the share of right "
-            "answers when nothing else is changed on purpose; inside subjects not even the subjects change. "
-            "It does not say that real slices of equal accuracy have equal dispersion.",
-            "query_perplexity": "The same draws measured by how surprising the queries are to the model: the "
-            "baseline that dispersion has to beat.",
-        }
+        meaning = (
+            f"Every point is the mean of {self.seeds} draws of {self.documents_per_mixture} documents with "
+            "exactly that share of right answers; bars are one standard error over the draws. A rising line "
+            "says that dispersion follows the share of right answers when nothing else is changed on "
+            "purpose. It does not say that real slices of equal accuracy have equal dispersion."
+        )
+        baseline = (
+            "The same draws measured by how surprising the queries are to the model: the baseline that "
+            "dispersion has to beat."
+        )
         charts = {}
-        for key, title in titles.items():
-            trend = self.dispersion_trend if key == "dispersion" else self.query_perplexity_trend
+        for key, title, trend, text in (
+            ("dispersion", "dispersion", self.dispersion_trend, meaning),
+            ("query_perplexity", "mean query perplexity", self.query_perplexity_trend, baseline),
+        ):
             if isinstance(trend, Missing):
                 continue
-            rows = _curve_rows("all documents", self.curve, key)
-            (start, first), (end, last) = [(row["target"], row["value"]) for row in (rows[0], rows[-1])]
-            for name, inner in self.inside.items() if key == "dispersion" else ():
-                if isinstance(inner, Inside):
-                    rows += _curve_rows(f"inside {name}s", inner.curve, key)
+            rows = list(_curve_rows(self.curve, key))
             share = axis("target", "correct documents (%)", axis={"values": list(range(0, 101, 20))})
             charts[f"mixtures_{key}"] = Chart(
                 lines(rows, share, axis("value", title), bars=True),
                 f"{title.capitalize()} of mixtures, by their share of correct documents",
-                f"From {first:.4g} at {start} % to {last:.4g} at {end} %; {trend.shape}, Spearman "
-                f"{trend.spearman:.2f}.",
-                meaning[key],
+                f"From {rows[0]['value']:.4g} at {rows[0]['target']} % to {rows[-1]['value']:.4g} at "
+                f"{rows[-1]['target']} %; {trend.shape}, Spearman {trend.spearman:.2f}.",
+                text,
             )
         return charts
 
 
-def _curve_rows(series: str, curve: Sequence[CurvePoint], key: str) -> list[dict[str, Any]]:
-    points = [(asdict(point)[key], asdict(point)[f"{key}_se"], point.target_accuracy) for point in curve]
-    return [
-        {"series": series, "target": target, "value": value, "low": value - error, "high": value + error}
-        for value, error, target in points
-        if not math.isnan(value)
-    ]
+def _curve_rows(curve: Sequence[CurvePoint], key: str) -> Iterator[dict[str, Any]]:
+    for point in curve:
+        value, error = getattr(point, key), getattr(point, f"{key}_se")
+        if not math.isnan(value):
+            row = {"series": "all documents", "target": point.target_accuracy, "value": value}
+            yield row | {"low": value - error, "high": value + error}
 
 
-def mixture_curves(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int = 0) -> Mixtures:
-    """The two curves with their trends; ``seeds`` draws of two or more.
-
-    Raises:
-        UsageError: No labels, or all documents correct or all incorrect.
-    """
+def mixture_curves(run: Run, *, seed: int = 0) -> Mixtures:
+    """The two curves with their trends."""
     check_labels(run, "mixtures need")
     pool = pools(run, run.labelled)
-    used = mixture_size(pool.smaller, size)
+    used = mixture_size(pool.smaller)
     # Shares are multiples of 10 %, and sizes multiples of ten: every count is whole.
     counts = {target: round(target * used / 100) for target in TARGETS}
     reached = [target for target in TARGETS if pool.reaches(used, counts[target])]
     drawn = [
         pool.draw(np.random.default_rng([seed, draw, target]), used, counts[target])
         for target in reached
-        for draw in range(seeds)
+        for draw in range(SEEDS)
     ]
-    shape = (len(reached), seeds)
+    shape = (len(reached), SEEDS)
     dispersions = run.vectors.dispersions(drawn).reshape(shape)
-    perplexities = np.array([_mean_perplexity(run, rows).mean for rows in drawn]).reshape(shape)
+    perplexities = np.array([_mean_perplexity(run, rows) for rows in drawn]).reshape(shape)
     return Mixtures(
         used,
-        size,
-        seeds,
+        SIZE,
+        SEEDS,
         len(pool.correct),
         len(pool.incorrect),
         min(used / pool.smaller, 1.0),
         [target for target in TARGETS if target not in reached],
         Contrast.of(*(_dispersion(run, rows) for rows in pool)),
-        Contrast.of(*(_mean_perplexity(run, rows, 3) for rows in pool)),
         [
-            MixturePoint(target, *_mean_and_error(dispersion), *_mean_and_error(perplexity))
+            CurvePoint(target, *_mean_and_error(dispersion), *_mean_and_error(perplexity))
             for target, dispersion, perplexity in zip(reached, dispersions, perplexities, strict=True)
         ],
         trend(reached, dispersions.mean(axis=1)),
         trend(reached, perplexities.mean(axis=1)),
-        {name: _inside(run, parts, size, seeds, seed) for name, parts in strata(run).items()},
+        {name: _inside(run, parts) for name, parts in strata(run).items()},
     )
 
 
@@ -295,18 +271,14 @@ def _dispersion(run: Run, rows: Rows) -> Estimate:
     return run.vectors.estimate(rows) if len(rows) >= 3 else Estimate(math.nan, math.nan, len(rows))
 
 
-def _mean_perplexity(run: Run, rows: Rows, fewest: int = 1) -> Estimate:
+def _mean_perplexity(run: Run, rows: Rows) -> float:
     values = run.perplexity[rows]
     values = values[np.isfinite(values)]
-    n = len(values)
-    if n < fewest:
-        return Estimate(math.nan, math.nan, n)
-    return Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(n)) if n > 1 else math.nan, n)
+    return float(values.mean()) if len(values) else math.nan
 
 
-def _inside(run: Run, parts: list[Slice], size: int, seeds: int, seed: int) -> Inside | Missing:
+def _inside(run: Run, parts: list[Slice]) -> Inside | Missing:
     """A part counts with the smaller of its two numbers of right and wrong documents, two at least."""
-    rng = np.random.default_rng([seed, 7])
     kept = [pool for pool in (pools(run, part.rows) for part in parts) if pool.smaller > 1]
     smaller = np.array([pool.smaller for pool in kept], dtype=np.int64)
     total = int(smaller.sum())
@@ -314,33 +286,7 @@ def _inside(run: Run, parts: list[Slice], size: int, seeds: int, seed: int) -> I
         return Missing(f"its parts hold {total} pairs of a right and a wrong document, {SMALLEST} needed")
     sides = zip(*kept, strict=True)
     correct, incorrect = (run.vectors.composed(list(side), smaller / total) for side in sides)
-    used = mixture_size(total, size)
-    places = np.repeat(np.arange(len(kept)), smaller)
-    compositions = [rng.choice(places, used, replace=False) for _ in range(seeds)]
-    counts = [round(target * used / 100) for target in TARGETS]
-    drawn = [_of_composition(kept, chosen, count, rng) for count in counts for chosen in compositions]
-    values = run.vectors.dispersions(drawn).reshape(len(TARGETS), seeds)
-    return Inside(
-        len(kept),
-        len(parts),
-        correct.n,
-        incorrect.n,
-        used,
-        Contrast.of(correct, incorrect),
-        [CurvePoint(target, *_mean_and_error(row)) for target, row in zip(TARGETS, values, strict=True)],
-        trend(TARGETS, values.mean(axis=1)),
-    )
-
-
-def _of_composition(kept: list[Pools], places: Rows, correct: int, rng: np.random.Generator) -> Rows:
-    """Rows of one mixture with one document of the part that each of ``places`` names, ``correct`` right."""
-    turned = rng.permutation(len(places)) < correct
-    rows = []
-    for right in (True, False):
-        for part, count in zip(*np.unique(places[turned == right], return_counts=True), strict=True):
-            pool = kept[part].correct if right else kept[part].incorrect
-            rows.append(rng.choice(pool, size=int(count), replace=False))
-    return np.concatenate(rows)
+    return Inside(len(kept), len(parts), correct.n, incorrect.n, Contrast.of(correct, incorrect))
 
 
 def _mean_and_error(values: Array) -> tuple[float, float]:

@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.figures import predicted_against_true
-from lmeval_dispersion.auditing.mixtures import SEEDS, SIZE, mixture_size, pools
+from lmeval_dispersion.auditing.mixtures import SEEDS, mixture_size, pools
 from lmeval_dispersion.auditing.run import Run, check_labels
 from lmeval_dispersion.auditing.slices import by_value
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.report import Chart, Col, Table
+from lmeval_dispersion.report import Col, Table
 from lmeval_dispersion.statistics import rank_correlations, student_interval
 
 if TYPE_CHECKING:
@@ -89,17 +88,6 @@ class PaperVerdict:
 
 
 @dataclass(frozen=True)
-class PaperPoint:
-    """One test batch."""
-
-    kind: str
-    seed: int
-    dispersion: float
-    predicted: float
-    true: float
-
-
-@dataclass(frozen=True)
 class PaperProtocol:
     """The protocol over several splits.
 
@@ -109,7 +97,6 @@ class PaperProtocol:
         chosen: Regression -> in how many splits validation picked it.
         errors: Of every estimator under every kind of test batch.
         verdicts: One for each kind of test batch that every split has.
-        points: Every test batch.
     """
 
     documents_per_batch: int
@@ -117,41 +104,20 @@ class PaperProtocol:
     chosen: Mapping[str, int]
     errors: Sequence[PaperError]
     verdicts: Sequence[PaperVerdict]
-    points: Sequence[PaperPoint]
 
     def tables(self) -> dict[str, Table]:
         """The errors of every estimator."""
         caption = "Errors of the paper's protocol"
         return {"paper": Table.of(self.errors, caption, name="paper-protocol")}
 
-    def charts(self) -> dict[str, Chart]:
-        """Predicted against true accuracy of every test batch."""
-        chart = Chart(
-            predicted_against_true(self.points, color="kind"),
-            "The paper's protocol: accuracy predicted from dispersion against true accuracy, documents held "
-            "out",
-            f"{len(self.points)} batches over {self.seeds} splits. "
-            + " ".join(verdict.sentence for verdict in self.verdicts),
-            "On the dashed line the prediction is right. A cloud that lies flat or upright says that "
-            "dispersion carries no accuracy there. Artificial mixtures are the easy case; batches of real "
-            "slices are what a user will meet.",
-        )
-        return {"paper": chart}
 
-
-def paper_protocol(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int = 0) -> PaperProtocol:
-    """Errors of every estimator under every kind of test batch, over ``seeds`` splits.
-
-    Raises:
-        UsageError: Too few labelled documents, or all correct or all incorrect.
-    """
+def paper_protocol(run: Run, *, seeds: int = SEEDS, seed: int = 0) -> PaperProtocol:
+    """Errors of every estimator under every kind of test batch, over ``seeds`` splits."""
     check_labels(run, "calibration needs")
     rows = run.labelled
-    pool = pools(run, rows)
     # 0.8: parts are random, and some hold fewer of the rarer kind than their share of it.
-    used = mixture_size(int(0.8 * VALIDATION * min(len(pool.correct), len(pool.incorrect))), size)
+    used = mixture_size(int(0.8 * VALIDATION * pools(run, rows).smaller))
     off: dict[tuple[str, str], list[Array]] = {}
-    points: list[PaperPoint] = []
     chosen: list[str] = []
     for k in range(seeds):
         rng = np.random.default_rng([seed, k])
@@ -162,7 +128,11 @@ def paper_protocol(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int 
         validation = mixture_batches(run, order[first:second], used, repeats=REPEATS // 2, rng=rng)
         _check_targets({"calibration": calibration, "validation": validation}, len(rows), used)
         fits = fit_all(calibration, seed=k)
-        best = min(fits, key=lambda kind: _error(fits[kind], validation))
+        off_by = {
+            kind: np.abs(_read_off(fit)(validation) - validation.accuracy).mean()
+            for kind, fit in fits.items()
+        }
+        best = min(off_by, key=lambda kind: off_by[kind])
         chosen.append(best)
         test = order[second:]
         tests = {
@@ -173,11 +143,7 @@ def paper_protocol(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int 
         for name, estimate in _estimators(run, order[:first], calibration, fits, best).items():
             for kind, batches in tests.items():
                 if len(batches.rows) and (name != CONSTANT or kind == "mixtures"):
-                    guesses = estimate(batches)
-                    off.setdefault((kind, name), []).append(100 * (guesses - batches.accuracy))
-                    if name == DISPERSION:
-                        numbers = zip(batches.dispersion, guesses, batches.accuracy, strict=True)
-                        points += [PaperPoint(kind, k, *map(float, three)) for three in numbers]
+                    off.setdefault((kind, name), []).append(100 * (estimate(batches) - batches.accuracy))
     whole = {key: values for key, values in off.items() if len(values) == seeds}
     errors = [
         _paper_error(kind, name, whole[kind, name])
@@ -186,7 +152,7 @@ def paper_protocol(run: Run, *, size: int = SIZE, seeds: int = SEEDS, seed: int 
     ]
     verdicts = [_verdict(kind, whole) for kind in KINDS if (kind, DISPERSION) in whole]
     counts = {kind: chosen.count(kind) for kind in fits if kind in chosen}
-    return PaperProtocol(used, seeds, counts, errors, verdicts, points)
+    return PaperProtocol(used, seeds, counts, errors, verdicts)
 
 
 def fit_all(batches: Batches, *, seed: int = 0) -> dict[str, RegressorMixin]:
@@ -256,10 +222,6 @@ def _read_off(fit: Any) -> Callable[[Batches], Array]:
     return lambda batches: np.clip(fit.predict(batches.dispersion[:, None]), 0.0, 1.0)
 
 
-def _error(fit: Any, batches: Batches) -> float:
-    return float(np.abs(_read_off(fit)(batches) - batches.accuracy).mean())
-
-
 def _estimators(
     run: Run, labelled: Rows, calibration: Batches, fits: Mapping[str, Any], best: str
 ) -> dict[str, Callable[[Batches], Array]]:
@@ -271,7 +233,7 @@ def _estimators(
         CONSTANT: lambda batches: np.full(len(batches.rows), middle),
         **{f"{DISPERSION}, {kind}": _read_off(fit) for kind, fit in fits.items()},
     }
-    top = run.confidence.top_probability
+    top = run.confidence
     if not np.isnan(top[run.labelled]).any():
         threshold = float(np.quantile(top[labelled], 1.0 - accuracy))
         estimators["mean confidence"] = lambda b: np.array([top[rows].mean() for rows in b.rows])

@@ -83,7 +83,7 @@ class Predictions(Report):
         shifted: The feature in which the slices differ from the labelled ones as a whole, else None.
         beats_trivial: Whether the calibrator beat the labelled accuracy alone.
         used: The features that the estimates are read off.
-        validation, worth: Of the calibrator.
+        validation: Of the calibrator: errors in points on slices held out.
     """
 
     template = "predictions.jinja"
@@ -102,7 +102,6 @@ class Predictions(Report):
     beats_trivial: bool
     used: Sequence[str]
     validation: Mapping[str, Any]
-    worth: Mapping[str, Any]
     slices: Sequence[Prediction]
     _short: bool = False
 
@@ -145,16 +144,8 @@ class Predictions(Report):
         }
 
     def context(self) -> dict[str, Any]:
-        """How many slices have no estimate, and why."""
-        parts = self.slices[1:]
-        refused = [row for row in parts if row.reason]
-        small = sum(row.too_small for row in refused)
+        """Words of the sentences."""
         return {
-            "whole": self.slices[0],
-            "parts": parts,
-            "estimated": len(parts) - len(refused),
-            "small": small,
-            "outside": len(refused) - small,
             "level": f"{100 * self.level:.0f} %",
             "features": FEATURES,
             "used": [FEATURES[name] for name in self.used],
@@ -234,7 +225,6 @@ def predict(
         beats_trivial=calibrator["beats_trivial"],
         used=calibrator["used"],
         validation=calibrator["validation"],
-        worth=calibrator["worth"],
         slices=[whole, *(slices if len(slices) > 1 else [])],
         _short=short,
     )
@@ -266,21 +256,7 @@ def _unlabelled_rows(calibrator: Mapping[str, Any], run: Run, where: str | None)
 
 
 class _Fit(NamedTuple):
-    """A calibrator applied to slices.
-
-    Attributes:
-        names: Of the features.
-        raw: Features of the slices, shape (slices, features).
-        documents: Of each slice, shape (slices,).
-        value: Estimates before they are clipped to [0, 1], shape (slices,).
-        folds: Estimates by the fits that each left some slices out, shape (folds, slices).
-        fold: The fit that left each fitted slice out.
-        score: Error of each fitted slice, in the size of errors that one of as many documents has.
-        error: Expected size of the error of each slice; one larger than all fitted counts as the largest.
-        level: Of the intervals.
-        ranges: Feature or ``estimate`` -> what was fitted.
-        fewest: Documents of the smallest fitted slice.
-    """
+    """A calibrator applied to slices."""
 
     names: list[str]
     raw: Array
@@ -338,13 +314,7 @@ def _prediction(run: Run, part: Slice, fit: _Fit, i: int, unlike: str | None) ->
 
 
 def _whole(run: Run, parts: Sequence[Slice], slices: Sequence[Prediction], fit: _Fit) -> Prediction:
-    """All slices with an estimate together: their estimates weighted by documents.
-
-    Over slices that are independent, errors average out: the standard error is made of each slice's own error
-    and, by the jackknife over the left-out fits, of the fit's, which all slices share. Student's t with a
-    degree of freedom less than slices were fitted. A run as a whole is not looked up as a slice: it mixes
-    slices, so its dispersion is larger than any of theirs.
-    """
+    """All slices with an estimate together: their estimates weighted by documents."""
     if len(slices) == 1:
         return replace(slices[0], slice="all documents")
     used = [i for i, row in enumerate(slices) if row.reason is None]

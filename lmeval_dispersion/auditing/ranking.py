@@ -13,7 +13,7 @@ Source: RD section 3.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -21,16 +21,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.figures import HEIGHT, Claim, Figure, axis, claimed, diagonal, lines, short
+from lmeval_dispersion.auditing.figures import Claim, Figure, axis, claimed, lines, short
 from lmeval_dispersion.auditing.run import FEWEST, Missing, Run, answers_of, check_labels
-from lmeval_dispersion.auditing.slices import Slice, by_band, strata
+from lmeval_dispersion.auditing.slices import Slice, strata
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import (
     auroc,
     auroc_bounds,
-    auroc_difference,
     normal_point,
-    rank_correlations,
     stratified_auroc,
 )
 
@@ -39,7 +37,7 @@ Flags = NDArray[np.bool_]
 Rows = NDArray[np.int64]
 
 CONTRIBUTION = "contribution"
-SHARES = (1, 5, 10, 20, 30, 50)  # per cent of the documents looked at first
+SHARES = (5, 10, 20, 50)  # per cent of the documents looked at first
 TAIL = 0.1  # of the documents, from the low end
 _MOST = 2000  # documents clustered at most: the lowest ones
 _CLUSTERS, _TYPICAL = 8, 3
@@ -64,11 +62,7 @@ class RankedDocument:
 
 
 def ranked_documents(run: Run) -> list[RankedDocument]:
-    """Every document, lowest contribution first; ``percentile`` is in (0, 100].
-
-    Raises:
-        TooFewVectorsError: One document.
-    """
+    """Every document, lowest contribution first; ``percentile`` is in (0, 100]."""
     contribution = run.vectors.contributions()
     order = np.argsort(contribution, kind="stable")
     documents = run.documents.iloc[order]
@@ -81,7 +75,7 @@ def ranked_documents(run: Run) -> list[RankedDocument]:
             **{name: documents[name].to_numpy() for name in ("task", "doc_id", "subject", "category")},
             "correct": run.score[order],
             "prediction": documents["prediction"].to_numpy(),
-            "top_probability": run.confidence.top_probability[order],
+            "top_probability": run.confidence[order],
             "query_perplexity": run.perplexity[order],
             "text": documents["text"].to_numpy(),
         }
@@ -97,7 +91,7 @@ class Signal:
         auroc, auroc_se, auroc_low, auroc_high: DeLong, interval by the logit.
         reliable: Whether 20 documents are right and 20 wrong: DeLong's error is too short below.
         inside, inside_low, inside_high, inside_pairs: Over pairs of one part of :attr:`Ranking.by` only.
-        errors_1, errors_5, errors_10, errors_20, errors_30, errors_50: Share of all errors in the lowest k %.
+        errors_5, errors_10, errors_20, errors_50: Share of all errors in the lowest k %.
         deciles: Accuracy of each tenth of the documents, lowest signal first.
     """
 
@@ -115,11 +109,9 @@ class Signal:
     inside_low: Annotated[float | None, Col("95 % from", ".3f", drop=1)] = None
     inside_high: Annotated[float | None, Col("to", ".3f", drop=1)] = None
     inside_pairs: int = 0
-    errors_1: float | None = None
     errors_5: Annotated[float | None, Col("Errors in lowest 5 %", ".1%", short="5 %", drop=2)] = None
     errors_10: Annotated[float | None, Col("10 %", ".1%", drop=1)] = None
     errors_20: Annotated[float | None, Col("20 %", ".1%", drop=3)] = None
-    errors_30: float | None = None
     errors_50: Annotated[float | None, Col("50 %", ".1%", drop=4)] = None
     deciles: Sequence[float] = ()
     missing: Annotated[str | None, Col("Remark")] = None
@@ -136,43 +128,13 @@ class BestOther:
 
 
 @dataclass(frozen=True)
-class Against:
-    """The contribution against one other signal, on the same documents."""
-
-    signal: Annotated[str, Col("Against")]
-    difference: Annotated[float, Col("AUROC of contribution minus its", "+.3f", short="AUROC difference")]
-    low: Annotated[float, Col("95 % from", "+.3f", hint="They hold together, for all signals.")]
-    high: Annotated[float, Col("to", "+.3f")]
-    verdict: Annotated[str, Col("Contribution is")]
-
-
-@dataclass(frozen=True)
-class Confound:
-    """A quantity that the contribution may follow."""
-
-    quantity: Annotated[str, Col("Quantity")]
-    spearman: Annotated[float, Col("Spearman with contribution", ".2f", short="Spearman")]
-    auroc_within_bands: Annotated[
-        float,
-        Col(
-            "AUROC where it is held equal",
-            ".3f",
-            hint="The ranking inside five bands of the quantity, averaged.",
-        ),
-    ]
-
-
-@dataclass(frozen=True)
 class Ranking:
-    """How well every signal finds wrong answers.
+    """How well every signal finds wrong answers, the contribution first.
 
     Attributes:
         documents, wrong: Labelled documents, and wrong ones.
         cautions: Why right and wrong answers support no conclusion.
         by: The parts inside which signals are judged again, ``subject`` or ``task``, if any.
-        signals: Every signal, the contribution first.
-        against: The contribution against the others.
-        confounds: What else the contribution follows.
     """
 
     documents: int
@@ -181,76 +143,44 @@ class Ranking:
     by: str | None
     signals: Sequence[Signal]
     best_other: BestOther | Missing
-    against: Sequence[Against]
-    confounds: Sequence[Confound]
 
     def tables(self) -> dict[str, Table]:
-        """Signals, the contribution against the others, and what else it follows."""
-        captions = {
-            "signals": "How well each signal finds wrong answers",
-            "against": "The contribution against every other signal, on the same documents",
-            "confounds": "What else the contribution follows",
-        }
+        """Every signal."""
         heading = {"inside": f"Inside {self.by}s"}
-        return {
-            name: Table.of(rows, caption, name=name, headings=heading)
-            for name, caption in captions.items()
-            if (rows := getattr(self, name))
-        }
+        caption = "How well each signal finds wrong answers"
+        return {"signals": Table.of(self.signals, caption, name="signals", headings=heading)}
 
     def charts(self) -> dict[str, Chart]:
-        """Accuracy by decile, and the share of errors found against the share of documents looked at."""
+        """Accuracy by decile, of the contribution and the three best other signals."""
         ours, *others = self.signals
         if ours.missing:
             return {}
         best = sorted((row for row in others if not row.missing), key=lambda row: -(row.auroc or 0.0))
         drawn = [ours, *best[:3]]
-        areas = "; ".join(f"{row.signal} {row.auroc:.3f}" for row in drawn)
-        tenth = "; ".join(f"{row.signal} {100 * (row.errors_10 or 0):.0f} %" for row in drawn)
         deciles = [
             {"series": row.signal, "decile": i, "accuracy": accuracy}
             for row in drawn
             for i, accuracy in enumerate(row.deciles, 1)
         ]
-        errors = [
-            {"series": row.signal, "share": share / 100, "found": found}
-            for row in drawn
-            for share, found in (
-                (0, 0.0),
-                *((share, getattr(row, f"errors_{share}")) for share in SHARES),
-                (100, 1.0),
-            )
-        ]
         tenths = {"field": "decile", "type": "ordinal", "axis": {"labelAngle": 0},
                   "title": "tenth of the documents, lowest signal first"}  # fmt: skip
-        looked = axis("share", "share of documents looked at", axis={"format": "%"})
-        curves = lines(errors, looked, axis("found", "share of errors found", axis={"format": "%"}))
-        return {
-            "deciles": Chart(
-                lines(deciles, tenths, axis("accuracy", "accuracy", axis={"format": "%"})),
-                "Accuracy by decile of each signal",
-                f"By contribution, accuracy goes from {100 * ours.deciles[0]:.1f} % in the lowest tenth to "
-                f"{100 * ours.deciles[-1]:.1f} % in the highest. AUROC: {areas}.",
-                "A useful signal rises from left to right. The contribution and the three best other signals "
-                "are shown; the table has all.",
-            ),
-            "errors": Chart(
-                {"height": HEIGHT, "layer": [diagonal(), curves]},
-                "Errors found by looking at the lowest documents first",
-                f"Errors in the lowest tenth: {tenth}. Chance finds 10 %.",
-                "The further above the dashed line, the more errors a reader finds per document looked at.",
-            ),
-        }
+        chart = Chart(
+            lines(deciles, tenths, axis("accuracy", "accuracy", axis={"format": "%"})),
+            "Accuracy by decile of each signal",
+            f"By contribution, accuracy goes from {100 * ours.deciles[0]:.1f} % in the lowest tenth to "
+            f"{100 * ours.deciles[-1]:.1f} % in the highest. AUROC: "
+            f"{'; '.join(f'{row.signal} {row.auroc:.3f}' for row in drawn)}.",
+            "A useful signal rises from left to right. The contribution and the three best other signals are "
+            "shown; the table has all.",
+        )
+        return {"deciles": chart}
 
 
 def signals(run: Run) -> dict[str, Array]:
     """Every signal of a run, low for "probably wrong"; NaN where a document has none."""
-    top, margin, entropy = run.confidence
     scores = {
         CONTRIBUTION: run.vectors.contributions(),
-        "top probability": top,
-        "margin": margin,
-        "entropy (negative)": -entropy,
+        "top probability": run.confidence,
         "query perplexity (negative)": -run.perplexity,
         "prompt length (negative)": -run.length,
     }
@@ -258,12 +188,7 @@ def signals(run: Run) -> dict[str, Array]:
 
 
 def ranking_report(run: Run, cautions: Sequence[str] | None = None) -> Ranking:
-    """How well every signal of a run finds wrong answers; ``cautions`` are the run's, where they are known.
-
-    Raises:
-        UsageError: No labels, all right or all wrong.
-        TooFewVectorsError: One document.
-    """
+    """How well every signal of a run finds wrong answers; ``cautions`` are the run's, if known."""
     check_labels(run, "ranking quality needs")
     scores = signals(run)
     by, parts = _judged_inside(run, scores[CONTRIBUTION])
@@ -275,8 +200,6 @@ def ranking_report(run: Run, cautions: Sequence[str] | None = None) -> Ranking:
         by,
         table,
         _best_other(table),
-        _against(scores, run),
-        confounds(run, scores[CONTRIBUTION]),
     )
 
 
@@ -296,7 +219,7 @@ def _signal(name: str, values: Array, run: Run, parts: list[Slice]) -> Signal:
     if np.ptp(signal) == 0:
         return Signal(name, len(known), missing="it is the same for all documents")
     area = auroc(signal, right)
-    low, high = auroc_bounds(area.value, area.se, len(area.right), len(area.wrong))
+    low, high = auroc_bounds(*area)
     in_order = right[np.argsort(signal, kind="stable")]
     inside = _inside(values, parts, run)
     looked = {share: max(round(len(known) * share / 100), 1) for share in SHARES}
@@ -312,7 +235,7 @@ def _signal(name: str, values: Array, run: Run, parts: list[Slice]) -> Signal:
         area.se,
         low,
         high,
-        min(len(area.right), len(area.wrong)) >= FEWEST,
+        min(area.right, area.wrong) >= FEWEST,
         *(inside or (None, None, None, 0)),
         **more,
     )
@@ -336,52 +259,6 @@ def _best_other(table: Sequence[Signal]) -> BestOther | Missing:
     # Where it is 1, the bound is that of 20 documents, the fewest that a reliable row has.
     bounds = auroc_bounds(value, best.auroc_se, FEWEST, FEWEST, normal_point(len(rivals)))
     return BestOther(best.signal, value, *bounds)
-
-
-def _against(scores: Mapping[str, Array], run: Run) -> list[Against]:
-    """AUROC of the contribution minus that of every other signal, on the documents that have both.
-
-    The intervals hold together: with contributions that are like every other signal, one of them leaves
-    out 0 in 5 % of runs.
-    """
-    rows = []
-    point = normal_point(len(scores) - 1)
-    for name, values in scores.items():
-        known = run.labelled[~np.isnan(values[run.labelled])]
-        right = run.right[known]
-        if name == CONTRIBUTION or right.all() or not right.any() or np.ptp(values[known]) == 0:
-            continue
-        ours = auroc(scores[CONTRIBUTION][known], right)
-        difference, se = auroc_difference(ours, auroc(values[known], right))
-        enough = se > 0 and min(right.sum(), (~right).sum()) >= FEWEST
-        half = point * se if enough else math.nan
-        low, high = difference - half, difference + half
-        verdict = "better" if low > 0 else "worse" if high < 0 else "not clearly better or worse"
-        rows.append(Against(name, difference, low, high, verdict))
-    return rows
-
-
-def confounds(run: Run, contribution: Array) -> list[Confound]:
-    """What else the contribution follows: length, perplexity and confidence.
-
-    For each the Spearman correlation with the contribution, and the AUROC of the contribution inside five
-    bands of it, averaged with the number of (right, wrong) pairs as weights: what is left of the ranking
-    once that is held about equal.
-    """
-    rows = []
-    candidates = {
-        "prompt length": run.length,
-        "query perplexity": run.perplexity,
-        "top probability": run.confidence.top_probability,
-    }
-    for name, values in candidates.items():
-        known = np.flatnonzero(np.isfinite(values))
-        if len(known) < 10 or np.ptp(values[known]) == 0:
-            continue
-        rho = float(rank_correlations(values[known], contribution[known][None])[0])
-        inside = _inside(contribution, by_band(np.where(np.isfinite(values), values, np.nan)), run)
-        rows.append(Confound(name, rho, inside[0] if inside else math.nan))
-    return rows
 
 
 def ranking_sentence(ranking: Ranking | Missing) -> str:
@@ -471,11 +348,7 @@ class HardTail:
 
 
 def hard_tail(run: Run, *, seed: int = 0) -> HardTail:
-    """Clusters of the lowest tenth of the documents.
-
-    Raises:
-        TooFewVectorsError: One document.
-    """
+    """Clusters of the lowest tenth of the documents."""
     contribution = run.vectors.contributions()
     order = np.argsort(contribution, kind="stable")
     rows = order[: min(max(round(len(order) * TAIL), 1), _MOST)]

@@ -55,16 +55,13 @@ _LEFT_OUT = Missing("left out; --details computes it")
 
 @dataclass(frozen=True, repr=False)
 class Audit(Report):
-    """The audit of one run.
+    """The audit of one run; a part that cannot be had says why.
 
     Attributes:
-        seed: Of everything that is drawn.
         run: What was measured on what.
         overall: The whole run as one slice.
-        answers: How the model answers, and why right and wrong answers support no conclusion (``cautions``).
         notes: What was left out or counted otherwise.
         slices: Way to slice -> its slices, the least dispersed one, and the association with accuracy.
-        mixtures, calibration, paper_protocol, ranking, hard_tail: The parts, or why one cannot be had.
     """
 
     template = "audit.jinja"
@@ -131,7 +128,7 @@ class Audit(Report):
         for name, table in list(self.slices.items())[:1]:
             if picture := slice_chart(name, table):
                 charts["slices"] = picture
-        for part in (self.mixtures, self.calibration, self.paper_protocol, self.ranking):
+        for part in (self.mixtures, self.calibration, self.ranking):
             if not isinstance(part, Missing):
                 charts |= part.charts()
         charts.pop("worth", None)
@@ -254,14 +251,7 @@ def part_of(build: Callable[..., Any], run: Run, **options: Any) -> Any:
 
 @dataclass(frozen=True, repr=False)
 class Worst(Report):
-    """Documents by contribution, lowest first; CSV, JSON and the data frame hold every one.
-
-    Attributes:
-        model: The run's model.
-        documents: Every document.
-        ranking: How well that order finds wrong answers, or why that is not known.
-        hard_tail: The clusters of the lowest tenth.
-    """
+    """Documents by contribution, lowest first; CSV, JSON and the data frame hold every one."""
 
     template = "worst.jinja"
     schema = "dispersion-worst/1"

@@ -42,46 +42,32 @@ class Fit(NamedTuple):
     coefficients: Array
 
     def value(self, z: Array) -> Array:
-        """The estimates before they are clipped, for standardised features (r, F)."""
+        """The estimates before they are clipped, for standardised features (S, F)."""
         return np.asarray(self.intercept + z @ self.coefficients)
 
     def predict(self, z: Array) -> Array:
-        """The estimates in [0, 1], for standardised features (r, F)."""
+        """The estimates in [0, 1], for standardised features (S, F)."""
         return np.clip(self.value(z), 0.0, 1.0)
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Labelled slices, or batches of them, with their features.
+class Pairs(NamedTuple):
+    """Labelled slices with what they show.
 
     Attributes:
-        z: Standardised features, shape (r, F).
-        accuracy: Mean score, shape (r,), in [0, 1].
-        documents: Labelled documents, shape (r,); also the weight in a fit.
-        variance: Variance of the scores inside the row (n - 1 in the denominator), shape (r,).
-        group: The slice that a row belongs to, 0..S-1, shape (r,). A slice is left out as a whole.
+        z: Standardised features, shape (S, F).
+        accuracy: Mean score, shape (S,), in [0, 1].
+        documents: Labelled documents, shape (S,); also the weight in a fit.
+        variance: Variance of the scores inside the slice (n - 1 in the denominator), shape (S,).
     """
 
     z: Array
     accuracy: Array
     documents: Array
     variance: Array
-    group: Groups
 
     def take(self, rows: NDArray[np.bool_]) -> Pairs:
-        """Some of the rows; groups keep their order."""
-        _, group = np.unique(self.group[rows], return_inverse=True)
-        return Pairs(
-            self.z[rows],
-            self.accuracy[rows],
-            self.documents[rows],
-            self.variance[rows],
-            group.astype(np.int64),
-        )
-
-    def per_group(self, values: Array) -> Array:
-        """Mean of ``values`` (r,) in every group; shape (S,)."""
-        return np.asarray(np.bincount(self.group, values) / np.bincount(self.group))
+        """Some of the slices."""
+        return Pairs(*(values[rows] for values in self))
 
 
 def families(features: int) -> list[tuple[int, ...]]:
@@ -128,21 +114,8 @@ class _Ridge:
         """Mean squared error on each slice by the fit to the others, shape (penalties, S); closed form."""
         kept = self.s**2 / (self.s**2 + np.array(PENALTIES)[:, None])  # (penalties, rank)
         residual = self.y - (kept * (self.u.T @ self.y)) @ self.u.T
-        group, losses = self.pairs.group, []
-        if len(np.unique(group)) == len(group):
-            leverage = self.root**2 + kept @ (self.u.T**2)
-            left_out = residual / (1 - leverage)
-        else:
-            left_out = np.empty_like(residual)
-            for label in np.unique(group):
-                inside = np.flatnonzero(group == label)
-                root, u = self.root[inside], self.u[inside]
-                hat = np.outer(root, root) + (u * kept[:, None, :]) @ u.T
-                solved = np.linalg.solve(np.eye(len(inside)) - hat, residual[:, inside, None])
-                left_out[:, inside] = solved[..., 0]
-        for loss in np.square(left_out / self.root):
-            losses.append(self.pairs.per_group(loss))
-        return np.array(losses)
+        leverage = self.root**2 + kept @ (self.u.T**2)
+        return np.asarray(np.square(residual / (1 - leverage) / self.root))
 
 
 class Folds(NamedTuple):
@@ -151,7 +124,7 @@ class Folds(NamedTuple):
     Attributes:
         fold: The fold of every slice, shape (S,).
         fits: One for each fold.
-        estimate: Estimates of the rows by the fit that did not see their slice, shape (r,).
+        estimate: Of every slice by the fit that did not see it, shape (S,).
     """
 
     fold: Groups
@@ -161,11 +134,11 @@ class Folds(NamedTuple):
 
 def cross_fitted(pairs: Pairs, allowed: Sequence[tuple[int, ...]]) -> Folds:
     """The whole rule, its choices included, with every slice left out once (beyond 200 slices: 200 folds)."""
-    slices = int(pairs.group.max()) + 1
+    slices = len(pairs.accuracy)
     fold = np.arange(slices, dtype=np.int64) % min(slices, _MOST_FOLDS)
-    estimate, fits = np.empty(len(pairs.group)), []
+    estimate, fits = np.empty(slices), []
     for k in range(int(fold.max()) + 1):
-        out = fold[pairs.group] == k
+        out = fold == k
         fits.append(shrunken_fit(pairs.take(~out), allowed))
         estimate[out] = fits[-1].predict(pairs.z[out])
     return Folds(fold, fits, estimate)
@@ -184,10 +157,10 @@ class ErrorSize(NamedTuple):
 
     @classmethod
     def of(cls, pairs: Pairs, estimate: Array) -> ErrorSize:
-        """From estimates of rows by fits that did not see their slice."""
-        within = float(pairs.per_group(pairs.variance).mean())
+        """From estimates of slices by fits that did not see them."""
+        within = float(pairs.variance.mean())
         excess = np.square(estimate - pairs.accuracy) - within / pairs.documents
-        return cls(max(float(pairs.per_group(excess).mean()), 0.0), within)
+        return cls(max(float(excess.mean()), 0.0), within)
 
     def at(self, documents: Array | float) -> Array:
         """Standard error of an estimate of slices with this many documents."""
@@ -249,16 +222,16 @@ class Estimator:
     def of(
         cls, name: str, pairs: Pairs, estimate: Array, trivial: Array, *, feature: str = "", seed: int = 0
     ) -> Estimator:
-        """From estimates of left-out slices (r,) beside those of the labelled accuracy alone (r,)."""
+        """From estimates of left-out slices (S,) beside those of the labelled accuracy alone (S,)."""
         ours, theirs = (100 * (values - pairs.accuracy) for values in (estimate, trivial))
-        squares = [pairs.per_group(np.square(errors)) for errors in (ours, theirs)]
-        mae, trivial_mae = (float(pairs.per_group(np.abs(errors)).mean()) for errors in (ours, theirs))
+        squares = [np.square(errors) for errors in (ours, theirs)]
+        mae, trivial_mae = (float(np.abs(errors).mean()) for errors in (ours, theirs))
         difference = squares[1] - squares[0]
         n = len(difference)
         margin = student_quantile(LEVEL, n - 1) * difference.std(ddof=1) / math.sqrt(n)
         better = bool(difference.mean() > margin and mae < trivial_mae)
         off = np.square(estimate - pairs.accuracy) + pairs.variance / pairs.documents
-        columns = np.stack([pairs.per_group(pairs.variance), pairs.per_group(off)], axis=1)
+        columns = np.stack([pairs.variance, off], axis=1)
         samples = resampled_means(columns, seed)
         bounds = percentiles(samples[:, 0] / samples[:, 1])
         worth = float(columns[:, 0].mean() / columns[:, 1].mean())
@@ -282,6 +255,6 @@ def shift(labelled: Array, unlabelled: Array) -> int | None:
 
 
 def fitted_range(values: Array) -> Bounds:
-    """The range of ``values`` (r,), wider by a quarter on either side."""
+    """The range of ``values`` (S,), wider by a quarter on either side."""
     low, high = float(values.min()), float(values.max())
     return Bounds(low - _MARGIN * (high - low), high + _MARGIN * (high - low))

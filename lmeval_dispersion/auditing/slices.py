@@ -35,8 +35,8 @@ BANDS = 5
 _DISTINCT = 12  # a numeric column with more values than this is cut into bands
 _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
 _FEWEST_OF_A_TASK = 4  # slices of one task, for its slices to be compared among themselves
-_CHART = (1000, 230)  # width and height of the chart, which stands in the first screen with the answer
-_NAMED, _OUTLIERS = 15, 6  # slices named in the chart: all of so few, else the ones farthest out
+_HEIGHT = 230  # of the chart, which stands in the first screen with the answer
+_NAMED = 6  # slices named in the chart: the ones farthest out
 
 
 class Slice(NamedTuple):
@@ -54,14 +54,11 @@ def all_documents(run: Run) -> Slice:
 def slicings(run: Run, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
     """Every way to slice a run: what -> its slices, in the order of the report.
 
-    ``subject``, ``category`` and ``task`` where they tell documents apart, bands of ``length`` (prompt
+    ``subject``, ``category`` and ``task`` where they divide the documents, bands of ``length`` (prompt
     tokens) and ``confidence`` (probability of the chosen answer), and the columns named in ``extra``.
-
-    Raises:
-        UsageError: A column of ``extra`` is not there or cannot slice.
     """
     ways = _dividing(run, ("subject", "category", "task"))
-    for name, values in (("length", run.length), ("confidence", run.confidence.top_probability)):
+    for name, values in (("length", run.length), ("confidence", run.confidence)):
         bands = by_band(values)
         if len(bands) > 1:
             ways[name] = bands
@@ -71,10 +68,7 @@ def slicings(run: Run, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
 
 
 def strata(run: Run) -> dict[str, list[Slice]]:
-    """The parts inside which right and wrong answers are compared again: what -> its slices.
-
-    Subjects and tasks, where they tell documents apart and are not the same parts.
-    """
+    """Subjects and tasks, inside which right and wrong answers are compared again: what -> its slices."""
     return _dividing(run, ("subject", "task"))
 
 
@@ -89,15 +83,11 @@ def _dividing(run: Run, columns: Sequence[str]) -> dict[str, list[Slice]]:
 
 
 def by_column(run: Run, name: str) -> list[Slice]:
-    """The slices of one column of the documents, or of ``length`` or ``confidence``.
-
-    Raises:
-        UsageError: No such column, or one that cannot slice.
-    """
+    """The slices of one column of the documents, or of ``length`` or ``confidence``."""
     if name == "length":
         return by_band(run.length)
     if name == "confidence":
-        return by_band(run.confidence.top_probability)
+        return by_band(run.confidence)
     columns = [column for column in run.documents.columns if column not in _NOT_SLICES]
     if name not in columns:
         known = ", ".join([*columns, "length", "confidence"])
@@ -253,7 +243,7 @@ def slice_row(run: Run, part: Slice, raw: NDArray[np.float32] | None = None) -> 
         accuracy,
         *wilson(accuracy, labelled),
         _mean(run.perplexity[rows]),
-        _mean(run.confidence.top_probability[rows]),
+        _mean(run.confidence[rows]),
         _mean(run.length[rows]),
         reason,
     )
@@ -267,11 +257,8 @@ def association(rows: Sequence[SliceRow], tasks: Sequence[str | None] = ()) -> A
 
     1: the more dispersed slice is always the more accurate one; 0: no order; negative: the reverse.
     Slices with fewer than three documents or labels do not count; below eight slices there is no interval.
-
-    Args:
-        rows: The slices.
-        tasks: Task of each slice, None for one of several tasks. Where two tasks have four slices each, the
-            correlation inside tasks stands beside, with its permutation p-value.
+    Where two of ``tasks`` (None for a slice of several) have four slices each, the correlation inside tasks
+    stands beside, with its permutation p-value.
     """
     usable = [i for i, row in enumerate(rows) if row.documents >= 3 and row.labelled >= 3]
     if len(usable) < 4:
@@ -323,10 +310,7 @@ def _mean(values: Array) -> float:
 
 
 def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow, *, ends: int = 0) -> Table:
-    """The slices of one slicing, least dispersed first, then all documents.
-
-    With ``ends`` the short lines, of which texts show so many of each end.
-    """
+    """The slices, least dispersed first, then all documents; with ``ends`` so many lines of each end."""
     ordered = sorted(rows, key=lambda row: math.inf if math.isnan(row.dispersion) else row.dispersion)
     caption = f"{len(rows)} slices by {name}, least dispersed first"
     heading, anchor = {"slice": name.capitalize()}, f"slices-{name}"
@@ -442,18 +426,32 @@ def _points(name: str, rows: Sequence[SliceRow]) -> dict[str, Any]:
         {"field": "accuracy", "format": ".1%"},
         {"field": "documents"},
     ]
+    points = np.array([[row["dispersion"], row["accuracy"]] for row in values])
+    spread = np.where(points.std(axis=0) > 0, points.std(axis=0), 1)
+    away = np.square((points - points.mean(axis=0)) / spread).sum(axis=1)
+    farthest = [values[i] for i in np.argsort(-away, kind="stable")[:_NAMED]]
+    # Names stand on the inner side of their points.
+    middle = (points[:, 0].min() + points[:, 0].max()) / 2
     labels = [
         {
-            "data": {"values": [row]},
-            "mark": {"type": "text", "align": align, "dx": 8 if align == "left" else -8, "dy": dy,
-                     "fontSize": 11, "color": "var(--ink)"},
+            "data": {
+                "values": [row for row in farthest if (row["dispersion"] < middle) == (align == "left")]
+            },
+            "mark": {
+                "type": "text",
+                "align": align,
+                "dx": dx,
+                "dy": -9,
+                "fontSize": 11,
+                "color": "var(--ink)",
+            },
             "encoding": {"x": x, "y": y, "text": {"field": "slice"}},
         }
-        for row, align, dy in _label_places(values)
+        for align, dx in (("left", 8), ("right", -8))
     ]  # fmt: skip
     return {
         "data": {"values": values},
-        "height": _CHART[1],
+        "height": _HEIGHT,
         "layer": [
             {"mark": faint, "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y}},
             {"mark": faint, "encoding": {"x": x, "y": {**y, "field": "accuracy_low"},
@@ -463,33 +461,3 @@ def _points(name: str, rows: Sequence[SliceRow]) -> dict[str, Any]:
             *labels,
         ],
     }  # fmt: skip
-
-
-def _label_places(rows: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], str, int]]:
-    """The slices that are named, with the side and height of each name: inwards, and clear of other names."""
-    points = np.array([[row["dispersion"], row["accuracy"]] for row in rows])
-    spread = np.where(points.std(axis=0) > 0, points.std(axis=0), 1)
-    farthest = np.argsort(-np.square((points - points.mean(axis=0)) / spread).sum(axis=1), kind="stable")
-    named = range(len(rows)) if len(rows) <= _NAMED else farthest[:_OUTLIERS].tolist()
-    ends = [("low", "high"), ("accuracy_low", "accuracy_high")]
-    least = np.array([min(row[low] for row in rows) for low, _ in ends])
-    most = np.array([max(row[high] for row in rows) for _, high in ends])
-    places = (points - least) / np.where(most > least, most - least, 1) * _CHART
-    taken: list[tuple[float, float, float]] = []
-    chosen = []
-    for i in named:
-        x, y = places[i, 0], _CHART[1] - places[i, 1]
-        width = 6.2 * len(rows[i]["slice"])
-        boxes = []
-        for align in ("left", "right") if x < _CHART[0] / 2 else ("right", "left"):
-            start = x + 8 if align == "left" else x - 8 - width
-            for dy in (-9, 11):
-                hidden = any(
-                    abs(y + dy - other) <= 11 and start <= end and start + width >= begin
-                    for begin, end, other in taken
-                )
-                boxes.append((hidden, align, dy, (start, start + width, y + dy)))
-        _, align, dy, box = min(boxes, key=lambda place: place[0])
-        taken.append(box)
-        chosen.append((rows[i], align, dy))
-    return chosen

@@ -5,8 +5,7 @@ With rows c_i = u_i - mean(u) of all n vectors, a subset S of m rows has
     D(S) = (sum |c_i|^2 - |sum c_i|^2 / m) / (m - 1),
 
 the mean cosine distance over its pairs. Both sums have the size of D itself, so rows stored in float32 keep
-about seven digits of it however close to parallel the vectors are; tests/audit/test_vectors.py compares
-with float64 and with the pairwise loop.
+about seven digits of it however close to parallel the vectors are.
 
 Source: RD eq. 1, by the closed form of ``lmeval_dispersion.geometry``.
 """
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import TooFewVectorsError
 from lmeval_dispersion.geometry import Estimate
-from lmeval_dispersion.statistics import jackknife_se
+from lmeval_dispersion.geometry.dispersion import jackknifed
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -29,11 +28,7 @@ _BLOCK = 256  # rows gathered at a time: a temporary that stays in the cache
 
 
 class CentredVectors:
-    """The vectors of a run, centred on their mean.
-
-    Args:
-        unit: Unit rows, shape (n, d), float32, none of them NaN. They are centred in place.
-    """
+    """The vectors of a run, unit rows of shape (n, d) without NaN, centred on their mean in place."""
 
     def __init__(self, unit: NDArray[np.float32]) -> None:
         self.rows = unit
@@ -55,11 +50,7 @@ class CentredVectors:
         return len(self.rows)
 
     def dispersions(self, subsets: Sequence[Rows]) -> Array:
-        """Dispersion of each subset of rows (at least two each); shape (subsets,), in [0, 2].
-
-        Raises:
-            TooFewVectorsError: A subset has fewer than two rows.
-        """
+        """Dispersion of each subset of rows (at least two each); shape (subsets,), in [0, 2]."""
         values = np.empty(len(subsets))
         for i, subset in enumerate(subsets):
             m = len(subset)
@@ -72,9 +63,6 @@ class CentredVectors:
     def contributions(self, rows: Rows | None = None) -> Array:
         """Mean distance of each of these rows (default: all) to the others of them; shape (m,), in [0, 2].
 
-        Their mean is the dispersion of the subset; low values are texts the model hardly tells from the
-        rest.
-
         Raises:
             TooFewVectorsError: Fewer than two rows.
         """
@@ -85,29 +73,16 @@ class CentredVectors:
         return np.asarray((m * squares + squares.sum()) / (2 * (m - 1)))
 
     def estimate(self, rows: Rows | None = None) -> Estimate:
-        """Dispersion of these rows (default: all) with its jackknife error over documents.
-
-        Raises:
-            TooFewVectorsError: Fewer than two rows.
-        """
-        c = self.contributions(rows)
-        mean, m = float(c.mean()), len(c)
-        if m == 2:
-            return Estimate(mean, float("nan"), m)
-        return Estimate(mean, jackknife_se(left_out(c)), m)
+        """Dispersion of these rows (default: all) with its jackknife error; raises as the contributions."""
+        return jackknifed(self.contributions(rows))
 
     def composed(self, parts: Sequence[Rows], shares: Array) -> Estimate:
-        """Dispersion of documents of which each part has a fixed share, with its error over documents.
+        """Dispersion of documents of which each part, of two or more, has a fixed share, with its error.
 
         The mean distance of two documents drawn from parts by ``shares`` (which sum to 1), where two of one
         part are never the same document. Its error is that of the mean of the documents' distances to all
         the others, part by part, so that a difference between parts is no spread.
-
-        Raises:
-            TooFewVectorsError: A part has fewer than two documents.
         """
-        if min(map(len, parts), default=0) < 2:
-            raise TooFewVectorsError("expected parts of at least 2 documents")
         means = np.array([self._total(rows) / len(rows) for rows in parts])
         squares = [self.squares[rows] for rows in parts]
         level = np.array([q.mean() for q in squares])
@@ -145,12 +120,3 @@ class CentredVectors:
             block = self.rows[rows[i : i + _BLOCK]]
             total += np.ones(len(block), dtype=np.float32) @ block
         return total
-
-
-def left_out(contributions: Array) -> Array:
-    """The dispersion without document i, one value a document, from their contributions; shape (m,), m >= 3.
-
-    Leaving i out moves the mean D by (D - c_i) 2/(m - 2).
-    """
-    m, mean = len(contributions), contributions.mean()
-    return np.asarray(mean + (mean - contributions) * 2 / (m - 2))

@@ -13,54 +13,23 @@ Source: "On the Predictive Power of Representation Dispersion in Language Models
 sections 2.3 and 3.2, appendix A.5.
 """
 
-from lmeval_dispersion.geometry.dispersion import (
-    Dispersion,
-    Estimate,
-    contributions,
-    dispersion,
-    dispersion_estimate,
-    streamed_dispersion_estimate,
-    vendi_score,
-)
-from lmeval_dispersion.geometry.pairs import (
-    METRICS,
-    ClusterDistances,
-    Contrast,
-    Metric,
-    PairMean,
-    between,
-    cluster_distances,
-    contrasts,
-    within,
-)
-from lmeval_dispersion.geometry.spectrum import (
-    Spectrum,
-    effective_rank,
-    spectrum,
-)
-from lmeval_dispersion.geometry.vectors import Array, unit_rows, valid_rows
-
-__all__ = [
-    "METRICS",
-    "Array",
-    "ClusterDistances",
-    "Contrast",
-    "Dispersion",
-    "Estimate",
-    "Metric",
-    "PairMean",
-    "Spectrum",
-    "between",
-    "cluster_distances",
-    "contrasts",
-    "contributions",
-    "dispersion",
-    "dispersion_estimate",
-    "effective_rank",
-    "spectrum",
-    "streamed_dispersion_estimate",
-    "unit_rows",
-    "valid_rows",
-    "vendi_score",
-    "within",
-]
+from lmeval_dispersion.geometry.dispersion import Dispersion as Dispersion
+from lmeval_dispersion.geometry.dispersion import Estimate as Estimate
+from lmeval_dispersion.geometry.dispersion import contributions as contributions
+from lmeval_dispersion.geometry.dispersion import dispersion as dispersion
+from lmeval_dispersion.geometry.dispersion import dispersion_estimate as dispersion_estimate
+from lmeval_dispersion.geometry.dispersion import streamed_dispersion_estimate as streamed_dispersion_estimate
+from lmeval_dispersion.geometry.dispersion import vendi_score as vendi_score
+from lmeval_dispersion.geometry.pairs import METRICS as METRICS
+from lmeval_dispersion.geometry.pairs import Contrast as Contrast
+from lmeval_dispersion.geometry.pairs import Metric as Metric
+from lmeval_dispersion.geometry.pairs import PairMean as PairMean
+from lmeval_dispersion.geometry.pairs import between as between
+from lmeval_dispersion.geometry.pairs import contrasts as contrasts
+from lmeval_dispersion.geometry.pairs import within as within
+from lmeval_dispersion.geometry.spectrum import Spectrum as Spectrum
+from lmeval_dispersion.geometry.spectrum import effective_rank as effective_rank
+from lmeval_dispersion.geometry.spectrum import spectrum as spectrum
+from lmeval_dispersion.geometry.vectors import Array as Array
+from lmeval_dispersion.geometry.vectors import unit_rows as unit_rows
+from lmeval_dispersion.geometry.vectors import valid_rows as valid_rows

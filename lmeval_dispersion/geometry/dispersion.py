@@ -31,10 +31,8 @@ class Estimate(NamedTuple):
 def dispersion(x: ArrayLike) -> float:
     """Mean cosine distance over all pairs of rows of ``x`` (n >= 2, d).
 
-    0 all parallel, 1 orthogonal on average, at most n/(n-1). One pass over blocks, in float64 whatever the
-    dtype, without a copy of ``x``. Where the vectors are nearly parallel a second pass takes
-    sum |u_i - mean|^2 / (n - 1), which keeps its digits there. Compare a model with itself or its siblings
-    only.
+    0 all parallel, 1 orthogonal on average, at most n/(n-1). In float64 whatever the dtype, without a copy of
+    ``x``; nearly parallel vectors keep their digits. Compare a model with itself or its siblings only.
 
     Raises:
         TooFewVectorsError: n < 2.
@@ -92,8 +90,6 @@ def _blocks(rows: NDArray[Any]) -> Iterator[tuple[Array, Array]]:
 def contributions(x: ArrayLike) -> Array:
     """Mean cosine distance of every row to all the others; shape (n,). Their mean is the dispersion.
 
-    Low values mark texts that the model hardly tells from the rest.
-
     Raises:
         TooFewVectorsError: n < 2.
         NoDirectionError: A zero or non-finite row.
@@ -117,19 +113,11 @@ def dispersion_estimate(x: ArrayLike) -> Estimate:
         TooFewVectorsError: n < 2.
         NoDirectionError: A zero or non-finite row.
     """
-    return _jackknifed(contributions(x))
+    return jackknifed(contributions(x))
 
 
 def streamed_dispersion_estimate(blocks: Callable[[], Iterable[ArrayLike]]) -> Estimate:
-    """:func:`dispersion_estimate` of rows that come in blocks; float64 copies are one block large.
-
-    Args:
-        blocks: Called twice; gives blocks of rows (n_i, d), the same ones each time.
-
-    Raises:
-        TooFewVectorsError: Fewer than two rows in all.
-        NoDirectionError: A zero or non-finite row; ``.rows`` counts within its block.
-    """
+    """:func:`dispersion_estimate` of rows that come in blocks (n_i, d); ``blocks`` is called twice."""
     total: Any = 0.0
     n = 0
     for block in blocks():
@@ -140,15 +128,19 @@ def streamed_dispersion_estimate(blocks: Callable[[], Iterable[ArrayLike]]) -> E
     mean = total / n
     parts = [np.square(unit_rows(block) - mean).sum(axis=1) for block in blocks()]
     squares = np.concatenate(parts)
-    return _jackknifed((n * squares + squares.sum()) / (2 * (n - 1)))
+    return jackknifed((n * squares + squares.sum()) / (2 * (n - 1)))
 
 
-def _jackknifed(c: Array) -> Estimate:
-    n, mean = len(c), float(c.mean())
-    if n == 2:
-        return Estimate(mean, float("nan"), n)
-    left_out = mean + (mean - c) * 2 / (n - 2)
-    return Estimate(mean, jackknife_se(left_out), n)
+def jackknifed(c: Array) -> Estimate:
+    """The dispersion of vectors with these contributions (n,), with its error."""
+    n = len(c)
+    return Estimate(float(c.mean()), jackknife_se(left_out(c)) if n > 2 else float("nan"), n)
+
+
+def left_out(contributions: Array) -> Array:
+    """The dispersion without vector i, one value a vector, from their contributions (n,), n >= 3."""
+    mean = float(contributions.mean())
+    return np.asarray(mean + (mean - contributions) * 2 / (len(contributions) - 2))
 
 
 def vendi_score(x: ArrayLike) -> float:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lmeval_dispersion.errors import GeometryError, NoDirectionError, TooFewVectorsError
+from lmeval_dispersion.errors import GeometryError, NoDirectionError
 from lmeval_dispersion.geometry.vectors import Array, at_least, matrix, unit_rows
 from lmeval_dispersion.statistics import jackknife_se
 
@@ -43,10 +43,6 @@ class PairMean(NamedTuple):
 def within(x: ArrayLike, metric: Metric = "cosine") -> PairMean:
     """Mean distance over all pairs of rows of ``x`` (n >= 3, d), with errors.
 
-    Raises:
-        TooFewVectorsError: n < 3, below which there is no error bar; :func:`dispersion` takes two.
-        NoDirectionError: A zero or non-finite row (Euclidean: non-finite).
-
     Source: RD section 3.2.
     """
     rows = _prepared(x, metric)
@@ -76,11 +72,6 @@ def _within(blocks: Iterable[tuple[int, int, Array]], n: int) -> PairMean:
 def between(x: ArrayLike, y: ArrayLike, metric: Metric = "cosine") -> PairMean:
     """Mean distance over all pairs with one row of ``x`` (n >= 2, d) and one of ``y`` (m >= 2, d).
 
-    Raises:
-        TooFewVectorsError: Fewer than two rows on a side.
-        GeometryError: The widths differ.
-        NoDirectionError: A zero or non-finite row (Euclidean: non-finite).
-
     Source: RD section 3.2.
     """
     a, b = _prepared(x, metric), _prepared(y, metric)
@@ -106,9 +97,6 @@ def contrasts(x: ArrayLike, y: ArrayLike) -> dict[Metric, Contrast]:
     squared lengths neither over- nor underflow in float64. Only rows that lie close together far from the
     origin are moved to their common centre and multiplied once more: their distances would be small
     differences of large numbers.
-
-    Raises:
-        GeometryError: As :func:`within` and :func:`between` do.
     """
     a, b = np.asarray(x), np.asarray(y)
     plain = a.dtype == b.dtype == np.float32 and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[1] > 0
@@ -130,10 +118,7 @@ def contrasts(x: ArrayLike, y: ArrayLike) -> dict[Metric, Contrast]:
 
 
 def _products(x: NDArray[np.float32], y: NDArray[np.float32], *, centred: bool) -> Array:
-    """Products of all rows with one another, in float64; moved to their common centre if asked.
-
-    Some columns at a time: the rows of a screened checkpoint are never held in float64 as a whole.
-    """
+    """Products of all rows with one another, in float64; moved to their common centre if asked."""
     n, both = len(x), len(x) + len(y)
     products = np.zeros((both, both))
     rows = np.empty((both, min(_COLUMNS, x.shape[1])))
@@ -173,54 +158,6 @@ def _between(blocks: Iterable[tuple[int, int, Array]], n: int, m: int) -> PairMe
         left_a,
         left_b,
     )
-
-
-class ClusterDistances(NamedTuple):
-    """Mean distance of members to their own centroid, and mean pair distance of the centroids."""
-
-    within: float
-    between: float
-    clusters: int
-
-
-def cluster_distances(x: ArrayLike, labels: ArrayLike, metric: Metric = "cosine") -> ClusterDistances:
-    """Distances within and between labelled clusters of rows.
-
-    ``within`` is the mean over all members of the distance to their cluster's centroid (the mean of the raw
-    rows), ``between`` the mean distance over pairs of centroids.
-
-    Args:
-        x: Vectors, shape (n, d).
-        labels: Cluster of each row, shape (n,), any comparable type.
-        metric: ``cosine`` or ``euclidean``.
-
-    Raises:
-        GeometryError: ``labels`` has another length than ``x``.
-        TooFewVectorsError: Fewer than two clusters.
-
-    Source: RD section 2.3.
-    """
-    rows = matrix(x)
-    names, index = np.unique(np.asarray(labels), return_inverse=True)
-    if index.shape != (len(rows),):
-        raise GeometryError(f"expected one label a row, got {index.size} labels for {len(rows)} rows")
-    if len(names) < 2:
-        raise TooFewVectorsError(f"expected at least 2 clusters, got {len(names)}")
-    sums = np.zeros((len(names), rows.shape[1]))
-    np.add.at(sums, index, rows)
-    centroids = _prepared(sums / np.bincount(index)[:, None], metric)
-    members = _prepared(rows, metric)
-    difference = members - centroids[index]
-    squares = np.einsum("ij,ij->i", difference, difference)
-    # For unit vectors 1 - u.v = |u - v|^2 / 2.
-    to_centroid = squares / 2 if metric == "cosine" else np.sqrt(squares)
-    total = 0.0
-    for i, j, block in _distance_blocks(centroids, centroids, metric):
-        if i == j:
-            np.fill_diagonal(block, 0.0)
-        total += float(block.sum())
-    k = len(names)
-    return ClusterDistances(float(to_centroid.mean()), total / (k * (k - 1)), k)
 
 
 def _prepared(x: ArrayLike, metric: Metric) -> Array:

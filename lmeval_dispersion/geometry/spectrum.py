@@ -40,10 +40,6 @@ class Spectrum(NamedTuple):
 def spectrum(x: ArrayLike) -> Spectrum:
     """The four figures of the rows of ``x`` (n >= 3, d).
 
-    Raises:
-        TooFewVectorsError: n < 3.
-        GeometryError: A non-finite value, or another shape.
-
     >>> found = spectrum([[1, 0], [-1, 0], [0, 1], [0, -1]])
     >>> round(found.stable_rank, 6), round(found.effective_rank, 6)
     (2.0, 2.0)
@@ -67,10 +63,6 @@ def effective_rank(x: ArrayLike) -> float:
     Rows are centred, scaled to length one, and the entropy of the normalised eigenvalues of their
     covariance is exponentiated. Low: the texts (or tokens) lie along few directions around their mean.
     Differs from the Vendi score by the centring.
-
-    Raises:
-        TooFewVectorsError: n < 2.
-        GeometryError: A non-finite value, or all rows are the same.
 
     Source: "Diff-eRank: A Novel Rank-Based Metric for Evaluating Large Language Models" (NeurIPS 2024),
     after Roy and Vetterli (2007).

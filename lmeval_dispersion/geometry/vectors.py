@@ -24,10 +24,6 @@ def unit_rows(x: ArrayLike) -> Array:
     Rows are first divided by their largest magnitude, so that neither tiny nor huge values over- or
     underflow.
 
-    Raises:
-        NoDirectionError: A row is zero or not finite; ``.rows`` has their indices. Drop them with
-            :func:`valid_rows` and say how many.
-
     >>> unit_rows([[3.0, 4.0]]).tolist()
     [[0.6, 0.8]]
     """

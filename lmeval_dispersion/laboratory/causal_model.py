@@ -64,15 +64,10 @@ class CausalModel:
     def summary(self) -> dict[str, Any]:
         """The model that was really run, for the manifest."""
         model = self.loaded.model
-        return {
-            "name": self.loaded.name,
-            "revision": self.loaded.revision,
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "device": self.loaded.device.type,
-            "layers": len(self.decoder),
-            "width": self.width,
-            "parameters": int(sum(p.numel() for p in model.parameters())),
-        }
+        about = {"name": self.loaded.name, "revision": self.loaded.revision}
+        about |= {"dtype": str(model.dtype).removeprefix("torch."), "device": self.loaded.device.type}
+        shape = {"layers": len(self.decoder), "width": self.width}
+        return {**about, **shape, "parameters": int(sum(p.numel() for p in model.parameters()))}
 
     def layers(self, wanted: str | Sequence[str]) -> list[str]:
         """Canonical names of ``wanted``."""

@@ -43,7 +43,7 @@ from lmeval_dispersion.laboratory.causal_model import (
 )
 from lmeval_dispersion.laboratory.comparison import pairs_left_out
 from lmeval_dispersion.laboratory.frames import bounded, records, table
-from lmeval_dispersion.laboratory.study import Unit
+from lmeval_dispersion.laboratory.study import Study, Unit
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.report import Chart, Col, Table
@@ -52,6 +52,10 @@ from lmeval_dispersion.statistics import Array
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_SUMMARY = [
+    *("model", "layer", "clusters", "within", "within_low", "within_high", "between", "between_se"),
+    *("ratio", "ratio_low", "ratio_high", "perplexity"),
+]
 _SHOWN = 12  # rows of a default answer
 _SHOWN_NGRAMS = 20
 
@@ -67,11 +71,7 @@ _DISTANCES = {
     "clusters": Col("Clusters", "d", drop=2),
     "perplexity": Col("Perplexity", ".2f", drop=3),
 }
-_NGRAMS = {
-    "cluster": Col("Cluster", "d"),
-    "ngram": Col("N-gram"),
-    "occurrences": Col("Occurrences", "d"),
-}
+_NGRAMS = {"cluster": Col("Cluster", "d"), "ngram": Col("N-gram"), "occurrences": Col("Occurrences", "d")}
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,17 +128,14 @@ class ClustersResult(StudyResult):
             for model, frame in self.clusters[self.clusters["layer"] == layer].groupby("model")
         }
         first = rows[0]
-        groups: dict[str, list[str]] = {
-            "further apart": [],
-            "closer together": [],
-            "not clearly differently": [],
-        }
+        words = ("further apart", "closer together", "not clearly differently")
+        groups: dict[str, list[str]] = {word: [] for word in words}
         for row in rows[1:]:
             value = float(np.log(row["ratio"] / first["ratio"]))
             low, high = jackknife_bounds(value, each[row["model"]] - each[first["model"]], len(rows) - 1)
             further, closer, unclear = groups.values()
             (further if low > 0 else closer if high < 0 else unclear).append(row["model"])
-        return [(words, names) for words, names in groups.items() if names]
+        return [group for group in groups.items() if group[1]]
 
 
 def clusters(
@@ -154,16 +151,10 @@ def clusters(
 ) -> ClustersResult:
     """Distances within and between clusters of contexts of ``data``, in every model.
 
-    Args:
-        models: Checkpoints with one tokenizer, such as revisions of one training.
-        data: A file or Hub data set, see :mod:`lmeval_dispersion.model.texts`; all of it is read.
-        ngram: Tokens of the n-gram that the contexts of a cluster share as their continuation.
-        occurrences: How often it must occur; a cluster has so many contexts.
-        segment: Tokens a context.
-        clusters: The most clusters; the most frequent n-grams come first.
-        layers: ``last``, ``all``, or names.
-        **run: ``pack``, ``seed``, ``batch``, ``folder`` and ``quiet``, see
-            :class:`~lmeval_dispersion.laboratory.analysis.Run`.
+    ``models`` have one tokenizer, such as revisions of one training. All of a file or Hub data set is read.
+    Contexts of ``segment`` tokens go on with the same ``ngram`` tokens, which must occur ``occurrences``
+    times; a cluster has so many contexts. The most frequent n-grams make the ``clusters``. ``layers``:
+    ``last``, ``all``, or names. More: :class:`~lmeval_dispersion.laboratory.analysis.Run`.
 
     Raises:
         UsageError: Too few n-grams recur, tokenizers differ, or what was asked for does not fit a model.
@@ -177,38 +168,33 @@ def clusters(
 
 
 def _measure(analysis: Analysis) -> None:
-    parts: list[tuple[pd.DataFrame, pd.DataFrame]] = []
+    summaries, clusters = list[pd.DataFrame](), list[pd.DataFrame]()
     for label, causal, layers in analysis.models(losses=True):
-        if not parts:
+        if not summaries:
             tokenizer, first = causal.loaded.tokenizer, label
-            vocabulary = tokenizer.get_vocab()
-            drawn, found = _contexts(analysis, tokenizer)
-        elif causal.loaded.tokenizer.get_vocab() != vocabulary:
+            settings, texts = analysis.settings, analysis.texts["data"]
+            names = ("ngram", "occurrences", "segment", "clusters", "seed", "pack")
+            find = partial(recurring_contexts, texts, tokenizer, **{name: settings[name] for name in names})
+            drawn, arrays = analysis.drawn("contexts", texts, find)
+        elif causal.loaded.tokenizer.get_vocab() != tokenizer.get_vocab():
             raise UsageError(
                 f"expected checkpoints with one tokenizer, got that of {label}, which differs from "
                 f"{first}'s; give them studies of their own"
             )
-        parts.append(_one_model(analysis, label, causal, layers, drawn, len(found["ngrams"])))
+        summary, each = _one_model(analysis.study, label, causal, layers, drawn, len(arrays["ngrams"]))
+        summaries.append(summary)
+        clusters.append(each)
     ngrams = {
-        "cluster": np.arange(len(found["ngrams"])),
-        "ngram": [tokenizer.decode(ids.tolist()) for ids in found["ngrams"]],
-        "occurrences": found["occurrences"],
+        "cluster": np.arange(len(arrays["ngrams"])),
+        "ngram": [tokenizer.decode(ids.tolist()) for ids in arrays["ngrams"]],
+        "occurrences": arrays["occurrences"],
     }
-    summaries, clusters = zip(*parts, strict=True)
-    analysis.finish(
-        {"summary": pd.concat(summaries), "clusters": pd.concat(clusters), "ngrams": pd.DataFrame(ngrams)}
-    )
-
-
-def _contexts(analysis: Analysis, tokenizer: Any) -> tuple[Segments, Unit]:
-    settings, texts = analysis.settings, analysis.texts["data"]
-    names = ("ngram", "occurrences", "segment", "clusters", "seed", "pack")
-    find = partial(recurring_contexts, texts, tokenizer, **{name: settings[name] for name in names})
-    return analysis.drawn("contexts", texts, find)
+    tables = {"summary": pd.concat(summaries), "clusters": pd.concat(clusters)}
+    analysis.finish({**tables, "ngrams": pd.DataFrame(ngrams)})
 
 
 def _one_model(
-    analysis: Analysis, label: str, causal: CausalModel, layers: list[str], drawn: Segments, count: int
+    study: Study, label: str, causal: CausalModel, layers: list[str], drawn: Segments, count: int
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The summary and the clusters of one model; ``drawn`` holds the contexts cluster by cluster."""
     members = len(drawn.tokens) // count
@@ -217,33 +203,22 @@ def _one_model(
         rows = np.arange(which * members, (which + 1) * members)
         states = causal.run(drawn, rows, layers, last_vectors, losses=True)
         centroids = np.array([states[layer].mean(axis=0, dtype=np.float64) for layer in layers])
-        differences = [
-            unit_rows(states[layer]) - unit_rows(centroid[None])
-            for layer, centroid in zip(layers, centroids, strict=True)
-        ]
-        within = np.array([np.square(rows).sum(axis=1).mean() / 2 for rows in differences])
+        pairs = zip(layers, unit_rows(centroids), strict=True)
+        differences = [unit_rows(states[layer]) - centroid for layer, centroid in pairs]
+        within = np.array([np.square(each).sum(axis=1).mean() / 2 for each in differences])
         return {"within": within, "centroids": centroids, "nll": states["nll"].mean(axis=1).mean()}
 
-    units = analysis.study.units(label, count, one_cluster)
+    units = study.units(label, count, one_cluster)
     within, centroids, nll = (units.stacked(key) for key in ("within", "centroids", "nll"))
-    summaries, each = [], []
+    rows, each = [], []
     for place, layer in enumerate(layers):
-        about = {"model": label, "layer": layer}
-        apart = contributions(centroids[:, place])
-        between = dispersion_estimate(centroids[:, place])
-        inside, ratio = within_interval(within[:, place]), ratio_interval(within[:, place], apart)
-        summaries.append(
-            {
-                **{**about, "clusters": count},
-                **{"within": inside.value, "within_low": inside.low, "within_high": inside.high},
-                **{"between": between.mean, "between_se": between.se},
-                **{"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high},
-                "perplexity": float(perplexity(np.mean(nll))),
-            }
-        )
-        columns = {"cluster": np.arange(count), "within": within[:, place], "apart": apart}
-        each.append(pd.DataFrame({**about, **columns}))
-    return pd.DataFrame(summaries), pd.concat(each)
+        inside, centres = within[:, place], centroids[:, place]
+        apart, between = contributions(centres), dispersion_estimate(centres)
+        row = (count, *within_interval(inside), between.mean, between.se, *ratio_interval(inside, apart))
+        rows.append((label, layer, *row, float(perplexity(np.mean(nll)))))
+        about = {"model": label, "layer": layer, "cluster": np.arange(count)}
+        each.append(pd.DataFrame({**about, "within": inside, "apart": apart}))
+    return pd.DataFrame(rows, columns=_SUMMARY), pd.concat(each)
 
 
 def within_interval(within: Array) -> statistics.Interval:
@@ -293,10 +268,8 @@ def recurring_contexts(
 ) -> Unit:
     """The contexts that end where one of the most frequent n-grams begins.
 
-    Returns:
-        ``tokens`` (clusters x occurrences, segment), cluster by cluster; ``origins``, see
-        :class:`~lmeval_dispersion.laboratory.causal_model.Segments`; ``ngrams`` (clusters, n); and
-        ``occurrences`` (clusters,), how often each occurs with a whole context before it.
+    ``tokens`` (clusters x occurrences, segment) and ``origins`` stand cluster by cluster; beside them
+    ``ngrams`` (clusters, n), and ``occurrences`` (clusters,): of each with a whole context before it.
     """
     prefix = prefix_of(tokenizer)
     body = segment - len(prefix)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from lmeval_dispersion.report.document import Column
 Spec = dict[str, Any]
 
 _HEIGHT = 200
-_ZERO: Spec = {"mark": {"type": "rule", "strokeDash": [4, 4]}, "encoding": {"y": {"datum": 0}}}
+_DASHED: Spec = {"type": "rule", "strokeDash": [4, 4]}
 
 
 class FrameReport(Report):
@@ -76,83 +76,67 @@ def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spe
         rows = pd.concat([rows, others.assign(series=names)])
     rows = rows.assign(low=rows["low"].where(rows["series"] == "model"))
     shown = ["series", "perplexity", "layer", "pearson", "low", "high"]
-    order, layers = _unique(rows, "series"), _unique(rows, "layer")
+    layers = _unique(rows, "layer")
     angle = {"labelAngle": -60 if len(layers) > 8 else 0, "labelOverlap": len(layers) > 40}
-    x = {"field": "layer", "type": "nominal", "title": None, "sort": layers, "axis": angle}
     y = _value("pearson", "r with dispersion", domain=[-1, 1])
-    bars = {
-        "transform": [{"filter": "isValid(datum.low)"}],
-        "mark": "rule",
-        "encoding": {"y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}},
-    }
-    line = {"mark": {"type": "line", "strokeWidth": 1, "opacity": 0.5}, "encoding": {"y": y}}
-    dots = {
-        "mark": {"type": "point", "filled": True, "size": 45},
-        "encoding": {"y": y, "tooltip": _tips(shown)},
-    }
-    encoding = {"x": x, **_colour("series", order)}
-    spec = {"layer": [_ZERO, {"encoding": encoding, "layer": [bars, line, dots]}], "height": _HEIGHT}
+    bars = {"y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}}
+    drawn = [
+        {"transform": [{"filter": "isValid(datum.low)"}], **_mark("rule", **bars)},
+        _mark({"type": "line", "strokeWidth": 1, "opacity": 0.5}, y=y),
+        _mark({"type": "point", "filled": True, "size": 45}, y=y, tooltip=_tips(shown)),
+    ]
+    encoding = {"x": {**_name("layer", layers), "axis": angle}, **_colour("series", rows)}
+    zero = _mark(_DASHED, y={"datum": 0})
+    spec = {"layer": [zero, {"encoding": encoding, "layer": drawn}], "height": _HEIGHT}
     return _faceted(rows[shown], "perplexity", spec, columns=1)
 
 
 def law_bins(points: pd.DataFrame) -> Spec:
     """Mean perplexity against dispersion: one dot a bin, one panel a perplexity and layer."""
-    rows = points.assign(
-        panel=points["perplexity"] + ", " + points["layer"], logarithm=np.log(points["mean_perplexity"])
-    )
-    shown = ["split", "panel", "bin", "mean_perplexity", "logarithm", "dispersion"]
+    panel = points["perplexity"] + ", " + points["layer"]
+    rows = points.assign(panel=panel, logarithm=np.log(points["mean_perplexity"]))
+    shown = ["split", "bin", "mean_perplexity", "dispersion"]
     # A logarithmic axis of Vega-Lite has a line for every digit, which makes most of a page's bytes.
     ticks = {"labelExpr": "format(exp(datum.value), ',.3~r')", "tickCount": 4}
-    spec = {
-        "mark": {"type": "circle", "size": 40, "opacity": 0.8},
-        "encoding": {
-            "x": {**_value("logarithm", "Mean perplexity of a bin"), "axis": ticks},
-            "y": {**_value("dispersion", "Dispersion"), "axis": {"tickCount": 5}},
-            **_colour("split", _unique(rows, "split")),
-            "tooltip": _tips(["split", "bin", "mean_perplexity", "dispersion"]),
-        },
-        "height": _HEIGHT,
-    }
-    panels = rows["panel"].nunique()
-    resolve = {"scale": {"x": "independent", "y": "independent"}}
-    return _faceted(rows[shown].round(4), "panel", spec, columns=min(3, panels), resolve=resolve)
+    spec = _mark(
+        {"type": "circle", "size": 40, "opacity": 0.8},
+        x={**_value("logarithm", "Mean perplexity of a bin"), "axis": ticks},
+        y={**_value("dispersion", "Dispersion"), "axis": {"tickCount": 5}},
+        tooltip=_tips(shown),
+        **_colour("split", rows),
+    )
+    rows = rows[[*shown, "panel", "logarithm"]].round(4)
+    return _faceted(rows, "panel", {**spec, "height": _HEIGHT}, resolve=_independent("x", "y"))
 
 
 def sublayer_draws(draws: pd.DataFrame) -> Spec:
     """Every draw's dispersion by size of draw, one colour a candidate."""
     layers = _unique(draws, "layer")
-    spec = {
-        "mark": {"type": "tick", "thickness": 2},
-        "encoding": {
-            "x": _value("dispersion", "Dispersion of one draw"),
-            "y": {"field": "layer", "type": "nominal", "title": None, "sort": layers},
-            **_colour("layer", layers, legend=None),
-            "tooltip": _tips(["layer", "segments", "draw", "dispersion"]),
-        },
-        "height": 24 * len(layers),
-    }
-    return _faceted(draws, "segments", spec, columns=1, title="Segments a draw")
+    spec = _mark(
+        {"type": "tick", "thickness": 2},
+        x=_value("dispersion", "Dispersion of one draw"),
+        y=_name("layer", layers),
+        tooltip=_tips(["layer", "segments", "draw", "dispersion"]),
+        **_colour("layer", draws, legend=None),
+    )
+    title = "Segments a draw"
+    return _faceted(draws, "segments", {**spec, "height": 24 * len(layers)}, columns=1, title=title)
 
 
 def condensation_lines(layers: pd.DataFrame) -> Spec:
     """Mean similarity by depth as a share of the model's depth, one line a model, with its interval."""
     rows = with_control(layers)
     rows = rows.assign(share=rows["depth"] / rows.groupby("model")["depth"].transform("max"))
-    shown = ["model", "layer", "share", "mean", "low", "high"]
-    low = {"field": "low", "type": "quantitative", "title": "Mean similarity"}
-    tips = {"tooltip": _tips(["model", "layer", "mean", "low", "high"])}
+    shown = ["model", "layer", "mean", "low", "high"]
+    x = {"field": "share", "type": "quantitative", "title": "Depth as a share of the model's"}
+    y, ends = "Mean similarity", {"y2": {"field": "high"}}
+    low = {"field": "low", "type": "quantitative", "title": y}
     return {
-        "data": {"values": records(rows[shown])},
-        "encoding": {
-            "x": {"field": "share", "type": "quantitative", "title": "Depth as a share of the model's"},
-            **_colour("model", _unique(rows, "model")),
-        },
+        "data": {"values": records(rows[[*shown, "share"]])},
+        "encoding": {"x": x, **_colour("model", rows)},
         "layer": [
-            {"mark": {"type": "area", "opacity": 0.2}, "encoding": {"y": low, "y2": {"field": "high"}}},
-            {
-                "mark": {"type": "line", "point": True},
-                "encoding": {"y": _value("mean", "Mean similarity"), **tips},
-            },
+            _mark({"type": "area", "opacity": 0.2}, y=low, **ends),
+            _mark({"type": "line", "point": True}, y=_value("mean", y), tooltip=_tips(shown)),
         ],
         "height": _HEIGHT * 1.2,
     }
@@ -161,54 +145,43 @@ def condensation_lines(layers: pd.DataFrame) -> Spec:
 def condensation_heat(histogram: pd.DataFrame) -> Spec:
     """Density of the similarity by depth, one panel a model."""
     rows = with_control(histogram[histogram["density"] > 0])[["model", "depth", "low", "high", "density"]]
-    colour = {"field": "density", "type": "quantitative", "title": "Density"}
-    spec = {
-        "mark": {"type": "rect"},
-        "encoding": {
-            "x": {"field": "depth", "type": "ordinal", "title": "Depth"},
-            "y": _value("low", "Cosine similarity of two tokens", domain=[-1, 1]),
-            "y2": {"field": "high"},
-            "color": {**colour, "scale": {"scheme": "viridis", "type": "sqrt"}},
-            "tooltip": _tips(["model", "depth", "low", "density"]),
-        },
-        "height": _HEIGHT * 1.4,
-    }
-    return _faceted(rows.round(4), "model", spec, columns=min(2, rows["model"].nunique()))
+    spec = _mark(
+        "rect",
+        x={"field": "depth", "type": "ordinal", "title": "Depth"},
+        y=_value("low", "Cosine similarity of two tokens", domain=[-1, 1]),
+        y2={"field": "high"},
+        color=_value("density", "Density", scheme="viridis", type="sqrt"),
+        tooltip=_tips(["model", "depth", "low", "density"]),
+    )
+    return _faceted(rows.round(4), "model", {**spec, "height": _HEIGHT * 1.4}, columns=2)
 
 
 def cluster_lines(summary: pd.DataFrame) -> Spec:
     """Distances within and between clusters over the models in the order given."""
     rows = summary.melt(["model", "layer"], ["within", "between"], var_name="distance", value_name="value")
-    spec = {
-        "mark": {"type": "line", "point": True},
-        "encoding": {
-            "x": {"field": "model", "type": "nominal", "title": None, "sort": _unique(rows, "model")},
-            "y": _value("value", "Mean cosine distance"),
-            **_colour("distance", ["within", "between"]),
-            "tooltip": _tips(["model", "layer", "distance", "value"]),
-        },
-        "height": _HEIGHT,
-    }
-    columns = min(3, rows["layer"].nunique())
-    return _faceted(rows, "layer", spec, columns=columns, resolve={"scale": {"y": "independent"}})
+    spec = _mark(
+        {"type": "line", "point": True},
+        x=_name("model", _unique(rows, "model")),
+        y=_value("value", "Mean cosine distance"),
+        tooltip=_tips(["model", "layer", "distance", "value"]),
+        **_colour("distance", rows),
+    )
+    return _faceted(rows, "layer", {**spec, "height": _HEIGHT}, resolve=_independent("y"))
 
 
 def differences(frame: pd.DataFrame) -> Spec:
     """Differences with their intervals, a panel a metric; column ``row`` names them."""
+    shown = ["row", "difference", "low", "high"]
+    y = {**_name("row", None), "axis": {"labelOverlap": False}}
     low = {"field": "low", "type": "quantitative", "title": "Difference, with 95 % interval"}
-    tips = {"tooltip": _tips(["row", "difference", "low", "high"])}
-    zero = {"mark": _ZERO["mark"], "encoding": {"x": {"datum": 0}}}
-    y = {"field": "row", "type": "nominal", "title": None, "sort": None, "axis": {"labelOverlap": False}}
-    bars = {"mark": "rule", "encoding": {"y": y, "x": low, "x2": {"field": "high"}}}
-    dots = {
-        "mark": {"type": "point", "filled": True},
-        "encoding": {"y": y, "x": _value("difference", None), **tips},
-    }
-    spec = {"layer": [zero, bars, dots], "height": {"step": 18}}
-    shown = frame[["row", "figure", "difference", "low", "high"]]
-    return _faceted(
-        shown, "figure", spec, columns=1, resolve={"scale": {"x": "independent", "y": "independent"}}
-    )
+    layer = [
+        _mark(_DASHED, x={"datum": 0}),
+        _mark("rule", y=y, x=low, x2={"field": "high"}),
+        _mark({"type": "point", "filled": True}, y=y, x=_value("difference", None), tooltip=_tips(shown)),
+    ]
+    spec = {"layer": layer, "height": {"step": 18}}
+    rows = frame[[*shown, "figure"]]
+    return _faceted(rows, "figure", spec, columns=1, resolve=_independent("x", "y"))
 
 
 def with_control(frame: pd.DataFrame) -> pd.DataFrame:
@@ -217,11 +190,22 @@ def with_control(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(model=names)
 
 
+def _mark(mark: str | Spec, **encoding: Any) -> Spec:
+    return {"mark": mark, "encoding": encoding}
+
+
 def _faceted(
-    rows: pd.DataFrame, field: str, spec: Spec, *, columns: int, title: str | None = None, **more: Any
+    rows: pd.DataFrame, field: str, spec: Spec, *, columns: int = 3, title: str | None = None, **more: Any
 ) -> Spec:
-    facet = {"field": field, "type": "nominal", "title": title, "sort": _unique(rows, field)}
+    """One panel a value of ``field``, at most so many beside each other."""
+    names = _unique(rows, field)
+    facet = {**_name(field, names), "title": title}
+    columns = min(columns, len(names))
     return {"data": {"values": records(rows)}, "facet": facet, "columns": columns, "spec": spec, **more}
+
+
+def _independent(*axes: str) -> Spec:
+    return {"scale": dict.fromkeys(axes, "independent")}
 
 
 def _unique(rows: pd.DataFrame, column: str) -> list[Any]:
@@ -229,20 +213,18 @@ def _unique(rows: pd.DataFrame, column: str) -> list[Any]:
 
 
 def _value(field: str, title: str | None, **scale: Any) -> Spec:
-    return {
-        "field": field,
-        "type": "quantitative",
-        "title": title,
-        "scale": {**({} if scale else {"zero": False}), **scale},
-    }
+    return {"field": field, "type": "quantitative", "title": title, "scale": scale or {"zero": False}}
 
 
-def _colour(field: str, order: Sequence[Any], **more: Any) -> Spec:
+def _name(field: str, order: list[Any] | None) -> Spec:
+    return {"field": field, "type": "nominal", "title": None, "sort": order}
+
+
+def _colour(field: str, rows: pd.DataFrame, **more: Any) -> Spec:
     """A colour for each value, none where there is one."""
-    if len(order) == 1:
-        return {}
-    return {"color": {"field": field, "type": "nominal", "title": None, "sort": list(order), **more}}
+    order = _unique(rows, field)
+    return {} if len(order) == 1 else {"color": {**_name(field, order), **more}}
 
 
-def _tips(names: Sequence[str]) -> list[Spec]:
+def _tips(names: list[str]) -> list[Spec]:
     return [{"field": name} for name in names]

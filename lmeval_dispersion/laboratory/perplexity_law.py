@@ -35,6 +35,7 @@ from lmeval_dispersion.laboratory.analysis import (
     analyse,
 )
 from lmeval_dispersion.laboratory.causal_model import (
+    CONTROLS,
     CausalModel,
     Segments,
     as_controls,
@@ -62,26 +63,24 @@ _SHOWN = 12  # layers of a default answer
 _PANELS = 6  # layers that have a panel of their bins
 _ABOUT = ["split", "perplexity", "layer"]
 
-_LAYERS = {
-    "layer": Col("Layer"),
-    **bounded("pearson", "r", "+.2f", hint="over bins; -1: easier bins are more dispersed, 0: no line"),
-    "untrained": Col("Untrained", "+.2f"),
-    "shuffled": Col("Shuffled", "+.2f"),
-    "reason": Col("Why undefined"),
-}
 _CORRELATIONS = {
     "split": Col("Text"),
     "perplexity": Col("Perplexity of", hint="sequence: whole segments; last@c: the token after c"),
     "layer": Col("Layer"),
     "measure": Col("Measure"),
     "control": Col("Control", hint="random weights, or the tokens of each text in random order"),
-    **bounded("pearson", "r", "+.2f"),
+    **bounded("pearson", "r", "+.2f", hint="over bins; -1: easier bins are more dispersed, 0: no line"),
     "line_r2": Col("R² of the line", ".2f", short="R²", drop=3, hint="fitted on data; negative: poor"),
     "difference": Col("Model minus control", "+.2f"),
     "difference_low": Col("from", "+.2f"),
     "difference_high": Col("to", "+.2f"),
     "bins": Col("Bins", "d", drop=3),
     "reason": Col("Why undefined"),
+}
+_LAYERS = {
+    **{key: _CORRELATIONS[key] for key in ("layer", "pearson", "low", "high")},
+    **{control: Col(control.capitalize(), "+.2f") for control in CONTROLS},
+    "reason": _CORRELATIONS["reason"],
 }
 _OVERALL = {
     "split": Col("Text"),
@@ -162,15 +161,6 @@ def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.query("measure == 'dispersion' and split == 'data'")
 
 
-class _Claim(NamedTuple):
-    """Layers at which r has a sign for sure, and the controls that it is beyond or like there."""
-
-    sign: int
-    places: str
-    beyond: list[str]
-    like: list[str]
-
-
 def _verdict(kind: str, every: pd.DataFrame, controls: pd.DataFrame | None) -> dict[str, Any]:
     """The claims about one perplexity, and r at the layer that stands for all."""
     rows = every[every["perplexity"] == kind]
@@ -189,8 +179,8 @@ def _verdict(kind: str, every: pd.DataFrame, controls: pd.DataFrame | None) -> d
     }
 
 
-def _claims(rows: pd.DataFrame, controls: pd.DataFrame, sign: int) -> Iterator[_Claim]:
-    """Where r has this sign for sure, and from which controls it does not clearly differ there."""
+def _claims(rows: pd.DataFrame, controls: pd.DataFrame, sign: int) -> Iterator[dict[str, Any]]:
+    """Where r has this sign for sure, and the controls that it is ``beyond`` or ``like`` there."""
     end = "high" if sign < 0 else "low"
     layers = rows["layer"].tolist()
     alike = controls[~(controls[f"apart_{end}"].astype(float) * sign > 0)]
@@ -200,7 +190,7 @@ def _claims(rows: pd.DataFrame, controls: pd.DataFrame, sign: int) -> Iterator[_
         groups.setdefault(like, []).append(layer)
     for like, where in sorted(groups.items()):
         beyond = [] if like else list(dict.fromkeys(controls["control"]))
-        yield _Claim(sign, places(where, layers), beyond, list(like))
+        yield {"sign": sign, "places": places(where, layers), "beyond": beyond, "like": like}
 
 
 def places(chosen: Sequence[str], every: Sequence[str]) -> str:
@@ -240,19 +230,12 @@ def law(
 ) -> LawResult:
     """Perplexity against dispersion over the texts of ``data``, per layer.
 
-    Args:
-        model: Hub id, folder, :class:`~lmeval_dispersion.model.loading.ModelChoice`, or a loaded model.
-        data: A file or Hub data set, see :mod:`lmeval_dispersion.model.texts`.
-        segment: Tokens a segment.
-        segments: Segments to draw; all of them where the data has fewer.
-        layers: ``last``, ``all``, or names.
-        bins: Bins chosen by algorithm 1 (K).
-        bin_size: Segments a bin.
-        contexts: Context lengths of the last-token variant; those not below ``segment`` are left out.
-        held_out: A second source, binned by itself; the line fitted on ``data`` is tested on it.
-        control: ``untrained``, ``shuffled`` or both, run beside the model on the same bins.
-        **run: ``pack``, ``seed``, ``batch``, ``folder`` and ``quiet``, see
-            :class:`~lmeval_dispersion.laboratory.analysis.Run`.
+    At most ``segments`` segments of ``segment`` tokens are drawn from a file or Hub data set; a bin has
+    ``bin_size`` of them, and algorithm 1 chooses ``bins``. ``contexts`` are the context lengths of the
+    last-token variant (those below ``segment``). ``held_out``, a second source, is binned by itself; the line
+    fitted on ``data`` is tested on it. ``control``: ``untrained``, ``shuffled`` or both, run beside the model
+    on the same bins. ``layers``: ``last``, ``all``, or names. More:
+    :class:`~lmeval_dispersion.laboratory.analysis.Run`.
 
     Raises:
         UsageError: What was asked for does not fit the model or the data.
@@ -402,23 +385,15 @@ def _points(bins: list[_Bin], layers: list[str], values: dict[str, NDArray[Any]]
 def _overall(split: _Split, layers: list[str], seed: int) -> pd.DataFrame:
     """One row a layer: dispersion over all texts with jackknife error, token dispersion, perplexity."""
     rows = []
-    for place, layer in enumerate(layers):
-        estimate = Dispersion.from_state({"sums": split.sums[place], "counts": split.counts}).estimate()
-        token = mean_interval(split.tokens[:, place], seed)
-        rows.append(
-            {
-                "split": split.name,
-                "layer": layer,
-                "texts": estimate.n,
-                "dispersion": estimate.mean,
-                "dispersion_se": estimate.se,
-                "token_dispersion": token.value,
-                "token_dispersion_low": token.low,
-                "token_dispersion_high": token.high,
-                "perplexity": float(perplexity(split.nll[:, 0].mean())),
-            }
-        )
-    return pd.DataFrame(rows)
+    for sums, spread in zip(split.sums, split.tokens.T, strict=True):
+        estimate = Dispersion.from_state({"sums": sums, "counts": split.counts}).estimate()
+        rows.append((estimate.n, estimate.mean, estimate.se, *mean_interval(spread, seed)))
+    columns = ["texts", "dispersion", "dispersion_se"]
+    columns += ["token_dispersion", "token_dispersion_low", "token_dispersion_high"]
+    frame = pd.DataFrame(rows, columns=columns).assign(perplexity=float(perplexity(split.nll[:, 0].mean())))
+    frame.insert(0, "split", split.name)
+    frame.insert(1, "layer", layers)
+    return frame
 
 
 def _left_out(split: _Split, layers: list[str]) -> pd.DataFrame:

@@ -157,16 +157,10 @@ def sublayers(
 ) -> SublayersResult:
     """Dispersion of the candidates' states, the recommended one, and the proof where it is asked for.
 
-    Args:
-        model: Hub id, folder, :class:`~lmeval_dispersion.model.loading.ModelChoice`, or a loaded model.
-        data: A file or Hub data set, see :mod:`lmeval_dispersion.model.texts`.
-        layers: The candidates; by default both sub-layers of the last block.
-        segment: Tokens a segment.
-        sizes: Segments a draw; those that the data cannot fill are left out, with a note.
-        knn: Build a kNN-LM from each candidate and report its interpolated perplexity: the tokens of its
-            datastore, 100,000 for True; a tenth as many more tune it, and as many test it.
-        **run: ``pack``, ``seed``, ``batch``, ``folder`` and ``quiet``, see
-            :class:`~lmeval_dispersion.laboratory.analysis.Run`.
+    ``layers`` are the candidates, by default both sub-layers of the last block. Draws have ``sizes`` segments
+    of ``segment`` tokens of a file or Hub data set; those that it cannot fill are left out. ``knn`` builds a
+    kNN-LM from each candidate, of so many tokens (100,000 for True; a tenth as many more tune it, and as many
+    test it). More: :class:`~lmeval_dispersion.laboratory.analysis.Run`.
 
     Raises:
         UsageError: What was asked for does not fit the model (the message lists its sub-layers) or the data.

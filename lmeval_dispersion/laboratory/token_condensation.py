@@ -214,15 +214,10 @@ def condensation(
 ) -> CondensationResult:
     """Similarity of the tokens of a text, layer by layer, of one model or several.
 
-    Args:
-        models: One model or several: a family by size, a training trajectory by revision.
-        data: A file or Hub data set, see :mod:`lmeval_dispersion.model.texts`.
-        segment: Tokens a text.
-        segments: Texts to draw.
-        last: How many of the last depths ``last_mean`` averages.
-        control: ``untrained``, ``shuffled`` or both, run beside every model on the same texts.
-        **run: ``pack``, ``seed``, ``batch``, ``folder`` and ``quiet``, see
-            :class:`~lmeval_dispersion.laboratory.analysis.Run`.
+    ``models``: one or several, such as a family by size, or a training by revision. ``segments`` texts of
+    ``segment`` tokens are drawn from a file or Hub data set; ``last_mean`` averages the ``last`` depths.
+    ``control``: ``untrained``, ``shuffled`` or both, run beside every model on the same texts. More:
+    :class:`~lmeval_dispersion.laboratory.analysis.Run`.
 
     Raises:
         UsageError: What was asked for does not fit a model or the data.
@@ -244,9 +239,8 @@ def _measure(analysis: Analysis) -> None:
             model = causal.control(control, settings["seed"])
             units = analysis.over(f"{label}{control}", model, drawn, names, _mean_and_histogram)
             each = np.stack([units.joined(name) for name in names], axis=1)
-            tables = model_tables(
-                names, each[..., 0], each[..., 1:].sum(axis=0), settings["seed"], settings["last"]
-            )
+            means, counts = each[..., 0], each[..., 1:].sum(axis=0)
+            tables = model_tables(names, means, counts, settings["seed"], settings["last"])
             for name, frame in tables.items():
                 frame.insert(0, "model", label)
                 frame.insert(1, "control", control)

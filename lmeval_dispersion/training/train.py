@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import errno
+import itertools
 import json
 import logging
 import math
@@ -24,7 +25,7 @@ from lmeval_dispersion.errors import TrainingError, UsageError
 from lmeval_dispersion.geometry import Dispersion
 from lmeval_dispersion.model import states_after_blocks
 from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.options import Output, add_column, add_examples, add_output, write_whole
+from lmeval_dispersion.options import Output, add_column, add_examples, add_output, progress_bar, write_whole
 from lmeval_dispersion.report import render
 from lmeval_dispersion.training.comparison import BASE, Comparison
 
@@ -326,8 +327,6 @@ def text_blocks(settings: Settings, source: str, tokenizer: Any, most: int) -> B
 
 def _all_trained(settings: Settings, folder: Path, tokenizer: Any, output: Output) -> list[dict[str, Any]]:
     from accelerate import PartialState
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     processes = PartialState()
     main = processes.is_main_process
@@ -336,16 +335,14 @@ def _all_trained(settings: Settings, folder: Path, tokenizer: Any, output: Outpu
     for source, (train, held) in zip(settings.data, domains, strict=True):
         if main:
             output.say(f"{source}: {train.size} tokens to train on, {held.size} held out")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    results = []
-    console = Console(stderr=True, quiet=not main)
-    with Progress(*columns, console=console, disable=output.quiet) as progress:
-        for seed in settings.seed:
-            for arm in (BASE, *settings.loss):
-                task = progress.add_task(f"{arm}, seed {seed}", total=settings.steps)
-                on_step = partial(progress.update, task)
-                results.append(trained(settings, folder, arm, seed, domains, tokenizer, on_step))
-                on_step(completed=settings.steps)
+    trainings = list(itertools.product(settings.seed, (BASE, *settings.loss)))
+    total = len(trainings) * settings.steps
+    results: list[dict[str, Any]] = []
+    with progress_bar(hidden=output.quiet or not main) as update:
+        for seed, arm in trainings:
+            before, label = len(results) * settings.steps, f"{arm}, seed {seed}"
+            on_step = partial(lambda before, label, step: update(before + step, total, label), before, label)
+            results.append(trained(settings, folder, arm, seed, domains, tokenizer, on_step))
     return results
 
 
@@ -356,7 +353,7 @@ def trained(
     seed: int,
     domains: list[tuple[Blocks, Blocks]],
     tokenizer: Any,
-    on_step: Callable[..., None],
+    on_step: Callable[[int], None],
 ) -> dict[str, Any]:
     """Train base or a loss, or go on from the last whole checkpoint, and write ``result.json``; its contents.
 
@@ -371,7 +368,7 @@ def trained(
 
     class Steps(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            on_step(completed=state.global_step)
+            on_step(state.global_step)
 
     here = folder / f"{arm}-seed{seed}"
     if (here / "result.json").is_file():

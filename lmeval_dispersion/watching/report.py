@@ -77,11 +77,7 @@ class Watched(Report):
 
     @classmethod
     def of(cls, folder: str | Path) -> Watched:
-        """The run whose output folder this is.
-
-        Raises:
-            UsageError: Nothing was watched there.
-        """
+        """The run whose output folder this is."""
         records = read_records(folder)
         rows = [
             _measurement(record, name, records)
@@ -99,12 +95,10 @@ class Watched(Report):
     def tables(self) -> dict[str, Table]:
         """G of each domain and its change, then the spread of the fixed batch."""
         domains = self.domains()
-        tables = {
-            name: _table(
-                rows, f"G of {name}", "measurements" if len(domains) == 1 else name, ("domain", *MEASURES)
-            )
-            for name, rows in domains.items()
-        }
+        tables = {}
+        for name, rows in domains.items():
+            key = "measurements" if len(domains) == 1 else name
+            tables[name] = _table(rows, f"G of {name}", key, ("domain", *MEASURES))
         hidden = ("domain", "gap", "change", "saved")
         return tables | {"spread": _table(next(iter(domains.values())), "The fixed texts", "spread", hidden)}
 
@@ -196,13 +190,7 @@ def append_record(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_records(folder: str | Path) -> list[dict[str, Any]]:
-    """The measurements of a run in the order of their steps.
-
-    A run that was resumed measures some steps again: what it had measured from there on does not count.
-
-    Raises:
-        UsageError: There is no such file, it holds something else, or nothing was measured yet.
-    """
+    """The measurements of a run in the order of their steps; a resumed run's new ones replace the old."""
     path = Path(folder)
     path = path / FILE if path.is_dir() else path
     try:
@@ -230,11 +218,7 @@ def read_records(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def change(later: Mapping[str, Any], earlier: Mapping[str, Any], domain: str) -> Difference:
-    """G of a domain in one record minus that in an earlier one, with the paired error over the tokens.
-
-    Raises:
-        UsageError: The two were measured on other tokens.
-    """
+    """G of a domain in one record minus that in an earlier one, with the paired error over the tokens."""
     a, b = later["domains"][domain], earlier["domains"].get(domain)
     if b is None or a["tokens"] != b["tokens"]:
         raise UsageError(

@@ -257,7 +257,7 @@ def _from_results(path: Path, task: str) -> Accuracies:
         raise UsageError(f"{path}: expected the task {task}, got {_listed(tasks)}{nearest(task, tasks)}")
     metric = _metric(task, [run["results"][task] for run in chosen.values()], path)
     latest: dict[tuple[str, str | None, str | None], Rated] = {}
-    for file, run in sorted(chosen.items(), key=lambda pair: (_date(pair[1]), str(pair[0]))):
+    for file, run in sorted(chosen.items(), key=lambda pair: (pair[1]["date"], str(pair[0]))):
         name, revision, weights = _model(run, file)
         value = _number(run["results"][task][metric], str(file))
         latest[name, revision, weights] = Rated(name, revision, value, str(file), weights)
@@ -276,7 +276,8 @@ def _results(file: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
         raise UsageError(f"{file}: expected lm-eval's results with the key `results`, got other JSON")
-    return content
+    date = content.get("date")
+    return content | {"date": date if isinstance(date, (int, float)) else 0.0}
 
 
 def _tasks(run: Mapping[str, Any]) -> list[str]:
@@ -309,11 +310,6 @@ def _model(run: Mapping[str, Any], file: Path) -> tuple[str, str | None, str | N
     if not name:
         raise UsageError(f"{file}: expected the model's name in config.model_args, got none")
     return str(name), arguments.get("revision") or None, arguments.get("gguf_file") or None
-
-
-def _date(run: Mapping[str, Any]) -> float:
-    date = run.get("date")
-    return float(date) if isinstance(date, (int, float)) else 0.0
 
 
 def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:

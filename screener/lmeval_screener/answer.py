@@ -114,10 +114,10 @@ def _clear(group: Group) -> str:
 
 def ranks_of(ranks: Ranks) -> str:
     """Ranks for a reader: one by one where they are few, then as runs, then how many between which."""
-    numbers, runs = list(ranks), ranks.runs()
+    numbers = list(ranks)
     if len(numbers) <= 6:
         return " ".join(map(str, numbers))
-    return spans(numbers) if len(runs) <= 4 else f"{len(numbers):,} of {runs[0][0]}–{runs[-1][1]}"
+    return spans(numbers) if len(ranks.runs()) <= 4 else f"{len(numbers):,} of {numbers[0]}–{numbers[-1]}"
 
 
 def _first(group: Group, rival: Screened | None) -> str:

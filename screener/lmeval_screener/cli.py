@@ -31,7 +31,6 @@ from lmeval_screener.registry import add_registry_options
 from lmeval_screener.targets.selection import add_selection_options
 
 if TYPE_CHECKING:
-    from lmeval_screener.result import Result
     from lmeval_screener.screened import Failed, Reading
     from lmeval_screener.screening import OnDone
     from lmeval_screener.shortlist import Shortlist
@@ -292,7 +291,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
     if any(failed.error == "Interrupted" for failed in result.failed):
         output.say("stopped; the same command goes on from here")
-    return _status(result)
+    return result.exit_code
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -310,14 +309,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"expected --audit-sample of at least 0, got {args.audit_sample}")
     if args.tasks is not None and args.emit is None:
         raise UsageError("expected --emit FOLDER with --tasks, got no --emit")
-
-
-def _status(result: Result) -> int:
-    if result.gate is not None and result.gate.exit_code is not None:
-        return result.gate.exit_code
-    if not result.failed:
-        return 0
-    return 3 if result.checkpoints else 1
 
 
 def _print_names(chosen: Shortlist, output: Output) -> None:

@@ -17,7 +17,6 @@ over the number of pairs. `benchmarks/separation.py` simulates both.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import math
 import re
@@ -93,12 +92,7 @@ def _rows(resolution: Resolution) -> frozenset[tuple[str, int]]:
 
 
 def ranked(members: Sequence[tuple[Reading, Reading]], metric: Metric) -> list[Screened]:
-    """Every group's checkpoints, best first, with their ranks and those they have no clear order with.
-
-    Args:
-        members: Each with the one that showed its common tokenizer.
-        metric: Which gap ranks.
-    """
+    """Every group's checkpoints, best first; of each member the one that showed its common tokenizer too."""
     families: dict[str, list[Reading]] = {}
     labels = labelled([reading.target for reading, _ in members])
     for (reading, common), target in zip(members, labels, strict=True):
@@ -155,11 +149,7 @@ def agree(better: Ratio | None, worse: Ratio | None) -> bool:
 
 
 def holm(p_values: Mapping[K, float], level: float = ERROR_RATE) -> set[K]:
-    """The tests that Holm's step-down procedure rejects at a level for all of them together.
-
-    >>> sorted(holm({"a": 0.01, "b": 0.04, "c": 0.02}))
-    ['a', 'b', 'c']
-    """
+    """The tests that Holm's step-down procedure rejects at a level for all of them together."""
     rejected: set[K] = set()
     for done, (test, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         if p > level / (len(p_values) - done):
@@ -288,11 +278,8 @@ def scale_names(readings: Sequence[Reading]) -> list[str]:
         reading.target.scale or _of_name(reading.repo, count)
         for reading, count in zip(readings, counts, strict=True)
     ]
-    # Without the second matrix: an untied copy is still a sibling. Sorted, so that the nearest of thousands
-    # is found at once.
-    siblings = sorted(
-        {(math.log(count[-1]), name) for count, name in zip(counts, named, strict=True) if name and count}
-    )
+    # Without the second matrix: an untied copy is still a sibling.
+    siblings = {(math.log(c[-1]), name) for c, name in zip(counts, named, strict=True) if name and c}
     return [
         name or _of_sibling(count, siblings) or _of_count(count)
         for count, name in zip(counts, named, strict=True)
@@ -324,19 +311,11 @@ def _of_name(name: str, counts: tuple[int, ...]) -> str | None:
     return scale if off <= math.log(2) else None
 
 
-def _of_sibling(counts: tuple[int, ...], siblings: Sequence[tuple[float, str]]) -> str | None:
+def _of_sibling(counts: tuple[int, ...], siblings: set[tuple[float, str]]) -> str | None:
     """The name of the sibling nearest in the logarithm of its count, within the tolerance."""
-    for count in counts[-1:]:
-        place = math.log(count)
-        at = bisect.bisect_left(siblings, (place,))
-        near = [(abs(place - other), name) for other, name in siblings[max(at - 1, 0) : at + 2]]
-        # The smaller name of two that are equally far, however many share a count.
-        if at > 0:
-            first = bisect.bisect_left(siblings, (siblings[at - 1][0],))
-            near.append((abs(place - siblings[first][0]), siblings[first][1]))
-        if near and min(near)[0] <= _TOLERANCE:
-            return min(near)[1]
-    return None
+    place = math.log(counts[-1]) if counts else math.inf
+    off, name = min(((abs(place - other), name) for other, name in siblings), default=(math.inf, ""))
+    return name if off <= _TOLERANCE else None
 
 
 def _of_count(counts: tuple[int, ...]) -> str:
@@ -374,21 +353,13 @@ def _scales() -> dict[float, str]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two orders of the same checkpoints agree.
+    """How far two orders of the same checkpoints agree, by Spearman's rank correlation in [-1, 1].
 
-    Attributes:
-        scope: ``group`` (one group), ``within groups`` (all groups, compared only inside each), ``overall``
-            (across groups, which the published evidence does not support).
-        group: The group's name; empty for the other scopes.
-        n: Checkpoints that have both a gap and an accuracy.
-        spearman: Rank correlation in [-1, 1]: 1 same order, 0 no relation, -1 opposite. NaN where undefined.
-            *Within groups*: the same sum of products over ranks inside the groups.
-        spearman_p: Two-sided: the share of all orders of the accuracies whose |Spearman| is at least as
-            large. Two checkpoints always give 1, three give at least 1/3: it is reported as it is.
-        exact: All orders were enumerated (groups of up to nine). Otherwise ``permutations`` were drawn with a
-            fixed seed, and p = (1 + as large) / (1 + drawn).
-        permutations: Orders that were enumerated or drawn.
-        reason: Why the figures are NaN; empty where they are not.
+    Scope *within groups* compares all groups, each only inside; *overall* is across groups, which the
+    published evidence does not support. ``spearman_p`` is two-sided: the share of all orders of the
+    accuracies whose correlation is at least as large; beyond nine checkpoints of orders drawn with a fixed
+    seed, as (1 + as large) / (1 + drawn). Two checkpoints always give 1, three at least 1/3: it is reported
+    as it is.
     """
 
     scope: Literal["group", "within groups", "overall"]
@@ -414,11 +385,7 @@ class Agreement:
 
 
 def agreement(gaps: Sequence[float], accuracies: Sequence[float], groups: Sequence[str]) -> list[Agreement]:
-    """Agreement of gaps with accuracies, per group and overall.
-
-    Returns:
-        One line per group in order of appearance; with more than one group also *within groups* and
-        *overall*.
+    """Agreement per group in order of appearance; with several groups also *within groups* and *overall*.
 
     >>> [line.spearman for line in agreement([1.0, 2.0, 3.0], [10, 30, 20], ["7B"] * 3)]
     [0.5]

@@ -34,17 +34,8 @@ Known = Callable[[Target, Snapshot, Snapshot | None], Reading | None]
 class Reader:
     """Reads checkpoints for one pair of token sets; resolutions are shared by checkpoints of one tokenizer.
 
-    Args:
-        hub: Where repositories are read; its connections and cache serve other places too.
-        domain: T.
-        reference: R.
-        cache: Where resolutions are kept between runs.
-        known: Asked for every checkpoint that was opened; may raise a `ScreeningError` that is known too.
-
-    Attributes:
-        meters: What travelled past the hub, for a reader that reads elsewhere.
-        reached: Whether any repository was.
-        side_by_side: Checkpoints to read at once: their requests share one pool of connections.
+    ``known`` is asked for every checkpoint that was opened, and may raise a `ScreeningError` that is known
+    too. ``meters`` count what a reader that reads elsewhere spent past the hub.
     """
 
     side_by_side = 16

@@ -38,15 +38,7 @@ _TOP, _BOTTOM = 15, 3  # rows that it shows of a longer one, beside those tied w
 
 @dataclass(frozen=True)
 class Gate:
-    """Whether any checkpoint is clearly below the one that none may fall behind.
-
-    Attributes:
-        reference: Label of that one.
-        below: Labels of those that are clearly below it, all pairs of the group counted.
-        compared: Checkpoints of its group beside it.
-        not_compared: Checkpoints of another tokenizer or scale, or that failed.
-        failed: Code of the reference's own failure; None where it was screened.
-    """
+    """Whether any checkpoint of a group is clearly below ``reference``, which none may fall behind."""
 
     reference: str
     below: tuple[str, ...]
@@ -70,11 +62,6 @@ class Gate:
     def passed(self) -> bool:
         """Whether something was compared, and nothing is below."""
         return not self.below and self.compared > 0
-
-    @property
-    def exit_code(self) -> int | None:
-        """Exit status that it asks for; None for the screening's own."""
-        return EXIT_BELOW if self.below else None if self.passed else 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,12 +109,15 @@ class Result(Report):
 
     @property
     def best(self) -> Screened:
-        """The checkpoint with the largest G of the first group.
-
-        Raises:
-            IndexError: Nothing was screened.
-        """
+        """The checkpoint with the largest G of the first group; an IndexError where nothing was screened."""
         return self.checkpoints[0]
+
+    @property
+    def exit_code(self) -> int:
+        """Exit status of the command: 4 below the gate, 1 where there is no answer, 3 where some failed."""
+        if self.gate is not None and not self.gate.passed:
+            return EXIT_BELOW if self.gate.below else 1
+        return (3 if self.checkpoints else 1) if self.failed else 0
 
     def shortlist(self, k: int, *, audit_sample: int = 0, seed: int = 0) -> Shortlist:
         """The K best of each group, those without a clear order with the K-th, and some others at random.

@@ -102,13 +102,7 @@ class Reading:
 
 
 class Next(NamedTuple):
-    """G of a checkpoint minus G of the next in rank.
-
-    Attributes:
-        difference: In the metric that ranks, 0 or more.
-        se: Paired jackknife standard error over the choice of tokens.
-        separated: Whether the order of the two is clear once all pairs of the group are counted.
-    """
+    """G of a checkpoint minus G of the next in rank, paired; whether the order of the two is clear."""
 
     difference: float
     se: float

@@ -132,20 +132,11 @@ def test_one_slice_outside_what_was_fitted_gets_no_number(law):
     assert found[0].reason is None
 
 
-def test_small_slices_have_a_reason_and_batches_of_their_size_help(tmp_path, law):
+def test_small_slices_have_a_reason(law):
     run, fitted = law
     few = np.concatenate([rows[:12] for _, rows in by_column(run, "subject")[40:]])
-    where = f"doc_id in {run.documents['doc_id'].iloc[few].tolist()}"
-    result = predict(fitted, run, where=where).slices
+    result = predict(fitted, run, where=f"doc_id in {run.documents['doc_id'].iloc[few].tolist()}").slices
     assert all("12 documents, and the smallest fitted slice has 3" in row.reason for row in result[1:])
-    part = labels_of(run, rows_where(run, "part == 'labelled'"))
-    batched = fit_calibrator(part, slice_size=12)
-    assert batched["documents_a_slice"] == [12, 12]
-    assert len(batched["slices"]) == 40
-    found = predict(batched, run, where=where).slices
-    given = [row for row in found[1:] if row.reason is None]
-    assert len(given) > 35
-    assert np.mean([row.low <= row.true <= row.high for row in given]) > 0.85
 
 
 def test_the_whole_run_is_its_slices_together(law):
@@ -202,8 +193,7 @@ def test_what_is_the_same_for_every_document_is_no_feature(tmp_path, value):
         tmp_path, subjects=20, each=50, law=0.5, luck=0.2, query_perplexity=value, prompt_tokens=17
     )
     run = read_run(store)
-    alike = np.full_like(run.confidence.top_probability, 0.7)
-    run = replace(run, confidence=run.confidence._replace(top_probability=alike))
+    run = replace(run, confidence=np.full_like(run.confidence, 0.7))
     assert list(fit_calibrator(run)["features"]) == ["dispersion"]
     with pytest.raises(UsageError, match="log query perplexity is the same in every slice"):
         fit_calibrator(run, features=["dispersion", "log_perplexity"])
@@ -249,8 +239,6 @@ def test_too_few_slices_are_one_sentence(law):
     run, _ = law
     with pytest.raises(UsageError, match="'category' makes 2 slices of at least 5 labelled documents"):
         fit_calibrator(run, by="category")
-    with pytest.raises(UsageError, match="0 slices have 500 labelled documents, and 8 are needed"):
-        fit_calibrator(run, slice_size=500)
 
 
 @pytest.mark.parametrize(

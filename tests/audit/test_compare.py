@@ -52,14 +52,6 @@ def test_differences_and_errors_are_those_of_leaving_each_document_out(tmp_path)
     assert found.others[0].slices[3].dispersion == pytest.approx(dispersion(y[mask]), rel=1e-5)
 
 
-def test_a_run_against_itself_differs_by_nothing(tmp_path):
-    a = store(tmp_path / "a")
-    row = compare_runs([a, a]).others[0].slices[0]
-    for key in ("difference", "low", "high"):
-        assert getattr(row, f"dispersion_{key}") == 0
-        assert getattr(row, f"accuracy_{key}") == 0
-
-
 def test_only_shared_documents_count(tmp_path):
     a, b = store(tmp_path / "a"), store(tmp_path / "b", seed=1, order=np.arange(100))
     found = compare_runs([a, b])
@@ -70,16 +62,6 @@ def test_only_shared_documents_count(tmp_path):
     assert rows[1].reason == "a paired error needs three shared documents, got 2"
     assert np.isnan(rows[1].dispersion_difference)
     json.loads(render(compare_runs([a, small]).document(), "json"))
-
-
-def test_several_runs_are_compared_with_the_first(tmp_path):
-    paths = [store(tmp_path / f"{k}", seed=k, model=f"m{k}") for k in range(3)]
-    found = compare_runs(paths)
-    assert found.baseline == "m0"
-    assert [other.run for other in found.others] == ["m1", "m2"]
-    assert "RUN minus m0" in render(found.document(), "table")
-    same = compare_runs([store(tmp_path / "x"), store(tmp_path / "y", seed=1)])
-    assert same.baseline.endswith("x")
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):

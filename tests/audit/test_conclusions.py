@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from synthetic import planted_store, subjects_store
 
-from lmeval_dispersion.auditing.figures import Figure, relation
 from lmeval_dispersion.auditing.mixtures import mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.ranking import found_sentence, ranking_report, ranking_sentence
 from lmeval_dispersion.auditing.report import audit
@@ -129,16 +128,6 @@ def test_two_tasks_are_compared_inside_each(tmp_path):
     assert "inside tasks too" in order_of(other)
 
 
-def test_the_relation_of_two_figures():
-    plain = Figure(0.7, 0.65, 0.75)
-    assert relation(plain, None, 0.5) == "alone"
-    assert relation(plain, Figure(0.66, 0.6, 0.7), 0.5) == "same"
-    assert relation(plain, Figure(0.4, 0.35, 0.45), 0.5) == "reversed"
-    assert relation(plain, Figure(0.5, 0.45, 0.55), 0.5) == "between"
-    assert relation(plain, Figure(0.6, 0.45, 0.75), 0.5) == "open"
-    assert relation(plain, Figure(0.6, math.nan, math.nan), 0.5) == "open"
-
-
 def test_an_answer_that_most_questions_have_is_no_caution_where_the_model_beats_it(tmp_path):
     rng = np.random.default_rng(0)
     target = np.where(rng.random(1000) < 0.92, "yes", "no")
@@ -240,7 +229,6 @@ def test_signals_that_separate_all_have_an_interval_of_some_width(tmp_path):
 def test_noise_is_seldom_taken_for_a_finding(tmp_path, count):
     """At 5 % a sentence, more than 6 of 40 claim in 1 of 300 cases; benchmarks/ counts more of them."""
     claims = {"rises with|falls with": 0, "Right answers are": 0, "points at": 0, "best other signal is": 0}
-    gaps = []
     for seed in range(count):
         shape = {"subjects": 57, "each": 10} if seed % 2 else {"subjects": 10, "each": 60}
         run = read_run(subjects_store(tmp_path / str(seed), seed=seed, **shape))
@@ -248,11 +236,4 @@ def test_noise_is_seldom_taken_for_a_finding(tmp_path, count):
         said = order_of(run) + pools_sentence(mixtures) + ranking_sentence(ranking) + found_sentence(ranking)
         for words in claims:
             claims[words] += any(word in said for word in words.split("|"))
-        # The rise inside subjects is that of its pools: the same composition at both ends.
-        inside = mixtures.inside["subject"]
-        first, last = inside.curve[0], inside.curve[-1]
-        rise = last.dispersion - first.dispersion
-        gaps.append((rise - inside.pools.difference) / np.hypot(first.dispersion_se, last.dispersion_se))
     assert max(claims.values()) <= (6 if count == 40 else 2)
-    assert abs(np.mean(gaps)) < (0.6 if count == 40 else 1.5)
-    assert np.std(gaps) < 2

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import spearmanr
 from synthetic import planted_store, subjects_store
 
-from lmeval_dispersion.auditing.mixtures import Pools, Trend, _of_composition, mixture_curves, trend
+from lmeval_dispersion.auditing.mixtures import Trend, mixture_curves, trend
 from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.geometry import dispersion, dispersion_estimate
 
@@ -64,7 +64,7 @@ def test_pools_have_the_dispersions_of_their_documents(planted, noise):
 def test_mixtures_of_noise_have_no_trend(noise):
     found = mixture_curves(noise)
     assert found.dispersion_trend.shape == "not monotone"
-    for pools in (found.pools, found.perplexity_pools, found.inside["subject"].pools):
+    for pools in (found.pools, found.inside["subject"].pools):
         assert pools.difference_low < 0 < pools.difference_high
 
 
@@ -95,35 +95,13 @@ def test_pools_inside_subjects_are_those_of_a_loop_over_pairs(tmp_path):
     assert found.difference == pytest.approx(expected[0] - expected[1], rel=1e-4)
 
 
-def test_a_subject_effect_raises_the_curve_and_not_the_one_inside_subjects(tmp_path):
+def test_a_subject_effect_raises_the_curve_and_not_the_pools_inside_subjects(tmp_path):
     run = read_run(subjects_store(tmp_path, between=0.8, subjects=10, each=150))
     found = mixture_curves(run)
     assert found.dispersion_trend.spearman > 0.95
     assert found.pools.difference_low > 0.05
     inside = found.inside["subject"].pools
     assert inside.difference_low < 0 < inside.difference_high
-    curve = [point.dispersion for point in found.inside["subject"].curve]
-    assert abs(curve[-1] - curve[0]) < 0.25 * found.pools.difference
-
-
-def test_mixtures_inside_subjects_have_the_same_subjects_at_every_target():
-    rng = np.random.default_rng(0)
-    kept = [Pools(np.arange(10), np.arange(10, 14)), Pools(np.arange(20, 23), np.arange(30, 50))]
-    places = rng.choice(np.repeat([0, 1], [4, 3]), 6, replace=False)
-    subject = np.r_[np.zeros(14, int), np.full(6, 9), np.ones(30, int)]
-    for correct in range(7):
-        rows = _of_composition(kept, places, correct, rng)
-        assert len(set(rows.tolist())) == 6
-        assert sorted(subject[rows]) == sorted(places)
-        assert sum(row in {*range(10), 20, 21, 22} for row in rows.tolist()) == correct
-
-
-def test_the_spread_of_the_curve_is_that_of_independent_draws(planted):
-    """Standard errors over seeds agree with the spread between runs of another seed."""
-    curves = [mixture_curves(planted, seed=s).curve for s in range(1, 9)]
-    means = np.array([[point.dispersion for point in curve] for curve in curves])
-    errors = np.array([[point.dispersion_se for point in curve] for curve in curves])
-    assert np.sqrt((errors**2).mean()) == pytest.approx(means.std(axis=0, ddof=1).mean(), rel=0.35)
 
 
 def test_few_documents_have_fewer_targets_and_no_interval(tmp_path):

@@ -20,13 +20,11 @@ def test_a_planted_relation_ranks_with_the_right_strength(planted):
     assert ours.auroc == pytest.approx(pairs.mean())
     assert ours.auroc > 0.75
     wrong = ~planted.right[np.argsort(contribution, kind="stable")]
-    for share in (1, 10, 50):
+    for share in (5, 10, 50):
         expected = wrong[: round(len(wrong) * share / 100)].sum() / wrong.sum()
         assert getattr(ours, f"errors_{share}") == pytest.approx(expected)
     assert spearmanr(range(10), ours.deciles).statistic > 0.9
-    verdicts = {row.signal: row.verdict for row in found.against}
-    assert set(verdicts.values()) == {"better"}
-    assert {"top probability", "margin", "entropy (negative)", "query perplexity (negative)"} <= set(verdicts)
+    assert [row.signal for row in found.signals[1:3]] == ["top probability", "query perplexity (negative)"]
 
 
 def test_the_ranked_documents_start_with_the_lowest(planted):
@@ -53,13 +51,8 @@ def test_a_planted_confound_shows_in_the_slices_and_in_the_ranking(tmp_path):
     assert table.association.spearman == 1.0
     ranking = ranking_report(run)
     area = next(row.auroc for row in ranking.signals if row.signal == "contribution")
-    length_row = next(row for row in ranking.confounds if row.quantity == "prompt length")
     assert area > 0.65
-    assert length_row.spearman > 0.7
-    assert length_row.auroc_within_bands < 0.5 + (area - 0.5) / 2
     assert ranking.signals[0].inside == pytest.approx(area, abs=0.03)
-    confounds = {row.quantity: row.spearman for row in ranking.confounds}
-    assert abs(confounds["query perplexity"]) < 0.1
 
 
 def test_the_auroc_inside_subjects_is_that_of_a_loop_over_pairs(planted):
@@ -78,27 +71,11 @@ def test_the_auroc_inside_subjects_is_that_of_a_loop_over_pairs(planted):
     assert found.inside_low < found.inside < found.inside_high
 
 
-def test_a_subject_effect_vanishes_inside_subjects(tmp_path):
-    """Subjects differ in spread and in accuracy; inside one, answers are luck."""
-    rng = np.random.default_rng(0)
-    subject = rng.integers(6, size=2400)
-    right = rng.random(2400) < 0.2 + 0.1 * subject
-    frame = documents(right, rng=rng).assign(subject=[f"s{i}" for i in subject])
-    write_store(
-        tmp_path, documents=frame, vectors={"last": vectors(0.6 + 0.2 * subject, rng=rng)}, manifest={}
-    )
-    ranking = ranking_report(read_run(tmp_path))
-    ours = ranking.signals[0]
-    assert ours.auroc > 0.58
-    assert abs(ours.inside - 0.5) < 0.05
-
-
 def test_few_wrong_documents_are_said_to_be_too_few(tmp_path):
     found = ranking_report(read_run(planted_store(tmp_path, n=300, accuracy=0.96)))
     assert found.wrong < 20
     assert not any(row.reliable for row in found.signals)
     assert found.best_other.missing == "no other signal has 20 right and 20 wrong documents"
-    assert {row.verdict for row in found.against} == {"not clearly better or worse"}
 
 
 def test_the_hard_tail_is_the_lowest_tenth_and_shows_planted_clusters(tmp_path):

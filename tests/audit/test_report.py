@@ -118,7 +118,7 @@ def test_fractional_scores_and_missing_confidences_are_said(tmp_path):
     names = {row.estimator for row in report.paper_protocol.errors}
     assert "ATC" not in names
     assert set(report.calibration.features) == {"dispersion", "log_perplexity", "prompt_tokens"}
-    assert {row.signal for row in report.ranking.signals}.isdisjoint({"margin", "top probability"})
+    assert {row.signal for row in report.ranking.signals}.isdisjoint({"top probability"})
     assert "confidence" not in report.slices
 
 

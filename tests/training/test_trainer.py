@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from tiny_decoders import VOCABULARY, tiny_gpt2, tiny_llama, tokens
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.training import losses
@@ -82,19 +82,6 @@ def test_one_step_does_not_depend_on_accumulation(tmp_path, steps, accepts):
     assert 0 < logs["dispersion"] < 1.5
 
 
-def test_a_model_of_model_init_is_regularized(tmp_path):
-    """The parent makes the model anew when training begins; the loss must be on that one."""
-    options = {"train_dataset": dataset(), "dispersion": DispersionConfig("angular_spread", weight=0.5)}
-    given = DispersionTrainer(model=tiny_gpt2(), args=arguments(tmp_path), **options)
-    made = DispersionTrainer(model_init=lambda: tiny_gpt2(), args=arguments(tmp_path), **options)
-    for trainer in (given, made):
-        trainer.train()
-    ours, theirs = (trainer.state.log_history[0]["dispersion_loss"] for trainer in (made, given))
-    assert ours == pytest.approx(theirs, abs=1e-6)
-    for (name, found), wanted in zip(made.model.named_parameters(), given.model.parameters(), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-
-
 @pytest.mark.parametrize("batch", [3, 8])
 def test_evaluation_logs_the_dispersion_of_every_chosen_layer(tmp_path, batch):
     model = tiny_gpt2()
@@ -155,37 +142,6 @@ def test_a_weight_of_0_only_measures(tmp_path):
         assert ("eval_dispersion/last" in trainer.evaluate()) == (config is not None)
         found.append(torch.cat([p.flatten() for p in model.parameters()]).detach())
     assert torch.equal(*found)
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_of_two_forwards_in_a_step_the_latest_counts(tmp_path, checkpointing):
-    class Parent(Trainer):
-        """A pass with gradients before the loss's own and one without after it: neither matters."""
-
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            if model.training:
-                model(inputs["input_ids"].flip(1))
-            found = super().compute_loss(model, inputs, *args, **kwargs)
-            with torch.no_grad():
-                model(inputs["input_ids"].flip(0))
-            return found
-
-    class Ours(DispersionTrainerMixin, Parent):
-        pass
-
-    found = []
-    for kind in (DispersionTrainer, Ours):
-        model = tiny_gpt2()
-        trainer = kind(
-            model=model,
-            args=arguments(tmp_path, max_steps=2, gradient_checkpointing=checkpointing),
-            train_dataset=dataset(),
-            eval_dataset=dataset(),
-            dispersion=DispersionConfig("angular_spread", layers="all", weight=0.5),
-        )
-        trainer.train()
-        found.append((trainer.state.log_history[1]["dispersion_loss"], trainer.evaluate()["eval_loss"]))
-    assert found[1] == pytest.approx(found[0], abs=1e-6)
 
 
 def test_means_over_logged_steps_and_a_weight_that_changes(tmp_path):

@@ -90,22 +90,3 @@ def test_example_runs(code, request, tokenizer, tmp_path, monkeypatch):
         assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
     else:
         assert space["loss"] < 0 < space["dispersion"]
-
-
-def test_there_is_an_example_for_every_integration():
-    text = "\n".join(EXAMPLES)
-    for name in (
-        "accelerate",
-        "DistributedDataParallel",
-        "fully_shard",
-        "torch.compile",
-        "peft",
-        "position_ids",
-        "inject",
-        "DispersionTrainer(",
-        "SFTTrainer",
-        "gradient_checkpointing",
-        "autocast",
-        "domains",
-    ):
-        assert name in text, name

@@ -1,4 +1,4 @@
-"""One of two gloo ranks of a watched run whose model is sharded by FSDP2, by transformers and by hand.
+"""One of two gloo ranks of a watched run whose model is sharded by FSDP2.
 
 Run as ``torchrun --nproc-per-node 2 sharded_worker.py FOLDER``. With one process it is the run to compare.
 """
@@ -10,13 +10,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 from transformers.distributed import DistributedConfig
 
-from lmeval_dispersion import DispersionCallback, watch
+from lmeval_dispersion import DispersionCallback
 from lmeval_dispersion.paths import data_folder
 
 DEMO = data_folder("demo") / "sums-45"
@@ -60,38 +58,14 @@ def trained(folder, tokenizer, world):
     return [entry for entry in trainer.state.log_history if "watch/gap_math" in entry]
 
 
-def looped(folder, tokenizer, rank, world):
-    """A loop of one's own over a model that torch shards."""
-    model = loaded()
-    if world > 1:
-        mesh = init_device_mesh("cpu", (world,))
-        for block in model.model.layers:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        assert isinstance(model.lm_head.weight, DTensor)
-    watcher = watch(model, tokenizer, domains=["math"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    ids = torch.tensor([row["input_ids"] for row in batch(tokenizer)]).chunk(world)[rank]
-    found = []
-    for _ in range(2):
-        model(ids, labels=ids).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(watcher.measure(len(found) + 1, write=rank == 0))
-    return found
-
-
 def main(folder):
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
         dist.init_process_group("gloo")
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
-    found = {
-        "trainer": trained(folder / "run", tokenizer, world),
-        "loop": looped(folder, tokenizer, rank, world),
-    }
+    logs = trained(folder / "run", tokenizer, world)
     if rank == 0:
-        (folder / "found.json").write_text(json.dumps(found))
+        (folder / "logs.json").write_text(json.dumps(logs))
     if world > 1:
         dist.barrier()
         dist.destroy_process_group()

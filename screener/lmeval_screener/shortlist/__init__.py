@@ -91,14 +91,7 @@ class GroupChoice:
 
 @dataclass(frozen=True, eq=False)
 class Shortlist:
-    """The checkpoints of a whole screening that are to be evaluated.
-
-    Attributes:
-        k: How many were asked for of each group.
-        audit_sample: How many others of each group were asked for at random.
-        seed: Of the random sample.
-        groups: One choice a group, in the order of the result.
-    """
+    """The checkpoints of a whole screening that are to be evaluated: one choice a group."""
 
     k: int
     audit_sample: int

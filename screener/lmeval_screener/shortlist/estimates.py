@@ -1,13 +1,9 @@
 """Results against a screen: pairs in the right order and the list's losses, with design-based estimates.
 
-Where only the list and a random audit sample have results, everything that is a mean or a share over all
-candidates or pairs of a group is estimated without bias by weights of one over the probability of inclusion.
-The best of all is no mean: no estimator without bias exists for it (with one of two others seen,
-its value would have to be max(a, b) from a or b alone). So regret is given where all are known; elsewhere
-stand what was seen of it, how many others are better, and by how much on average.
-
-Sources: Horvitz and Thompson, Journal of the American Statistical Association 47 (1952), for the weights;
-Hoeffding, Annals of Mathematical Statistics 19 (1948), for the variance of means over pairs.
+Where only the list and a random audit sample have results, every mean or share over all candidates or pairs
+of a group is estimated without bias by weights of one over the probability of inclusion (Horvitz and
+Thompson, Journal of the American Statistical Association 47, 1952). The best of all is no mean: no estimator
+without bias exists for it, so regret is given where all are known, and elsewhere what was seen of it.
 """
 
 from __future__ import annotations
@@ -113,12 +109,11 @@ def _signs(values: Array) -> Array:
 def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
     """Share of the pairs inside groups that scores order as accuracies do, with its 95 % interval.
 
-    Over all pairs of candidates where all, or the list and two or more of the audit sample, are known,
-    without bias; elsewhere over the pairs of what is known. The interval is of checkpoints like these:
-    Hoeffding's variance of a mean over pairs, each checkpoint counted once, on the logit's scale with
-    Student's t. Where hardly a pair is wrong, errors say nothing, and an end is that of as many independent
-    pairs, all right, as the checkpoints make. NaN without a pair. With a second figure: of the pairs that
-    both order alike.
+    Over all pairs of candidates where all, or the list and two or more of the audit sample, are known;
+    elsewhere over the pairs of what is known. The interval is of checkpoints like these: the variance of a
+    mean over pairs (Hoeffding, Annals of Mathematical Statistics 19, 1948), on the logit's scale with
+    Student's t. Where hardly a pair is wrong, an end is that of as many independent pairs, all right, as the
+    checkpoints make.
     """
     parts = [group.pair_sums() for group in groups if group.design != "none"]
     if not parts:

@@ -23,7 +23,6 @@ from lmeval_screener.shortlist import Shortlist
 from lmeval_screener.targets import Target
 
 SCHEMA = "screen-checkpoints-shortlist/2"
-_READ = (SCHEMA, "screen-checkpoints-shortlist/1")
 FILE = "manifest.json"
 #: lm-eval's tasks for each bundled domain.
 TASKS = {
@@ -112,7 +111,7 @@ def emit(
     for number, c in enumerate(members, start=1):
         name = f"{number:0{width}d}-{_file_name(c)}"
         config = yaml.safe_dump(_config(c, tasks, f"results/{name}"), sort_keys=False, allow_unicode=True)
-        files[f"models/{name}.yaml"] = f"# {_reason(c, chosen)}\n{config}"
+        files[f"models/{name}.yaml"] = config
     script = _RUN.replace("@MANIFEST@", FILE)
     files["run.sh"] = script.replace("@LAST@", str(max(count - 1, 0))).replace("@COUNT@", str(count))
     content = manifest_dict(head, chosen, tasks=tasks, command=command)
@@ -144,13 +143,6 @@ def _config(c: Screened, tasks: Sequence[str], output: str) -> dict[str, Any]:
         "batch_size": "auto",
         "output_path": output,
     }
-
-
-def _reason(c: Screened, chosen: Shortlist) -> str:
-    why = {"rank": "among the best", "tied": "tied with the last of the best", "audit": "drawn at random"}
-    # One line whatever a folder is called: it stands as a comment.
-    name = " ".join(c.label.split())
-    return f"{name}: rank {c.rank} of {c.family}, {c.scale}; {why[chosen.why(c) or 'rank']}"
 
 
 def _file_name(c: Screened) -> str:
@@ -238,7 +230,7 @@ def read_manifest(path: Path) -> Manifest:
     except ValueError as error:
         raise UsageError(f"{file}: expected the manifest of a short list as JSON, got: {error}") from error
     schema = content.get("schema") if isinstance(content, dict) else None
-    if schema not in _READ:
+    if schema != SCHEMA:
         raise UsageError(
             f"{file}: expected a manifest with the schema {SCHEMA}, got {schema or 'other JSON'}; {hint}"
         )
@@ -267,8 +259,7 @@ def manifest_of(content: Mapping[str, Any], place: str) -> Manifest:
 
 
 def _candidate(entry: Mapping[str, Any]) -> Candidate:
-    figures = entry.get("scores", entry)  # version 1 had more figures beside G
-    gap, ratio = float(figures["G"]), figures.get("ratio")
+    gap, ratio = float(entry["G"]), entry["ratio"]
     if entry["chosen"] not in ("rank", "tied", "audit", None) or not math.isfinite(gap):
         raise ValueError(f"in chosen {entry['chosen']!r} or G {gap}")
     revision = entry["revision"]

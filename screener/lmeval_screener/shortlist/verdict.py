@@ -31,21 +31,15 @@ USEFUL = 2 / 3  # decision accuracy that results should be enough to show
 
 @dataclass(frozen=True)
 class GroupVerdict:
-    """One group, or all of them; None where a figure is not defined.
+    """One group, or all of them together; None where a figure is not defined.
 
     Its last fields are those of `missed`, where a group has results on its list.
 
     Attributes:
-        group: Family and scale; ``all groups`` for all groups together.
         outcome: The verdict in a word.
-        results: How many have a result.
         candidates: How many were screened.
-        spearman: Rank correlation of G with the results, inside groups.
-        p: Its permutation p, inside groups, two-sided.
-        right: Share of pairs that G orders as the results do.
-        low: Lower end of its 95 % interval, for checkpoints like these.
-        high: Upper end.
-        listed: How many were on the short list.
+        spearman: Rank correlation of G with the results, inside groups; ``p`` by permutation, two-sided.
+        right: Share of pairs that G orders as the results do; ``low`` to ``high`` is its 95 % interval.
         audited: How many others were to be evaluated as drawn at random.
         stands_for_all: Whether the pairs stand for those of all candidates, not only of those with results.
         separate: Whether the group by itself is distinguished from chance, all groups counted (Holm).
