@@ -4,15 +4,12 @@
     python benchmarks/audit.py --growth   1,000 to 100,000 documents of width 1,024
 
 Seconds are those of the clock, which other work on the machine stretches, and of the processor (imports
-included).
-Every part runs in a process of its own, so that its peak memory is its own; each includes reading the store,
-which is also given alone. `pairwise` is the plain way to the same dispersion, a matrix of all pairs in
-float32, side by side with the closed form.
+included). Every part runs in a process of its own, so that its peak memory is its own; each includes reading
+the store, which is also given alone. `pairwise` is the plain way to the same dispersion, a matrix of all
+pairs in float32, side by side with the closed form.
 """
 
-import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.shared import in_a_child, parsed, peak_mb
 
 PARTS = ["imports", "read", "slices", "mixtures", "calibration", "paper protocol", "ranking", "hard_tail"]
 PARTS += ["default answer", "whole audit", "page", "pairwise"]
@@ -71,10 +72,7 @@ def run_part(part: str, path: str) -> None:
     else:
         import lmeval_dispersion.auditing.commands  # noqa: F401
     seconds, cpu = time.perf_counter() - start, time.process_time()
-    # getrusage would count what the parent held before this process began.
-    status = Path("/proc/self/status").read_text()
-    peak = int(status.split("VmHWM:")[1].split()[0]) / 1024
-    print(json.dumps({"seconds": seconds, "cpu": cpu, "peak_mb": peak}))
+    print(json.dumps({"seconds": seconds, "cpu": cpu, "peak_mb": peak_mb()}))
 
 
 def audit_part(part: str, run) -> None:
@@ -110,30 +108,29 @@ def pairwise(u: np.ndarray) -> float:
     return float(1 - (gram.sum(dtype=np.float64) - n) / (n * (n - 1)))
 
 
-def measured(part: str, path: Path) -> dict[str, float]:
-    command = [sys.executable, __file__, "--part", part, "--path", str(path)]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return json.loads(output)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--growth", action="store_true")
-    parser.add_argument("--documents", type=int, default=14_042)
-    parser.add_argument("--width", type=int, default=4_096)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
-    parser.add_argument("--path", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.part:
-        run_part(args.part, args.path)
+    args = parsed(
+        __doc__,
+        ("--growth", {"action": "store_true"}),
+        ("--documents", {"type": int, "default": 14_042}),
+        ("--width", {"type": int, "default": 4_096}),
+        ("--repeats", {"type": int, "default": 3}),
+        hidden=("--child", 2),
+    )
+    if args.child:
+        run_part(*args.child)
         return
     sizes = GROWTH if args.growth else [(args.documents, args.width)]
     parts = ["read", "whole audit"] if args.growth else PARTS
     for n, d in sizes:
         with tempfile.TemporaryDirectory() as folder:
             path = written_store(Path(folder) / "store", n, d)
-            table = {part: [measured(part, path) for _ in range(args.repeats)] for part in parts}
+            table = {
+                part: [
+                    in_a_child(sys.executable, __file__, "--child", part, path) for _ in range(args.repeats)
+                ]
+                for part in parts
+            }
         print(f"{n} documents x {d}")
         for part, runs in table.items():
             seconds = sorted(run["seconds"] for run in runs)

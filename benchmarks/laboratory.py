@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.shared import in_a_child, parsed
+from benchmarks.shared import in_a_child, parsed, peak_mb
 
 WORDS = [f"w{i}" for i in range(900)]
 LAYERS, WIDTH = 4, 64
@@ -54,41 +53,17 @@ def texts(path: Path, count: int, length: int) -> None:
             file.write(json.dumps({"text": row}) + "\n")
 
 
-class Peak:
-    """Highest memory of this process while it runs: all of it, and the part that is not a file's (MB)."""
-
-    def __enter__(self) -> Peak:
-        self.total = self.anonymous = 0.0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def _watch(self) -> None:
-        while True:
-            fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-            self.total = max(self.total, int(fields["VmRSS"].split()[0]) / 1024)
-            self.anonymous = max(self.anonymous, int(fields["RssAnon"].split()[0]) / 1024)
-            if self._stop.wait(0.02):
-                return
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-
 def measured(folder: str, length: int) -> dict[str, float]:
     from lmeval_dispersion import law
 
     started = time.perf_counter()
-    with Peak() as peak:
-        found = law(
-            f"{folder}/model", f"{folder}/text.jsonl", segment=length, layers="all", contexts=(16,), batch=64,
-            folder=f"{folder}/study",
-        )  # fmt: skip
+    found = law(
+        f"{folder}/model", f"{folder}/text.jsonl", segment=length, layers="all", contexts=(16,), batch=64,
+        folder=f"{folder}/study",
+    )  # fmt: skip
     seconds = time.perf_counter() - started
     kept = found.manifest["segments.data"]["counts"]["kept"]
-    return {"seconds": seconds, "total": peak.total, "anonymous": peak.anonymous, "segments": kept}
+    return {"seconds": seconds, "peak": peak_mb(), "segments": kept}
 
 
 def main() -> None:
@@ -102,7 +77,7 @@ def main() -> None:
         print(json.dumps(measured(args.child[0], args.length)))
         return
     print(f"{LAYERS} layers, width {WIDTH}, segments of {args.length} tokens, all layers, batch 64")
-    print("segments   seconds   peak MB   of it anonymous MB   ratio to the first")
+    print("segments   seconds   peak MB   ratio to the first")
     first = 0.0
     for size in args.sizes:
         with tempfile.TemporaryDirectory() as folder:
@@ -110,10 +85,10 @@ def main() -> None:
             texts(Path(folder) / "text.jsonl", size, args.length)
             words = ["--length", args.length, "--child", folder]
             found = in_a_child(sys.executable, __file__, *words, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-        first = first or found["anonymous"]
+        first = first or found["peak"]
         print(
-            f"{found['segments']:8d}  {found['seconds']:8.1f}  {found['total']:8.0f}  "
-            f"{found['anonymous']:19.0f}  {found['anonymous'] / first:19.2f}",
+            f"{found['segments']:8d}  {found['seconds']:8.1f}  {found['peak']:8.0f}  "
+            f"{found['peak'] / first:19.2f}",
             flush=True,
         )
 

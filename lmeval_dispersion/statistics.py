@@ -150,8 +150,8 @@ def correlation_bounds(r: float, samples: ArrayLike, n: int) -> Bounds:
     """95 % interval of a correlation ``r`` of ``n`` points from its bootstrap ``samples``; NaN for n < 4.
 
     Student's t with n - 2 degrees of freedom times the samples' standard deviation, on Fisher's scale. On
-    bins of a planted law it covers 94 to 99 % from ten bins on (``benchmarks/laboratory_coverage.py``), where
-    percentiles of the samples cover 86 to 91 % at ten bins.
+    bins of a planted law it covers 94 to 99 % from ten bins on (``tests/laboratory/test_intervals.py``),
+    where percentiles of the samples cover 86 to 91 % at ten bins.
     """
     z = fisher(samples)
     z = z[np.isfinite(z)]

@@ -1,8 +1,7 @@
 """Small decoder-only transformers in plain PyTorch, stored so that transformers loads them as Llama.
 
 RMS norm, rotary positions, SwiGLU: `tests/validity` holds its logits to transformers'. It is written out
-because
-the population trains some hundred of them on one core, where the general class costs as much as its
+because the population trains some hundred of them on one core, where the general class costs as much as its
 arithmetic.
 """
 

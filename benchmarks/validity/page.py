@@ -73,21 +73,27 @@ def headline(kinds: dict[str, Kind]) -> str:
     labels = worth({pairs: own.shares["G"][domain] for domain, pairs in own.pairs.items()})
     text = (
         f"Over {own.population.table.recipe.nunique()} random mixtures that differ in what they were "
-        f"taught, G orders {g.value:.0%} of the pairs that the questions tell apart as accuracy does "
-        f"({interval(g)}), ratio {ratio.value:.0%} ({interval(ratio)}), the mean rank of both "
-        f"{both.value:.0%} ({interval(both)}); where both agree, on {agree.value:.0%} of the pairs, "
-        f"{right.value:.0%} are right ({interval(right)}). G is worth {labels.value:.0f} labelled questions "
+        f"taught, G orders {percent(g)} of the pairs that the questions tell apart as accuracy does "
+        f"({interval(g)}), ratio {percent(ratio)} ({interval(ratio)}), the mean rank of both "
+        f"{percent(both)} ({interval(both)}); where both agree, on {percent(agree)} of the pairs, "
+        f"{percent(right)} are right ({interval(right)}). G is worth {labels.value:.0f} labelled questions "
         f"on each checkpoint ({labels.low:.0f} to {labels.high:.0f})."
     )
     if "tuned" in kinds:
         tuned = kinds["tuned"]
         g, right = tuned.shares["G"]["mean"], tuned.agreement["right"]["mean"]
+        each = ", ".join(f"{domain} {percent(tuned.shares['G'][domain])}" for domain in DOMAINS)
         text += (
             f" Over {tuned.population.table.recipe.nunique()} fine-tunes of one base that knows the domains "
-            f"G orders {g.value:.0%} right ({interval(g)}), and {right.value:.0%} where both agree "
+            f"G orders {percent(g)} right ({interval(g)}; {each}), and {percent(right)} where both agree "
             f"({interval(right)})."
         )
     return text
+
+
+def percent(figure: Resampled) -> str:
+    """Its value in percent."""
+    return f"{100 * figure.value:.0f} %"
 
 
 def interval(figure: Resampled) -> str:
@@ -147,26 +153,23 @@ def mixture_parts(kinds: dict[str, Kind]) -> list[str]:
 
 def hand_made_parts(data: HandMade) -> list[str]:
     """Tables of the hand-made recipes."""
-    names = list(FIGURES)
-    ordering, agreed = [], []
+    names, rows = list(FIGURES), []
     for recipes, holding in (("all", False), ("holding the domain", True)):
         for domain in DOMAINS:
             pairs = data.population.pairs(domain, holding=holding)
             shares = [pairs.share(pairs.by(name)) for name in names]
             labels = pairs.share(pairs.by_labels[:, 24])
-            ordering.append([domain, recipes, len(pairs.sign), *shares, labels])
-            agreed.append([domain, recipes, *pairs.agreement().values()])
+            rows.append([domain, recipes, len(pairs.sign), *shares, labels, *pairs.agreement().values()])
     grid = [
         [f"G({domain})", *(data.rho(f"cosine_{domain}", skill) for skill in SKILLS)] for domain in DOMAINS
     ]
     columns = [f"{name} {when}" for name in ("accuracy", "G", "ratio") for when in ("before", "after")]
     parts = [
         f"## Hand-made recipes: {data.small.recipe.nunique()} recipes, {data.small.seed.nunique()} seeds",
-        "The first population: most recipes hold one domain or none, so that over all of them the tables "
-        "ask mostly whether a domain was taught. Share of the pairs that each figure orders right:",
-        markdown(["domain", "recipes", "pairs", *names, "25 labels"], ordering),
-        "Pairs on which both figures agree, share of these that is right, and G on the others:",
-        markdown(["domain", "recipes", "agree", "right", "G right where they do not"], agreed),
+        "The first population: most recipes hold one domain or none, so that over all of them the tables ask "
+        "mostly whether a domain was taught. Share of the pairs that each figure orders right; then on how "
+        "many G and ratio agree, how many of these are right, and how many of the others G has right.",
+        markdown(["domain", "recipes", "pairs", *names, "25 labels", "agree", "right", "else"], rows),
         "Rho of each G with each skill over all recipes:",
         markdown(["", *SKILLS], grid),
     ]

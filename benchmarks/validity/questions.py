@@ -2,8 +2,7 @@
 
 math: sums and differences, half of them told in words; the whole answer with its end has to be what the model
 writes greedily. code: a program's last word is written, then the program runs. legal: the last word of a
-legal
-sentence likewise. text: the likeliest of four words, of which the context fixes one.
+legal sentence likewise. text: the likeliest of four words, of which the context fixes one.
 """
 
 from __future__ import annotations
@@ -156,8 +155,7 @@ def would_write(model: Decoder, rows: list[list[int]], answers: list[list[int]])
     """Whether the greedy continuation of each prompt is its answer.
 
     One pass over prompt and answer tells: the continuation is the answer exactly where every token of it is
-    the
-    likeliest after those before it.
+    the likeliest after those before it.
     """
     right = np.zeros(len(rows), bool)
     for group, ids, lengths in batches([[*row, *answer] for row, answer in zip(rows, answers, strict=True)]):

@@ -91,8 +91,7 @@ class Study:
         """Models that are trained side by side: of one size, with one setting of the optimiser.
 
         Recipes go by seed, so that a run that is cut short leaves whole seeds; settings take all seeds at
-        once.
-        Those who imitate a teacher come last of all, those who go on from a base after it.
+        once. Those who imitate a teacher come last of all, those who go on from a base after it.
         """
         waiting: dict[tuple[Any, ...], list[Run]] = {}
         sizes = list(self.content["population"])

@@ -201,8 +201,7 @@ def matter(rng: random.Random) -> tuple[str, str]:
     """A legal text up to its last word, and that word.
 
     The instrument and one more word fix it: a qualifier points to the matter whose parties, wrong or forum
-    are
-    meant, so there is a table to learn of instrument x qualifier, not twelve phrases.
+    are meant, so there is a table to learn of instrument x qualifier, not twelve phrases.
     """
     here = rng.randrange(len(MATTERS_SPLIT))
     link = rng.randrange(len(LEGAL_LINKS))

@@ -27,6 +27,7 @@ from benchmarks.validity.study import Study
 HOLDS, PART, FAILS, TIED = "holds", "holds in part", "does not hold", "not told apart"
 UNTESTED = "not tested"
 STEPS = ("text", "sums-words", "wrong-sums")  # checkpoints whose changes the page shows
+HARDLY = ("head in 8 bits", "head in 4 bits")  # changes that it does not
 
 
 class Verdict(NamedTuple):
@@ -173,11 +174,8 @@ class HandMade:
         lines = []
         for row in self.trials:
             start = before.get((row["of"].split(" -> ")[0], row["seed"]))
-            if (
-                row["kind"] in ("none", "same")
-                or start is None
-                or (row["of"] not in STEPS and "->" not in row["of"])
-            ):
+            followed = row["of"] in STEPS or "->" in row["of"]
+            if row["kind"] in ("none", "same") or row["change"] in HARDLY or start is None or not followed:
                 continue
             line = {"change": row["change"], "checkpoint": row["of"]}
             for when, part in (("before", start), ("after", row)):

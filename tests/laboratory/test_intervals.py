@@ -1,4 +1,4 @@
-"""Coverage of the laboratory's intervals on planted data (larger: benchmarks/laboratory_coverage.py)."""
+"""Coverage of the laboratory's intervals on planted data."""
 
 from __future__ import annotations
 
