@@ -102,15 +102,12 @@ def true_gap(matrix: Any, domain: list[int], reference: list[int]) -> float:
 # --- the server's process -------------------------------------------------------------------------------
 
 
-class Counts:
+class Counts(Counter[str]):
     """Stands in a server's list of requests: a registry's would not fit in memory."""
-
-    def __init__(self) -> None:
-        self.parts: Counter[str] = Counter()
 
     def append(self, request: Any) -> None:
         """Count one."""
-        self.parts[request.part] += 1
+        self[request.part] += 1
 
 
 def write(one: Checkpoint, folder: Path, shared: list[Path]) -> Path:
@@ -149,7 +146,7 @@ def serve(count: int, share: float, folder: Path) -> None:
         print(server.endpoint, flush=True)
         for _ in sys.stdin:
             refused = sum(server.quotas.refusals.values())
-            print(json.dumps({**counts.parts, "faults": dict(faults), "over quota": refused}), flush=True)
+            print(json.dumps({**counts, "faults": dict(faults), "over quota": refused}), flush=True)
 
 
 def mixture(share: float, draw: random.Random, told: Counter[str]) -> Any:
