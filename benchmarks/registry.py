@@ -71,14 +71,14 @@ def serve(count: int, quota: int, folder: Path) -> None:
 def screened(server: ServerProcess, count: int, folder: Path, label: str) -> tuple[float, float]:
     """Run the command once and print what it cost; returns its seconds, and those that its bytes take."""
     env = without_hub(HF_HOME=str(folder / "hf"), HF_ENDPOINT=server.endpoint)
-    lines = folder / "lines.jsonl"
+    result = folder / "result.json"
     command = ["-m", "lmeval_screener", *(f"org/model-{number:05d}" for number in range(count))]
-    command += ["--registry", str(folder / "registry.db"), "--output", str(lines), "--timeout", "600"]
+    command += ["--registry", str(folder / "registry.db"), "--output", str(result), "--timeout", "600"]
     before, start = server.counts(), time.perf_counter()
     pid = os.posix_spawn(sys.executable, [sys.executable, *command], env)
     _, status, usage = os.wait4(pid, 0)
     seconds, after = time.perf_counter() - start, server.counts()
-    done = json.loads(lines.read_text().splitlines()[-1])["summary"]["totals"]["checkpoints"]
+    done = len(json.loads(result.read_text())["checkpoints"])
     if os.waitstatus_to_exitcode(status) or done != count:
         print(f"    {label}: exit {os.waitstatus_to_exitcode(status)}, {done} of {count} screened")
     requests, sent, cpu = (after[name] - before[name] for name in ("requests", "bytes", "cpu"))

@@ -115,15 +115,6 @@ def test_the_overview_lists_every_command_under_its_job(capsys):
     assert "  dispersion screen --demo" in text.partition("examples:")[2]
 
 
-def test_help_names_a_command_or_the_nearest_one(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["help", "audit"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith("usage: dispersion audit")
-    assert main(["help", "audti"]) == 2
-    assert "did you mean audit?" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("old", "new"), sorted(RENAMED.items()))
 def test_an_old_name_answers_with_the_new_one(old, new, capsys):
     assert main([old, "RUN", "--help"]) == 2
@@ -131,15 +122,6 @@ def test_an_old_name_answers_with_the_new_one(old, new, capsys):
     name = next(known for known in COMMANDS if new.split()[: len(known.split())] == known.split())
     wanted = {word for word in new.split() if word.startswith("--")}
     assert wanted <= set(options(name))
-
-
-@pytest.mark.parametrize("word", ["-V", "--version"])
-def test_the_version(word, capsys):
-    assert main([word]) == 0
-    first = capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["screen", word])
-    assert capsys.readouterr().out == first != ""
 
 
 def test_dispersion_screen_is_screen_checkpoints(capsys, monkeypatch):

@@ -32,7 +32,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import progress_bar
 from lmeval_dispersion.version import __version__
 
-FORMAT = "dispersion-lab/2"
+FORMAT = "dispersion-lab/3"
 
 
 class StudyRoot(NamedTuple):
@@ -179,7 +179,7 @@ def opened(
         with tempfile.TemporaryDirectory(prefix="dispersion-") as temporary:
             yield Study.open(Path(temporary), kind, settings, names=names, quiet=quiet)
         return
-    key = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
+    key = sha256(json.dumps([FORMAT, settings], sort_keys=True).encode()).hexdigest()[:10]
     place = folder.root / f"{kind}-{key}" if isinstance(folder, StudyRoot) else Path(folder)
     study = Study.open(place, kind, settings, names=names, quiet=quiet)
     yield study
@@ -193,7 +193,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise UsageError(f"expected the folder of a study, got {folder}, which holds none")
     manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     if manifest["format"] != FORMAT:
-        raise UsageError(f"expected a study of format {FORMAT} in {folder}, got {manifest['format']}")
+        raise UsageError(
+            f"expected a study of format {FORMAT} in {folder}, got {manifest['format']}; make it anew"
+        )
     return manifest
 
 

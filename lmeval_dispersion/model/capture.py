@@ -12,14 +12,12 @@ Names of places, K counting blocks from 0, negative from the end:
 ``layer.K.attn`` the residual stream after the block's token mixer (attention, or a recurrence in its place)
 ===============  ====================================================================================
 
-In blocks that add attention and feed-forward in parallel (GPT-NeoX, GPT-J, Phi, Falcon, Cohere, ...) no
-such stream exists; ``attn`` is block input + attention output there, so that ``ffn - attn`` is the
-feed-forward contribution everywhere. In post-norm blocks (OPT-350m) ``attn`` is the sum before its norm.
-Blocks of one part only (Mamba) have ``layer.K`` alone.
-
-The indices are those of all but Mamba and RWKV, whose ``hidden_states`` leave the embeddings out: ``layer.K``
-is ``hidden_states[K]`` there, the last block included. RWKV in evaluation halves the state after every
-``rescale_every``-th block; ``layer.K`` is the state before that, of the same direction.
+In blocks that add attention and feed-forward in parallel (GPT-NeoX, GPT-J, Phi, Falcon, Cohere, ...) ``attn``
+is block input + attention output, so that ``ffn - attn`` is the feed-forward contribution everywhere. In
+post-norm blocks (OPT-350m) ``attn`` is the sum before its norm. Blocks of one part only (Mamba) have
+``layer.K`` alone. The ``hidden_states`` of Mamba and RWKV leave the embeddings out, so that ``layer.K`` is
+``hidden_states[K]`` there; RWKV in evaluation halves the state after every ``rescale_every``-th block, and
+``layer.K`` is the state before that.
 
 How ``attn`` is found: within a block, the mixer is the first sub-module called that has sub-modules itself;
 the stream is the first tensor after it that is handed to a sub-module and came out of none.

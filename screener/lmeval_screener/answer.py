@@ -1,4 +1,4 @@
-"""What a screening says in sentences: what to evaluate first, how far the order is clear, how a run went.
+"""A screening in sentences: what to evaluate first, how far the order is clear, how a run went.
 
 Along a training every step is compared with every other, so the bound grows with their number.
 """
@@ -50,7 +50,7 @@ def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
 
 
 def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
-    """What one group says."""
+    """The sentences of one group."""
     members, called = group.checkpoints, group.names
     places = digits(members, metric)
     if group.steps:
@@ -63,23 +63,18 @@ def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
         return [
             f"Only {called[members[0]]} (G {value}) was screened; G orders siblings, and says nothing alone."
         ]
-    rival = group.rival(metric)
-    disagree = (
-        f"G and ratio disagree about the best: {called[members[0]]} by G, {called[rival]} by the ratio; "
-        "evaluate both."
-        if rival
-        else ""
-    )
+    rival, said = group.rival(metric), []
+    if rival is not None:
+        said.append(
+            f"G and ratio disagree about the best: {called[members[0]]} by G, {called[rival]} by the ratio; "
+            "evaluate both."
+        )
     all_ranks = {c.rank for c in members}
     if all(all_ranks - {c.rank} <= set(c.ties) for c in members):
         everyone = listed([called[c] for c in members]) if len(members) <= _MOST else f"all {len(members)}"
-        said = [f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
-    else:
-        said = [
-            f"Evaluate first: {_first(group, rival)} (highest G of {len(members)}; {domain}).",
-            _clear(group),
-        ]
-    return [*filter(None, [disagree]), *said]
+        return [*said, f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
+    best = f"Evaluate first: {_first(group, rival)} (highest G of {len(members)}; {domain})."
+    return [*said, best, _clear(group)]
 
 
 def overlaps(group: Group) -> list[tuple[int, int]]:
@@ -121,7 +116,7 @@ def ranks_of(ranks: Ranks) -> str:
 
 
 def _first(group: Group, rival: Screened | None) -> str:
-    """What to spend a budget of three evaluations on."""
+    """The checkpoints to spend a budget of three evaluations on."""
     members, called = group.checkpoints, group.names
     budget = _FIRST if len(members) > _FIRST else 1
     last = members[budget - 1]
@@ -149,9 +144,9 @@ def digits(checkpoints: Sequence[Screened], metric: Metric) -> int:
 def course(gaps: Sequence[Gap], called: Sequence[str], places: int = 3) -> str:
     """How G went over two or more steps of a training, as far as paired errors carry it.
 
-    All pairs of steps are compared at once: two differ where the p-value of their paired difference is below
-    5 % over the number of pairs (Bonferroni), so that the chance of a claim about a training without any
-    change is 5 % at most, up to the error of the jackknife.
+    Two of all pairs of steps differ where their p-value is below 5 % over the number of pairs (Bonferroni):
+    the chance of a claim about a training without any change is 5 % at most, up to the error of the
+    jackknife.
     """
     steps = range(len(gaps))
     last = steps[-1]

@@ -4,11 +4,10 @@ G = within(T) + between(T, R): the mean distance inside the domain's tokens plus
 to everyday tokens, on rows of the output projection. Larger: the domain's tokens are farther from one another
 and from everyday language. Source: RD section 3.2.
 
-The ratio is within(T) / within(R), Euclidean, of rows as the normed state meets them. A softmax over
-``row · state`` does not change when one vector is added to every row, nor when a scale moves between the
-final norm's weight γ and the rows. The cosine G sees the first, the Euclidean G the second, and the ratio
-neither: a difference of two rows has no common vector, γ takes the scale in, and a ratio has no unit. Two
-copies of a model that predict the same therefore differ in it by rounding alone.
+The ratio is within(T) / within(R), Euclidean, of rows as the normed state meets them. A change that moves no
+softmax over ``row · state`` moves G, but not the ratio: one vector added to every row, or a scale moved
+between the final norm's weight γ and the rows. Copies of a model that predict the same differ in it by
+rounding alone.
 """
 
 from __future__ import annotations
@@ -129,8 +128,8 @@ class Difference(NamedTuple):
 def difference(a: Gap, b: Gap) -> Difference:
     """``a`` minus ``b``, paired: the same token is left out of both.
 
-    Paired errors are the ones to use: tokens that are far from the others in one checkpoint are so in its
-    siblings, and independent errors would hide real differences.
+    Tokens that are far from the others in one checkpoint are so in its siblings, too: independent errors
+    would hide real differences.
     """
     a.comparable(b)
     return paired_difference(
@@ -245,10 +244,9 @@ def _bits(dtype: str) -> int:
 
 
 def numbers_of(gaps: Mapping[Metric, Gap], ratio: Ratio | None) -> Array:
-    """The figures as float64, one after the other; a ratio that is not known is NaN.
+    """The figures as float64, one after the other, each with its values without a token of T, then of R.
 
-    For each metric in the order of ``METRICS``, then for the ratio: its numbers, and those without each token
-    of T, then of R.
+    First G in each metric of ``METRICS`` with its parts, then the ratio, NaN where it is not known.
     """
     arrays: list[ArrayLike] = []
     for metric in METRICS:

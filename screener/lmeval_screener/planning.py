@@ -1,4 +1,4 @@
-"""What is said before anything is screened: the bundled families and token sets, and the cost of a plan."""
+"""Documents before anything is screened: the bundled families and token sets, and the cost of a plan."""
 
 from __future__ import annotations
 

@@ -2,14 +2,11 @@
 
 A group is one tokenizer and one scale. In a group, a pair has a clear order where G separates it once all
 pairs are counted, with at most 5 % that any pair is ordered wrongly, and the ratio says the same
-(`Ratio.above`): what moves no prediction moves G, and orders nothing. That can only tie more pairs. Two
-procedures keep that rate, and which one runs depends on the size of the group alone:
+(`Ratio.above`): what moves no prediction moves G, and orders nothing.
 
-- up to `ALL_PAIRS` checkpoints, Holm's step-down procedure over the p-values of all pairs;
-- above, an interval around each checkpoint's G less the group's mean, all n of them at 1 - 5 %/n
-  (Bonferroni, Student's t). With a probability of 95 % every interval holds its value, so no two whose
-  intervals are disjoint can be equal, whichever pairs are looked at. It takes n errors, not
-  n (n - 1) / 2.
+- Up to `ALL_PAIRS` checkpoints: Holm's step-down procedure over the p-values of all pairs.
+- Above: an interval around each checkpoint's G less the group's mean, all n of them at 1 - 5 %/n (Bonferroni,
+  Student's t). With 95 % every interval holds its value, so no two whose intervals are disjoint can be equal.
 
 For a few checkpoints a pair's own error is the sharper one; for many, 5 %/n is a far milder level than 5 %
 over the number of pairs. `benchmarks/separation.py` simulates both.

@@ -26,8 +26,7 @@ from lmeval_screener.weights.rows import PiecedRows, side_by_side, sliced
 if TYPE_CHECKING:
     from lmeval_screener.weights.adapters import Adapter
 
-#: What is known of a checkpoint as it was opened, an adapter with its base, so that it need not be read; None
-#: for nothing.
+#: The reading that is known of a checkpoint as it was opened, an adapter with its base; None for none.
 Known = Callable[[Target, Snapshot, Snapshot | None], Reading | None]
 
 

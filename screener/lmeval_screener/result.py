@@ -1,4 +1,4 @@
-"""What a screening yields, in every form: the sentences stand in ``screening.jinja`` beside this module.
+"""The result of a screening, in every form: the sentences stand in ``screening.jinja`` beside this module.
 
 The JSON contract, ``screen-checkpoints/3``, is documented in docs/reference/screening.md.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lmeval_screener.shortlist.verdict import Verdict
 
 SCHEMA = "screen-checkpoints/3"
-#: What every standard error of a gap is of. Not of training: runs that differ in their seed alone differ too.
+#: Every standard error of a gap is of this. Not of training: runs that differ in their seed alone differ too.
 SE_COVERS = "choice of tokens"
 #: Exit status where a checkpoint is below that of ``--fail-if-below``.
 EXIT_BELOW = 4
@@ -77,9 +77,9 @@ class Result(Report):
         seconds: Wall time of the whole.
         bytes_read: Bytes that travelled, those of failed checkpoints and of listings included.
         requests: Requests likewise.
-        gate: What ``--fail-if-below`` found; None where it was not asked for.
+        gate: The answer of ``--fail-if-below``; None where it was not asked for.
         chosen: The short list that the report shows; None for all checkpoints.
-        accuracy: What the supplied accuracies are, in words; empty where nothing says.
+        accuracy: The supplied accuracies, in words; empty where nothing says.
     """
 
     template: ClassVar[str] = "screening.jinja"
@@ -126,9 +126,6 @@ class Result(Report):
             k: How many of each group.
             audit_sample: How many others of each group to add at random.
             seed: Of the random sample.
-
-        Raises:
-            UsageError: ``k`` below 1, or ``audit_sample`` below 0.
         """
         from lmeval_screener.shortlist import shortlist
 
@@ -139,9 +136,6 @@ class Result(Report):
 
         Args:
             results: lm-eval's results or folders of them, CSV files, or ``hub:TASK``.
-
-        Raises:
-            UsageError: A source cannot be read or fits no checkpoint.
         """
         from lmeval_screener.shortlist.manifest import manifest_dict, manifest_of
         from lmeval_screener.shortlist.verdict import verify

@@ -19,10 +19,10 @@ from lmeval_screener.tokens import Resolution
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What was read of one checkpoint, before it is known which others it may be compared with.
+    """One checkpoint as it was read, before it is known which others it may be compared with.
 
     Attributes:
-        target: What was asked for.
+        target: The checkpoint as it was asked for.
         repo: Repository after renames, or the folder.
         revision: The commit that was read, 40 hex digits; None for a folder.
         tensor: Name of the output projection.
@@ -34,7 +34,7 @@ class Reading:
         tokenizer: Digest of the tokenizer's file.
         resolution: The rows of T and R; checkpoints of one tokenizer share it.
         gaps: The gap in every metric.
-        warnings: What a reader of the number should know.
+        warnings: Remarks that a reader of the number should know.
         bytes_read: Bytes that travelled, those of an adapter's base included; from a cache 0.
         requests: Requests likewise.
         seconds: From the first request to the last row.
@@ -63,7 +63,7 @@ class Reading:
 
     @property
     def requested_revision(self) -> str | None:
-        """What the user asked for; None for the default branch."""
+        """The revision that the user asked for; None for the default branch."""
         return self.target.revision
 
     @property
@@ -73,7 +73,7 @@ class Reading:
 
     @property
     def label(self) -> str:
-        """What reports call it; unique among those that were screened together."""
+        """Its name in reports; unique among those that were screened together."""
         return self.target.labelled or self.name
 
     @property
@@ -83,7 +83,7 @@ class Reading:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the number should know: contradictory configuration, words that were dropped."""
+        """Remarks that a reader of the number should know: contradictions, words that were dropped."""
         tokens, notes = self.resolution, list(self.warnings)
         if tokens.never_made:
             more = len(tokens.never_made) - 5
@@ -208,7 +208,7 @@ class Failed:
 
     @property
     def label(self) -> str:
-        """What reports call it."""
+        """Its name in reports."""
         return self.target.label
 
 
@@ -250,7 +250,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        """What reports call it; a training by its model and never by a path."""
+        """Its name in reports; a training by its model and never by a path."""
         if not self.trajectory:
             return self.name
         training, _ = self.trajectory[0].training_and_step
@@ -264,7 +264,7 @@ class Group:
 
     @cached_property
     def names(self) -> dict[Screened, str]:
-        """What its tables call each member: the step of a training, else the label."""
+        """The name of each member in its tables: the step of a training, else the label."""
         if self.trajectory:
             last = "default branch" if self.trajectory[0].revision else "final model"
             return {c: c.step or last for c in self.trajectory}

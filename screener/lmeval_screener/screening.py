@@ -42,8 +42,7 @@ TIMEOUT = 60.0  # seconds for one checkpoint, everything included; the only time
 _SCOUTS = 3  # checkpoints that are tried alone while the Hub does not answer; when all fail, no more are
 _PATIENCE = 0.25  # seconds without an answer or a failed connection after which the others go on
 
-#: Called when a checkpoint ends, with what was read of it or why nothing was, how many have ended, and how
-#: many there are.
+#: Called when a checkpoint ends, with its reading or failure, how many have ended, and how many there are.
 OnDone = Callable[[Reading | Failed, int, int], None]
 
 
@@ -74,20 +73,18 @@ def screen(
         reference: The everyday token set, likewise.
         metric: ``cosine`` or ``euclidean``: which gap ranks. Both are computed.
         timeout: Seconds for one checkpoint.
-        accuracy: What to compare G with: a CSV file, lm-eval's results, or ``hub:TASK``; see
-            :func:`lmeval_screener.accuracies.read_accuracies`.
+        accuracy: Where accuracies to compare G with are read: a CSV file, lm-eval's results, or ``hub:TASK``.
         demo: Whether to add the bundled demo's checkpoints.
         progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends. Default: a bar, in a
             notebook or on a terminal, where that takes more than a second.
         tokenizer: Where the tokenizer of checkpoints that store none is read: a repository, a folder, an
             address, or a tokenizer's file.
-        selection: What is selected on the Hub beside what is named.
-        allowance: What the run may cost.
+        selection: Lists of the Hub to screen beside what is named.
+        allowance: The most that the run may cost.
         registry: The SQLite file that keeps what is measured; only what is new or changed is read.
         refresh: Whether to read again what the registry has.
 
-    Returns:
-        Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
+    Returns: Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
 
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
@@ -172,12 +169,10 @@ class Screening:
     """One screening: its settings, as :func:`screen` has them, and while it runs what came of it.
 
     Attributes:
-        fail_if_below: The checkpoint that none may fall behind, as its label or as any is named; it is
-            screened too.
+        fail_if_below: The checkpoint that none may fall behind, by its label or as any is named.
         session: A registry's, which knows what need not be read again and keeps what is read.
-        reader_type: What reads the checkpoints: this process, or those of a cluster.
-        keep_on_interrupt: Whether Ctrl-C and SIGTERM end the reading and return what is done (main thread
-            only).
+        reader_type: The reader of the checkpoints: this process, or those of a cluster.
+        keep_on_interrupt: Whether Ctrl-C and SIGTERM return what is done (main thread only).
     """
 
     domain: TokenSet
@@ -267,11 +262,8 @@ class Screening:
             return [replace(target, refused=(error.code, str(error)))]  # fails when it is read
 
     async def _readings(self, targets: Sequence[Target]) -> list[Reading]:
-        """What could be read, in the order of the targets, some side by side.
-
-        What goes wrong with one, or an interrupt, costs no other.
-        """
-        # Who waits for a quota holds a slot; those that need another quota or none have slots of their own.
+        """The readings of all that could be read, in the order of the targets; a failure costs no other."""
+        # A checkpoint that waits for a quota holds a slot: those that need another have slots of their own.
         slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(self._reader.side_by_side))
 
         async def work(target: Target) -> Reading | None:

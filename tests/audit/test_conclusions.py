@@ -12,13 +12,7 @@ from lmeval_dispersion.auditing.mixtures import mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.ranking import found_sentence, ranking_report, ranking_sentence
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import answers_of, read_run
-from lmeval_dispersion.auditing.slices import (
-    all_documents,
-    slice_row,
-    slice_table,
-    slices_sentence,
-    slicings,
-)
+from lmeval_dispersion.auditing.slices import slice_table, slicings
 from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.report import render
 
@@ -112,8 +106,7 @@ def test_a_caution_comes_first_and_silences_every_conclusion_about_answers(summa
 
 def order_of(run):
     """What an audit says of the subjects of a run."""
-    table = slice_table(run, slicings(run)["subject"])
-    return slices_sentence(slice_row(run, all_documents(run)), {"subject": table})
+    return audit(run, short=True).answer()[0]
 
 
 def test_two_tasks_are_compared_inside_each(tmp_path):

@@ -219,16 +219,6 @@ def test_mistakes_are_one_sentence(place, whole, arguments, code, message, monke
     assert out == ""
 
 
-def test_controls_reach_the_study(place, monkeypatch, capsys):
-    monkeypatch.chdir(place)
-    arguments = ("law", "model", "--data", "few.jsonl", *LAW, "--study", "controlled")
-    assert run_here(*arguments, "--control", "shuffled", "--control", "untrained") == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "; untrained " in out.split("Single tokens")[0]
-    assert "No control was run" not in out
-    assert set(tables(place / "controlled")["controls"]["control"]) == {"untrained", "shuffled"}
-
-
 def test_too_short_a_text_for_the_largest_draw_is_said_and_partly_done(place, monkeypatch, capsys):
     (place / "here").mkdir()
     monkeypatch.chdir(place / "here")

@@ -106,8 +106,3 @@ def test_the_demo_runs_from_the_wheel_alone(site, tmp_path):
     assert called(site, "screen-checkpoints", "--demo", "--quiet", folder=tmp_path).startswith(
         "Evaluate first: sums-80"
     )
-
-
-@pytest.mark.parametrize("name", ["dispersion", "screen-checkpoints"])
-def test_every_command_of_the_wheel_is_there(site, tmp_path, name):
-    assert f"usage: {name}" in called(site, name, "--help", folder=tmp_path)

@@ -33,19 +33,6 @@ def test_condensation_is_the_mean_over_pairs_of_different_tokens(model, data):
     assert found.summary["last_mean"].item() == pytest.approx(wide.to_numpy()[:, -3:].mean(), abs=1e-9)
 
 
-def test_the_released_mean_counts_each_token_with_itself(model, data):
-    """The released code's mean over whole matrices, diagonal included, is ours moved by 1/t."""
-    found = condensation(model, data, segment=30, segments=999)
-    states = [hidden_states(model, ids) for ids in token_ids(data)]
-    for depth in range(4):
-        units = [
-            text[depth] / np.maximum(np.linalg.norm(text[depth], axis=1)[:, None], 1e-3) for text in states
-        ]
-        released = np.mean([np.clip(u @ u.T, -1, 1) for u in units])
-        mean = found.layers["mean"][depth]
-        assert mean + (1 - mean) / 30 == pytest.approx(released, abs=1e-6)
-
-
 def test_histograms_count_every_pair_once():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(50, 4)).astype(np.float32)

@@ -62,22 +62,12 @@ def test_columns_go_whole_in_their_order_and_numbers_stay_whole(width):
     assert ("Tied: Not separated." in text) == ("Tied" in left)
 
 
-def test_short_headings_before_a_column_goes():
-    widths = {tuple(shown_heads(width)) for width in range(30, 90)}
-    assert ("Checkpoint", "Gap", "Acc.", "Tied", "Read") in widths
-    assert len(widths) >= 4
-
-
 def test_long_names_are_folded_not_cut():
     rows = [{"name": "organisation/" + "x" * 80 + "END", "gap": 1.25, "se": 0.021}]
     text = render(document(rows, COLUMNS[:2]), "table", width=60)
     column = "".join(line[:40].split(" ")[0] for line in text.splitlines() if "x" in line or "END" in line)
     assert "END" in column
     assert max(map(len, text.splitlines())) <= 60
-
-
-def test_a_hint_is_told_once():
-    assert render(document(), "table").count("Larger is better.") == 1
 
 
 def test_names_are_no_markup():

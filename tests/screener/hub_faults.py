@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
 from dataclasses import replace
 
-from hub_wire import Reply, Request
+from hub_wire import Change, Reply, Request
 
-Change = Callable[[Reply, Request], Reply]
 HTML = b"<!doctype html><title>Please wait</title><h1>Something is being checked</h1>"
 
 
@@ -33,23 +31,26 @@ def shorter(by: int) -> Change:
 
 
 def shifted(by: int) -> Change:
-    """The range before or after the one that was asked for."""
+    """A range beside the one that was asked for, which says so."""
 
     def change(reply: Reply, request: Request) -> Reply:
-        if reply.begin + by < 0:
+        where = next((v for k, v in reply.headers.items() if k.lower() == "content-range"), None)
+        if where is None or reply.begin + by < 0:
             return reply
-        begin, end = reply.begin + by, reply.end + by
-        total = reply.headers["Content-Range"].rpartition("/")[2]
-        where = {**reply.headers, "Content-Range": f"bytes {begin}-{end - 1}/{total}"}
-        return replace(reply, headers=where, begin=begin, end=end)
+        span, _, total = where.removeprefix("bytes ").partition("/")
+        begin, end = (int(part) + by for part in span.split("-"))
+        headers = {k: v for k, v in reply.headers.items() if k.lower() != "content-range"}
+        headers["Content-Range"] = f"bytes {begin}-{end}/{total}"
+        return replace(reply, headers=headers, begin=reply.begin + by, end=reply.end + by)
 
     return change
 
 
 def whole(reply: Reply, request: Request) -> Reply:
-    """200 and the whole file: Range was ignored."""
-    headers = {k: v for k, v in reply.headers.items() if k != "Content-Range"}
-    assert reply.place is not None
+    """200 for a range: the whole file, where it is at hand."""
+    headers = {k: v for k, v in reply.headers.items() if k.lower() != "content-range"}
+    if reply.place is None:
+        return Reply(200, headers, reply.body)
     return Reply(200, headers, place=reply.place, begin=0, end=reply.place.stat().st_size)
 
 

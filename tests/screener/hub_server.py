@@ -17,25 +17,20 @@ Files may be sparse and of any size. Digests of files over 64 MB are made up: no
 
 from __future__ import annotations
 
-import asyncio
-import fnmatch
 import hashlib
 import hmac
 import json
 import math
 import ssl
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from hub_replies import compressed, error, ranged, sign
-from hub_wire import Reply, Request, serve
+from hub_wire import Loopback, Reply, Request, compressed, error, ranged, sign
 
 LARGE = (".safetensors", ".bin", ".gguf", ".h5", ".pth", ".model", ".parquet")
-Change = Callable[[Reply, Request], Reply]
 
 
 @dataclass
@@ -103,18 +98,7 @@ class Quotas:
         }
 
 
-@dataclass
-class Fault:
-    """A change of the replies that match, `times` times (-1: always)."""
-
-    where: str
-    change: Change
-    match: str
-    method: str
-    times: int
-
-
-class HubServer:
+class HubServer(Loopback):
     """See the module's text.
 
     Args:
@@ -128,6 +112,8 @@ class HubServer:
         tls: Certificate and key for 127.0.0.1 and localhost: both hosts then speak https.
     """
 
+    ports = 2
+
     def __init__(
         self,
         *,
@@ -140,6 +126,7 @@ class HubServer:
         quotas: Mapping[str, tuple[int, float]] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        super().__init__()
         self.latency, self.bandwidth, self.token, self.tls = latency, bandwidth, token, tls
         self.lifetime, self.any_range, self.page = lifetime, any_range, page
         self.blobs_in_api = True
@@ -148,43 +135,14 @@ class HubServer:
         self.repositories: dict[str, Repository] = {}
         self.renamed: dict[str, str] = {}
         self.buckets: dict[str, Path] = {}
-        self.requests: list[Request] = []
-        self.faults: list[Fault] = []
-        self.sent = 0
-        self.connections = [0, 0]
-        self.open: set[asyncio.Transport] = set()
         self._digests: dict[tuple[Path, int, int], str] = {}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     # --- what a test says -------------------------------------------------------------------------------
 
-    def __enter__(self) -> HubServer:
-        self._thread.start()
-        hub_port, cdn_port = asyncio.run_coroutine_threadsafe(serve(self), self._loop).result()
-        scheme = "https" if self.tls else "http"
-        self.endpoint = f"{scheme}://127.0.0.1:{hub_port}"
-        # Another name for the same machine: to a client, another host.
-        self.cdn = f"{scheme}://localhost:{cdn_port}"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        async def stop() -> None:
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            # A client that ended a moment ago may not have been noticed yet.
-            for transport in [*self.open]:
-                transport.abort()
-            await asyncio.sleep(0)
-
-        for server in self.servers:
-            self._loop.call_soon_threadsafe(server.close)
-        asyncio.run_coroutine_threadsafe(stop(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    @property
+    def cdn(self) -> str:
+        """The address of the server that delivers."""
+        return self.addresses[1]
 
     def add(
         self,
@@ -222,37 +180,17 @@ class HubServer:
         """Redirect requests for an old name, as after a rename."""
         self.renamed[old] = new
 
-    def fault(
-        self, where: str, change: Change, *, match: str = "*", method: str = "*", times: int = -1
-    ) -> None:
-        """Change replies of a part, ``api``, ``raw``, ``resolve``, ``cdn``, ``*``; `match` globs paths."""
-        self.faults.append(Fault(where, change, match, method, times))
-
-    def seen(self, part: str) -> list[Request]:
-        """Requests that one part received."""
-        return [request for request in self.requests if request.part == part]
-
     # --- what a client gets -----------------------------------------------------------------------------
 
-    def reply(self, request: Request) -> Reply:
-        """The reply to a request, faults included."""
+    def usual(self, request: Request) -> Reply:
+        """The reply without faults; see `Loopback`."""
         if request.on_cdn:
             request.part, reply = self._cdn(request)
-        else:
-            refused = self.quotas.refused(request.path)
-            request.part, reply = self._hub(request)
-            reply = replace(refused or reply)
-            reply.headers = {**reply.headers, **self.quotas.told(request.path)}
-        self.requests.append(request)
-        for fault in self.faults:
-            if (
-                fault.times
-                and fault.where in ("*", request.part)
-                and fault.method in ("*", request.method)
-                and fnmatch.fnmatch(request.path, fault.match)
-            ):
-                fault.times -= 1
-                return fault.change(reply, request)
+            return reply
+        refused = self.quotas.refused(request.path)
+        request.part, reply = self._hub(request)
+        reply = replace(refused or reply)
+        reply.headers = {**reply.headers, **self.quotas.told(request.path)}
         return reply
 
     def _hub(self, request: Request) -> tuple[str, Reply]:

@@ -1,17 +1,22 @@
-"""HTTP/1.1 under `hub_server`: sockets, latency, a shared line of limited bandwidth, broken deliveries."""
+"""HTTP/1.1 under all servers of tests: sockets, latency, a shared line, broken deliveries, replies."""
 
 from __future__ import annotations
 
 import asyncio
+import fnmatch
+import gzip
+import hmac
+import json
 import socket
+import ssl
 import struct
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 
-if TYPE_CHECKING:
-    from hub_server import HubServer
+SECRET = b"loopback"
 
 PIECE = 1 << 18
 PHRASES = {
@@ -72,24 +77,112 @@ class Reply:
         return self.end - self.begin if self.place else len(self.body)
 
 
-async def serve(hub: HubServer) -> tuple[int, int]:
-    """Listen on two ports of loopback: the Hub's and the CDN's."""
-    loop = asyncio.get_running_loop()
-    line = Line(hub)
-    hub.servers = [
-        await loop.create_server(
-            lambda cdn=cdn: Connection(hub, line, cdn), "127.0.0.1", 0, backlog=1024, ssl=hub.tls
-        )
-        for cdn in (False, True)
-    ]
-    hub_port, cdn_port = (server.sockets[0].getsockname()[1] for server in hub.servers)
-    return hub_port, cdn_port
+Change = Callable[[Reply, Request], Reply]
+
+
+@dataclass
+class Fault:
+    """A change of the replies that match, `times` times (-1: always)."""
+
+    change: Change
+    where: str
+    match: str
+    method: str
+    times: int
+
+
+class Loopback:
+    """A server of some ports in a thread of its own, whose replies a test changes; a context manager.
+
+    Subclasses say what the usual reply to a request is, and of which part of them it comes.
+    """
+
+    latency = bandwidth = 0.0
+    tls: ssl.SSLContext | None = None
+    ports = 1
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.faults: list[Fault] = []
+        self.sent = 0
+        self.connections = [0, 0]
+        self.open: set[asyncio.Transport] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def usual(self, request: Request) -> Reply:
+        """The reply without faults; may set the request's `part`."""
+        raise NotImplementedError
+
+    def reply(self, request: Request) -> Reply:
+        """The reply to a request, faults included."""
+        reply = self.usual(request)
+        self.requests.append(request)
+        for fault in self.faults:
+            if (
+                fault.times
+                and fault.where in ("*", request.part)
+                and fault.method in ("*", request.method)
+                and fnmatch.fnmatch(unquote(request.path), fault.match)
+            ):
+                fault.times -= 1
+                return fault.change(reply, request)
+        return reply
+
+    def __enter__(self):
+        self._thread.start()
+        scheme = "https" if self.tls else "http"
+        listening = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+        # Another name for the same machine: to a client, another host.
+        names = ("127.0.0.1", "localhost")
+        self.addresses = [f"{scheme}://{name}:{port}" for name, port in zip(names, listening, strict=False)]
+        self.endpoint = self.addresses[0]
+        return self
+
+    async def _listen(self) -> list[int]:
+        line = Line(self)
+        self.servers = [
+            await self._loop.create_server(
+                lambda second=bool(number): Connection(self, line, second),
+                "127.0.0.1", 0, backlog=1024, ssl=self.tls,
+            )
+            for number in range(self.ports)
+        ]  # fmt: skip
+        return [server.sockets[0].getsockname()[1] for server in self.servers]
+
+    def __exit__(self, *_: object) -> None:
+        async def stop() -> None:
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            # A client that ended a moment ago may not have been noticed yet.
+            for transport in [*self.open]:
+                transport.abort()
+            await asyncio.sleep(0)
+
+        for server in self.servers:
+            self._loop.call_soon_threadsafe(server.close)
+        asyncio.run_coroutine_threadsafe(stop(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def fault(
+        self, where: str, change: Change, *, match: str = "*", method: str = "*", times: int = -1
+    ) -> None:
+        """Change replies of a part, or of all, ``*``; `match` globs paths."""
+        self.faults.append(Fault(change, where, match, method, times))
+
+    def seen(self, part: str) -> list[Request]:
+        """Requests that one part received."""
+        return [request for request in self.requests if request.part == part]
 
 
 class Line:
     """The line that all connections share: when the next bytes may leave."""
 
-    def __init__(self, hub: HubServer) -> None:
+    def __init__(self, hub: Loopback) -> None:
         self.hub, self.free = hub, 0.0
 
     def delay(self, size: int) -> float:
@@ -103,7 +196,7 @@ class Line:
 class Connection(asyncio.Protocol):
     """One kept-alive connection; requests are answered one after the other."""
 
-    def __init__(self, hub: HubServer, line: Line, on_cdn: bool) -> None:
+    def __init__(self, hub: Loopback, line: Line, on_cdn: bool) -> None:
         self.hub, self.line, self.on_cdn = hub, line, on_cdn
         self.received = b""
         # Opening a connection costs a round trip, which loopback does not have.
@@ -209,3 +302,34 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
         else:
             self.transport.close()
+
+
+def sign(address: str) -> str:
+    return hmac.new(SECRET, address.encode(), "sha256").hexdigest()
+
+
+def error(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> Reply:
+    named = {"X-Error-Code": code, "X-Error-Message": message, **(headers or {})}
+    return Reply(status, named, json.dumps({"error": message}).encode())
+
+
+def compressed(request: Request, reply: Reply) -> Reply:
+    if "gzip" not in request.headers.get("accept-encoding", "") or len(reply.body) < 200:
+        return reply
+    headers = {**reply.headers, "Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return replace(reply, headers=headers, body=gzip.compress(reply.body, 6))
+
+
+def ranged(request: Request, place: Path, headers: Mapping[str, str]) -> Reply:
+    """A file, or the range of it that was asked for."""
+    size = place.stat().st_size
+    asked = request.headers.get("range", "")
+    if not asked.startswith("bytes=") or "," in asked:
+        return Reply(200, dict(headers), place=place, begin=0, end=size)
+    first, _, last = asked.removeprefix("bytes=").partition("-")
+    begin = int(first) if first else size - int(last)
+    end = min(int(last) + 1, size) if first and last else size
+    if begin >= end:
+        return Reply(416, {**headers, "Content-Range": f"bytes */{size}"})
+    where = {**headers, "Content-Range": f"bytes {begin}-{end - 1}/{size}"}
+    return Reply(206, where, place=place, begin=begin, end=end)

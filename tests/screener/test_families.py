@@ -41,18 +41,6 @@ def test_bundled_families_are_well_formed(name):
         assert entry.family == name
 
 
-def test_qwen_has_the_checkpoints_of_the_paper():
-    by_scale = {
-        scale: {
-            entry.repo.split("/")[1] for entry in load_family("qwen2.5").checkpoints if entry.scale == scale
-        }
-        for scale in ("1.5B", "7B", "14B")
-    }
-    assert by_scale["1.5B"] >= {"Qwen2.5-1.5B", "Qwen2.5-Math-1.5B", "DeepSeek-R1-Distill-Qwen-1.5B"}
-    assert by_scale["7B"] >= {"Qwen2.5-7B", "Qwen2.5-Math-7B", "DeepSeek-R1-Distill-Qwen-7B"}
-    assert by_scale["14B"] >= {"Qwen2.5-14B", "DeepSeek-R1-Distill-Qwen-14B"}
-
-
 def test_trajectories_select_the_steps_that_their_notes_name():
     pythia = load_family("pythia-steps")
     revisions = [f"step{step}" for step in (0, *(2**i for i in range(10)), *range(1000, 144_000, 1000))]

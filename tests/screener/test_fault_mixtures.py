@@ -95,7 +95,7 @@ def test_any_mixture_ends_in_the_right_rows_or_an_error_that_its_faults_explain(
     outcomes = {seed: outcome(tmp_path, seed) for seed in seeds}
     unexplained = {seed: found for seed, found in outcomes.items() if found and found[0] not in found[1]}
     assert not unexplained
-    assert sum(found is None for found in outcomes.values()) >= 3
+    assert sum(found is None for found in outcomes.values()) >= 2
 
 
 #: Ways in which a server is wrong now and then.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 import pytest
-from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
+from checkpoints import head_and_embedding, write_checkpoint
 from hub_faults import header, truncated
 from lmeval_screener.checkpoints import Meter, http
 from lmeval_screener.checkpoints.http import (
-    CONNECTIONS,
     FIRST_WAIT,
     RANGES,
     AgainError,
@@ -21,7 +19,6 @@ from lmeval_screener.checkpoints.http import (
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.projection import find_projection, read_rows
 from yarl import URL
 
 
@@ -45,23 +42,11 @@ def read(hub, tmp_path):
     return run
 
 
-def test_one_after_the_other_is_one_connection(hub, read):
-    read(30, together=False)
-    assert hub.connections[1] == 1
-
-
 def test_side_by_side_opens_no_more_than_the_limit(hub, read):
     hub.latency = 0.1
     read(300, together=True)
     assert 4 < hub.connections[1] <= RANGES
     assert len(hub.seen("cdn")) == 300
-
-
-def test_what_is_read_again_waits_for_what_is_on_its_way(hub, read):
-    hub.latency = 0.1
-    hub.fault("cdn", truncated(0), times=1)
-    read(300, together=True)
-    assert 4 < hub.connections[1] <= RANGES + 1  # the broken one is not used again
 
 
 def test_a_connection_that_the_server_closed_is_opened_again(hub, read):
@@ -188,28 +173,6 @@ def test_every_request_goes_through_the_proxy(tmp_path, monkeypatch, no_proxy):
     assert asyncio.run(work()) == "ServerError"
     assert lines
     assert all(line.startswith("GET http://hub.invalid/") for line in lines)
-
-
-def test_a_family_opens_no_more_than_the_limit(hub, tmp_path):
-    """All checkpoints together stay below what one host may get."""
-    hub.latency = 0.05
-    repos = [f"org/m{number}" for number in range(8)]
-    for number, repo in enumerate(repos):
-        rows = {row: np.arange(1.0, 65)[None] + row + number for row in range(0, 4000, 40)}
-        hub.add(repo, write_qwen_7b(tmp_path / repo, rows=rows, v=20_000, d=64))
-
-    async def one(pool, repo):
-        snapshot = await pool.snapshot(repo)
-        return await read_rows(await find_projection(snapshot), list(range(0, 4000, 40)))
-
-    async def work():
-        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache") as pool:
-            return await asyncio.gather(*(one(pool, repo) for repo in repos))
-
-    for number, matrix in enumerate(asyncio.run(work())):
-        assert matrix[2, 0] == 81 + number
-    assert len(hub.seen("cdn")) > 800
-    assert 1 < hub.connections[1] <= CONNECTIONS
 
 
 def test_a_refused_connection_is_said_without_objects_of_python(tmp_path, no_proxy):

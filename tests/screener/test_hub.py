@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import aiohttp
 import hub_faults as faults
 import numpy as np
 import pytest
@@ -19,13 +18,11 @@ from lmeval_screener.checkpoints import FileEntry, Meter
 from lmeval_screener.checkpoints.http import AgainError
 from lmeval_screener.checkpoints.hub import (
     Hub,
-    HubSnapshot,
     parse_listing,
     parse_references,
     parse_tree,
     understood,
 )
-from lmeval_screener.checkpoints.limits import Account, Budget
 from lmeval_screener.checkpoints.snapshots import open_download
 from lmeval_screener.errors import ScreeningError
 
@@ -102,12 +99,6 @@ def test_a_renamed_repository_is_followed_and_called_by_its_new_name(hub, add, t
         assert found.snapshot.repo == "org/new-name"
 
 
-def test_a_renamed_repository_at_a_branch_with_a_slash(hub, add, tmp_path):
-    _, truth = add("org/new", branch="ablations/a")
-    hub.rename("org/old", "org/new")
-    np.testing.assert_array_equal(read(hub, tmp_path / "cache", "org/old", "ablations/a").rows, truth)
-
-
 @pytest.mark.parametrize("token", [None, "hf_wrong"])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_gated_repository(hub, add, tmp_path, token, shards):
@@ -115,14 +106,6 @@ def test_a_gated_repository(hub, add, tmp_path, token, shards):
     error = refused(hub, tmp_path, token=token)
     assert error.code == "GatedRepo"
     assert f"{hub.endpoint}/org/model" in str(error)
-    np.testing.assert_array_equal(read(hub, tmp_path / "cache", token=hub.token).rows, truth)
-
-
-def test_a_private_repository(hub, add, tmp_path):
-    _, truth = add(private=True)
-    anonymous, stranger = refused(hub, tmp_path), refused(hub, tmp_path, token="hf_wrong")
-    assert anonymous.code == stranger.code == "RepoNotFound"
-    assert "private" in str(anonymous)
     np.testing.assert_array_equal(read(hub, tmp_path / "cache", token=hub.token).rows, truth)
 
 
@@ -142,29 +125,12 @@ def test_an_endpoint_that_is_no_address_is_refused(tmp_path, endpoint):
         Hub(endpoint=endpoint, cache=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("status", "code"), [(403, "AccessDenied"), (451, "AccessDenied"), (418, "ServerError")]
-)
-def test_other_refusals(hub, add, tmp_path, status, code):
-    add()
-    hub.fault("api", faults.status(status))
-    assert refused(hub, tmp_path, timeout=5).code == code
-
-
 def test_the_listing_by_pages_where_the_api_gives_no_sizes(hub, add, tmp_path):
     _, truth = add(shards=3)
     hub.blobs_in_api, hub.page = False, 2
     np.testing.assert_array_equal(read(hub, tmp_path / "cache").rows, truth)
     pages = [r for r in hub.seen("api") if "/tree/" in r.path]
     assert len(pages) == 3  # config, index, three shards
-
-
-def test_pages_that_lead_in_circles_end(hub, add, tmp_path):
-    add()
-    hub.blobs_in_api = False
-    here = f'<{hub.endpoint}/api/models/org/model/tree/main?recursive=true>; rel="next"'
-    hub.fault("api", faults.header("Link", here), match="*/tree/*")
-    assert refused(hub, tmp_path, timeout=1).code == "Timeout"
 
 
 def test_mirrors_without_raw(hub, add, tmp_path):
@@ -233,13 +199,6 @@ def test_the_second_run_asks_for_the_revision_only_and_a_pinned_one_for_nothing(
     assert pinned.snapshot.meter == Meter(0, 0)
 
 
-def test_a_new_commit_is_seen_and_its_new_rows_are_read(hub, add, tmp_path):
-    add()
-    read(hub, tmp_path / "cache")
-    _, truth = add(seed=1)
-    np.testing.assert_array_equal(read(hub, tmp_path / "cache").rows, truth)
-
-
 def test_other_rows_cost_only_themselves(hub, add, tmp_path):
     add()
     read(hub, tmp_path / "cache", ids=(3, 4))
@@ -281,19 +240,6 @@ def test_offline_is_served_from_what_was_read(hub, add, tmp_path):
     assert len(hub.requests) == before
 
 
-def test_offline_branches(hub, add, tmp_path):
-    add(branch="step1")
-
-    async def names(**settings):
-        async with ours(hub, tmp_path / "cache", **settings) as client:
-            return await client.revisions("org/model", "step*")
-
-    with pytest.raises(ScreeningError) as raised:
-        asyncio.run(names(offline=True))
-    assert raised.value.code == "Offline"
-    assert asyncio.run(names()) == asyncio.run(names(offline=True)) == ["step1"]
-
-
 def in_downloads(cache, repo, commit, folder, digest):
     """A repository as huggingface_hub lays its downloads out."""
     place = cache / f"models--{repo.replace('/', '--')}"
@@ -306,25 +252,6 @@ def in_downloads(cache, repo, commit, folder, digest):
         shutil.copy(file, place / "blobs" / digest(file))
         os.symlink(Path("../../blobs") / digest(file), snapshot / file.name)
     return place
-
-
-def test_blobs_that_huggingface_hub_downloaded_are_not_read_again(hub, add, tmp_path):
-    commit, truth = add()
-    folder = hub.repositories["org/model"].commits[commit]
-    in_downloads(tmp_path / "hf", "org/model", commit, folder, hub.digest)
-
-    async def work():
-        async with aiohttp.ClientSession() as client:
-            answer = await client.get(f"{hub.endpoint}/api/models/org/model/revision/main?blobs=true")
-            listed = parse_listing(await answer.json())
-        client = ours(hub, tmp_path / "cache", offline=True)  # no transport: whatever travelled would fail
-        client.downloads = tmp_path / "hf"
-        found = HubSnapshot(client, listed, Account(Budget(5), Meter()))
-        return await read_of(found)
-
-    found = asyncio.run(work())
-    np.testing.assert_array_equal(found.rows, truth)
-    assert found.snapshot.meter.requests == 0
 
 
 def test_a_download_of_huggingface_hub_is_a_snapshot(hub, add, tmp_path):

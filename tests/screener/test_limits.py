@@ -108,22 +108,6 @@ def test_too_long_a_wait_is_refused_to_all_that_wait():
     asyncio.run(work())
 
 
-def test_a_wait_is_told_once_a_window():
-    heard = []
-
-    async def work():
-        bucket = Quota("api", lambda name, seconds: heard.append((name, round(seconds, -1))))
-        await bucket.turn(Budget(60))
-        bucket.done(told(0, 200))
-        waiting = [asyncio.ensure_future(bucket.turn(Budget(60))) for _ in range(5)]
-        await asyncio.sleep(0.01)
-        for task in waiting:
-            task.cancel()
-
-    asyncio.run(work())
-    assert heard == [("api", 200)]
-
-
 def test_the_clock_stands_while_anything_of_a_checkpoint_waits():
     async def work():
         budget = Budget(0.3)
@@ -209,16 +193,6 @@ def test_a_run_above_every_quota_ends_in_one_go(registry, tmp_path, waits):
         assert hub.quotas.refusals["resolvers"] <= UNTOLD
         assert "api" in waits
         assert "pages" not in waits, "nobody waits for what is optional"
-
-
-def test_a_bucket_that_is_empty_does_not_stop_the_others(registry, tmp_path, waits):
-    server, truth = registry(12, pages=(1, 300.0), api=(1000, 300.0), resolvers=(1000, 300.0))
-    with server as hub:
-        found = rows(hub, tmp_path, 12, timeout=20)
-        assert all(not isinstance(got, str) for got in found)
-        np.testing.assert_array_equal(found, truth)
-        assert hub.quotas.refusals["pages"] < 2 * UNTOLD
-        assert "pages" not in waits, "nobody waited for its window"
 
 
 def test_a_server_that_refuses_again_and_again_is_left_alone(registry, tmp_path):

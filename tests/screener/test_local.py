@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
-from hub_client import FILE, HEAD, IDS, full_matrix, read_folder, read_of
+from hub_client import FILE, HEAD, IDS, full_matrix, read_folder
 from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.snapshots import open_folder, read_ranges
 from lmeval_screener.errors import ScreeningError
@@ -39,11 +38,6 @@ def test_what_is_no_folder(tmp_path):
         assert raised.value.code == "FolderNotFound"
 
 
-def test_a_tilde_is_the_home_folder(folder, monkeypatch):
-    monkeypatch.setenv("HOME", str(folder.parent))
-    assert open_folder("~/model").folder == folder
-
-
 def test_a_download_that_is_not_complete(folder):
     whole = (folder / FILE).read_bytes()
     for size in (0, 5, 100, len(whole) - 1):
@@ -67,8 +61,3 @@ def test_a_file_that_disappears_or_shrinks_while_it_is_read(folder):
         with pytest.raises(ScreeningError) as raised:
             asyncio.run(work)
         assert raised.value.code == "FileNotFound"
-
-
-def test_a_link_to_nothing_is_no_file(folder):
-    os.symlink(folder / "none", folder / "model.safetensors.index.json")
-    assert asyncio.run(read_of(open_folder(folder))).projection.name == HEAD

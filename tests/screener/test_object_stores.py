@@ -56,14 +56,6 @@ def test_rows_bytes_and_requests(s3_server, proxied, folder, tmp_path):
     assert again.snapshot.meter.bytes_read == 0
 
 
-def test_a_new_version_is_read_anew(s3_server, proxied, folder, tmp_path):
-    address = s3_server.put(folder, "twice/m")
-    read(address, tmp_path / "cache")
-    other = write_checkpoint(tmp_path / "other", head_and_embedding(seed=1))
-    s3_server.put(other, "twice/m")
-    np.testing.assert_array_equal(read(address, tmp_path / "cache").rows, truth(other))
-
-
 def test_one_that_is_replaced_while_it_is_read_is_never_mixed(s3_server, proxied, folder, tmp_path):
     address = s3_server.put(folder, "moving/m")
     other = write_checkpoint(tmp_path / "other", head_and_embedding(seed=1))
@@ -179,14 +171,6 @@ def test_a_profile_and_no_signature(s3_server, proxied, folder, tmp_path, monkey
         s3_server.client.put_object_acl(Bucket="box", Key=f"profiles/m/{name}", ACL="public-read")
     read(address, tmp_path / "other")
     assert not any("authorization" in request.headers for request in proxied.requests)
-
-
-def test_what_is_not_there(s3_server, proxied, tmp_path):
-    for address in ("s3://box/nowhere", "s3://no-such-bucket/m"):
-        with pytest.raises(ScreeningError) as raised:
-            read(address, tmp_path)
-        assert raised.value.code == "FolderNotFound", address
-        assert address in str(raised.value)
 
 
 def test_a_tokenizer_from_elsewhere(s3_server, proxied, tmp_path, monkeypatch):

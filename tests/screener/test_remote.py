@@ -42,12 +42,6 @@ def test_one_asked_to_wait_means_all_of_us(hub, truth, tmp_path):
     assert asyncio.run(both()) == ("RateLimited", "RateLimited")
 
 
-def test_a_short_wait_is_waited_for(hub, truth, tmp_path):
-    hub.fault("resolve", faults.status(429, {"RateLimit": '"resolvers";r=0;t=1'}), times=1)
-    np.testing.assert_array_equal(read(hub, tmp_path / "cache").rows, truth)
-    assert len(hub.seen("resolve")) == 2
-
-
 def sparse(place, gigabytes):
     """A checkpoint whose head is far into a huge file that holds nothing but holes."""
     place.mkdir()
@@ -106,13 +100,6 @@ def test_a_redirect_to_nowhere(hub, truth, tmp_path, where, address):
     with pytest.raises(ScreeningError) as raised:
         read(hub, tmp_path / "cache", timeout=0.6)
     assert raised.value.code in ("BadResponse", "Unreachable")
-
-
-def test_redirects_in_circles_end(hub, truth, tmp_path):
-    hub.fault("cdn", lambda reply, request: faults.Reply(307, {"Location": request.target}))
-    with pytest.raises(ScreeningError, match="circles") as raised:
-        read(hub, tmp_path / "cache", timeout=5)
-    assert raised.value.code == "BadResponse"
 
 
 def test_the_token_goes_to_the_hub_and_nowhere_else(hub, truth, tmp_path):

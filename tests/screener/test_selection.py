@@ -226,15 +226,6 @@ def test_selected_checkpoints_cost_three_requests_and_known_ones_none(registry):
     assert not registry.requests, "what is pinned and cached costs nothing at all"
 
 
-def test_a_moved_branch_is_read_anew(registry):
-    registry.make("acme/m", seed=1)
-    before = screen(["acme/*"]).checkpoints[0]
-    folder = registry.make("acme/m", seed=2)
-    after = screen(["acme/*"]).checkpoints[0]
-    assert before.revision != after.revision
-    assert after.gaps["cosine"].mean == pytest.approx(gaps(folder), abs=1e-6)
-
-
 def test_gated_checkpoints_fail_by_name_without_a_request(registry):
     registry.make("acme/open", seed=1)
     registry.make("acme/closed", seed=2, gated=True)

@@ -8,9 +8,9 @@ import fsspec
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
-from faulty_proxy import FaultyProxy, other_version, shifted, whole
+from faulty_proxy import FaultyProxy, other_version
 from fsspec.implementations.memory import MemoryFileSystem
-from hub_faults import closed, content, status, truncated, without
+from hub_faults import closed, content, shifted, status, truncated, whole, without
 from hub_server import HubServer
 from lmeval_screener.checkpoints import snapshots
 from lmeval_screener.errors import ScreeningError
@@ -55,7 +55,7 @@ class Storage:
             for part in ("api", "cdn") if match == "*" else ("cdn",):
                 self.broken.fault(part, change, times=times)
         else:
-            self.broken.fault(change, match=match, times=times)
+            self.broken.fault("*", change, match=match, times=times)
 
 
 STORAGES = ("s3", "azure", "gcs", "web", "bucket")

@@ -100,19 +100,6 @@ def changing(address, replace, cache, endpoint=""):
     return code_of(lambda: asyncio.run(work(Budget(20))))
 
 
-def test_a_file_that_is_replaced_while_it_is_read(tmp_path):
-    made = write_checkpoint(tmp_path / "m", head_and_embedding())
-    with WebServer(tmp_path) as web:
-        other = write_checkpoint(tmp_path / "other", head_and_embedding(seed=1))
-        code, message = changing(
-            f"{web.endpoint}/m",
-            lambda: shutil.copy(other / "model.safetensors", made / "model.safetensors"),
-            tmp_path / "cache",
-        )
-    assert code == "BadResponse"
-    assert "changed while it was read" in message
-
-
 def test_a_bucket(hub, folder, tmp_path):
     address = hub.add_bucket("org/box", folder)
     found = read(f"{address}/m", tmp_path, endpoint=hub.endpoint)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 from faulty_proxy import FaultyProxy
-from hub_replies import ranged
-from hub_wire import Reply, Request
-
-Change = Callable[[Reply, Request], Reply]
+from hub_wire import Reply, Request, ranged
 
 
 class WebServer(FaultyProxy):
@@ -26,16 +21,7 @@ class WebServer(FaultyProxy):
         super().__init__(0)
         self.folder, self.secret = folder, secret
 
-    def reply(self, request: Request) -> Reply:
-        self.requests.append(request)
-        reply = self._answer(request)
-        for change, match, left in self._faults:
-            if left[0] and fnmatch.fnmatch(request.target, match):
-                left[0] -= 1
-                return change(reply, request)
-        return reply
-
-    def _answer(self, request: Request) -> Reply:
+    def usual(self, request: Request) -> Reply:
         place = self.folder / request.path.lstrip("/")
         if self.secret is not None and request.query.get("signature") != [self.secret]:
             return Reply(403, {}, b"<Error><Code>AccessDenied</Code></Error>")

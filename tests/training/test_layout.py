@@ -59,15 +59,6 @@ def test_packing_by_other_arguments(form):
     torch.testing.assert_close(reg.pop(), losses.angular_spread(states, segments=segments))
 
 
-def test_left_padding_with_its_position_ids():
-    model, ids = tiny_llama(), tokens(2, 8)
-    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    reg = DispersionRegularizer(model, "angular_spread", weight=1.0)
-    out = model(ids, attention_mask=mask, position_ids=positions, output_hidden_states=True)
-    torch.testing.assert_close(reg.pop(), losses.angular_spread(out.hidden_states[-1], mask=mask.bool()))
-
-
 def test_a_mask_that_says_nothing_is_refused():
     model, ids = tiny_gpt2(), tokens(2, 6)
     reg = DispersionRegularizer(model)

@@ -28,8 +28,6 @@ class GroupChoice:
     """The checkpoints of one group that are to be evaluated.
 
     Attributes:
-        group: The group.
-        k: How many were asked for.
         why: Why each of them is: ``rank`` for the K best, ``tied`` for those behind them that have no clear
             order with the K-th, up to the cap, ``audit`` for those drawn at random from the others.
         open: How many have no clear order with the K-th behind it, those beyond the cap included.

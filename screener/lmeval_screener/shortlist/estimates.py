@@ -49,11 +49,7 @@ class GroupResults:
 
     @cached_property
     def design(self) -> Design:
-        """The population that the results stand for.
-
-        ``all`` candidates are known; the list and a random sample (``audit``; what has no result counts as
-        not drawn); the ``list`` alone, or whatever else is known; ``none``: fewer than two results.
-        """
+        """The results stand for ``all`` candidates, the list and an ``audit`` sample, or a ``list``."""
         if self.known.sum() < 2:
             return "none"
         if self.known.all():
@@ -151,14 +147,11 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
 def missed(group: GroupResults) -> dict[str, float | None]:
     """Better checkpoints that the short list of one group missed; empty where none of it has a result.
 
-    Returns:
-        ``best``: the best accuracy on the list. ``regret``: the best of all minus that, where all are known,
-        and ``seen``: the same among what is known, which the regret is at least. ``at_random``: the regret,
-        on average, of as many drawn at random, where all are known. ``others``: candidates that are not on
-        the list; ``drawn``: those of them that were drawn at random and have a result, where not all have
-        one; ``better_seen``: how many of the drawn are better. ``better``: how many of the others are, known
-        or estimated without bias, from ``better_low`` to ``better_high`` (exact 95 % interval).
-        ``excess``: by how much an other is better, on average over all others, 0 where it is not.
+    The fields of a verdict from ``best``, the best accuracy on the list, on: ``regret`` is the best of all
+    minus that, ``seen`` the same among what is known, ``at_random`` the regret, on average, of as many drawn
+    at random; ``others`` are not on the list, ``drawn`` of them were evaluated as drawn at random; ``better``
+    of the others, known or estimated with an exact 95 % interval, beat the best, and by ``excess`` on
+    average.
     """
     listed = group.accuracies[group.listed & group.known]
     if not len(listed):

@@ -26,9 +26,9 @@ SCHEMA = "screen-checkpoints-shortlist/2"
 FILE = "manifest.json"
 #: lm-eval's tasks for each bundled domain.
 TASKS = {
-    "math": ("gsm8k_dispersion",),
-    "code": ("humaneval_dispersion",),
-    "legal": ("mmlu_professional_law_dispersion",),
+    "math": "gsm8k_dispersion",
+    "code": "humaneval_dispersion",
+    "legal": "mmlu_professional_law_dispersion",
 }
 _RUN = """\
 #!/usr/bin/env bash
@@ -76,23 +76,19 @@ def check_emit(folder: Path, tasks: str | None, domain: str, targets: Sequence[T
         raise UsageError(
             f"expected --emit to name a new or empty folder, got {folder}, which is neither; name another"
         )
-    chosen = (
-        TASKS.get(domain.partition(":")[0], ())
-        if tasks is None
-        else tuple(t.strip() for t in tasks.split(",") if t.strip())
-    )
+    names = TASKS.get(domain.partition(":")[0], "") if tasks is None else tasks
+    chosen = tuple(name.strip() for name in names.split(",") if name.strip())
     if not chosen:
-        known = ", ".join(f"{name} {', '.join(names)}" for name, names in TASKS.items())
+        known = ", ".join(f"{name} {names}" for name, names in TASKS.items())
         raise UsageError(
             f"expected --tasks NAME,NAME with --emit for the domain {domain}, got none; "
             f"tasks are known for {known}"
         )
-    far = [target.repo for target in targets if "://" in target.repo]
-    if far:
+    far = next((target.repo for target in targets if "://" in target.repo), None)
+    if far is not None:
         raise UsageError(
-            f"expected repositories and folders with --emit, got {far[0]}"
-            f"{f' and {len(far) - 1} more' if len(far) > 1 else ''}, which lm-eval cannot read; copy them to "
-            "a folder first, or leave --emit out"
+            f"expected repositories and folders with --emit, got {far}, which lm-eval cannot read; copy it "
+            "to a folder first, or leave --emit out"
         )
     return chosen
 

@@ -97,17 +97,12 @@ class Verdict(Report):
     """A screen against the results that came back.
 
     Attributes:
-        domain: Name of T.
-        metric: Which G ranked.
         outcome: The verdict in a word, over all groups.
-        groups: One verdict a group.
-        overall: Over all groups, compared only inside each.
+        groups: One verdict a group; ``overall``: over all of them, compared only inside each.
         figures: G, the ratio and both; empty where the manifest has no ratios.
         results: A line for each source of results.
         without: Labels of those that were to be evaluated and have no result.
-        hours_per_model: GPU hours that one model costs; None where that is not given.
-        hours_saved: GPU hours saved against evaluating every candidate.
-        manifest: Where the manifest lies.
+        hours_per_model: GPU hours that one model costs, if given; ``hours_saved`` against evaluating all.
         list: How the list came about.
     """
 
