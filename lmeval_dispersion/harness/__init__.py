@@ -1,8 +1,4 @@
-"""The lm-evaluation-harness plugin: tasks that report representation dispersion beside their own metrics.
-
-``DispersionTask`` is loaded when it is asked for, because it needs torch and lm-eval. Its modules are
-private.
-"""
+"""The lm-evaluation-harness plugin: its task class is loaded when it is asked for, with torch and lm-eval."""
 
 from __future__ import annotations
 

@@ -75,10 +75,6 @@ def _run(args: argparse.Namespace) -> int:
         return 0 if arguments else 2
     if arguments[0] not in ("run", "ls", "validate"):
         arguments.insert(0, "run")
-    return _harness(arguments)
-
-
-def _harness(arguments: list[str]) -> int:
     try:
         from lm_eval.__main__ import cli_evaluate
 
@@ -97,10 +93,9 @@ def _harness(arguments: list[str]) -> int:
     except DispersionError:
         raise
     except Exception as error:
-        sentence = failure_sentence(error)
-        if sentence is None or os.environ.get("DISPERSION_DEBUG"):
-            raise
-        raise DispersionError(sentence) from error
+        if (sentence := failure_sentence(error)) and not os.environ.get("DISPERSION_DEBUG"):
+            raise DispersionError(sentence) from error
+        raise
     finally:
         sys.argv = before
     return 3 if saving.failures else 0

@@ -1,9 +1,8 @@
 """Stores from the samples of a finished run: stock lm-eval answered on any backend, one prefill adds vectors.
 
 Prompts, answers, metrics and hashes are the samples' own. The vectors come from lm-eval's own model for
-transformers through :mod:`lmeval_dispersion.harness.requests`, so that prompts are tokenised, cut and batched
-as a dispersion run does it: rows and vectors are that run's. Prompts run in parts that outlive a killed
-process.
+transformers as in a dispersion run: rows and vectors are that run's. Prompts run in parts that outlive a
+killed process.
 """
 
 from __future__ import annotations
@@ -29,11 +28,8 @@ from lmeval_dispersion.harness.records import (
     Prompt,
     TaskMetrics,
     Vectors,
-    correctness,
-    record_of,
-    split_judge,
 )
-from lmeval_dispersion.harness.samples import LoggedDocument, LoggedRun, LoggedTask, find_run, read_task
+from lmeval_dispersion.harness.samples import LoggedRun, LoggedTask, find_run, read_task
 from lmeval_dispersion.harness.saving import manifest_of, model_identity, write
 from lmeval_dispersion.model.capture import resolve, split_names
 from lmeval_dispersion.store import begin_store, read_store
@@ -181,7 +177,7 @@ def _check_server(
     """Manifest entries and notes of a server whose states are those of transformers; refused if not."""
     prompts = [(task.kind, document.prompt) for task in tasks for document in task.documents]
     agreement = vllm.check_server(server, lm, prompts)
-    entries: dict[str, Any] = {"engine": "vllm", "engine_model": server.model()}
+    entries: dict[str, Any] = {"engine": "vllm", "engine_model": server.model}
     notes = ["vllm gives no log-probabilities of prompts: query_perplexity is not known"]
     if agreement is not None:
         print(f"vllm: {agreement}", file=sys.stderr)
@@ -225,27 +221,12 @@ def _store_task(job: _Job, task: LoggedTask) -> None:
         prompt.dispersion_state = run.dispersion_state
         prompt.answer = prompt.answer if run.answer is None else run.answer
     agreement, remark = _agreement(task, job.force)
-    records, by = [], None
     for document in task.documents:
-        name, correct = correctness(document.metrics, split_judge(job.judge)[1])
-        by = name or by
-        records.append(
-            record_of(
-                document.doc,
-                document.prompt,
-                document.answers,
-                doc_id=document.doc_id,
-                correct=correct,
-                target=document.target,
-                options=document.options,
-                alias=task.alias,
-                filter_name=task.filter,
-            )
-        )
+        document.record.state = document.prompt.dispersion_state
+    records = [document.record for document in task.documents]
     metrics = TaskMetrics(task.store_name, records)
     notes = [*task.notes, *job.notes, *remark]
-    judged = f"{task.filter}/{by}" if by is not None and len(task.filters) > 1 else by
-    manifest["figures"] = {**metrics.summary(), "correct_by": judged}
+    manifest["figures"] = {**metrics.summary(), "correct_by": task.correct_by}
     manifest["samples"] = {**source, **job.engine, **agreement, "notes": notes}
     write(folder, metrics, task.category, manifest)
     shutil.rmtree(folder / PARTS, ignore_errors=True)
@@ -297,7 +278,6 @@ def _save(file: Path, prompts: Sequence[Prompt]) -> None:
     rest = []
     for i, prompt in enumerate(prompts):
         state = prompt.dispersion_state
-        assert state is not None  # or it had not run
         tensors |= {f"{i} {layer}": rows for layer, rows in state.vectors.items()}
         rest.append((state.prompt_tokens, state.truncated, state.perplexity, prompt.answer))
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
@@ -323,7 +303,7 @@ def _agreement(task: LoggedTask, force: bool) -> tuple[dict[str, float], list[st
     if not pairs:
         return {}, []
     if task.kind == "generate_until":
-        greedy = [(d.first, answer) for d, answer in pairs if not _is_drawn(d)]
+        greedy = [(d.first, answer) for d, answer in pairs if not d.prompt.args[1].get("do_sample")]
         if not greedy:
             return {}, ["answers were drawn at random: that this model gave them is not checked"]
         same = [str(logged).lstrip().startswith(str(answer).strip()) for logged, answer in greedy]
@@ -331,8 +311,13 @@ def _agreement(task: LoggedTask, force: bool) -> tuple[dict[str, float], list[st
         far, figures = share < _AGREEING, {"first_token_agreement": share}
         difference = f"{share:.0%} of the answers begin as the model's own"
     else:
-        having = [(d, answer, tokens) for d, answer in pairs if (tokens := _tokens(task, d))]
-        gaps = [abs(float(answer) - float(d.first)) / tokens for d, answer, tokens in having]
+        tokens = [sum(d.prompt.dispersion_state.prompt_tokens) for d, _ in pairs]
+        rolling = task.kind == "loglikelihood_rolling"  # compared by token; an empty text has none
+        gaps = [
+            abs(float(answer) - float(d.first)) / (n if rolling else 1)
+            for (d, answer), n in zip(pairs, tokens, strict=True)
+            if n
+        ]
         if not gaps:
             return {}, []
         median, largest = float(np.median(gaps)), float(np.max(gaps))
@@ -345,16 +330,3 @@ def _agreement(task: LoggedTask, force: bool) -> tuple[dict[str, float], list[st
             "name the model that gave the answers, or pass --force"
         )
     return figures, [f"{difference}: another model, tokenizer or precision"] if far else []
-
-
-def _tokens(task: LoggedTask, document: LoggedDocument) -> int:
-    """By how many tokens a difference of log-probabilities is divided; 0 for an empty text."""
-    state = document.prompt.dispersion_state
-    tokens = sum(state.prompt_tokens) if state is not None else 0
-    return tokens if task.kind == "loglikelihood_rolling" else min(tokens, 1)
-
-
-def _is_drawn(document: LoggedDocument) -> bool:
-    """Whether a generation was drawn at random."""
-    settings = document.prompt.args[1] if len(document.prompt.args) > 1 else {}
-    return bool(isinstance(settings, dict) and settings.get("do_sample"))

@@ -1,8 +1,7 @@
 """Making lm-eval find our tasks: files in its own tasks folder, or a folder for ``--include_path``.
 
 Our configurations are written for ``lm_eval/tasks/lmeval_dispersion/FAMILY/``: their includes name lm-eval's
-own files relative to there, and one file may stand for many, see :func:`task_files`. lm-eval itself need not
-be imported for any of this.
+own files relative to there. lm-eval itself need not be imported for any of this.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Seeing hidden states during lm-eval's own requests: no forward pass is added and no answer changes.
 
-A recorder shadows attributes of one HFLM object while a request method runs (instance attributes, removed
-afterwards) and hooks the model. Rows of a batch are matched to requests by their tokens, so that sorting,
-padding, grouping and batch size do not matter.
+A recorder hooks the model and, while a request method runs, shadows attributes of one HFLM object. Rows of a
+batch are matched to requests by their tokens: sorting, padding, grouping and batch size do not matter.
 """
 
 from __future__ import annotations
@@ -151,10 +150,7 @@ class TokenRecorder(Recorder):
         self.fresh[name] = state[rows, positions]
 
     def select_cont_toks(self, original: Any, logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """In place of HFLM's method, which is called once a row with that row's log-probabilities (t, v).
-
-        They are normalised already, so the query's own perplexity is a gather and costs no pass.
-        """
+        """In place of HFLM's method, called once a row with its normalised log-probabilities (t, v)."""
         if self.input is not None and self.row < len(self.input):
             shift = logits.shape[0] - self.input.shape[1]
             for row, wanted in self.rows:
@@ -167,10 +163,7 @@ class TokenRecorder(Recorder):
         return original(logits, *args, **kwargs)
 
     def flush(self) -> None:
-        """Move the last batch's states and sums off the device.
-
-        Done when the next batch starts: by then lm-eval has waited for the device itself.
-        """
+        """Move the last batch's states and sums off the device; lm-eval has waited for it by the next."""
         _keep(self.fresh, [wanted for _, wanted in self.rows])
         if self.sums:
             sums = torch.stack([s for _, s in self.sums]).tolist()
@@ -304,12 +297,9 @@ class OneTokenRecorder(PrefillRecorder):
 def query_tokens(tokenizer: Any, prompt: str, query: str | None, context: Sequence[int]) -> tuple[int, int]:
     """Where the query is among a context's tokens: [start, stop), the tokens that hold a character of it.
 
-    White space at the query's ends is not the query's: a tokenizer joins it with whatever is beside it. A
-    token that holds the end of one and the start of the other counts.
-
-    Returns:
-        The whole context where the query is not in the prompt. An empty span where the tokenizer does not
-        say which characters a token stands for (slow ones), so that no wrong figure is given.
+    White space at the query's ends is not the query's. Returns the whole context where the query is not in
+    the prompt, and an empty span where the tokenizer does not say which characters a token stands for (slow
+    ones), so that no wrong figure is given.
     """
     core = (query or "").strip()
     at = prompt.rfind(core) if core else -1

@@ -50,7 +50,7 @@ class Prompt:
     task_name: str
     dispersion_layers: tuple[str, ...] = ()
     idx: int = 0  # its state is wanted
-    dispersion_state: DocState | None = None  # once it has run
+    dispersion_state: Any = None  # a DocState once it has run
     answer: float | str | None = None  # the model's own log-probability or first token; None: not asked
 
     @property
@@ -63,7 +63,7 @@ class Prompt:
 class DocRecord:
     """A document's state with how the task judged the answer; the value of every metric of ours."""
 
-    state: DocState
+    state: DocState  # of a logged document, once its prompt has run
     doc_id: int  # true index in the task's split
     correct: float  # share in [0, 1], NaN where the task has no label
     filter: str  # the filter whose answer was judged
@@ -103,9 +103,11 @@ def record_of(
     elif isinstance(answers[0], str):
         prediction = answers[0]
     subject = doc.get("subject") if isinstance(doc, Mapping) else None
+    # As lm-eval's own evaluator hashes a document.
+    dumped = json.dumps(doc, indent=2, default=handle_non_serializable, ensure_ascii=False)
     columns = {
         "subject": subject if isinstance(subject, str) else alias,
-        "doc_hash": doc_hash(doc),
+        "doc_hash": hash_string(dumped),
         "prompt_hash": hash_string(prompt.args[0]),
         "prediction": prediction,
         "target": None if target is None else str(target),
@@ -122,20 +124,8 @@ def options_of(arguments: Sequence[tuple[Any, ...]], output_type: str) -> list[s
     return [continuation for _, continuation, *_ in arguments] if chooses else []
 
 
-def doc_hash(doc: Any) -> str:
-    """The document's hash, as lm-eval's evaluator makes it."""
-    dumped = json.dumps(doc, indent=2, default=handle_non_serializable, ensure_ascii=False)
-    return str(hash_string(dumped))
-
-
 def split_judge(named: str | None) -> tuple[str | None, str | None]:
-    """Filter and metric of ``FILTER/METRIC`` or ``METRIC``; None for what is not named.
-
-    >>> split_judge("flexible-extract/exact_match")
-    ('flexible-extract', 'exact_match')
-    >>> split_judge("acc_norm")
-    (None, 'acc_norm')
-    """
+    """Filter and metric of ``FILTER/METRIC`` or ``METRIC``; None for what is not named."""
     chosen, slash, metric = (named or "").rpartition("/")
     return (chosen or None) if slash else None, metric or None
 
@@ -262,8 +252,8 @@ class TaskMetrics:
         for layer, figures in layers.items():
             for metric in METRICS:
                 mean, error, n = estimate(over(metric, self.records), layer)
-                figures[metric] = _json_number(mean)
-                figures[f"{metric}_stderr"] = _json_number(error)
+                figures[metric] = None if math.isnan(mean) else mean
+                figures[f"{metric}_stderr"] = None if math.isnan(error) else error
                 figures[f"{metric}_n"] = n
         return {
             "layer": self.layers[0],
@@ -273,7 +263,3 @@ class TaskMetrics:
             "without_direction": self.without_direction,
             "layers": layers,
         }
-
-
-def _json_number(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)

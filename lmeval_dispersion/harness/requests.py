@@ -45,7 +45,7 @@ _NEEDED = (
 
 
 def install() -> None:
-    """Add the request types to lm-eval's models. Raises HarnessError if this lm-eval lacks what they need."""
+    """Add the request types to lm-eval's model. Raises HarnessError if this lm-eval lacks what they need."""
     add_request_types({REQUEST_TYPES[kind]: _method(kind) for kind in RECORDERS}, _NEEDED)
     pool_groups()
 

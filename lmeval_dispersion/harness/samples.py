@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lm_eval.utils import apply_template, hash_string
+from lm_eval.utils import apply_template
 
 from lmeval_dispersion.errors import HarnessError
-from lmeval_dispersion.harness.records import Prompt, check_judge, doc_hash, options_of, split_judge
+from lmeval_dispersion.harness.records import (
+    DocRecord,
+    Prompt,
+    check_judge,
+    correctness,
+    options_of,
+    record_of,
+    split_judge,
+)
 from lmeval_dispersion.harness.saving import prompt_manifest
 
 SUFFIX = "_dispersion"
@@ -35,13 +44,9 @@ class LoggedRun:
 class LoggedDocument:
     """One document as it was asked and judged."""
 
-    doc_id: int  # index in the task's split
-    doc: Any
-    target: Any
+    record: DocRecord  # whose state is still missing
     prompt: Prompt  # its first request
-    options: list[str]  # of which the most probable one is the answer; empty where the task has none
-    first: float | str  # the logged answer to the first request: log-probability or text
-    answers: list[Any]  # as the filter leaves them
+    first: float | str  # the logged answer to it: log-probability or text
     metrics: dict[str, Any]
 
 
@@ -50,20 +55,14 @@ class LoggedTask:
     """The samples of one task."""
 
     name: str
+    store_name: str  # as a dispersion run names this task, so that both can be compared
     kind: str  # lm-eval's type of its requests
-    filter: str  # the filter whose judgement counts
-    filters: list[str]
     documents: list[LoggedDocument]  # in the order of their index
+    correct_by: str | None  # the metric that tells correct answers; of several filters, with the filter
     prompts: dict[str, Any]  # what a manifest says of how it asked
     category: str | None  # alias of the group that holds it
-    alias: str | None
     version: Any
     notes: list[str]  # facts that the file does not hold
-
-    @property
-    def store_name(self) -> str:
-        """The name under which a dispersion run has this task, so that both can be compared."""
-        return self.name if self.name.endswith(SUFFIX) else self.name + SUFFIX
 
 
 def find_run(place: str | Path) -> LoggedRun:
@@ -106,9 +105,9 @@ def read_task(
     config = (results.get("configs") or {}).get(task)
     if not isinstance(config, dict) or "output_type" not in config:
         raise HarnessError(f"{run.file} has no configuration of task {task!r}; run it with lm-eval 0.4.13")
-    kind, notes = str(config["output_type"]), []
-    template, known = _template(config)
-    if not known:
+    notes = []
+    template = _template(config.get("doc_to_text"))
+    if template is None and config.get("doc_to_text") is not None:
         notes.append(
             "the prompts come from a function of the task: which part is the query cannot be told, and the "
             "perplexity is that of the whole prompt"
@@ -124,26 +123,30 @@ def read_task(
                 f"{file}: line {number} has no {missing[0]!r}: another lm-eval wrote it; this version reads "
                 "the samples of 0.4.13 and 0.5.0.dev2"
             )
-        document = _document(file, task, sample, kind, template)
-        of_filter = filters.setdefault(str(sample["filter"]), {})
-        if document.doc_id in of_filter:
+        document = _document(file, task, config, sample, template)
+        of_filter, doc_id = filters.setdefault(str(sample["filter"]), {}), document.record.doc_id
+        if doc_id in of_filter:
             raise HarnessError(
-                f"{file} holds document {document.doc_id} twice: two runs were written into it; run it again"
+                f"{file} holds document {doc_id} twice: two runs were written into it; run it again"
             )
-        of_filter[document.doc_id] = document
+        of_filter[doc_id] = document
     if not filters:
         raise HarnessError(f"{file} is empty; run it again")
     count = ((results.get("n-samples") or {}).get(task) or {}).get("effective")
     notes += _holes(file, filters, count, allow_holes)
-    first = next(iter(filters))
+    first, (named_filter, metric) = next(iter(filters)), split_judge(judge)
     check_judge(task, judge, list(filters), next(iter(filters[first].values())).metrics)
-    chosen = split_judge(judge)[0] or first
+    chosen, by = named_filter or first, None
+    for document in filters[chosen].values():
+        name, document.record.correct = correctness(document.metrics, metric)
+        by = name or by
+    kind = str(config["output_type"])
     return LoggedTask(
         name=task,
+        store_name=task.removesuffix(SUFFIX) + SUFFIX,
         kind="loglikelihood" if kind == "multiple_choice" else kind,
-        filter=chosen,
-        filters=list(filters),
         documents=[filters[chosen][i] for i in sorted(filters[chosen])],
+        correct_by=f"{chosen}/{by}" if by is not None and len(filters) > 1 else by,
         prompts=prompt_manifest(
             config,
             fewshot_seed=(results.get("config") or {}).get("fewshot_seed"),
@@ -152,7 +155,6 @@ def read_task(
             system=results.get("system_instruction"),
         ),
         category=_category(results, task),
-        alias=config.get("task_alias"),
         version=(results.get("versions") or {}).get(task),
         notes=notes,
     )
@@ -162,39 +164,43 @@ def _json(text: str, place: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        raise HarnessError(f"{place} is cut off or no JSON; run it again") from None
+        value = None
     if not isinstance(value, dict):
-        raise HarnessError(f"{place} is not from lm-eval; run it again")
+        raise HarnessError(f"{place} is cut off or no JSON of lm-eval; run it again")
     return value
 
 
 def _document(
-    file: Path, task: str, sample: Mapping[str, Any], kind: str, template: str | None
+    file: Path, task: str, config: Mapping[str, Any], sample: Mapping[str, Any], template: str | None
 ) -> LoggedDocument:
+    kind = str(config["output_type"])
     doc, doc_id = sample["doc"], int(sample["doc_id"])
     arguments = _arguments(sample["arguments"])
     if not arguments or not arguments[0] or not isinstance(arguments[0][0], str):
         raise HarnessError(f"{file}: document {doc_id} has no prompt as text; log it with --log_samples")
-    hashes = {"doc_hash": doc_hash(doc), "prompt_hash": hash_string(arguments[0][0])}
-    for name, value in hashes.items():
-        if sample.get(name, value) != value:
+    query = None
+    if template is not None and isinstance(doc, dict):
+        query = doc[template] if template in doc else apply_template(template, doc)
+    prompt = Prompt(arguments[0], query if isinstance(query, str) else None, task)
+    record = record_of(
+        doc,
+        prompt,
+        [_answer(answer, kind)[1] for answer in sample["filtered_resps"]],
+        doc_id=doc_id,
+        correct=math.nan,
+        target=_target(sample["target"], kind),
+        options=options_of(arguments, kind),
+        alias=config.get("task_alias"),
+        filter_name=str(sample["filter"]),
+    )
+    for name in ("doc_hash", "prompt_hash"):
+        if sample.get(name, record.columns[name]) != record.columns[name]:
             raise HarnessError(
                 f"{file}: document {doc_id} is not the one that was run (its {name} differs): the file was "
                 "changed; run it again"
             )
-    query = None
-    if template is not None and isinstance(doc, dict):
-        query = doc[template] if template in doc else apply_template(template, doc)
-    return LoggedDocument(
-        doc_id=doc_id,
-        doc=doc,
-        target=_target(sample["target"], kind),
-        prompt=Prompt(arguments[0], query if isinstance(query, str) else None, task),
-        options=options_of(arguments, kind),
-        first=_answer(sample["resps"][0][0], kind)[0],
-        answers=[_answer(answer, kind)[1] for answer in sample["filtered_resps"]],
-        metrics={m: sample[m] for m in sample["metrics"] if m in sample and not m.startswith("dispersion")},
-    )
+    metrics = {m: sample[m] for m in sample["metrics"] if m in sample and not m.startswith("dispersion")}
+    return LoggedDocument(record, prompt, _answer(sample["resps"][0][0], kind)[0], metrics)
 
 
 def _arguments(logged: Any) -> list[tuple[Any, ...]]:
@@ -224,13 +230,10 @@ def _target(logged: Any, kind: str) -> Any:
     return logged
 
 
-def _template(config: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """The template of a task's query, and whether the samples tell which it is: functions are not run."""
-    text = config.get("doc_to_text")
-    if not isinstance(text, str):
-        return None, text is None
-    is_code = re.match(r"\s*(?:@|def |<|functools\.|\S+ = lambda|lambda )", text) is not None
-    return (None, False) if is_code else (text, True)
+def _template(text: Any) -> str | None:
+    """The template of a task's query; None for a function, whose source is logged and is not run."""
+    is_code = r"\s*(?:@|def |<|functools\.|\S+ = lambda|lambda )"
+    return None if not isinstance(text, str) or re.match(is_code, text) else text
 
 
 def _holes(

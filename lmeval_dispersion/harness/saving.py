@@ -65,8 +65,7 @@ def begin(task: str, metadata: Mapping[str, Any], around: Surroundings, options:
 def finish(run: Run, task: Any, metrics: TaskMetrics, correct_by: str | None) -> dict[str, Any]:
     """Pass the task's warnings on and write its store; returns the summary for lm-eval's results.
 
-    Under lm-eval's command both are told at its end, for all tasks together. A store that cannot be written
-    is logged and costs the run nothing else.
+    Under lm-eval's command both are told at its end, for all tasks together.
     """
     name, at_the_end = task.task_name, run.around.command_line
     for shared, sentence in metrics.remarks():
@@ -127,11 +126,7 @@ def tell() -> None:
 
 
 def _store_folder(task: str, metadata: Mapping[str, Any], around: Surroundings) -> Path | None:
-    """The folder for the store of ``task``, or None with a warning where nothing says where.
-
-    ``--metadata dispersion_store=DIR``, else the environment's ``LMEVAL_DISPERSION_STORE``, else a folder of
-    this run beside lm-eval's results under ``--output_path``.
-    """
+    """The folder for the store of ``task``, or None with a warning where nothing says where."""
     given = metadata.get("dispersion_store") or os.environ.get(VARIABLE)
     if given:
         return Path(str(given)).expanduser() / task
@@ -219,10 +214,9 @@ def prompt_manifest(
 def manifest_of(
     lm: Any, arguments: Any, prompts: Mapping[str, Any], tasks: Mapping[str, Any], limit: Any
 ) -> dict[str, Any]:
-    """The keys of a manifest that are the same whatever ran the prompts.
+    """The manifest of tasks (name -> version) whatever ran them; ``prompts`` is of :func:`prompt_manifest`.
 
-    ``arguments`` are ``--model_args``, as a dict or as the text that was given; ``prompts`` is of
-    :func:`prompt_manifest`, ``tasks`` are their versions.
+    ``arguments`` are ``--model_args``, as a dict or as the text that was given.
     """
     name = getattr(lm, "pretrained", None)
     loaded = getattr(getattr(lm, "model", None), "config", None)
@@ -259,11 +253,7 @@ def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
 
 
 def source_text(value: Any) -> str:
-    """A template as it is; a function as its source, as lm-eval writes it to results, or its name.
-
-    >>> source_text(partial(max, 3))
-    'builtins.max(3)'
-    """
+    """A template as it is; a function as its source, as lm-eval writes it to results, or its name."""
     if isinstance(value, partial):
         words = [*map(repr, value.args), *(f"{key}={word!r}" for key, word in sorted(value.keywords.items()))]
         return f"{source_text(value.func)}({', '.join(words)})"

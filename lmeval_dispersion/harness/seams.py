@@ -45,8 +45,7 @@ Parts = tuple[Any, ...]
 class Surroundings:
     """The running evaluation as lm-eval knows it and does not hand it to tasks.
 
-    Every value may be None, so nothing here may decide a metric: it serves early refusals, the place of the
-    store, and notes in its manifest.
+    Every value may be None: nothing here may decide a metric.
     """
 
     lm: Any = None  # the model under evaluation, out of the wrapper that --use_cache puts around it
@@ -160,9 +159,6 @@ class Pooled(float):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return float, (float(self),)
-
-    def __deepcopy__(self, _memo: Any) -> Pooled:
-        return self
 
 
 def pool_groups() -> None:

@@ -1,8 +1,7 @@
 """The task class that a YAML names: any task of lm-eval, with dispersion beside its own metrics.
 
-It stands on lm-eval's task class of 0.4 or of 0.5. Each calls ``judged(instances, answers, metrics,
-filter_name)`` once for each document and filter, after the model has run; the metrics that it returns join
-lm-eval's.
+It stands on lm-eval's task class of 0.4 or of 0.5; either calls :meth:`DispersionTask.judged` once for each
+document and filter, after the model has run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """``dispersion embed MODEL FILE``: a run of plain texts, made by a model without lm-eval.
 
 A document's vector is the state at its last token, its perplexity that of its own tokens after the first.
-Columns of a JSONL or parquet file travel along, so labels (``correct``) and slices (``subject``, or any
-other) can be in the file.
+Columns of a JSONL or parquet file travel along: labels (``correct``) and slices can be in the file.
 """
 
 from __future__ import annotations
@@ -29,19 +28,10 @@ from lmeval_dispersion.store import COLUMNS, write_store
 
 _BATCH_TOKENS = 2048
 _NO_LIMIT = 10**6  # tokenizers without a limit say 1e30
-_FALLBACK_LENGTH = 2048
-
-Encoded = tuple[int, list[int]]  # a text's row, and its tokens
 
 
 def run_texts(args: argparse.Namespace) -> Path:
-    """Run ``dispersion embed MODEL TEXTS``: the model over every text; returns the store's folder.
-
-    Texts longer than the model's context keep their end and are marked as truncated.
-
-    Raises:
-        UsageError: No text, or no such layer.
-    """
+    """Run the model over every text, the end of those that exceed its context; returns the store's folder."""
     texts = Texts(args.texts, column=args.column)
     loaded = load_model(args.model, revision=args.revision, dtype=args.dtype, device=args.device)
     layers = split_names("+".join(args.layer or []))
@@ -90,12 +80,8 @@ def run_texts(args: argparse.Namespace) -> Path:
         "limit": None,
         "versions": {"torch": torch.__version__},
     }
-    return write_store(
-        args.output,
-        documents=documents,
-        vectors={layer: vectors[layer] for layer in names},
-        manifest=manifest,
-    )
+    vectors = {layer: vectors[layer] for layer in names}
+    return write_store(args.output, documents=documents, vectors=vectors, manifest=manifest)
 
 
 def _forward(
@@ -125,9 +111,9 @@ def _perplexity(logits: torch.Tensor, following: torch.Tensor) -> float:
     return float(torch.exp(loss))
 
 
-def _batches(encoded: list[Encoded]) -> Iterator[list[Encoded]]:
-    """Texts of similar length together, at most about 2,048 tokens with padding."""
-    batch: list[Encoded] = []
+def _batches(encoded: list[tuple[int, list[int]]]) -> Iterator[list[tuple[int, list[int]]]]:
+    """Rows and tokens of texts of similar length together, at most about 2,048 tokens with padding."""
+    batch: list[tuple[int, list[int]]] = []
     for row, ids in sorted(encoded, key=lambda text: (len(text[1]), text[0])):
         if batch and len(ids) * (len(batch) + 1) > _BATCH_TOKENS:
             yield batch
@@ -140,7 +126,7 @@ def _longest(loaded: LoadedModel) -> int:
     config = loaded.model.config
     text_config = getattr(config, "text_config", None) or config
     known = [getattr(text_config, "max_position_embeddings", None), loaded.tokenizer.model_max_length]
-    return min([int(n) for n in known if n and 0 < n < _NO_LIMIT], default=_FALLBACK_LENGTH)
+    return min([int(n) for n in known if n and 0 < n < _NO_LIMIT], default=2048)
 
 
 def _with_columns(documents: pd.DataFrame, texts: Texts) -> pd.DataFrame:

@@ -1,9 +1,8 @@
 """Running logged prompts on a vLLM server, and the check that its states are those of transformers.
 
-Protocol: the pooling runner's ``POST /v1/embeddings`` takes lists of token ids, adds nothing to them, and
-answers base64 of float32 (docs.vllm.ai, "Pooling Models", "OpenAI-Compatible Embeddings API"). The state is
-the one after the final norm, before anything that some models do between norm and output projection: the
-layer ``norm``. Tried with vLLM 0.32.0, see ``scripts/try_vllm.sh``.
+The pooling runner's ``POST /v1/embeddings`` takes lists of token ids, adds nothing to them, and answers
+base64 of float32: the state after the final norm, the layer ``norm``. Tried with vLLM 0.32.0, see
+``scripts/try_vllm.sh``.
 """
 
 from __future__ import annotations
@@ -61,16 +60,10 @@ class VllmServer:
         again = Retry(total=3, backoff_factor=0.5, status_forcelist=(502, 503, 504), allowed_methods=None)
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, HTTPAdapter(max_retries=again))
-        self._model: str | None = None
-
-    def model(self) -> str:
-        """The model's name on the server, which requests must carry."""
-        if self._model is None:
-            names = [entry.get("id") for entry in self._ask("GET", "/v1/models", None)]
-            if not names or not isinstance(names[0], str):
-                raise HarnessError(f"{self.base_url} serves no model; start it with `{self.command}`")
-            self._model = names[0]
-        return self._model
+        names = [entry.get("id") for entry in self._ask("GET", "/v1/models", None)]
+        if not names or not isinstance(names[0], str):
+            raise HarnessError(f"{self.base_url} serves no model; start it with `{self.command}`")
+        self.model = names[0]  # its name on the server, which requests must carry
 
     def states(self, prompts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """States (n, d) after the last token of each prompt, whose tokens are taken as they are."""
@@ -78,7 +71,7 @@ class VllmServer:
         for start in range(0, len(prompts), _AT_ONCE):
             asked = [list(map(int, prompt)) for prompt in prompts[start : start + _AT_ONCE]]
             body = {
-                "model": self.model(),
+                "model": self.model,
                 "input": asked,
                 "encoding_format": "base64",
                 "add_special_tokens": False,
@@ -246,8 +239,6 @@ def check_server(server: VllmServer, lm: Any, prompts: Sequence[tuple[str, Promp
         prefilled(lm, kind, [by_hf])
         prefilled(lm, kind, [by_server], recorders(server))
         prompt.answer = by_hf.answer
-        assert by_hf.dispersion_state is not None  # or prefilled had raised
-        assert by_server.dispersion_state is not None
         if by_hf.dispersion_state.vectors:
             ours.append(by_server.dispersion_state.vectors[LAYER])
             theirs.append(by_hf.dispersion_state.vectors[LAYER])

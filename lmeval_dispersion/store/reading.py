@@ -208,11 +208,11 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if manifest.get("complete") is not True:
         raise PartialStoreError(f"the store in {folder} is partial: its run did not finish; run it again")
     wanted = {"n": int, "layers": list, "width": dict, "default_layer": str, "sha256": dict}
-    for key, kind in wanted.items():
-        if not isinstance(manifest.get(key), kind):
-            raise StoreError(f"{file} lacks a usable `{key}`; the store is damaged, run it again")
-    if not manifest["layers"] or set(manifest["layers"]) != set(manifest["width"]):
-        raise StoreError(f"{file} names layers without a width; the store is damaged, run it again")
+    damaged = [key for key, kind in wanted.items() if not isinstance(manifest.get(key), kind)]
+    if not damaged and (not manifest["layers"] or set(manifest["layers"]) != set(manifest["width"])):
+        damaged = ["layers"]
+    if damaged:
+        raise StoreError(f"{file} lacks a usable `{damaged[0]}`; the store is damaged, run it again")
     return manifest
 
 

@@ -132,7 +132,7 @@ def test_a_changed_byte_is_noticed(tmp_path, name):
         ({"complete": False}, PartialStoreError, "did not finish"),
         ({"n": "30"}, StoreError, "usable `n`"),
         ({"n": 31}, StoreError, "30 rows instead of 31"),
-        ({"layers": []}, StoreError, "layers without a width"),
+        ({"layers": []}, StoreError, "usable `layers`"),
         ({"width": {"last": 17}}, StoreError, "expected \\[30, 17\\]"),
     ],
 )
