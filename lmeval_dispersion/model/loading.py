@@ -1,7 +1,7 @@
 """Decoder models with their tokenizers: loaded with errors that say what to do next, and their identity.
 
-Identity is what produced a run's vectors, as plain strings: two runs of equal identity ran one model. Its keys
-are in docs/reference/store.md; one that does not apply, or whose value cannot be known (a model that was
+Identity is what produced a run's vectors, as plain strings: two runs of equal identity ran one model. Its
+keys are in docs/reference/store.md; one that does not apply, or whose value cannot be known (a model that was
 built in memory), is left out. This module imports no torch.
 """
 
