@@ -30,13 +30,7 @@ from lmeval_dispersion.auditing.mixtures import Inside, mixture_curves, pools_se
 from lmeval_dispersion.auditing.ranking import found_sentence, ranking_report, ranking_sentence
 from lmeval_dispersion.auditing.report import part_of
 from lmeval_dispersion.auditing.run import Run, answers_of, read_run
-from lmeval_dispersion.auditing.slices import (
-    all_documents,
-    slice_row,
-    slice_table,
-    slices_sentence,
-    slicings,
-)
+from lmeval_dispersion.auditing.slices import slice_table, slicings
 
 NOISE = {
     "57 subjects x 20": {"subjects": 57, "each": 20},
@@ -50,7 +44,6 @@ NOISE = {
 def parts(run: Run) -> SimpleNamespace:
     """The parts of a report that its own sentences are made from."""
     return SimpleNamespace(
-        overall=slice_row(run, all_documents(run)),
         slices={name: slice_table(run, slices) for name, slices in slicings(run).items()},
         mixtures=mixture_curves(run),
         ranking=ranking_report(run),
@@ -61,11 +54,11 @@ def parts(run: Run) -> SimpleNamespace:
 
 def claims(report: SimpleNamespace) -> dict[str, bool]:
     """Which sentences claim something."""
-    slices = slices_sentence(report.overall, report.slices)
+    order = report.slices["subject"].association
     pools = pools_sentence(report.mixtures)
     ranking = ranking_sentence(report.ranking)
     return {
-        "accuracy rises or falls with dispersion": " rises with " in slices or " falls with " in slices,
+        "accuracy rises or falls with dispersion": bool(order.side),
         "right answers are more or less dispersed": "Right answers are" in pools,
         "... it lies between subjects": "lies between" in pools,
         "a low contribution points at answers": "points at" in ranking,

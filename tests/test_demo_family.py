@@ -12,7 +12,7 @@ import torch
 import train_demo_family
 import yaml
 from demo_measures import addition_accuracy, correlations, spread, table
-from demo_texts import OPERANDS, arithmetic_line, held_out_pairs, reference_words, trained_tokenizer
+from demo_texts import OPERANDS, arithmetic_line, held_out_pairs, reference_words
 from lmeval_screener.tokens import Resolution, load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from safetensors import safe_open
@@ -83,21 +83,6 @@ def test_checkpoint_loads(folder: str) -> None:
     assert (
         ids == [model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id] == [0, 1, 2]
     )
-
-
-def test_long_prompts_fit() -> None:
-    model = AutoModelForCausalLM.from_pretrained(DEMO / FOLDERS[0])
-    assert model.config.max_position_embeddings >= 2048
-    with torch.inference_mode():
-        logits = model(torch.arange(1500)[None] % 1000 + 3).logits
-    assert bool(torch.isfinite(logits).all())
-
-
-def test_any_text_survives_the_tokenizer() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(DEMO / FOLDERS[0])
-    text = "A café of 2024:\n\tx² + y² = ∑ 📐 </p>"
-    assert tokenizer.decode(tokenizer(text).input_ids) == text
-    assert tokenizer.convert_ids_to_tokens(tokenizer("12+30=").input_ids) == ["1", "2", "+", "3", "0", "="]
 
 
 def test_default_token_sets_resolve(resolution: Resolution) -> None:
@@ -182,15 +167,6 @@ def test_arithmetic_lines() -> None:
             wrong += answers == "random" and int(answer) != truth
     assert right == 500
     assert wrong > 450
-
-
-def test_rare_words_are_no_pieces() -> None:
-    """A word that the texts hardly hold would have an untrained row."""
-    texts = ["She saw a horse and a fish by the river ."] * 20 + ["a bird"] * 3
-    tokenizer = trained_tokenizer(texts, ["horse", "fish", "bird"], 272)
-    assert tokenizer.token_to_id("Ġhorse") is not None
-    assert tokenizer.token_to_id("Ġfish") is not None
-    assert tokenizer.token_to_id("Ġbird") is None
 
 
 @pytest.mark.parametrize(

@@ -119,17 +119,6 @@ def test_a_training_goes_by_its_steps_and_says_that_the_step_orders_as_well(resu
     assert "step alone" not in shown(only)
 
 
-def test_colour_is_all_that_a_terminal_without_colour_lacks(result):
-    coloured = shown(result, width=80, colour=True)
-    lines = re.sub(r"\x1b\[[\d;]*m", "", coloured).splitlines()
-    assert [line.rstrip() for line in lines] == shown(result, width=80).splitlines()
-
-
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
-def test_every_character_fits_an_old_pipe(result, encoding):
-    shown(result, width=80, encoding=encoding, details=True).encode(encoding)
-
-
 def test_a_long_group_is_shortened_to_its_top_the_ties_at_the_cut_and_its_bottom():
     one = spread_out("org/m", "7B", 1.0)
     members = [
@@ -168,11 +157,6 @@ def test_nothing_screened_is_one_line_and_no_report(tmp_path, capsys):
     assert line.startswith(f"screen-checkpoints: {tmp_path.name}/none: FolderNotFound: ") or "none" in line
     assert main([str(tmp_path / "none"), "--format", "json"]) == 1
     assert json.loads(capsys.readouterr().out)["failed"][0]["error"] == "FolderNotFound"
-
-
-def test_no_progress_is_shown_of_what_takes_less_than_a_second(capsys):
-    assert main(["--demo"]) == 0
-    assert capsys.readouterr().err == ""
 
 
 # --- forms for programs ---------------------------------------------------------------------------------
@@ -243,8 +227,7 @@ def test_the_page_draws_sorts_and_asks_for_nothing(result, tmp_path):
         assert [url for url in browser.requests if not url.startswith((place.as_uri(), "data:"))] == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
+@pytest.mark.parametrize(("size", "scheme"), [((1280, 800), "light"), ((390, 844), "dark")])
 def test_the_first_screen_has_the_answer_and_the_picture(result, tmp_path, size, scheme):
     place = tmp_path / "page.html"
     only = replace(result, checkpoints=tuple(c for c in result.checkpoints if c.scale == "7B"))

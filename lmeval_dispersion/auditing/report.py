@@ -6,7 +6,6 @@ answers are no evidence, the parts that are judged by them are left out, and not
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Literal
 from lmeval_dispersion.auditing.calibration import Calibration, calibrate, calibration_sentence
 from lmeval_dispersion.auditing.figures import short as shortened
 from lmeval_dispersion.auditing.mixtures import Mixtures, mixture_curves, pools_sentence
-from lmeval_dispersion.auditing.paper import PaperProtocol, paper_protocol
+from lmeval_dispersion.auditing.paper import KINDS, PaperProtocol, paper_protocol
 from lmeval_dispersion.auditing.ranking import (
     HardTail,
     RankedDocument,
@@ -32,11 +31,11 @@ from lmeval_dispersion.auditing.slices import (
     SliceRow,
     SliceTable,
     all_documents,
+    interval_text,
     shown_slices,
     slice_chart,
     slice_row,
     slice_table,
-    slices_sentence,
     slicings,
 )
 from lmeval_dispersion.errors import DispersionError
@@ -137,9 +136,11 @@ class Audit(Report):
     def context(self) -> dict[str, Any]:
         """Sentences and names that the template puts in their places."""
         return {
-            "summary": list(self._summary()),
+            "summary": self._summary(),
             "left_out": [JUDGED[part] for part in self.left_out if part in JUDGED],
-            "facts_of_run": self._facts(),
+            "interval_text": interval_text,
+            "shortened": shortened,
+            "kinds": KINDS,
             "found": found_sentence(self.ranking),
             "fewest": FEWEST,
             "unfounded": f"{' '.join(self.cautions)} Nothing in this section is a finding.",
@@ -147,41 +148,16 @@ class Audit(Report):
         }
 
     def _summary(self) -> list[str]:
-        """The answer; where right and wrong answers are no evidence, why comes first."""
-        first = slices_sentence(self.overall, self.slices, judged=not self.cautions)
+        """The conclusions on right and wrong answers; none where those are no evidence."""
         if not self.run["labelled"]:
-            unlabelled = "No document has a label: what dispersion says about right answers cannot be tested."
-            return [first, unlabelled]
+            return ["No document has a label: what dispersion says about right answers cannot be tested."]
         if self.cautions:
-            caution, *more = self.cautions
-            return [f"No verdict: {caution[0].lower()}{caution[1:]}", *more, first]
+            return []
         return [
-            first,
             pools_sentence(self.mixtures),
             ranking_sentence(self.ranking),
             calibration_sentence(self.calibration),
         ]
-
-    def _facts(self) -> dict[str, object]:
-        """What was audited, in a few names and values; those that are not known are left out."""
-        run, whole, answers = self.run, self.overall, self.answers
-        tasks = list(run["tasks"])
-        error = "" if math.isnan(whole.dispersion_se) else f" ± {whole.dispersion_se:.4f}"
-        facts = {
-            "Documents": run["documents"],
-            "Tasks": ", ".join(tasks) if len(tasks) <= 4 else len(tasks),
-            "Layer": f"{run['layer']} (width {run['width']})",
-            "Dispersion": None if math.isnan(whole.dispersion) else f"{whole.dispersion:.4f}{error}",
-            "Accuracy": None if math.isnan(whole.accuracy) else f"{100 * whole.accuracy:.1f} %",
-            "Guessing": None if math.isnan(answers.chance) else f"{100 * answers.chance:.1f} %",
-            # An answer that is a whole text is no choice that could be given again and again.
-            "Commonest answer": None
-            if answers.commonest_documents < 2
-            else f"{shortened(answers.commonest, 40)} ({100 * answers.commonest_share:.1f} %)",
-            "Revision": run["revision"] and str(run["revision"])[:12],
-            "Few-shot examples": run["num_fewshot"],
-        }
-        return {name: value for name, value in facts.items() if value is not None}
 
 
 def audit(

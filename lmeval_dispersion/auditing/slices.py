@@ -6,7 +6,7 @@ A slice is part of a run's documents: those with one value of a column, or withi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Annotated, Any, NamedTuple
@@ -197,6 +197,11 @@ class Association:
     slices: int
     inside_tasks: InsideTasks | None = None
 
+    @property
+    def side(self) -> int:
+        """1 where accuracy rises with dispersion, -1 where it falls, 0 where neither is clear."""
+        return Figure(self.spearman, self.low, self.high).side(0)
+
 
 @dataclass(frozen=True)
 class LeastDispersed:
@@ -330,50 +335,6 @@ def _accuracy(row: SliceRow) -> str:
     if math.isnan(row.accuracy):
         return ""
     return f"{row.accuracy:.0%} ({100 * row.accuracy_low:.0f}–{100 * row.accuracy_high:.0f})"
-
-
-def slices_sentence(whole: SliceRow, slices: Mapping[str, SliceTable], *, judged: bool = True) -> str:
-    """How dispersed the run is, its least dispersed slice, and whether accuracy follows dispersion."""
-    count = whole.documents
-    if math.isnan(whole.dispersion):
-        return f"The run has {count} document{'s' * (count > 1)}: {whole.reason}."
-    start = f"The {count} documents have a dispersion of {whole.dispersion:.4f}"
-    if not math.isnan(whole.accuracy):
-        start += f" at {100 * whole.accuracy:.1f} % accuracy"
-    if not slices:
-        return f"{start}, and nothing divides them into slices."
-    name, table = next(iter(slices.items()))
-    text = f"{start}; {_least_dispersed_text(name, table.least_dispersed)}."
-    if isinstance(table.association, Missing) or not judged:
-        return text
-    return f"{text} {_order_text(table.association)}."
-
-
-def _least_dispersed_text(name: str, least: LeastDispersed | Missing) -> str:
-    if isinstance(least, Missing):
-        return f"no {name} is called the least dispersed, since {least.missing}"
-    text = f"the least dispersed {name} is {least.slice} ({least.dispersion:.4f})"
-    if least.not_clear == least.others:
-        return f"{text}, and it differs clearly from no other"
-    if least.not_clear:
-        return f"{text}, which does not differ clearly from {least.not_clear} of the other {least.others}"
-    return f"{text}, which differs clearly from all {least.others} others"
-
-
-def _order_text(association: Association) -> str:
-    side = Figure(association.spearman, association.low, association.high).side(0)
-    verb = ("shows no clear order by", "rises with", "falls with")[side]
-    text = f"Over {association.slices} slices accuracy {verb} dispersion ({interval_text(association)})"
-    inside = association.inside_tasks
-    if not inside:
-        return text
-    figures = f"Spearman {inside.spearman:.2f}, p = {inside.p:.3f}"
-    if not side:
-        return f"{text}; inside tasks: {figures}"
-    if inside.p >= 0.05:
-        return f"{text}; inside tasks no order is clear ({figures})"
-    same = (inside.spearman > 0) == (side > 0)
-    return f"{text}; inside tasks {'too' if same else 'it is the reverse'} ({figures})"
 
 
 def interval_text(association: Association) -> str:

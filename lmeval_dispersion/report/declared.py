@@ -261,7 +261,9 @@ def _environment(folder: Path) -> jinja2.Environment:
     )
     environment.filters.update(shown=shown, listed=listed, count=count, spans=spans)
     environment.globals.update(
-        facts=lambda **facts: Facts({name.replace("_", " "): value for name, value in facts.items()}),
+        facts=lambda **facts: Facts(
+            {name.replace("_", " "): value for name, value in facts.items() if value is not None}
+        ),
         note=Note,
         warning=functools.partial(Note, kind="warning"),
         code=Code,

@@ -12,13 +12,7 @@ from lmeval_dispersion.auditing.mixtures import mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.ranking import found_sentence, ranking_report, ranking_sentence
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import answers_of, read_run
-from lmeval_dispersion.auditing.slices import (
-    all_documents,
-    slice_row,
-    slice_table,
-    slices_sentence,
-    slicings,
-)
+from lmeval_dispersion.auditing.slices import slice_table, slicings
 from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.report import render
 
@@ -112,8 +106,7 @@ def test_a_caution_comes_first_and_silences_every_conclusion_about_answers(summa
 
 def order_of(run):
     """What an audit says of the subjects of a run."""
-    table = slice_table(run, slicings(run)["subject"])
-    return slices_sentence(slice_row(run, all_documents(run)), {"subject": table})
+    return audit(run, short=True).answer()[0]
 
 
 def test_two_tasks_are_compared_inside_each(tmp_path):
@@ -159,15 +152,6 @@ def test_choices_that_are_whole_texts_are_told_by_their_place(tmp_path):
     found = answers_of(run)
     assert (found.commonest, found.commonest_documents) == ("choice 2", 480)
     assert "answers choice 2 in 96 % of cases" in found.cautions[0]
-
-
-def test_chance_follows_the_number_of_choices(tmp_path):
-    mixed = [[-1.0, -2.0]] * 150 + [[-1.0, -2.0, -3.0, -4.0]] * 150
-    found = answers_of(read_run(planted_store(tmp_path / "a", 300, logprobs=mixed)))
-    assert found.chance == pytest.approx((0.5 + 0.25) / 2)
-    free = answers_of(read_run(planted_store(tmp_path / "b", 300, logprobs=[[]] * 300)))
-    assert math.isnan(free.chance)
-    assert free.cautions == []
 
 
 def test_one_text_with_other_vectors_is_not_a_repeat(tmp_path):

@@ -74,6 +74,13 @@ def test_a_certificate_that_is_not_trusted_is_refused(hub, screened):
     assert hub.requests == []
 
 
+def test_a_file_of_certificates_that_cannot_be_read_is_named(screened, tmp_path):
+    (failed,) = screened(SSL_CERT_FILE=tmp_path / "none.pem")["failed"]
+    assert failed["error"] == "Unreachable"
+    assert "none.pem" in failed["message"]
+    assert "SSL_CERT_FILE" in failed["message"]
+
+
 def test_a_redirect_from_https_to_http_is_refused(hub, certificate, screened):
     """The address that it leads to is never asked."""
     with HubServer() as plain:

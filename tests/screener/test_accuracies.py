@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from types import ModuleType
@@ -83,11 +82,6 @@ def test_results_of_files_of_one_folder_are_told_apart_by_the_file(tmp_path):
         arguments = {"pretrained": "/data/gg", "gguf_file": f"{name}.gguf"}
         results(tmp_path, arguments, {"gsm8k": {"acc,none": accuracy}}, name=f"results_{name}.json")
     assert found(str(tmp_path), FILES) == [0.1, None, 0.3]
-
-
-def test_another_accuracy_does_not_stay_beside_those_of_a_source(tmp_path):
-    rated = [replace(target, accuracy=0.9) for target in FOLDERS]
-    assert found(csv_file(tmp_path, "repo,accuracy\nsums-00,1\n"), rated) == [1.0, None, None]
 
 
 def test_a_glob_is_matched_before_it_is_expanded(tmp_path):
@@ -209,11 +203,6 @@ def test_results_that_say_nothing_of_what_is_screened(tmp_path, content, message
     (tmp_path / "results_1.json").write_text(content)
     with pytest.raises(UsageError, match=message):
         read_accuracies(str(tmp_path / "results_1.json"), CHECKPOINTS)
-
-
-def test_a_folder_without_results(tmp_path):
-    with pytest.raises(UsageError, match=r"results_\*\.json in the folder, found none"):
-        read_accuracies(str(tmp_path), CHECKPOINTS)
 
 
 # --- the Hub --------------------------------------------------------------------------------------------

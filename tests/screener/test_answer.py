@@ -174,12 +174,6 @@ def test_a_planted_course_is_found(levels, kind, since):
         assert words[other] not in sentence or (kind, other) in {("peaks", "rises"), ("dips", "falls")}
 
 
-def test_a_course_names_its_turn():
-    sentence = course(training([0.0, 0.3, 0.7, 0.4, 0.2]), ["a", "b", "c", "d", "e"])
-    assert sentence.count(" at ") == 3
-    assert " at c, then falls to" in sentence
-
-
 def test_on_noise_no_course_is_claimed():
     claims = 0
     for seed in range(60):

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener import screen
 from lmeval_screener.figures import Gap, difference, gap
 from lmeval_screener.ranking import ALL_PAIRS, _intervals, flat_from, rank_gaps
 from scipy import stats
 
 from lmeval_dispersion.geometry import PairMean
-from lmeval_dispersion.paths import data_folder
 
 TOKENS = 10  # digits
 
@@ -170,14 +168,3 @@ def test_copies_are_tied_and_share_a_rank():
     (other,) = siblings(np.random.default_rng(2), 1)
     assert [(s.rank, tuple(s.ties)) for s in rank_gaps([one, other])] == [(1, (1,)), (1, (1,))]
     assert rank_gaps([one, other])[0].next == (0.0, 0.0, False)
-
-
-def test_the_json_has_ties_the_next_rank_and_what_errors_are_of():
-    folders = [str(data_folder("demo") / name) for name in ("sums-10", "sums-80")]
-    found = screen(folders).to_dict()
-    best, last = found["checkpoints"]
-    assert found["se_covers"] == "choice of tokens"
-    assert best["next"]["difference"] == best["gap"]["cosine"]["mean"] - last["gap"]["cosine"]["mean"]
-    assert set(best["next"]) == {"difference", "se", "separated"}
-    assert last["next"] is None
-    assert [c["tied_with"] for c in (best, last)] == [[], []]

@@ -10,7 +10,6 @@ import socket
 import struct
 
 import pytest
-from certificates import make_certificate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener.checkpoints import Cache, FileEntry, Meter, http, snapshots
@@ -288,33 +287,3 @@ def test_any_noise_in_place_of_an_answer_never_gives_other_bytes(tmp_path_factor
                 assert isinstance(bodies[0], str) or bodies[0] == FILE[:300]
 
     asyncio.run(work())
-
-
-def test_tls_is_spoken_and_a_certificate_that_nobody_vouches_for_is_refused(read, tmp_path, monkeypatch):
-    certificate = make_certificate(tmp_path / "tls")
-    tls = certificate.context
-    for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
-        http._tls_context.cache_clear()
-        monkeypatch.setenv(name, str(certificate.issuer))
-        bodies, _, _ = read(lambda n, a, b: [answer(a, b)], tls=tls)
-        assert bodies == RIGHT
-        monkeypatch.delenv(name)
-    http._tls_context.cache_clear()
-
-    async def work():
-        async with RawServer(lambda n, a, b: [answer(a, b)], tls) as server:
-            transport = Transport("https://hub.example", None, "test")
-            account = Account(Budget(9), Meter())
-            with pytest.raises(ScreeningError, match=r"not trusted.*SSL_CERT_FILE or REQUESTS_CA_BUNDLE"):
-                async with await transport.request("GET", server.url, {}, account):
-                    pass
-            http._tls_context.cache_clear()
-            monkeypatch.setenv("SSL_CERT_FILE", "/none/at/all.pem")
-            with pytest.raises(ScreeningError, match=r"/none/at/all.pem.*SSL_CERT_FILE"):
-                async with await transport.request("GET", server.url, {}, account):
-                    pass
-            await transport.close()
-            return server.requests
-
-    assert asyncio.run(work()) == []
-    http._tls_context.cache_clear()

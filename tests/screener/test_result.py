@@ -19,12 +19,6 @@ def result() -> Result:
     return screen([*folders, "./"])
 
 
-def test_groups_are_made_once_and_hold_every_checkpoint(result):
-    assert result.groups is result.groups
-    assert [c for group in result.groups for c in group.checkpoints] == list(result.checkpoints)
-    assert [c.rank for c in result.checkpoints] == [1, 2]
-
-
 def test_without_pandas_a_sentence_says_what_to_install(result, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'lmeval-dispersion\[audit\]'"):

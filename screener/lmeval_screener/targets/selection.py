@@ -258,8 +258,7 @@ async def _listed(
     address: str | None = query.address(PAGE if limit is None else min(limit, PAGE))
     while address is not None:
         budget = Budget(_SECONDS)
-        page = hub.page(address, query.words, _parse_page, budget)
-        entries, address = await budget.bounded(page)
+        entries, address = await budget.bounded(hub.page(address, query.words, _parse_page, budget))
         for repo, changed, listed in entries:
             if since is not None and changed and changed < since.isoformat():
                 address = None  # the others changed earlier still
