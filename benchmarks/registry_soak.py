@@ -102,15 +102,12 @@ def true_gap(matrix: Any, domain: list[int], reference: list[int]) -> float:
 # --- the server's process -------------------------------------------------------------------------------
 
 
-class Counts:
+class Counts(Counter[str]):
     """Stands in a server's list of requests: a registry's would not fit in memory."""
-
-    def __init__(self) -> None:
-        self.parts: Counter[str] = Counter()
 
     def append(self, request: Any) -> None:
         """Count one."""
-        self.parts[request.part] += 1
+        self[request.part] += 1
 
 
 def write(one: Checkpoint, folder: Path, shared: list[Path]) -> Path:
@@ -149,7 +146,7 @@ def serve(count: int, share: float, folder: Path) -> None:
         print(server.endpoint, flush=True)
         for _ in sys.stdin:
             refused = sum(server.quotas.refusals.values())
-            print(json.dumps({**counts.parts, "faults": dict(faults), "over quota": refused}), flush=True)
+            print(json.dumps({**counts, "faults": dict(faults), "over quota": refused}), flush=True)
 
 
 def mixture(share: float, draw: random.Random, told: Counter[str]) -> Any:
@@ -190,12 +187,12 @@ class Runs:
     """The command over all checkpoints, as often as it takes."""
 
     def __init__(self, endpoint: str, asked: list[str], folder: Path) -> None:
-        self.registry, self.lines = folder / "registry.db", folder / "out.jsonl"
+        self.registry, self.report = folder / "registry.db", folder / "out.json"
         names = folder / "names.txt"
         names.write_text("\n".join(asked))
         self._env = without_hub(HF_HOME=str(folder / "hf"), HF_ENDPOINT=endpoint)
         self._command = [sys.executable, "-m", "lmeval_screener", "--from", str(names), "--timeout", "600"]
-        self._command += ["--registry", str(self.registry), "--output", str(self.lines), "--quiet"]
+        self._command += ["--registry", str(self.registry), "--output", str(self.report), "--quiet"]
 
     def start(self) -> int:
         """Start one; its process id."""
@@ -220,7 +217,7 @@ class Runs:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 code = os.waitstatus_to_exitcode(status)
-                print(self.lines.read_text()[:1000] if self.lines.exists() else "it wrote nothing")
+                print(self.report.read_text()[:1000] if self.report.exists() else "it wrote nothing")
                 raise SystemExit(f"the command ended by itself (exit {code}) before {after} were kept")
             time.sleep(0.05)
         time.sleep(pause)
@@ -261,19 +258,18 @@ def truth(count: int) -> Iterator[tuple[Checkpoint, float | None]]:
 def problems(
     expected: Iterable[tuple[Checkpoint, float | None]],
     stored: list[tuple[str, float]],
-    lines: list[dict[str, Any]],
-    summary: dict[str, Any],
+    report: dict[str, Any],
 ) -> list[str]:
-    """Faults of a registry and of the last run's output; empty where there are none.
+    """Faults of a registry and of the last run's report; empty where there are none.
 
     Args:
         expected: See `truth`.
         stored: Names and G of all results in the registry.
-        lines: The lines of checkpoints of the last run's output.
-        summary: Its last line.
+        report: The last run's JSON.
     """
     found = []
     results, gaps = Counter(name for name, _ in stored), dict(stored)
+    lines = [*report["checkpoints"], *report["failed"]]
     told = Counter(line["repo"] for line in lines)
     by_name = {line["repo"]: line for line in lines}
     true: dict[str, float] = {}
@@ -290,17 +286,20 @@ def problems(
             found.append(f"{name}: {results[one.name]} results in the registry")
         elif abs(gaps[one.name] - gap) > 1e-6 or abs(by_name[name]["gap"]["cosine"]["mean"] - gap) > 1e-6:
             found.append(f"{name}: G {gaps[one.name]:.9f}, in truth {gap:.9f}")
-        true[one.asked] = gap
+        true[name] = gap
     ranked: Counter[str] = Counter()
-    for group in summary["groups"]:
-        names = [entry["label"].partition("@")[0] for entry in group["ranking"]]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for line in sorted(report["checkpoints"], key=lambda line: line["rank"]):
+        groups.setdefault(f"{line['family']} {line['scale']}", []).append(line)
+    for group, members in groups.items():
+        names = [line["repo"] for line in members]
         ranked.update(names)
         order = [true.get(name, np.nan) for name in names]
         if any(not after <= before + 1e-6 for before, after in pairwise(order)):
-            found.append(f"{group['family']} {group['scale']}: not in the order of the true G")
+            found.append(f"{group}: not in the order of the true G")
         families = {int(name.rpartition("-")[2]) % FAMILIES for name in names}
         if len(families) != 1:
-            found.append(f"{group['family']} {group['scale']}: families {sorted(families)} in one group")
+            found.append(f"{group}: families {sorted(families)} in one group")
     if set(ranked) != set(true) or set(ranked.values()) - {1}:
         found.append(f"{len(ranked)} ranked, {len(true)} expected, {sum(ranked.values())} places")
     if len(told) != sum(told.values()) or len(results) != sum(results.values()):
@@ -325,11 +324,10 @@ def soak(count: int, share: float, kills: int, seed: int, folder: Path) -> list[
             seconds, usage = runs.finished()
             cpu = usage.ru_utime + usage.ru_stime
             print(f"run {attempt + 1} to the end: {seconds:.0f} s, {cpu:.0f} s of CPU")
-            lines = [json.loads(line) for line in runs.lines.read_text().splitlines()]
-            summary = lines.pop()["summary"]
-            failed = Counter(line["error"] for line in lines if "error" in line)
-            print(f"  {summary['totals']['checkpoints']} screened, failed: {dict(failed)}", flush=True)
-            passing = [line for line in lines if line.get("error") in PASSING]
+            report = json.loads(runs.report.read_text())
+            failed = Counter(line["error"] for line in report["failed"])
+            print(f"  {report['totals']['checkpoints']} screened, failed: {dict(failed)}", flush=True)
+            passing = [line for line in report["failed"] if line["error"] in PASSING]
             if not passing:
                 break
             print(f"  for example {passing[0]['repo']}: {passing[0]['message']}", flush=True)
@@ -339,7 +337,7 @@ def soak(count: int, share: float, kills: int, seed: int, folder: Path) -> list[
         print(f"{asked_for / count:.1f} requests a checkpoint, kills and repeats included")
         stored = runs.rows("SELECT repo, gap_cosine FROM results")
         sound = [] if runs.rows("PRAGMA integrity_check") == [("ok",)] else ["the registry is damaged"]
-        return sound + problems(truth(count), stored, lines, summary)
+        return sound + problems(truth(count), stored, report)
     finally:
         server.close()
 

@@ -2,21 +2,18 @@
 
     python benchmarks/training_overhead.py                      # CPU, one thread: minutes
     python benchmarks/training_overhead.py --device cuda        # GPU, bf16 autocast
-    python benchmarks/training_overhead.py --losses push_away,angular_spread --memory
+    python benchmarks/training_overhead.py --losses push_away,angular_spread
 
 4 x 512 tokens, loss on all layers, AdamW step included; each loss once with 256 sampled tokens a sequence and
 once with all. Printed is 1 + (time of loss and gradient on the step's own hidden states) / (time of the step
 without), medians: other work on the machine moves a step of 20 s by more than 1 %. Time is that of the
-processor on a CPU, wall clock between synchronisations on a GPU. ``--memory`` adds the peak over that without
-the loss: allocated memory on a GPU, resident memory of a process of its own on a CPU.
+processor on a CPU, wall clock between synchronisations on a GPU.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import resource
 import statistics
 import sys
 import time
@@ -27,7 +24,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.shared import in_a_child, parsed
+from benchmarks.shared import parsed
 from lmeval_dispersion.training.losses import LOSSES, DispersionLoss
 from lmeval_dispersion.training.regularizer import DispersionRegularizer, Layout
 
@@ -54,14 +51,10 @@ class Bench:
         self.hooks.loss = DispersionLoss(loss, **({"max_tokens": max_tokens} if max_tokens else {}))
         return self.hooks
 
-    def step(self, with_loss: bool = False) -> None:
-        if with_loss and self.hooks.loss.needs_domains:
-            self.hooks.describe(domains=self.domains)
+    def step(self) -> None:
+        """One without a loss."""
         with self.autocast:
             loss = self.model(self.ids, labels=self.ids).loss
-        if self.hooks is not None:
-            added = self.hooks.pop()
-            loss = loss + added if with_loss else loss
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -95,18 +88,6 @@ def alone(bench: Bench, reg: DispersionRegularizer, leaves: list[torch.Tensor], 
     return statistics.median(bench.timed(work) for _ in range(repeats))
 
 
-def peak(args, loss: str, max_tokens: int | None) -> float:
-    """Peak MB of two steps; with a ``loss`` of "" without one."""
-    bench = Bench(args)
-    if loss:
-        bench.regularizer(loss, max_tokens)
-    for _ in range(2):
-        bench.step(bool(loss))
-    if bench.cuda:
-        return torch.cuda.max_memory_allocated() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-
-
 def main() -> None:
     args = parsed(
         __doc__,
@@ -116,34 +97,22 @@ def main() -> None:
         ("--length", {"type": int, "default": 512}),
         ("--repeats", {"type": int, "default": 5}),
         ("--losses", {"default": ",".join(LOSSES), "help": "losses to measure, comma-separated"}),
-        ("--memory", {"action": "store_true"}),
-        hidden=("--child", 2),
     )
     torch.set_num_threads(1)
-    if args.child:
-        print(json.dumps({"peak": peak(args, args.child[0], int(args.child[1]) or None)}))
-        return
-
-    def measured_peak(loss: str, tokens: int | None) -> float:
-        shape = [f"--{name}={getattr(args, name)}" for name in ("device", "layers", "batch", "length")]
-        return in_a_child(sys.executable, __file__, *shape, "--child", loss, tokens or 0)["peak"]
-
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"{platform.machine()} CPU, 1 thread"
     shape = f"{args.layers} layers, {args.batch}x{args.length}"
     print(f"{name}; torch {torch.__version__}; GPT-2 small shape, {shape}; load {os.getloadavg()[0]:.1f}")
-    plain = measured_peak("", None) if args.memory else None
     bench = Bench(args)
     bench.step()
     base = [bench.timed(bench.step) for _ in range(args.repeats)]
     middle = statistics.median(base)
     print(f"step without a loss: {middle * 1e3:.1f} ms ({min(base) * 1e3:.1f} to {max(base) * 1e3:.1f})")
     leaves = bench.states()
-    print(f"{'loss':24} {'tokens':>6} {'cost':>8} {'memory':>8}")
+    print(f"{'loss':24} {'tokens':>6} {'cost':>8}")
     for loss in args.losses.split(","):
         for tokens in TOKENS:
             cost = 1 + alone(bench, bench.regularizer(loss, tokens), leaves, args.repeats) / middle
-            memory = f"{measured_peak(loss, tokens) / plain:8.3f}" if plain else ""
-            print(f"{loss:24} {tokens or args.length:>6} {cost:8.4f} {memory}", flush=True)
+            print(f"{loss:24} {tokens or args.length:>6} {cost:8.4f}", flush=True)
 
 
 if __name__ == "__main__":

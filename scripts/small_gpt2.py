@@ -57,13 +57,7 @@ def main():
         bos_token_id=end,
         eos_token_id=end,
     ).save_pretrained(folder / "model")
-    print(f"{folder}: {sum(p.numel() for p in _weights(folder)):,} parameters, {len(modules)} Python modules")
-
-
-def _weights(folder):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder / "model")).parameters()
+    print(f"{folder}: {len(modules)} Python modules")
 
 
 if __name__ == "__main__":

@@ -271,13 +271,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--jobs", type=int, default=1, help="models trained side by side")
     add("--threads", type=int, default=1, help="CPU threads a model; the figures depend on it")
     add("--questions", type=int, default=1000, help="questions of the accuracy")
-    add("--recipe", type=json.loads, default={}, help="JSON that overrides parts of the recipe")
-    add("--members", type=json.loads, help='JSON such as [[0.3, "right"]] (default: all)')
     add("--smoke", action="store_true", help="a few steps of two checkpoints, to see it run")
     args = parser.parse_args(argv)
-    unknown = sorted(set(args.recipe) - set(RECIPE))
-    if unknown:
-        parser.error(f"expected recipe keys of {', '.join(RECIPE)}, got {', '.join(unknown)}")
     for file in (*(args.wikitext or ()), *([args.gsm8k] if args.gsm8k else ()), args.reference):
         if not file.is_file():
             parser.error(f"expected a file, got {file}, which there is not")
@@ -287,8 +282,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Train, measure, write and print the family."""
     args = parsed(argv)
-    recipe = RECIPE | args.recipe
-    members = [(share, answers) for share, answers in args.members or MEMBERS]
+    recipe, members = dict(RECIPE), MEMBERS
     if args.smoke:
         recipe |= {"base_steps": 4, "steps": 4}
         members, args.questions = [(0.0, "right"), (0.8, "random")], 20

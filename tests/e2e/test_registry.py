@@ -189,18 +189,6 @@ def test_only_what_is_new_or_changed_is_read(hub, add, run, tmp_path):
     assert [r for r in hub.requests[first:] if r.part == "resolve"]
 
 
-def test_a_folder_that_was_saved_again_is_read_again(add, run, tmp_path):
-    add("org/a")
-    folder, store = tmp_path / "repos" / "0", tmp_path / "s.db"
-    run(folder, "--registry", store)
-    assert "1 of 1 taken" in run(folder, "--registry", store).stderr
-    weights = folder / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-64:] = content[-128:-64]
-    weights.write_bytes(content)
-    assert "taken from" not in run(folder, "--registry", store).stderr
-
-
 def test_failures_are_kept_and_tried_again_by_kind(hub, add, run, registry, tmp_path):
     for name in ("org/good", "org/broken", "org/busy"):
         add(name)

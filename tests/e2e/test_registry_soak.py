@@ -31,21 +31,24 @@ def test_what_is_wrong_is_seen():
     truth.append((registry_soak.Checkpoint(27), None))
     names = [one.name for one, _ in truth]
     stored = [(name, 2.0 - number / 100) for name, number in zip(names, (0, 30, 60), strict=False)]
-    lines = [{"repo": name, "gap": {"cosine": {"mean": gap}}} for name, gap in stored]
-    lines.append({"repo": names[3], "error": "BadHeader"})
-    group = {"family": "f", "scale": "1B", "ranking": [{"label": name} for name in names[:3]]}
-    summary = {"groups": [group]}
+    group = {"family": "f", "scale": "1B"}
+    members = [
+        {"repo": name, "rank": rank, "gap": {"cosine": {"mean": gap}}} | group
+        for rank, (name, gap) in enumerate(stored, 1)
+    ]
+    failed = [{"repo": names[3], "error": "BadHeader"}]
 
-    def wrong(stored=stored, lines=lines, groups=(group,)):
-        return registry_soak.problems(truth, stored, lines, {"groups": list(groups)})
+    def wrong(stored=stored, checkpoints=members, failed=failed):
+        report = {"checkpoints": checkpoints, "failed": failed}
+        return registry_soak.problems(truth, stored, report)
 
-    assert not registry_soak.problems(truth, stored, lines, summary)
+    assert not wrong()
     assert wrong(stored=stored[1:])  # lost
     assert wrong(stored=[*stored, stored[0]])  # twice
     assert wrong(stored=[(stored[0][0], 2.1), *stored[1:]])  # another number
-    assert wrong(lines=lines[1:])
-    assert wrong(lines=[*lines, lines[0]])
-    assert wrong(lines=[*lines[:3], {"repo": names[3], "error": "Timeout"}])
-    assert wrong(groups=[group | {"ranking": group["ranking"][::-1]}])  # order
-    assert wrong(groups=[group | {"ranking": group["ranking"][:2]}])
-    assert wrong(groups=[group, group])
+    assert wrong(checkpoints=members[1:])
+    assert wrong(checkpoints=[*members, members[0]])
+    assert wrong(failed=[{"repo": names[3], "error": "Timeout"}])
+    assert wrong(checkpoints=[member | {"rank": 4 - member["rank"]} for member in members])  # order
+    other = registry_soak.Checkpoint(1).name
+    assert wrong(checkpoints=[*members[:2], members[2] | {"repo": other}])  # of another family

@@ -130,11 +130,3 @@ def test_from_afar_a_transposed_matrix_is_read_or_refused(hub, tmp_path, monkeyp
     (failed,) = screening.screen(["org/model"]).failed
     assert failed.error == "ScatteredRows"
     assert "download the checkpoint" in failed.message
-
-
-def test_safetensors_win_over_an_archive_beside_them(tmp_path):
-    place = folder(tmp_path / "both", pytorch_model={"other": torch.zeros(3, 3)})
-    for file in (*DEMO.glob("*.safetensors"), DEMO / "model.safetensors.index.json"):
-        shutil.copy(file, place / file.name)
-    (found,) = screened(place)
-    assert found.file == "model-00001-of-00002.safetensors"

@@ -191,18 +191,6 @@ def test_overlaps_that_fill_a_gap_are_seen(tmp_path):
     for number, ((row, column, part),) in enumerate(parts, start=1):
         write_slice(tmp_path, number, [row, column], part.contiguous())
     assert "do not make up" in refused(tmp_path)
-    shutil.rmtree(tmp_path)
-    tmp_path.mkdir()
-    for number, ((row, column, part),) in enumerate(
-        cut((0, 12, 0, 2), (8, 20, 0, 2), (0, 16, 2, 4)), start=1
-    ):
-        write_slice(tmp_path, number, [row, column], part.contiguous())
-    assert "do not make up" in refused(tmp_path)
-
-
-def test_slices_of_two_types_are_refused(tmp_path):
-    parts = [[(0, 0, HEAD[:10])], [(10, 0, HEAD[10:].half())]]
-    refused(write_by_torch(tmp_path / "m", parts))
 
 
 def test_fewer_rows_than_the_tokenizer_names_are_never_taken(tmp_path):

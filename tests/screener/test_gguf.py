@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import struct
 from pathlib import Path
@@ -20,13 +19,11 @@ from hub_client import ours
 from lmeval_screener import screening
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshots import open_folder
-from lmeval_screener.cli import main
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens import load_token_set
 from lmeval_screener.weights.gguf import GGUF_TYPES, choose_files, read_gguf
 from lmeval_screener.weights.projection import read_rows
 
-from lmeval_dispersion.cli import main as dispersion
 from lmeval_dispersion.geometry import within
 
 WIDTH = 256
@@ -196,19 +193,6 @@ def test_two_quantisations_of_one_model_are_one_group(tmp_path):
     assert all(label in " ".join(files.document().answer) for label in labels)
     (failed,) = screen(str(tmp_path)).failed
     assert failed.error == "SeveralFiles"
-
-
-def test_what_a_registry_saw_of_a_file_is_shown_by_its_label_or_path(tmp_path, capsys):
-    for name in "ab":
-        write(tmp_path / f"{name}.gguf", {"output.weight": ("F16", matrix())})
-    store = str(tmp_path / "s.db")
-    places = [str(tmp_path / f"{name}.gguf") for name in "ab"]
-    label = f"{tmp_path.name}/b.gguf"
-    assert main([*places, "--registry", store, "--fail-if-below", label, "-q"]) == 0
-    for name, files in ((label, ["b.gguf"]), (places[0], ["a.gguf"]), (str(tmp_path), ["a.gguf", "b.gguf"])):
-        capsys.readouterr()
-        assert dispersion(["registry", "show", store, name, "--format", "json"]) == 0
-        assert sorted(row["file"] for row in json.loads(capsys.readouterr().out)["rows"]) == files
 
 
 def test_types_are_those_of_the_gguf_package():

@@ -63,13 +63,6 @@ def test_a_head_under_an_unknown_wrapper_is_found_and_a_draft_head_is_not():
     assert choose_tensor(names, {"tie_word_embeddings": True}, []) == ("model.embed_tokens.weight", True)
 
 
-@pytest.mark.parametrize("inner", ["text_config", "llm_config"])
-def test_a_wrapper_may_say_tied_inside(inner):
-    config = {"model_type": "some_vlm", inner: {"model_type": "llama", "tie_word_embeddings": True}}
-    name = "language_model.model.embed_tokens.weight"
-    assert choose_tensor([name], config, []) == (name, True)
-
-
 def test_tied_in_the_config_but_stored_reads_the_stored_one_and_says_so(tmp_path):
     folder = write_checkpoint(tmp_path / "m", head_and_embedding(), config={"tie_word_embeddings": True})
     projection = found(folder)
@@ -149,13 +142,6 @@ def test_a_head_packed_under_another_name(tmp_path, name):
     error = refusal(write_checkpoint(tmp_path / "m", tensors, config={"model_type": "gemma"}))
     assert error.code == "QuantizedTensor"
     assert name in str(error)
-
-
-def test_other_tensors_beside_a_head_are_no_packed_head(tmp_path):
-    tensors = {"model.embed_tokens.weight": ("F16", matrix()), "lm_head.bias": ("F16", np.zeros(V))}
-    tensors |= {"lm_head.dense.weight": ("F16", matrix()), "model.layers.0.output.qweight": ("U32", matrix())}
-    config = {"model_type": "gemma"}
-    assert found(write_checkpoint(tmp_path / "m", tensors, config=config)).name == "model.embed_tokens.weight"
 
 
 @pytest.mark.parametrize("beside", ["bias", "input_scale", "additional_fc.weight", "input_zero_point"])
@@ -262,14 +248,6 @@ def test_an_adapter_beside_its_base_does_not_disturb(tmp_path):
     assert projection.warnings == (
         "adapter_model.safetensors lies beside the weights and was not applied to them",
     )
-
-
-def test_a_single_file_under_another_name_is_read_with_a_warning(tmp_path):
-    folder = write_checkpoint(tmp_path / "m", {"output.weight": ("BF16", matrix())})
-    (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
-    projection = found(folder)
-    assert (projection.name, projection.file) == ("output.weight", "consolidated.safetensors")
-    assert "only safetensors file" in projection.warnings[0]
 
 
 def test_an_index_beside_a_single_file_is_stale(tmp_path):

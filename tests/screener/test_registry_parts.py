@@ -200,25 +200,3 @@ def test_a_second_run_over_a_bucket_reads_no_object(s3_server, tmp_path, monkeyp
         second = screen([address], registry=tmp_path / "r.db")
         assert [request.path for request in proxy.ranges()] == []
         assert means(second) == means(first)
-
-
-def test_who_waits_for_a_quota_holds_no_slot_of_a_folder(tmp_path, monkeypatch):
-    from huggingface_hub import constants
-    from lmeval_screener.reading import Reader
-
-    monkeypatch.setattr(Reader, "side_by_side", 2)
-    ended = []
-    quotas = {"resolvers": (4, 1.0)}
-    with HubServer(quotas=quotas) as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
-        for number in range(4):
-            hub.add(f"acme/m{number}", make(tmp_path / f"h{number}", number))
-        folders = [str(make(tmp_path / f"f{number}", number)) for number in range(6)]
-        result = screen(
-            ["acme/*", *folders], progress=lambda done, count, label: ended.append(label) if label else None
-        )
-    assert not result.failed
-    assert len(result.checkpoints) == 10
-    last = max(place for place, label in enumerate(ended) if not label.startswith("acme/"))
-    assert sum(label.startswith("acme/") for label in ended[:last]) < 4

@@ -6,9 +6,8 @@ import json
 import re
 
 import pytest
-from lmeval_screener.checkpoints import Cache
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens import Resolution, ResolutionCache, bundled_token_sets, load_token_set, resolve
+from lmeval_screener.tokens import Resolution, bundled_token_sets, load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from token_cases import (
     DATA,
@@ -78,13 +77,6 @@ def pieces(name: str) -> dict[str, int]:
     return json.loads((DATA / f"{name}.json").read_bytes())["model"]["vocab"]
 
 
-def test_no_fallback_to_the_other_variant():
-    words = Vocabulary.from_tokenizer_json(tokenizer_json({"cat": 0, "Ġdog": 1, "Ġcat": 2, "Ġfox": 3}))
-    assert words.row(" cat") == (2, "Ġcat")
-    assert words.row("dog") is None
-    assert words.row("fox") is None
-
-
 def test_bundled_sets_are_disjoint_from_the_reference_in_any_case():
     everyday = {
         text.strip().lower()
@@ -142,24 +134,3 @@ def test_too_few_tokens_is_refused_with_the_counts():
     with pytest.raises(ScreeningError, match=rf"{counts}.* and 75 more; take more groups") as error:
         resolve(load_token_set("legal"), REFERENCE, words)
     assert error.value.code == "TooFewTokens"
-
-
-def test_too_small_a_reference_names_what_the_domain_took(tmp_path):
-    domain = load_token_set(own_set(tmp_path, TINY))
-    few = load_token_set("reference:adjectives,verbs,nouns", "reference")
-    vocab = {f"Ġ{text.strip()}": row for row, text in enumerate(few.groups["nouns"].texts()[:51])}
-    words = Vocabulary.from_tokenizer_json(tokenizer_json(vocab))
-    with pytest.raises(
-        ScreeningError, match=r"at least 50 .* found 49 of 105, 2 belong to tiny; no single token: "
-    ):
-        resolve(domain, few, words)
-
-
-def test_a_resolution_that_was_kept_is_found_again_by_tokenizer_and_sets(tmp_path):
-    domain, cache = load_token_set("legal"), ResolutionCache(Cache(tmp_path / "cache"))
-    assert cache.find("abc", domain, REFERENCE) is None
-    kept = resolve(domain, REFERENCE, vocabulary("mistral-v0.1"))
-    cache.put("abc", domain, REFERENCE, kept)
-    assert ResolutionCache(Cache(tmp_path / "cache")).find("abc", domain, REFERENCE) == kept
-    assert cache.find("abd", domain, REFERENCE) is None
-    assert cache.find("abc", load_token_set("code"), REFERENCE) is None

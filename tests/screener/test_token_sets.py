@@ -28,20 +28,6 @@ def test_groups_are_selected_by_name():
     assert chosen.digest != load_token_set("math").digest
 
 
-def test_own_file_and_its_groups(tmp_path):
-    name = own_set(tmp_path, TINY)
-    assert load_token_set(name).groups["words"].texts() == [" cat", " dog", " axolotl"]
-    assert load_token_set(f"{name}:more").groups["more"].texts() == ["7", "8"]
-
-
-@pytest.mark.parametrize(
-    ("case", "texts"), [("exact", [" Cat"]), ("lower", [" cat"]), ("upper", [" CAT"]), ("title", [" Cat"])]
-)
-def test_case_changes_the_form_that_is_looked_up(tmp_path, case, texts):
-    text = TINY.replace("items: [cat, dog, axolotl]", f"case: {case}, items: [Cat, dog]")
-    assert load_token_set(own_set(tmp_path, text)).groups["words"].texts()[:1] == texts
-
-
 def test_digest_ignores_notes_and_follows_words(tmp_path):
     plain = load_token_set(own_set(tmp_path, TINY)).digest
     assert load_token_set(own_set(tmp_path, TINY + "notes: changed\n")).digest == plain
@@ -150,8 +136,3 @@ def test_a_set_in_another_variant():
         load_token_set("reference:bare,space", "reference")
     with pytest.raises(UsageError, match="and the variants bare and space"):
         load_token_set("reference:bear", "reference")
-
-
-def test_a_group_that_is_called_like_a_variant_is_the_group(tmp_path):
-    text = TINY.replace("more:", "bare:")
-    assert list(load_token_set(own_set(tmp_path, text) + ":bare").groups) == ["bare"]

@@ -58,15 +58,6 @@ def test_added_tokens_take_their_text_before_the_model_does():
     assert words.row("elk") == (15, "elk")
 
 
-def test_unigram_vocabulary_and_metaspace():
-    vocab = [["<unk>", 0.0], ["▁cat", -1.5], ["7", -2.0], ["<0x37>", 0.0]]
-    content = tokenizer_json(vocab, pre_tokenizer={"type": "Metaspace", "replacement": "▁"})
-    words = Vocabulary.from_file("tokenizer.json", content)
-    assert words.row(" cat") == (1, "▁cat")
-    assert words.row("7") == (2, "7")
-    assert words.row("<0x37>") is None
-
-
 @pytest.mark.parametrize(
     ("vocab", "piece"), [({"Ġcat": 0, "cat": 1}, "Ġcat"), ({"▁cat": 0, "cat": 1}, "▁cat")]
 )

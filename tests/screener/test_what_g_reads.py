@@ -197,24 +197,6 @@ def test_wrappers_and_what_their_nested_configuration_says(tmp_path, inside, out
     assert close(states @ rows.T, out)
 
 
-def test_gemma_3_with_eyes(tmp_path):
-    torch.manual_seed(0)
-    text = transformers.Gemma3TextConfig(**SHAPE, head_dim=8)
-    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision |= {"image_size": 8, "patch_size": 4}
-    config = transformers.Gemma3Config(
-        text_config=text.to_dict(),
-        vision_config=transformers.SiglipVisionConfig(**vision).to_dict(),
-        mm_tokens_per_image=4,
-    )
-    model = moved(transformers.Gemma3ForConditionalGeneration(config).eval())
-    model.save_pretrained(tmp_path)
-    found, rows = reading(tmp_path)
-    np.testing.assert_array_equal(rows, model.get_output_embeddings().weight.detach().numpy())
-    assert found.tied
-    assert "vision" not in found.name
-
-
 @pytest.mark.parametrize(
     ("config", "stored", "read"),
     [

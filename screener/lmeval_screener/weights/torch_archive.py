@@ -91,42 +91,10 @@ async def locate(file: WeightFile, tensor: Tensor) -> Tensor:
     return located
 
 
-class _End(io.RawIOBase):
-    """A file of which only the end was fetched: what `zipfile` reads a directory from."""
-
-    def __init__(self, size: int, body: bytes) -> None:
-        self._begin, self._size, self._body, self._at = size - len(body), size, body, 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        if self._at < 0:
-            raise OSError("a place before the file's first byte")
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, count: int = -1) -> bytes:
-        if self._at < self._begin:
-            raise _EarlierError(self._at)
-        begin = self._at - self._begin
-        body = self._body[begin:] if count < 0 else self._body[begin : begin + count]
-        self._at += len(body)
-        return body
-
-
-class _EarlierError(Exception):
-    """Bytes before those that were fetched are needed, from the place in ``args``."""
-
-
 async def _directory(file: WeightFile) -> dict[str, zipfile.ZipInfo]:
     """The archive's entries by name, if they are stored plainly and apart from each other."""
     size, what = file.size, file.what
-    begin = max(0, size - _TAIL)
-    head, body = await file.read(0, min(4, size)), await file.read(begin, size)
+    head = await file.read(0, min(4, size))
     if head[:1] == b"\x80":
         raise ScreeningError(
             "LegacyPickle",
@@ -135,23 +103,23 @@ async def _directory(file: WeightFile) -> dict[str, zipfile.ZipInfo]:
         )
     if head != _LOCAL:
         raise _bad(what, f"it begins with {head!r}, not as a zip archive")
+    begin = max(0, size - _TAIL)
+    body = await file.read(begin, size)
     while True:
         try:
-            with zipfile.ZipFile(_End(size, body)) as archive:
+            # `zipfile` finds a directory at the end of whatever it is given.
+            with zipfile.ZipFile(io.BytesIO(body)) as archive:
                 break
-        except _EarlierError as error:
-            (need,) = error.args
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
-            raise _bad(what, f"it has no directory that can be read ({error})") from error
-        if size - need > _MAX_DIRECTORY:
-            raise _bad(what, f"its directory begins {size - need} bytes before its end")
-        begin, body = need, await file.read(need, begin) + body
-    listed = archive.infolist()
-    # `zipfile` believes one of several records and shifts places to fit it: a record that says something else
-    # is forged.
+            if begin == 0 or len(body) > _MAX_DIRECTORY:
+                raise _bad(what, f"it has no directory that can be read ({error})") from error
+        earlier = max(0, size - 8 * len(body))
+        begin, body = earlier, await file.read(earlier, begin) + body
+    listed, directory = archive.infolist(), begin + archive.start_dir
+    # It believes one of several records and shifts places to fit it: what else a record says is forged.
     count, length, start = struct.unpack_from("<HII", body, len(body) - len(archive.comment) - 12)
     held = sum(46 + len(_name(entry)) + len(entry.extra) + len(entry.comment) for entry in listed)
-    right = (len(listed), 0xFFFF), (held, 0xFFFFFFFF), (archive.start_dir, 0xFFFFFFFF)
+    right = (len(listed), 0xFFFF), (held, 0xFFFFFFFF), (directory, 0xFFFFFFFF)
     if any(said not in known for said, known in zip((count, length, start), right, strict=True)):
         raise _bad(what, f"its record announces {count} entries at byte {start}, which is not its directory")
     entries: dict[str, zipfile.ZipInfo] = {}
@@ -162,11 +130,12 @@ async def _directory(file: WeightFile) -> dict[str, zipfile.ZipInfo]:
             raise _bad(what, f"an entry is called {name!r}" + (" like another" if name in entries else ""))
         if entry.flag_bits & 1 or entry.compress_type or entry.compress_size != entry.file_size:
             raise _bad(what, f"the entry {name!r} is compressed or encrypted, which torch does not write")
+        entry.header_offset += begin
         if entry.header_offset < end:
             raise _bad(what, f"the entry {name!r} overlaps the one before it")
         end = entry.header_offset + 30 + entry.file_size
-        if end > archive.start_dir:
-            raise _bad(what, f"the entry {name!r} reaches beyond byte {archive.start_dir}")
+        if end > directory:
+            raise _bad(what, f"the entry {name!r} reaches beyond byte {directory}")
         entries[name] = entry
     return entries
 
