@@ -77,6 +77,13 @@ def test_importing_the_package_loads_the_standard_library_only():
     assert done.stdout.strip() == ""
 
 
+def test_what_a_notebook_shows_of_a_result_is_small():
+    result = lmeval_dispersion.screen(demo=True)
+    for value in (result, result.best, result.shortlist(3), result.document()):
+        assert repr(value).startswith(f"<{type(value).__name__}")
+        assert len(repr(value)) < 300
+
+
 # --- modules without a public name -------------------------------------------------------------------------
 
 PRIVATE = "modules are private"

@@ -24,9 +24,7 @@ from lmeval_dispersion.statistics import (
     correlation,
     jackknife_se,
     normal_bounds,
-    paired_rank_correlations,
     rank_agreement,
-    rank_correlations,
     ranks,
     student_interval,
     student_p,
@@ -63,20 +61,6 @@ def test_correlations_are_scipys(values, kind, random):
     other = [random.randint(-3, 3) for _ in values]
     assume(len(set(values)) > 1 and len(set(other)) > 1)
     assert correlation(values, other, kind) == pytest.approx(PEERS[kind](values, other).statistic, abs=1e-12)
-
-
-@given(tied)
-@settings(max_examples=60, deadline=None)
-def test_rank_correlations_are_scipys_row_by_row(values):
-    x = np.arange(len(values))
-    rows = np.array([values, x[::-1]])
-    found = rank_correlations(x, rows)
-    assert found[1] == -1
-    if len(set(values)) == 1:
-        assert math.isnan(found[0])
-    else:
-        assert found[0] == pytest.approx(stats.spearmanr(x, values).statistic)
-    np.testing.assert_array_equal(paired_rank_correlations(np.array([x, x]), rows), found)
 
 
 @pytest.mark.parametrize(

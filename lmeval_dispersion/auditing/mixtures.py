@@ -14,9 +14,9 @@ Source: RD sections 3.1 and B.1.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -194,42 +194,28 @@ class Mixtures:
         return {"mixtures": Table.of(points, "The curves, mean ± standard error over draws", name="mixtures")}
 
     def charts(self) -> dict[str, Chart]:
-        """The curves of dispersion and of query perplexity over the share of correct documents."""
-        meaning = (
+        """Dispersion over the share of correct documents."""
+        trend = self.dispersion_trend
+        if isinstance(trend, Missing):
+            return {}
+        rows = [
+            {"series": "all documents", "target": point.target_accuracy, "value": point.dispersion,
+             "low": point.dispersion - point.dispersion_se, "high": point.dispersion + point.dispersion_se}
+            for point in self.curve
+        ]  # fmt: skip
+        first, *_, last = self.curve
+        share = axis("target", "correct documents (%)", axis={"values": list(range(0, 101, 20))})
+        chart = Chart(
+            lines(rows, share, axis("value", "dispersion"), bars=True),
+            "Dispersion of mixtures, by their share of correct documents",
+            f"From {first.dispersion:.4g} at {first.target_accuracy} % to {last.dispersion:.4g} at "
+            f"{last.target_accuracy} %; {trend.shape}, Spearman {trend.spearman:.2f}.",
             f"Every point is the mean of {self.seeds} draws of {self.documents_per_mixture} documents with "
             "exactly that share of right answers; bars are one standard error over the draws. A rising line "
             "says that dispersion follows the share of right answers when nothing else is changed on "
-            "purpose. It does not say that real slices of equal accuracy have equal dispersion."
+            "purpose. It does not say that real slices of equal accuracy have equal dispersion.",
         )
-        baseline = (
-            "The same draws measured by how surprising the queries are to the model: the baseline that "
-            "dispersion has to beat."
-        )
-        charts = {}
-        for key, title, trend, text in (
-            ("dispersion", "dispersion", self.dispersion_trend, meaning),
-            ("query_perplexity", "mean query perplexity", self.query_perplexity_trend, baseline),
-        ):
-            if isinstance(trend, Missing):
-                continue
-            rows = list(_curve_rows(self.curve, key))
-            share = axis("target", "correct documents (%)", axis={"values": list(range(0, 101, 20))})
-            charts[f"mixtures_{key}"] = Chart(
-                lines(rows, share, axis("value", title), bars=True),
-                f"{title.capitalize()} of mixtures, by their share of correct documents",
-                f"From {rows[0]['value']:.4g} at {rows[0]['target']} % to {rows[-1]['value']:.4g} at "
-                f"{rows[-1]['target']} %; {trend.shape}, Spearman {trend.spearman:.2f}.",
-                text,
-            )
-        return charts
-
-
-def _curve_rows(curve: Sequence[CurvePoint], key: str) -> Iterator[dict[str, Any]]:
-    for point in curve:
-        value, error = getattr(point, key), getattr(point, f"{key}_se")
-        if not math.isnan(value):
-            row = {"series": "all documents", "target": point.target_accuracy, "value": value}
-            yield row | {"low": value - error, "high": value + error}
+        return {"mixtures": chart}
 
 
 def mixture_curves(run: Run, *, seed: int = 0) -> Mixtures:

@@ -76,16 +76,6 @@ class PaperVerdict:
     difference_high: float
     better: bool
 
-    @property
-    def sentence(self) -> str:
-        """The verdict in words."""
-        if self.better:
-            text = f"better than the {self.rival} predictor by {-self.difference:.2f} points"
-        else:
-            text = f"no better than the {self.rival} predictor"
-            text += f": worse by {self.difference:.2f} points" if self.difference_low > 0 else ""
-        return f"{KINDS[self.kind]}: dispersion is {text}; best: {self.winner}."
-
 
 @dataclass(frozen=True)
 class PaperProtocol:

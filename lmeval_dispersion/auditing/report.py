@@ -14,7 +14,7 @@ from typing import Any, Literal
 from lmeval_dispersion.auditing.calibration import Calibration, calibrate, calibration_sentence
 from lmeval_dispersion.auditing.figures import short as shortened
 from lmeval_dispersion.auditing.mixtures import Mixtures, mixture_curves, pools_sentence
-from lmeval_dispersion.auditing.paper import PaperProtocol, paper_protocol
+from lmeval_dispersion.auditing.paper import KINDS, PaperProtocol, paper_protocol
 from lmeval_dispersion.auditing.ranking import (
     HardTail,
     RankedDocument,
@@ -140,6 +140,7 @@ class Audit(Report):
             "left_out": [JUDGED[part] for part in self.left_out if part in JUDGED],
             "interval_text": interval_text,
             "shortened": shortened,
+            "kinds": KINDS,
             "found": found_sentence(self.ranking),
             "fewest": FEWEST,
             "unfounded": f"{' '.join(self.cautions)} Nothing in this section is a finding.",

@@ -41,8 +41,8 @@ class Recorder:
     """Common ground: hooks on the chosen layers, shadowed methods, states moved off the device late.
 
     A subclass names the methods of HFLM that it shadows, and has a method of the same name without leading
-    underscore for each: called in its place, with the original first.
-    Requests have ``args`` (the prompt first), ``idx`` and ``query``; layers are named once each.
+    underscore for each: called in its place, with the original first. Requests have ``args`` (the prompt
+    first), ``idx`` and ``query``.
     """
 
     shadows: tuple[str, ...] = ()

@@ -166,13 +166,8 @@ def compare_studies(first: str | Path, second: str | Path) -> StudiesCompared:
     return StudiesCompared(pd.DataFrame.from_records(rows), str(first), str(second))
 
 
-class _Compared(NamedTuple):
-    """Both values of a metric and the bounds of their difference."""
-
-    first: float
-    second: float
-    bounds: statistics.Bounds
-    paired: bool
+# Both values of a metric, and the bounds of their difference.
+_Pair = tuple[float, float, statistics.Bounds]
 
 
 class _Figure(NamedTuple):
@@ -182,8 +177,8 @@ class _Figure(NamedTuple):
     table: str
     column: str
     keys: tuple[str, ...]
-    segments: str  # the manifest's key of the tokens that both must have seen to be paired
-    compare: Callable[[pd.DataFrame, pd.DataFrame, str, bool], _Compared]
+    segments: str  # the manifest's key of the tokens that both must have seen to be paired; "" for never
+    compare: Callable[[pd.DataFrame, pd.DataFrame, str, bool], _Pair]
 
 
 def _differences(figure: _Figure, keys: dict[str, str], a: Study, b: Study) -> Iterator[dict[str, Any]]:
@@ -197,14 +192,17 @@ def _differences(figure: _Figure, keys: dict[str, str], a: Study, b: Study) -> I
         for key in (key for key in groups[0] if key in groups[1]):
             x, y = groups[0][key], groups[1][key]
             known = dict(zip(figure.keys, key, strict=True))
-            entries = [figure.segments.format(**known, model=name) for name in names]
-            seen = {s.manifest[entry]["sha256"] for s, entry in zip((a, b), entries, strict=True)}
+            paired = bool(figure.segments) and len(x) == len(y)
+            if paired:
+                entries = [figure.segments.format(**known, model=name) for name in names]
+                seen = [s.manifest[entry]["sha256"] for s, entry in zip((a, b), entries, strict=True)]
+                paired = seen[0] == seen[1]
             try:
-                pair = figure.compare(x, y, figure.column, len(seen) == 1 and len(x) == len(y))
+                first, second, bounds = figure.compare(x, y, figure.column, paired)
             except GeometryError:
                 continue  # not defined in one of them
-            row = {"figure": figure.name, "first": pair.first, "second": pair.second}
-            row |= {"difference": pair.second - pair.first, **pair.bounds._asdict(), "paired": pair.paired}
+            row = {"figure": figure.name, "first": first, "second": second, "difference": second - first}
+            row |= {**bounds._asdict(), "paired": paired}
             yield {**about, **keys, **known, **row}
 
 
@@ -221,49 +219,45 @@ def _models(x: pd.DataFrame, y: pd.DataFrame) -> list[tuple[str, str]]:
     )
 
 
-def _correlations(x: pd.DataFrame, y: pd.DataFrame, column: str, _paired: bool) -> _Compared:
-    """Bins are another choice in each study, so never paired."""
+def _correlations(x: pd.DataFrame, y: pd.DataFrame, column: str, _paired: bool) -> _Pair:
+    """Bins are another choice in each study."""
     a, b = (correlated(bins, column, seed) for seed, bins in enumerate((x, y)))
     bounds = statistics.correlation_difference(a.interval, b.interval, (a.samples, b.samples), paired=False)
-    return _Compared(a.interval.value, b.interval.value, bounds, False)
+    return a.interval.value, b.interval.value, bounds
 
 
-def _draws(x: pd.DataFrame, y: pd.DataFrame, column: str, paired: bool) -> _Compared:
+def _draws(x: pd.DataFrame, y: pd.DataFrame, column: str, paired: bool) -> _Pair:
     """The sd over draws is the error: all come from one pool, so their mean is no better known."""
     a, b = x[column].to_numpy(), y[column].to_numpy()
     error = (b - a).std(ddof=1) if paired else np.hypot(a.std(ddof=1), b.std(ddof=1))
-    return _normal(a.mean(), b.mean(), float(error), paired)
+    return _normal(a.mean(), b.mean(), float(error))
 
 
-def _jackknifed(x: pd.DataFrame, y: pd.DataFrame, column: str, paired: bool) -> _Compared:
+def _jackknifed(x: pd.DataFrame, y: pd.DataFrame, column: str, paired: bool) -> _Pair:
     """The value of all texts comes first, then those without each group of texts."""
     (first, *a), (second, *b) = x[column], y[column]
     error = statistics.jackknife_se(np.subtract(b, a)) if paired else statistics.jackknife_se(a, b)
-    return _normal(first, second, error, paired)
+    return _normal(first, second, error)
 
 
-def _pair_means(x: pd.DataFrame, y: pd.DataFrame, column: str, paired: bool) -> _Compared:
+def _pair_means(x: pd.DataFrame, y: pd.DataFrame, column: str, paired: bool) -> _Pair:
     """Mean over pairs of centroids."""
     a, b = x[column].to_numpy(), y[column].to_numpy()
     left = [pairs_left_out(each) if len(each) > 2 else each * np.nan for each in (a, b)]
     error = statistics.jackknife_se(left[1] - left[0]) if paired else statistics.jackknife_se(*left)
-    return _normal(a.mean(), b.mean(), error, paired)
+    return _normal(a.mean(), b.mean(), error)
 
 
-def _normal(first: float, second: float, error: float, paired: bool) -> _Compared:
-    return _Compared(
-        float(first), float(second), statistics.normal_bounds(float(second - first), error), paired
-    )
+def _normal(first: float, second: float, error: float) -> _Pair:
+    return float(first), float(second), statistics.normal_bounds(float(second - first), error)
 
 
-def _means(x: pd.DataFrame, y: pd.DataFrame, column: str, paired: bool) -> _Compared:
+def _means(x: pd.DataFrame, y: pd.DataFrame, column: str, paired: bool) -> _Pair:
     """Means over texts or clusters, which are resampled."""
     a, b = x[column].to_numpy(), y[column].to_numpy()
-    earlier, later = (
-        statistics.resampled_means(a[:, None], 0),
-        statistics.resampled_means(b[:, None], 0 if paired else 1),
-    )
-    return _Compared(float(a.mean()), float(b.mean()), statistics.percentiles(later - earlier), paired)
+    earlier = statistics.resampled_means(a[:, None], 0)
+    later = statistics.resampled_means(b[:, None], 0 if paired else 1)
+    return float(a.mean()), float(b.mean()), statistics.percentiles(later - earlier)
 
 
 _BY_SPLIT, _BY_MODEL = "segments.{split}", "segments.{model}"
@@ -271,9 +265,7 @@ _KINDS = {
     "law": (
         _Figure("dispersion", "jackknife", "dispersion", ("split", "layer"), _BY_SPLIT, _jackknifed),
         _Figure("log perplexity", "jackknife", "nll", ("split", "layer"), _BY_SPLIT, _jackknifed),
-        _Figure(
-            "pearson r", "points", "dispersion", ("split", "perplexity", "layer"), _BY_SPLIT, _correlations
-        ),
+        _Figure("pearson r", "points", "dispersion", ("split", "perplexity", "layer"), "", _correlations),
     ),
     "sublayers": (
         _Figure("dispersion", "draws", "dispersion", ("layer", "segments"), "segments.pool", _draws),

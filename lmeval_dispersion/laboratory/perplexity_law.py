@@ -143,8 +143,7 @@ class LawResult(StudyResult):
                 "One panel a perplexity; a dot a layer.",
                 "Bars are for one layer alone; the answer's hold for all together.",
             )
-        shown = layers[:: math.ceil(len(layers) / _PANELS)]
-        points = self.points[self.points["layer"].isin(shown)]
+        points = self.points[self.points["layer"].isin(layers[:: math.ceil(len(layers) / _PANELS)])]
         caption = "Mean perplexity and dispersion of every chosen bin"
         drawn["bins"] = Chart(partial(frames.law_bins, points), caption, "One dot a bin.")
         return drawn
@@ -152,7 +151,11 @@ class LawResult(StudyResult):
     def context(self) -> dict[str, Any]:
         """For the template: of each perplexity where r is clear of 0 and of its controls."""
         rows = _of_dispersion(self.correlations)
-        controls = None if self.controls is None else _of_dispersion(self.controls)
+        controls = pd.DataFrame(
+            columns=["perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
+        )
+        if self.controls is not None:
+            controls = _of_dispersion(self.controls)
         kinds = [_verdict(kind, rows, controls) for kind in dict.fromkeys(rows["perplexity"])]
         return {**super().context(), "kinds": kinds}
 
@@ -161,14 +164,12 @@ def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.query("measure == 'dispersion' and split == 'data'")
 
 
-def _verdict(kind: str, every: pd.DataFrame, controls: pd.DataFrame | None) -> dict[str, Any]:
+def _verdict(kind: str, every: pd.DataFrame, controls: pd.DataFrame) -> dict[str, Any]:
     """The claims about one perplexity, and r at the layer that stands for all."""
     rows = every[every["perplexity"] == kind]
     layers = rows["layer"].tolist()
     shown = "last" if "last" in layers else layers[-1]
-    beside = pd.DataFrame(columns=["layer", "control", "pearson", "apart_low", "apart_high"])
-    if controls is not None:
-        beside = controls[controls["perplexity"] == kind]
+    beside = controls[controls["perplexity"] == kind]
     there = beside[beside["layer"] == shown]
     return {
         "after": kind.removeprefix("last@"),

@@ -1,21 +1,8 @@
 """Decoder models with their tokenizers: loaded with errors that say what to do next, and their identity.
 
-Identity is what produced a run's vectors, as plain strings: two runs of equal identity ran one model.
-
-====================  ======================================================================================
-``weights``           ``ORG/NAME@COMMIT`` of the Hub, else ``sha256:…`` of a folder's weights, configuration,
-                      tokenizer and code: names, sizes, every byte; retrained weights differ
-``gguf``              name of the GGUF file; ``weights`` is then of this file alone
-``adapter``           the same of a PEFT adapter; ``delta`` of delta weights
-``quantization``      the quantisation's settings as sorted JSON
-``dtype``             dtype of the parameters
-``tokenizer``         name of a tokenizer that is not the model's own
-``add_bos_token``     where the harness was told whether to start with the BOS token
-====================  ======================================================================================
-
-A key that does not apply, or whose value cannot be known (a model that was built in memory), is left out.
-What shaped the prompts goes beside these (docs/reference/store.md has all keys). This module
-imports no torch.
+Identity is what produced a run's vectors, as plain strings: two runs of equal identity ran one model. Its
+keys are in docs/reference/store.md; one that does not apply, or whose value cannot be known (a model that was
+built in memory), is left out. This module imports no torch.
 """
 
 from __future__ import annotations

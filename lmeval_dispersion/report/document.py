@@ -199,7 +199,7 @@ class Section:
     details: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Document:
     """A whole report.
 
@@ -227,6 +227,9 @@ class Document:
     libraries: Sequence[str] = ()
     guide: str = ""
     short: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Document> {' '.join([self.title, *self.answer[:1]])}"
 
     def tables(self) -> dict[str, Table]:
         """Every table by its anchor, in order."""

@@ -224,15 +224,11 @@ def decorrelation(
     return _by_layer(z, p, *squared_correlations(p, of_tokens=axis == "tokens"))
 
 
-LOSSES: dict[str, Callable[..., Tensor]] = {
-    "push_away": push_away,
-    "cross_domain_push_away": cross_domain_push_away,
-    "squeeze": squeeze,
-    "angular_spread": angular_spread,
-    "orthogonalization": orthogonalization,
-    "l2_repel": l2_repel,
-    "decorrelation": decorrelation,
-}
+_FUNCTIONS = (
+    *(push_away, cross_domain_push_away, squeeze, angular_spread),
+    *(orthogonalization, l2_repel, decorrelation),
+)
+LOSSES: dict[str, Callable[..., Tensor]] = {function.__name__: function for function in _FUNCTIONS}
 
 _PER_CALL = ("z", "mask", "segments", "domains", "generator")
 

@@ -37,13 +37,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _HELD_OUT_TOKENS = 50_000  # of each domain, at most
 # Written out, not taken from the table of losses: `--help` does without torch.
 LOSS_NAMES = (
-    "push_away",
-    "cross_domain_push_away",
-    "squeeze",
-    "angular_spread",
-    "orthogonalization",
-    "l2_repel",
-    "decorrelation",
+    *("push_away", "cross_domain_push_away", "squeeze", "angular_spread"),
+    *("orthogonalization", "l2_repel", "decorrelation"),
 )
 
 

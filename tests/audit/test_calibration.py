@@ -197,19 +197,3 @@ def test_the_command_writes_every_format(found, capsys):
     assert capsys.readouterr().out.startswith("estimator,")
     assert main(["calibrate", str(path), "--slice", "nothing"]) == 2
     assert "no column 'nothing'" in capsys.readouterr().err
-
-
-def test_the_chart_has_every_worth_and_is_left_out_where_none_is_judged(found):
-    report = found["law"][1]
-    chart = report.charts()["worth"]
-    drawn = chart.specification()
-    assert [(row["estimator"], row["worth"], row["better"]) for row in drawn["data"]["values"]] == [
-        (row.estimator, row.worth, row.better) for row in report.estimators
-    ]
-    assert drawn["layer"][0]["data"]["values"] == [{"x": report.estimators[-1].worth}]
-    above = sum(row.better for row in report.estimators)
-    assert chart.description.startswith(f"{above} of 8 estimates are shown to beat the labelled accuracy")
-    assert above >= 2
-    assert found["noise"][1].charts()["worth"].description.startswith("0 of 8 estimates")
-    assert found["guessing"][1].cautions
-    assert not found["guessing"][1].charts()

@@ -154,15 +154,6 @@ def test_choices_that_are_whole_texts_are_told_by_their_place(tmp_path):
     assert "answers choice 2 in 96 % of cases" in found.cautions[0]
 
 
-def test_chance_follows_the_number_of_choices(tmp_path):
-    mixed = [[-1.0, -2.0]] * 150 + [[-1.0, -2.0, -3.0, -4.0]] * 150
-    found = answers_of(read_run(planted_store(tmp_path / "a", 300, logprobs=mixed)))
-    assert found.chance == pytest.approx((0.5 + 0.25) / 2)
-    free = answers_of(read_run(planted_store(tmp_path / "b", 300, logprobs=[[]] * 300)))
-    assert math.isnan(free.chance)
-    assert free.cautions == []
-
-
 def test_one_text_with_other_vectors_is_not_a_repeat(tmp_path):
     run = read_run(planted_store(tmp_path, 300, text="the same"))
     assert answers_of(run).repeated_documents == 0

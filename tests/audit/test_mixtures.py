@@ -12,7 +12,7 @@ from synthetic import planted_store, subjects_store
 
 from lmeval_dispersion.auditing.mixtures import Trend, mixture_curves, trend
 from lmeval_dispersion.auditing.run import read_run
-from lmeval_dispersion.geometry import dispersion, dispersion_estimate
+from lmeval_dispersion.geometry import dispersion
 
 TABLES = json.loads((Path(__file__).parents[1] / "data" / "mixture_tables.json").read_text())
 
@@ -46,19 +46,6 @@ def test_mixtures_have_the_expected_dispersion_and_rise(planted):
     assert np.sqrt(np.mean(np.square(z))) < 2
     assert found.dispersion_trend.spearman > 0.98
     assert abs(found.query_perplexity_trend.spearman) < 0.9
-
-
-def test_pools_have_the_dispersions_of_their_documents(planted, noise):
-    u = planted.vectors.rows.astype(np.float64) + planted.vectors.mean
-    found = mixture_curves(planted).pools
-    first, second = dispersion_estimate(u[planted.right]), dispersion_estimate(u[~planted.right])
-    assert found.correct == pytest.approx(first.mean, rel=1e-5)
-    assert found.incorrect_se == pytest.approx(second.se, rel=1e-3)
-    half = 1.959964 * np.hypot(first.se, second.se)
-    assert found.difference_high == pytest.approx(first.mean - second.mean + half, rel=1e-3)
-    assert found.difference_low > 0
-    none = mixture_curves(noise).pools
-    assert none.difference_low < 0 < none.difference_high
 
 
 def test_mixtures_of_noise_have_no_trend(noise):

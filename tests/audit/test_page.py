@@ -58,7 +58,7 @@ def browser(page):
 def test_every_chart_is_drawn_and_described(browser):
     drawn = "[...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('.wide svg path').length)"
     marks = browser.value(drawn)
-    assert len(marks) == 5
+    assert len(marks) == 4
     assert min(marks) > 10
     assert marks[0] >= 57
     labels = browser.value("[...document.querySelectorAll('.chart')].map(c => c.getAttribute('aria-label'))")
@@ -91,20 +91,6 @@ def test_the_default_answer_fits_one_look(report, width, store):
     assert not any(line.startswith(f"{shown[20]} ") for line in lines)
     assert "11 of 58 rows" in text or "10 of 58 rows" in text
     assert short.answer() == report.answer()
-
-
-def test_every_number_of_a_slice_is_in_the_text(report):
-    text = render(report.document(), "table", width=160, details=True)
-    assert text.splitlines()[0].startswith("The 5700 documents have a dispersion of")
-    row = report.slices["subject"].rows[3]
-    line = next(line for line in text.splitlines() if line.startswith(row.slice))
-    for number in (
-        f"{row.dispersion:.4f} ± {row.dispersion_se:.4f}",
-        f"{row.accuracy:.1%}",
-        f"{row.query_perplexity:.2f}",
-        f"{row.confidence:.3f}",
-    ):
-        assert number in line
 
 
 def test_the_csv_holds_every_slice_of_every_slicing(report):

@@ -249,17 +249,6 @@ def test_store_of_texts_holds_the_models_own_states(model, tmp_path):
     assert "source,web 0,20,20," in audit.stdout
 
 
-def test_long_texts_keep_their_end_and_are_marked(model, tmp_path):
-    words = tiny_models.WORDS
-    short, long = " ".join(words[:20]), " ".join(words[i % 90] for i in range(400))
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in (short, long)))
-    result = dispersion_command("embed", model, tmp_path / "t.jsonl", "-o", tmp_path / "s")
-    assert result.returncode == 0, result.stderr
-    frame = read_store(tmp_path / "s").documents
-    assert frame["truncated"].tolist() == [False, True]
-    assert frame["prompt_tokens"].tolist() == [20, 256]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

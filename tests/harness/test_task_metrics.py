@@ -87,18 +87,6 @@ def test_nan_states_are_left_out_and_said(
     assert f"{bad} of 8 states of last are zero or not finite and left out" in caplog.text
 
 
-def test_undefined_figures_are_nan_with_a_reason(
-    tokenizer: Any, task_manager: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    lm = hflm(tiny_llama(tokenizer), tokenizer)
-    results = evaluate(lm, ["arc_easy_dispersion"], task_manager(), limit=1)
-    figures = results["results"]["arc_easy_dispersion"]
-    assert math.isnan(figures["dispersion,none"])
-    assert "arc_easy_dispersion: dispersion is NaN: 1 documents, two are needed" in caplog.text
-    layers = results["configs"]["arc_easy_dispersion"]["metadata"]["dispersion"]["layers"]
-    assert layers["last"]["dispersion"] is None
-
-
 @pytest.mark.parametrize("task", ["gsm8k_dispersion", "wikitext_dispersion"])
 def test_a_bootstrap_of_our_metrics_changes_no_figure_and_no_store(
     task: str,

@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,11 +20,6 @@ from lmeval_dispersion.model.loading import load_model
 from lmeval_dispersion.model.texts import Texts
 
 LENGTH, BINS, SIZE, COUNT = 24, 5, 8, 90
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_models.saved(tmp_path_factory.mktemp("law") / "model", tiny_models.llama())
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,6 @@ def test_everything_comes_back(tmp_path):
     )
     write_store(tmp_path / "s", documents=frame, vectors=x, manifest={"model": "m", "limit": 3})
     store = read_store(tmp_path / "s")
-    assert store.layers == ["last", "layer.1.attn"]
     assert store.default_layer == "last"
     assert store.model == "m"
     assert store.manifest["limit"] == 3
