@@ -1,7 +1,4 @@
-"""How often each sentence of an audit claims something on noise, where every claim is false.
-
-    python benchmarks/audit_py                400 stores of each kind
-    python benchmarks/audit_py --stores 40    a quick look
+"""How often an audit claims something on noise: `python benchmarks/audit_conclusions.py [--stores 400]`.
 
 Right and wrong answers are drawn independently of the vectors; subjects have directions of their own, as
 real ones do. A claim is a sentence with a direction or a difference; a report may make none. `coverage` is

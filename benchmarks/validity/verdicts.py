@@ -285,9 +285,9 @@ def _frequency(data: HandMade) -> Verdict:
 
 def _optimiser(data: HandMade) -> Verdict:
     claim = "Optimiser settings move G less than recipes do"
-    own, recipes = data.settings(), float(np.ptp(data.matrix("cosine_math").mean(0)))
-    if not own["settings"]:
+    if set(data.table.setting) == {"default"}:
         return Verdict(UNTESTED, claim, "settings are not trained yet")
+    own, recipes = data.settings(), float(np.ptp(data.matrix("cosine_math").mean(0)))
     verdict = HOLDS if own["range"] < recipes / 2 else PART if own["rho"] > 0.5 else FAILS
     return Verdict(
         verdict, claim,
