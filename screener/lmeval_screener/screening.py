@@ -30,7 +30,7 @@ from lmeval_screener.result import Gate, Result
 from lmeval_screener.screened import Failed, Reading
 from lmeval_screener.targets import Target, labelled, parse_targets
 from lmeval_screener.targets.selection import Selected, Selection, demo_targets, load_family, select_targets
-from lmeval_screener.tokens import ResolutionCache, TokenSet, load_token_set
+from lmeval_screener.tokens import TokenSet, load_token_set
 
 if TYPE_CHECKING:
     from lmeval_screener.accuracies import Accuracies
@@ -220,8 +220,7 @@ class Screening:
         start = time.perf_counter()
         async with Hub(offline=_at_hand(selected.targets) or None, allowance=self.allowance) as hub:
             known = self.session.find if self.session is not None else None
-            cache = ResolutionCache(hub.cache)
-            self._reader = self.reader_type(hub, self.domain, self.reference, cache, known)
+            self._reader = self.reader_type(hub, self.domain, self.reference, known)
             with contextlib.closing(self._reader):
                 targets, held = await self._expanded(selected.targets)
                 comparable = await self._comparable(await self._readings(targets))

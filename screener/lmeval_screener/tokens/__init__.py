@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.paths import data_folder
-from lmeval_screener.checkpoints import Cache
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.vocabulary import DigitScheme, Vocabulary
 from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
@@ -35,8 +34,8 @@ _CASES: dict[str, Callable[[str], str]] = {
     "upper": str.upper,
     "title": str.capitalize,
 }
-# Part of every cached resolution's key: raise it when the rule or the layout of an entry changes.
-_VERSION = 5
+# Part of every kept resolution's key: raise it when the rule or the layout of an entry changes.
+RESOLUTIONS = 5
 _SELECTION = re.compile(r"(?P<name>.+):(?P<groups>[\w\-]+(,[\w\-]+)*)")
 
 
@@ -213,29 +212,6 @@ class Resolution:
     def to_json(self) -> str:
         """Everything."""
         return json.dumps(vars(self))
-
-
-class ResolutionCache:
-    """Resolutions on disk by tokenizer file and token sets, so that a known tokenizer is not read again."""
-
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-
-    def find(self, tokenizer_digest: str, domain: TokenSet, reference: TokenSet) -> Resolution | None:
-        """The stored resolution, or None."""
-        stored = self._cache.read("tokens", _key(tokenizer_digest, domain, reference))
-        return None if stored is None else Resolution.from_json(stored)
-
-    def put(
-        self, tokenizer_digest: str, domain: TokenSet, reference: TokenSet, resolution: Resolution
-    ) -> None:
-        """Store a resolution."""
-        content = resolution.to_json().encode()
-        self._cache.write("tokens", _key(tokenizer_digest, domain, reference), content)
-
-
-def _key(tokenizer_digest: str, domain: TokenSet, reference: TokenSet) -> str:
-    return f"{_VERSION} {tokenizer_digest} {domain.digest} {reference.digest}"
 
 
 def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
