@@ -272,8 +272,7 @@ def normal_point(comparisons: int) -> float:
 def student_p(t: float, freedom: float) -> float:
     """Probability that Student's t with ``freedom`` > 0 degrees of freedom is beyond ±``t``, ``t`` >= 0.
 
-    The incomplete beta function by its continued fraction (Abramowitz and Stegun, 26.7.1 and 26.5.8, by
-    Lentz's method); the normal distribution's above a million degrees of freedom.
+    The incomplete beta function by its continued fraction (Abramowitz and Stegun, 26.7.1 and 26.5.8).
 
     >>> round(student_p(2.262157, 9), 6), round(student_p(1.959964, math.inf), 6)
     (0.05, 0.05)

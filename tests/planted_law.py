@@ -3,7 +3,7 @@
 import numpy as np
 
 from lmeval_dispersion.geometry import contributions
-from lmeval_dispersion.geometry.vectors import unit_rows
+from lmeval_dispersion.geometry.pairs import unit_rows
 from lmeval_dispersion.laboratory.comparison import SEQUENCE
 from lmeval_dispersion.laboratory.perplexity_law import sorted_bins, uniform_bins
 

@@ -109,4 +109,4 @@ with contextlib.redirect_stdout(io.StringIO()):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     files = set(done.stdout.split())
     assert not {f"lmeval_screener.{name}" for name in ("charts", "shortlist", "ray_reader")} & files
-    assert len(files) <= 44
+    assert len(files) <= 40
