@@ -126,31 +126,6 @@ def test_accuracy_is_measured_again(folder: str) -> None:
     assert (again.mean > COMMONEST + 4 * again.se) == (entry["answers"] == "right")
 
 
-class Constant:
-    """Stands for a model whose likelihoods depend on nothing but the token: it knows what is common."""
-
-    def __init__(self, seed: int) -> None:
-        self.bias = torch.randn(
-            FAMILY["training"]["vocabulary"], generator=torch.Generator().manual_seed(seed)
-        )
-
-    def parameters(self) -> Any:
-        yield self.bias
-
-    def __call__(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
-        class Output:
-            logits = self.bias.expand(*input_ids.shape, -1)
-
-        return Output
-
-
-def test_question_blind_models_are_at_chance() -> None:
-    """The four answers give little away to whoever does not read the question."""
-    tokenizer = Tokenizer.from_file(str(DEMO / FOLDERS[0] / "tokenizer.json"))
-    means = [addition_accuracy(Constant(seed), tokenizer, 500).mean for seed in range(2)]  # type: ignore[arg-type]
-    assert all(abs(mean - 0.25) < 4 * (0.25 * 0.75 / 500) ** 0.5 for mean in means), means
-
-
 def test_arithmetic_lines() -> None:
     held_out = held_out_pairs()
     assert len(held_out) == round(0.1 * OPERANDS * (OPERANDS + 1) / 2)

@@ -5,8 +5,8 @@
     python -m benchmarks.validity trials benchmarks/validity/full.yaml
     python -m benchmarks.validity page
 
-``train`` and ``trials`` go on where they were stopped; ``both`` screens what was trained. Weights go below
-``--work``, results to ``benchmarks/validity/results``; the page is made of the results alone.
+``train`` and ``trials`` go on where they were stopped; ``both`` screens what was trained; the page is made of
+the results alone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ from benchmarks.validity.study import read_study
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.validity",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("job", choices=["train", "trials", "both", "page"])
     parser.add_argument("configuration", nargs="?", type=Path, help="a study's YAML file")
     parser.add_argument("--work", type=Path, help="folder for weights (default: build/validity/STUDY)")

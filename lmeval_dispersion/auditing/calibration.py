@@ -27,10 +27,10 @@ from lmeval_dispersion.auditing.calibrator import (
     no_gain,
 )
 from lmeval_dispersion.auditing.figures import dots, predicted_against_true
-from lmeval_dispersion.auditing.run import Answers, Missing, Run, answers_of, labels_of, read_run, rows_where
+from lmeval_dispersion.auditing.run import Answers, Run, answers_of, labels_of, read_run, rows_where
 from lmeval_dispersion.auditing.shrinkage import Estimator
 from lmeval_dispersion.report import Chart, Col, Report, Table
-from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import NORMAL_975
 
 Array = NDArray[np.float64]
@@ -207,7 +207,7 @@ def calibrate(
         features: Of ``dispersion``, ``confidence``, ``atc``, ``log_perplexity``, ``prompt_tokens``; default:
             all that the labelled documents have.
         seed: Of everything that is drawn.
-        labels: Whether to say what labels would have told.
+        labels: Whether to say what labels would have said.
         answers: How the model answers, where that is known already.
 
     Raises:
@@ -255,31 +255,6 @@ def verdict(calibration: Calibration) -> str:
     return (
         f"no better than the trivial predictor, the {TRIVIAL} ({ours:.1f} and {alone:.1f} points off on "
         "average)"
-    )
-
-
-def calibration_sentence(calibration: Calibration | Missing) -> str:
-    """Whether the accuracy of unlabelled slices can be told, judged on slices held out."""
-    if isinstance(calibration, Missing):
-        reason = calibration.missing
-        return f"Whether accuracy can be read off unlabelled slices could not be tested: {reason}."
-    where = f"On {slices_of(calibration.slices, calibration.by)} held out"
-    if not calibration.better:
-        features = listed([FEATURES[name] for name in calibration.features], "or") or "what they show"
-        return f"{where}, an estimate read off {features} is {verdict(calibration)}."
-    ours, alone, single = (
-        calibration.estimators[0],
-        calibration.estimators[-1],
-        calibration.estimator("dispersion"),
-    )
-    beside = (
-        "" if calibration.used == ["dispersion"] or not single else f"; dispersion alone {single.mae:.1f}"
-    )
-    read_off = listed([FEATURES[name] for name in calibration.used])
-    return (
-        f"{where}, the accuracy read off {read_off} is {verdict(calibration)}{beside}. That is worth "
-        f"{ours.worth:.0f} labelled documents a slice (95 % {ours.worth_low:.0f} to {ours.worth_high:.0f}), "
-        f"the {TRIVIAL} {alone.worth:.0f}."
     )
 
 

@@ -286,7 +286,7 @@ def pools_sentence(mixtures: Mixtures | Missing) -> str:
     figure = mixtures.pools.figure
     if math.isnan(figure.low):
         return (
-            f"Whether right answers are more dispersed cannot be told with {mixtures.correct_documents} "
+            f"Whether right answers are more dispersed is not clear with {mixtures.correct_documents} "
             f"right and {mixtures.incorrect_documents} wrong documents: {FEWEST} of each are needed."
         )
     known = [(f"{name}s", part) for name, part in mixtures.inside.items() if isinstance(part, Inside)]
@@ -296,6 +296,6 @@ def pools_sentence(mixtures: Mixtures | Missing) -> str:
         "Right and wrong answers do not differ clearly in dispersion",
         f"Right answers are {word} dispersed than wrong ones",
         f"Right answers are {word} dispersed over all",
-        f"Whether right answers are {word} dispersed, or come from {word} dispersed {parts}, cannot be told",
+        f"Whether right answers are {word} dispersed, or come from {word} dispersed {parts}, is not clear",
     )
     return claimed(claim, "", figure, parts, inside, "+.4f")

@@ -4,11 +4,8 @@ Per seed the labelled documents are split 20/10/70. Mixtures drawn from the cali
 (dispersion, accuracy); linear, polynomial, isotonic and random-forest regressions are fitted to them; the
 validation part picks one; the test part judges it, beside estimators that use no dispersion.
 
-Three kinds of test batch, because they answer three questions:
-
-* ``whole``: the whole test part, one prediction a seed. The paper's figure.
-* ``slices``: one batch of each subject. What a user wants to know, and the hardest.
-* ``mixtures``: artificial batches of every accuracy, as in calibration.
+Test batches are the ``whole`` test part (the paper's figure), one batch of each subject (``slices``: what a
+user wants to know, and the hardest) and ``mixtures`` of every accuracy, as in calibration.
 
 Source: RD B.1.3. Average thresholded confidence (ATC): Garg et al., "Leveraging unlabeled data to predict
 out-of-distribution performance", ICLR 2022.

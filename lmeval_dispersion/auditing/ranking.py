@@ -1,8 +1,8 @@
 """Documents by contribution: are those of the lowest contribution the ones the model gets wrong?
 
 Every signal is turned so that a low value means "probably wrong". AUROC is the probability that a wrong
-document ranks below a right one (ties count half): 0.5 says nothing, 1 separates them. Inside subjects and
-tasks only pairs of one subject count: a signal that only tells subjects from one another has 0.5 there.
+document ranks below a right one (ties count half): 0.5 says nothing, 1 separates them. Inside subjects only
+pairs of one subject count: a signal that only separates subjects has 0.5 there.
 
 The hard tail, the tenth of lowest contribution, is clustered by k-means on the unit vectors (for which
 Euclidean and cosine k-means agree up to the centroids' lengths), from a seeded start, in float64.
@@ -274,7 +274,7 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
     figure = Figure(ours.auroc, ours.auroc_low, ours.auroc_high)
     if not ours.reliable or math.isnan(figure.low):
         return (
-            f"Whether a low contribution points at wrong answers cannot be told with "
+            f"Whether a low contribution points at wrong answers is not clear with "
             f"{ranking.documents - ranking.wrong} right and {ranking.wrong} wrong documents: {FEWEST} of "
             f"each are needed (AUROC {figure.text('.2f')}, unreliable)."
         )
@@ -287,7 +287,7 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
         "A low contribution is no better than chance at finding wrong answers",
         f"A low contribution points at {word} answers",
         f"A low contribution points at {word} answers over all",
-        f"Whether a low contribution finds {word} answers, or {parts} that have more of them, cannot be told",
+        f"Whether a low contribution finds {word} answers, or {parts} that have more of them, is not clear",
     )
     return claimed(claim, "AUROC ", figure, parts, inside, ".2f")
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lmeval_dispersion.auditing.calibration import Calibration, calibrate, calibration_sentence
+from lmeval_dispersion.auditing.calibration import Calibration, calibrate, slices_of, verdict
+from lmeval_dispersion.auditing.calibrator import FEATURES
 from lmeval_dispersion.auditing.figures import short as shortened
 from lmeval_dispersion.auditing.mixtures import Mixtures, mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.paper import KINDS, PaperProtocol, paper_protocol
@@ -141,6 +142,9 @@ class Audit(Report):
             "interval_text": interval_text,
             "shortened": shortened,
             "kinds": KINDS,
+            "slices_of": slices_of,
+            "verdict": verdict,
+            "features": lambda names: [FEATURES[name] for name in names],
             "found": found_sentence(self.ranking),
             "fewest": FEWEST,
             "unfounded": f"{' '.join(self.cautions)} Nothing in this section is a finding.",
@@ -153,11 +157,7 @@ class Audit(Report):
             return ["No document has a label: what dispersion says about right answers cannot be tested."]
         if self.cautions:
             return []
-        return [
-            pools_sentence(self.mixtures),
-            ranking_sentence(self.ranking),
-            calibration_sentence(self.calibration),
-        ]
+        return [pools_sentence(self.mixtures), ranking_sentence(self.ranking)]
 
 
 def audit(

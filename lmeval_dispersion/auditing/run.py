@@ -3,9 +3,8 @@
 A document's confidence is that of the model in its answer: log-probabilities of the choices are brought to
 probabilities that sum to one over the choices (the harness's ``acc`` view: no length normalisation).
 
-Where the model gives one answer to nearly everything, a right answer says which answer the question has, not
-what the model knows; where its accuracy is that of guessing, right answers are luck. :func:`answers_of` finds
-that, and the reports say it first and conclude nothing from right and wrong answers.
+Where the model gives one answer to nearly everything, or is no better than guessing, right answers say
+nothing of it: :func:`answers_of` finds that, and reports say it first and conclude nothing from them.
 """
 
 from __future__ import annotations

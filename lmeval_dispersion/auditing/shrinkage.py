@@ -1,16 +1,14 @@
 """Accuracy of slices from a few features: a ridge regression that shrinks to the labelled accuracy.
 
-The estimate of a slice is ``a + b·z``: ``a`` is the accuracy of all labelled documents, ``z`` are the slice's
-standardised features. One rule picks the features (none, one of them, or all) and the ridge penalty: the
-squared error on slices left out, one at a time. *None* is the trivial predictor, and it wins unless the best
-alternative's error is lower by more than one standard error of the paired difference (the
-one-standard-error rule: Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, 7.10). What
-the whole rule is worth is judged from outside: every slice is estimated by a fit that chose without it.
+The estimate is ``a + b·z``: ``a`` is the accuracy of all labelled documents, ``z`` the slice's standardised
+features. The features (none, one of them, or all) and the ridge penalty minimise the squared error on slices
+left out, one at a time; *none* wins unless the best is better by a standard error of the paired difference
+(Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, 7.10). The whole rule is judged from
+outside: every slice is estimated by a fit that chose without it.
 
 Intervals are jackknife+ (Barber, Candès, Ramdas and Tibshirani, Annals of Statistics 49, 2021) on errors
-divided by the size of error that a slice of as many documents should have. For slices that are
-exchangeable with the labelled ones they cover 95 % (proven: 90 %; simulated:
-``benchmarks/audit_coverage.py``).
+divided by the size of error of a slice of as many documents: 95 % for slices exchangeable with the labelled
+ones (proven: 90 %; simulated: ``benchmarks/audit_coverage.py``).
 """
 
 from __future__ import annotations
@@ -193,18 +191,12 @@ def jackknife_plus(centres: Array, half: Array, level: float) -> Bounds:
 class Estimator:
     """Errors in points of one estimate of slices that its fit did not see, and its worth in labels.
 
-    The mean of k labels of a slice of n documents, drawn without replacement, is off the accuracy of all n
-    with the variance v (1/k - 1/n), where v is the variance of its scores (p (1 - p) n / (n - 1) for right
-    or wrong; Cochran, Sampling Techniques, 1977, 2.6). Set equal to the mean squared error of the estimate
-    over slices: k = mean v / (mean squared error + mean v / n). At most n, and n / 2 where the estimate is
-    off by sampling noise only. The interval is a bootstrap over slices.
-
-    Source of the unit: Fu et al., "Estimating Large Language Model Capabilities without Labeled Test Data"
-    (arXiv 2305.14802).
+    The mean of k labels of n, drawn without replacement, has the variance v (1/k - 1/n), v that of the scores
+    (Cochran, Sampling Techniques, 1977, 2.6). Worth k labels: k = mean v / (mean squared error + mean v / n),
+    with a bootstrap over slices. The unit is that of Fu et al., arXiv 2305.14802.
 
     Attributes:
         mae, rmse: Mean absolute error, and root of the mean squared error, over slices.
-        worth, worth_low, worth_high: Labels a slice that are as good, with a 95 % interval over slices.
         better: Whether the squared error is lower than that of the labelled accuracy alone, by a one-sided
             paired Student test over slices at 5 %, and the mean absolute error is lower.
     """

@@ -15,21 +15,21 @@ sections 2.3 and 3.2, appendix A.5.
 
 from lmeval_dispersion.geometry.dispersion import Dispersion as Dispersion
 from lmeval_dispersion.geometry.dispersion import Estimate as Estimate
+from lmeval_dispersion.geometry.dispersion import Spectrum as Spectrum
 from lmeval_dispersion.geometry.dispersion import contributions as contributions
 from lmeval_dispersion.geometry.dispersion import dispersion as dispersion
 from lmeval_dispersion.geometry.dispersion import dispersion_estimate as dispersion_estimate
+from lmeval_dispersion.geometry.dispersion import effective_rank as effective_rank
+from lmeval_dispersion.geometry.dispersion import spectrum as spectrum
 from lmeval_dispersion.geometry.dispersion import streamed_dispersion_estimate as streamed_dispersion_estimate
 from lmeval_dispersion.geometry.dispersion import vendi_score as vendi_score
 from lmeval_dispersion.geometry.pairs import METRICS as METRICS
+from lmeval_dispersion.geometry.pairs import Array as Array
 from lmeval_dispersion.geometry.pairs import Contrast as Contrast
 from lmeval_dispersion.geometry.pairs import Metric as Metric
 from lmeval_dispersion.geometry.pairs import PairMean as PairMean
 from lmeval_dispersion.geometry.pairs import between as between
 from lmeval_dispersion.geometry.pairs import contrasts as contrasts
+from lmeval_dispersion.geometry.pairs import unit_rows as unit_rows
+from lmeval_dispersion.geometry.pairs import valid_rows as valid_rows
 from lmeval_dispersion.geometry.pairs import within as within
-from lmeval_dispersion.geometry.spectrum import Spectrum as Spectrum
-from lmeval_dispersion.geometry.spectrum import effective_rank as effective_rank
-from lmeval_dispersion.geometry.spectrum import spectrum as spectrum
-from lmeval_dispersion.geometry.vectors import Array as Array
-from lmeval_dispersion.geometry.vectors import unit_rows as unit_rows
-from lmeval_dispersion.geometry.vectors import valid_rows as valid_rows

@@ -299,13 +299,13 @@ def _compared_keys(names: list[str], rows: Array, base: Array, seed: int) -> dic
 def agreement(recommended: str, differences: pd.DataFrame) -> str:
     """The verdict of the measured kNN-LMs on a recommended key.
 
-    ``agrees``: better than every other; ``contradicts``: worse than one of them; ``not told apart`` where
+    ``agrees``: better than every other; ``contradicts``: worse than one of them; ``undecided`` where
     the bounds of the differences, which hold for all pairs together, leave it open.
     """
     against = _against(recommended, differences)
     if any(other["low"] > 0 for other in against):
         return "contradicts"
-    return "agrees" if all(other["high"] < 0 for other in against) else "not told apart"
+    return "agrees" if all(other["high"] < 0 for other in against) else "undecided"
 
 
 class Votes:

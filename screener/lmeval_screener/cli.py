@@ -27,7 +27,6 @@ from lmeval_dispersion.options import (
     finished,
     progress_bar,
 )
-from lmeval_screener.registry import add_registry_options
 from lmeval_screener.targets.selection import add_selection_options
 
 if TYPE_CHECKING:
@@ -132,7 +131,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="say what would be read at most, what it costs and how long the Hub's quota makes it, and stop",
     )
-    add_registry_options(how)
+    how.add_argument(
+        "--registry",
+        type=Path,
+        metavar="FILE",
+        help="keep what is measured in this SQLite file, and read only what is new (default: none)",
+    )
+    how.add_argument("--refresh", action="store_true", help="read again what the registry has")
+    how.add_argument(
+        "--engine",
+        choices=("process", "ray"),
+        default="process",
+        help="ray: over a cluster (RAY_ADDRESS), for folders and buckets (default: process)",
+    )
     show = parser.add_argument_group("what to show")
     add_output(show)
     show.add_argument(
@@ -197,8 +208,8 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
 
     from lmeval_screener.checkpoints.limits import Allowance
-    from lmeval_screener.registry import kept_in, reader_type_of
-    from lmeval_screener.screening import Screening, add_named, reference_among
+    from lmeval_screener.reading import Reader
+    from lmeval_screener.screening import Screening, add_named, reference_among, session_in
     from lmeval_screener.targets.selection import select_targets, selection_of
     from lmeval_screener.tokens import load_token_set
 
@@ -233,10 +244,15 @@ def run(args: argparse.Namespace) -> int:
         from lmeval_screener.accuracies import read_accuracies
 
         accuracies = read_accuracies(args.accuracy, named)
-    reader_type = reader_type_of(args.engine, selected.targets)
+    reader_type: type[Reader] = Reader
+    if args.engine == "ray":
+        from lmeval_screener.ray_reader import RayReader, check_ray
+
+        check_ray(selected.targets)
+        reader_type = RayReader
     since, news = None, None
     run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
-    with kept_in(args.registry, domain, reference, **run_of) as session, _progress(args.quiet) as show:
+    with session_in(args.registry, domain, reference, **run_of) as session, _progress(args.quiet) as show:
         if session is not None and args.since is not None:
             from lmeval_screener.registry.queries import since_time
 

@@ -1,9 +1,8 @@
 """``--engine ray``: checkpoints in folders and buckets are read by the tasks of a Ray cluster.
 
 Only a process of its own speaks with Ray, whose client waits for a lost cluster without limit, holds signals
-back, and may end the process that it lives in. That process says every second that some node lives and how
-many tasks it has room for, gets blocks of checkpoints for them, and gives back what was read. When it falls
-silent, or nobody waits any more, it is ended.
+back, and may end its process. It says every second that some node lives and how many tasks it has room for,
+gets blocks of checkpoints for them, and gives back what was read. When it falls silent it is ended.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.reading import Reader
 from lmeval_screener.screened import Reading
 from lmeval_screener.targets import Target
-from lmeval_screener.tokens import Resolution, ResolutionCache, TokenSet
+from lmeval_screener.tokens import Resolution, TokenSet
 
 _BLOCK = 100  # checkpoints of a task, at most
 _RETRIES = 3  # of a task whose worker or node was lost
@@ -220,7 +219,7 @@ def _spread(connection: Connection, settings: tuple[Any, ...]) -> None:
 
     task = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(read_block)
     running: dict[Any, list[int]] = {}
-    told = 0.0
+    last_sign = 0.0
     while True:
         while connection.poll(0 if running else 0.2):
             block: list[_Asked] = connection.recv()
@@ -235,10 +234,10 @@ def _spread(connection: Connection, settings: tuple[Any, ...]) -> None:
                 lost = f"its workers were lost ({type(error).__name__}); run the same command again"
                 outcomes, meter = [("Interrupted", lost)] * len(numbers), Meter()
             connection.send((dict(zip(numbers, outcomes, strict=True)), meter))
-        if done or time.monotonic() - told > 1:
+        if done or time.monotonic() - last_sign > 1:
             nodes = ray.nodes()
             cores = int(sum(node["Resources"].get("CPU", 0) for node in nodes if node["Alive"]))
-            told = time.monotonic()
+            last_sign = time.monotonic()
             if cores:
                 connection.send(max(0, 2 * cores - len(running)))
 
@@ -256,7 +255,7 @@ def read_block(
 
     async def read_all() -> tuple[list[Outcome], Meter]:
         async with Hub() as hub:
-            reader = Reader(hub, domain, reference, ResolutionCache(hub.cache))
+            reader = Reader(hub, domain, reference)
             places = asyncio.Semaphore(Reader.side_by_side)
 
             async def read(target: Target, seconds: float) -> Outcome:

@@ -18,7 +18,7 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, gaps, ratio
 from lmeval_screener.screened import Reading
 from lmeval_screener.targets import REPOSITORY, Target, parse_target
-from lmeval_screener.tokens import Resolution, ResolutionCache, TokenSet, resolve
+from lmeval_screener.tokens import RESOLUTIONS, Resolution, TokenSet, resolve
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows_and_norm
 from lmeval_screener.weights.rows import PiecedRows, side_by_side, sliced
@@ -44,14 +44,13 @@ class Reader:
         hub: Hub,
         domain: TokenSet,
         reference: TokenSet,
-        cache: ResolutionCache,
         known: Known | None = None,
     ) -> None:
         self.meters: list[Meter] = []
         self.reached = False
         self._known = known
         self.sources = Sources(hub)
-        self._domain, self._reference, self._cache = domain, reference, cache
+        self._domain, self._reference, self._cache = domain, reference, hub.cache
         self._resolutions: dict[str, Resolution] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -136,11 +135,14 @@ class Reader:
         # tries for itself.
         async with self._locks.setdefault(digest, asyncio.Lock()):
             if digest not in self._resolutions:
-                known = self._cache.find(digest, self._domain, self._reference)
-                if known is None:
-                    known = resolve(self._domain, self._reference, await vocabulary())
-                    self._cache.put(digest, self._domain, self._reference, known)
-                self._resolutions[digest] = known
+                key = f"{RESOLUTIONS} {digest} {self._domain.digest} {self._reference.digest}"
+                kept = self._cache.read("tokens", key)
+                if kept is not None:
+                    self._resolutions[digest] = Resolution.from_json(kept)
+                else:
+                    resolution = resolve(self._domain, self._reference, await vocabulary())
+                    self._cache.write("tokens", key, resolution.to_json().encode())
+                    self._resolutions[digest] = resolution
             return self._resolutions[digest]
 
 

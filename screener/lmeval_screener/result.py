@@ -16,10 +16,9 @@ from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import answer
-from lmeval_screener.contract import entry, flat_row
 from lmeval_screener.figures import difference
 from lmeval_screener.ranking import Agreement, agreements
-from lmeval_screener.screened import Failed, Group, Screened
+from lmeval_screener.screened import Failed, Group, Screened, entry, flat_row
 
 if TYPE_CHECKING:
     from lmeval_screener.shortlist import Shortlist

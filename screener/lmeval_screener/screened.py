@@ -1,4 +1,7 @@
-"""The types of a screening: what was read of a checkpoint, how it ranks, what failed, and who is compared."""
+"""The types of a screening: a checkpoint as it was read and as it ranks, one that failed, those compared.
+
+Below stand their forms for programs: the entries of ``screen-checkpoints/3`` and the rows of CSV.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lmeval_dispersion.geometry import Metric
-from lmeval_screener.figures import Gap, Ratio, difference, ranks
+from lmeval_dispersion.geometry import METRICS, Metric
+from lmeval_screener.figures import PARTS, Gap, Ratio, difference, ranks
 from lmeval_screener.targets import Target, label, step_key, training_and_step
 from lmeval_screener.tokens import Resolution
 
@@ -284,3 +287,87 @@ class Group:
             return None
         sure = difference(first.gaps[metric], best.gaps[metric]).separated
         return best if sure or best.ratio.minus(first.ratio).separated else None
+
+
+# --- forms for programs ----------------------------------------------------------------------------------
+
+_EACH = 64  # members of a group up to which ties are listed rank by rank
+_NAMES = ("label", "repo", "requested_revision", "revision", "family", "scale", "rank")
+_COST = ("bytes_read", "requests", "seconds")
+
+
+def entry(c: Screened, group: Group) -> dict[str, Any]:
+    """One checkpoint of the JSON contract, a member of a group."""
+    tokens = c.resolution
+    row: dict[str, Any] = {name: getattr(c, name) for name in _NAMES} | {
+        "tied_with": tied_with(c, group),
+        "next": None if c.next is None else c.next._asdict(),
+        "gap": {metric: {"mean": gap.mean, "se": gap.se} for metric, gap in c.gaps.items()},
+        "ratio": {
+            **{name: c.ratio and getattr(c.ratio, name) for name in ("mean", "se", "rounding")},
+            "rank": group.ratio_ranks.get(c),
+            "reason": c.no_ratio or None,
+        },
+        **{
+            name: {
+                metric: {figure: getattr(getattr(gap, name), figure) for figure in ("mean", "se", "se_pairs")}
+                for metric, gap in c.gaps.items()
+            }
+            for name in PARTS
+        },
+        "tensor": {
+            "name": c.tensor,
+            **{name: getattr(c, name) for name in ("file", "dtype", "shape", "tied")},
+        },
+        "tokens": {
+            "domain": len(tokens.domain),
+            "reference": len(tokens.reference),
+            "dropped": [word.strip() for word in (*tokens.dropped, *tokens.dropped_reference)],
+            "digit_scheme": tokens.digit_scheme,
+        },
+        "accuracy": c.accuracy,
+        "notes": list(c.notes),
+        **{name: getattr(c, name) for name in _COST},
+        "seconds": round(c.seconds, 3),
+    }
+    if c.inclusion_probability is not None:
+        row |= {"chosen": c.chosen, "inclusion_probability": c.inclusion_probability}
+    return row
+
+
+def tied_with(c: Screened, group: Group) -> list[Any]:
+    """The ranks without a clear order; of a group of more than `_EACH` runs of ranks as first and last.
+
+    Each by itself, those of ten thousand would take a gigabyte.
+    """
+    if len(group.checkpoints) <= _EACH:
+        return list(c.tied_with)
+    return [first if first == last else [first, last] for first, last in c.ties.runs()]
+
+
+def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry as a row of CSV: one value in each column."""
+    ties = ["-".join(map(str, rank)) if isinstance(rank, list) else str(rank) for rank in row["tied_with"]]
+    flat = {name: row[name] for name in _NAMES} | {"tied_with": " ".join(ties)}
+    for metric in METRICS:
+        for part in ("gap", *PARTS):
+            figure = row[part][metric]
+            flat |= {f"{part}_{metric}": figure["mean"], f"{part}_{metric}_se": figure["se"]}
+    ratio, tensor, tokens = row["ratio"], row["tensor"], row["tokens"]
+    return {
+        **flat,
+        "ratio": ratio["mean"],
+        "ratio_se": ratio["se"],
+        "no_ratio": ratio["reason"],
+        "accuracy": row["accuracy"],
+        "tensor": tensor["name"],
+        "dtype": tensor["dtype"],
+        "tied": tensor["tied"],
+        "tokens_domain": tokens["domain"],
+        "tokens_reference": tokens["reference"],
+        "dropped": " ".join(tokens["dropped"]),
+        "digit_scheme": tokens["digit_scheme"],
+        **{name: row[name] for name in _COST},
+        "notes": "; ".join(row["notes"]),
+        **{name: row[name] for name in ("chosen", "inclusion_probability") if name in row},
+    }

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
@@ -30,7 +30,7 @@ from lmeval_screener.result import Gate, Result
 from lmeval_screener.screened import Failed, Reading
 from lmeval_screener.targets import Target, labelled, parse_targets
 from lmeval_screener.targets.selection import Selected, Selection, demo_targets, load_family, select_targets
-from lmeval_screener.tokens import ResolutionCache, TokenSet, load_token_set
+from lmeval_screener.tokens import TokenSet, load_token_set
 
 if TYPE_CHECKING:
     from lmeval_screener.accuracies import Accuracies
@@ -89,8 +89,6 @@ def screen(
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
     """
-    from lmeval_screener.registry import kept_in
-
     names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
     selected = run_sync(
         lambda: select_targets(names, selection or Selection(), allowance=allowance, tokenizer=tokenizer)
@@ -104,7 +102,7 @@ def screen(
     sets = load_token_set(domain, "domain"), load_token_set(reference, "reference")
     place = None if registry is None else Path(registry)
     with (
-        kept_in(place, *sets, metric=metric, refresh=refresh, command="screen()") as session,
+        session_in(place, *sets, metric=metric, refresh=refresh, command="screen()") as session,
         progress_bar(hidden=progress is not None) as bar,
     ):
         run = Screening(
@@ -119,6 +117,17 @@ def screen(
         report = progress or bar
         run.on_done = lambda outcome, done, count: report(done, count, outcome.label)
         return run.result(selected)
+
+
+def session_in(registry: Path | None, *sets: TokenSet, refresh: bool, **run: Any) -> Any:
+    """A context with a registry's session, or with None where there is no registry."""
+    if registry is not None:
+        from lmeval_screener.registry import kept_in
+
+        return kept_in(registry, *sets, refresh=refresh, **run)
+    if refresh:
+        raise UsageError("expected --registry FILE with --refresh, got none; without one all is read")
+    return contextlib.nullcontext()
 
 
 def add_named(selected: Selected, family: str | None, *, demo: bool) -> None:
@@ -220,8 +229,7 @@ class Screening:
         start = time.perf_counter()
         async with Hub(offline=_at_hand(selected.targets) or None, allowance=self.allowance) as hub:
             known = self.session.find if self.session is not None else None
-            cache = ResolutionCache(hub.cache)
-            self._reader = self.reader_type(hub, self.domain, self.reference, cache, known)
+            self._reader = self.reader_type(hub, self.domain, self.reference, known)
             with contextlib.closing(self._reader):
                 targets, held = await self._expanded(selected.targets)
                 comparable = await self._comparable(await self._readings(targets))

@@ -7,7 +7,7 @@ import pytest
 from json_schemas import faults
 from synthetic import planted_store, sliced_store, subjects_store
 
-from lmeval_dispersion.auditing.calibration import LabelError, calibrate, calibration_sentence, label_error
+from lmeval_dispersion.auditing.calibration import LabelError, calibrate, label_error
 from lmeval_dispersion.auditing.calibrator import OURS, TRIVIAL, labelled_slices
 from lmeval_dispersion.auditing.prediction import predict
 from lmeval_dispersion.auditing.report import audit
@@ -18,7 +18,7 @@ BETTER, NO_BETTER = "better than the labelled accuracy alone", "no better than t
 
 
 def sentence(store):
-    return calibration_sentence(calibrate(read_run(store)))
+    return audit(read_run(store), short=True).answer()[-1]
 
 
 def test_a_law_over_slices_is_found_and_its_worth_said(tmp_path):
@@ -31,9 +31,9 @@ def test_a_law_over_slices_is_found_and_its_worth_said(tmp_path):
 
 
 def test_what_dispersion_alone_does_stands_beside_better_features(tmp_path):
-    report = calibrate(read_run(sliced_store(tmp_path, effect=0.0, confidence=2.0, unlabelled=0)))
-    text = calibration_sentence(report)
-    errors = {row.estimator: row.mae for row in report.estimators}
+    report = audit(read_run(sliced_store(tmp_path, effect=0.0, confidence=2.0, unlabelled=0)), short=True)
+    text = report.answer()[-1]
+    errors = {row.estimator: row.mae for row in report.calibration.estimators}
     assert BETTER in text
     assert f"; dispersion alone {errors['dispersion alone']:.1f}." in text
     assert errors["dispersion alone"] > 2 * errors["this estimate"]

@@ -7,7 +7,7 @@ import pytest
 from synthetic import documents, planted_store, sliced_store, subjects_store, vectors
 
 from lmeval_dispersion.auditing import calibrator as calibrators
-from lmeval_dispersion.auditing.calibration import calibrate, calibration_sentence
+from lmeval_dispersion.auditing.calibration import calibrate
 from lmeval_dispersion.auditing.calibrator import (
     FEATURES,
     calibrator_json,
@@ -18,6 +18,7 @@ from lmeval_dispersion.auditing.calibrator import (
     rows_of_ids,
 )
 from lmeval_dispersion.auditing.prediction import predict
+from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import labels_of, read_run, rows_where
 from lmeval_dispersion.auditing.slices import by_column
 from lmeval_dispersion.errors import UsageError
@@ -210,7 +211,7 @@ def test_vectors_that_are_all_alike_leave_the_labelled_accuracy(tmp_path):
     fitted = fit_calibrator(run)
     assert (fitted["features"], fitted["beats_trivial"]) == ({}, False)
     report = calibrate(run)
-    assert "read off what they show is no better" in calibration_sentence(report)
+    assert "read off what they show is no better" in audit(run, short=True).answer()[-1]
     assert report.answer()[0].startswith("Do not use: nothing beats the labelled accuracy alone")
 
 

@@ -126,7 +126,7 @@ def test_a_knn_lm_is_built_and_measured_on_segments_of_its_own(model, data):
     ("bounds", "verdict"),
     [
         ([(-0.3, -0.1), (-0.2, -0.1)], "agrees"),
-        ([(-0.3, -0.1), (-0.2, 0.1)], "not told apart"),
+        ([(-0.3, -0.1), (-0.2, 0.1)], "undecided"),
         ([(-0.3, -0.1), (0.1, 0.2)], "contradicts"),
     ],
 )

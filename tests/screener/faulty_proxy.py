@@ -31,7 +31,7 @@ class FaultyProxy(Loopback):
         return [request for request in self.requests if "range" in request.headers]
 
     def usual(self, request: Request) -> Reply:
-        """What the server behind answers."""
+        """The answer of the server behind."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         # As it came, the Host too: signatures cover it.
         connection.putrequest(request.method, request.target, skip_host=True, skip_accept_encoding=True)

@@ -33,7 +33,7 @@ FORMATS = {
 
 @dataclass
 class Read:
-    """What one reading brought."""
+    """Rows of one reading, and where they came from."""
 
     rows: NDArray[np.float32]
     projection: OutputProjection

@@ -35,7 +35,7 @@ LARGE = (".safetensors", ".bin", ".gguf", ".h5", ".pth", ".model", ".parquet")
 
 @dataclass
 class Repository:
-    """What is served under one name."""
+    """The commits under one name."""
 
     commits: dict[str, Path] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)

@@ -50,7 +50,7 @@ class Request:
 
 @dataclass
 class Reply:
-    """What is sent: status, headers, and bytes from memory or ``[begin, end)`` of a file; and how it breaks.
+    """An answer: status, headers, and bytes from memory or ``[begin, end)`` of a file; and how it breaks.
 
     Attributes:
         length: Content-Length to claim, if not the true one.

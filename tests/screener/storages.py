@@ -117,7 +117,7 @@ def read(
 
 
 def expand(text: str, cache: Path, *, endpoint: str = "") -> tuple[list[str], int]:
-    """What an address stands for, and the requests that it took."""
+    """The addresses that one stands for, and the requests that it took."""
 
     async def work(budget: Budget) -> tuple[list[str], int]:
         async with Hub(cache=cache, offline=False, endpoint=endpoint or "http://127.0.0.1:9") as hub:

@@ -210,27 +210,6 @@ def test_whatever_is_wrong_is_asked_again_and_has_a_name(read, steps, code):
     assert bodies == [RIGHT[0], code]
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        lambda a, b: [answer(a, b, CHUNKED)],
-        lambda a, b: [answer(a, b, "Transfer-Encoding: x", length=False), CLOSE],
-        lambda a, b: [answer(a, b, "X: a\rb")],
-        lambda a, b: [answer(a, b, " folded: x")],
-        lambda a, b: [answer(a, b).replace(b"\r\n", b"\n", 3)],
-        lambda a, b: [b"HTTP/1.1 101 Switching Protocols\r\n\r\n", CLOSE],
-        lambda a, b: [answer(a, b, *[f"X-{i}: {'y' * 1000}" for i in range(70)])],
-        lambda a, b: [b"HTTP/1.1 102 Processing\r\nX: y\r\n\r\n" * 500, CLOSE],
-        lambda a, b: [b"HTTP/1.1 206 OK\r\nX: " + b"y" * 100_000, CLOSE],
-        lambda a, b: [answer(a, b, CHUNKED, length=False, body=b"1;" + b"x" * 5000), CLOSE],
-    ],
-)
-def test_odd_framing_never_gives_other_bytes(read, steps):
-    bodies, _, _ = read(lambda n, a, b: steps(a, b))
-    for body, right in zip(bodies, RIGHT, strict=True):
-        assert body in (right, "Unreachable", "BadResponse")
-
-
 def test_silence_ends_an_answer_and_a_slow_one_does_not(read, monkeypatch):
     monkeypatch.setattr(http, "SILENCE", 0.25)
     for before in (b"", b"HTTP/1.1 206 OK\r\n", answer(0, 100)[:-50]):

@@ -6,9 +6,8 @@ import json
 import re
 
 import pytest
-from lmeval_screener.checkpoints import Cache
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens import Resolution, ResolutionCache, bundled_token_sets, load_token_set, resolve
+from lmeval_screener.tokens import Resolution, bundled_token_sets, load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from token_cases import (
     DATA,
@@ -135,13 +134,3 @@ def test_too_few_tokens_is_refused_with_the_counts():
     with pytest.raises(ScreeningError, match=rf"{counts}.* and 75 more; take more groups") as error:
         resolve(load_token_set("legal"), REFERENCE, words)
     assert error.value.code == "TooFewTokens"
-
-
-def test_a_resolution_that_was_kept_is_found_again_by_tokenizer_and_sets(tmp_path):
-    domain, cache = load_token_set("legal"), ResolutionCache(Cache(tmp_path / "cache"))
-    assert cache.find("abc", domain, REFERENCE) is None
-    kept = resolve(domain, REFERENCE, vocabulary("mistral-v0.1"))
-    cache.put("abc", domain, REFERENCE, kept)
-    assert ResolutionCache(Cache(tmp_path / "cache")).find("abc", domain, REFERENCE) == kept
-    assert cache.find("abd", domain, REFERENCE) is None
-    assert cache.find("abc", load_token_set("code"), REFERENCE) is None

@@ -34,7 +34,7 @@ T = TypeVar("T")
 LISTINGS = 32
 #: Calls of fsspec at a time: file systems have one connection as a rule.
 _CALLS = 8
-#: What file systems call the version of a file; the first that is there counts.
+#: Names that file systems have for the version of a file; the first that is there counts.
 _VERSIONS = ["ETag", "etag", "version_id", "generation", "md5", "mtime", "modified", "LastModified"]
 
 

@@ -147,10 +147,9 @@ def since_time(connection: sqlite3.Connection, since: str) -> str:
     ).fetchone()
     if row is not None:
         return str(row[0])
-    now = datetime.datetime.now(datetime.timezone.utc)
     if since == "yesterday":
         # The whole of yesterday counts: who asks in the morning means the night before as well.
-        return f"{now.date() - datetime.timedelta(days=1)} 00:00:00.000000"
+        since = f"{datetime.datetime.now(datetime.timezone.utc).date() - datetime.timedelta(days=1)}"
     try:
         time = datetime.datetime.fromisoformat(since.replace("Z", "+00:00"))
     except ValueError as error:

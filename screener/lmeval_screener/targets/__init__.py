@@ -41,7 +41,7 @@ Names = tuple[Collection[str], Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What a list of repositories says of one of them."""
+    """The entry of a repository in a list of many."""
 
     commit: str
     files: tuple[str, ...]

@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.paths import data_folder
-from lmeval_screener.checkpoints import Cache
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.vocabulary import DigitScheme, Vocabulary
 from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
@@ -35,8 +34,8 @@ _CASES: dict[str, Callable[[str], str]] = {
     "upper": str.upper,
     "title": str.capitalize,
 }
-# Part of every cached resolution's key: raise it when the rule or the layout of an entry changes.
-_VERSION = 5
+# Part of every kept resolution's key: raise it when the rule or the layout of an entry changes.
+RESOLUTIONS = 5
 _SELECTION = re.compile(r"(?P<name>.+):(?P<groups>[\w\-]+(,[\w\-]+)*)")
 
 
@@ -215,29 +214,6 @@ class Resolution:
         return json.dumps(vars(self))
 
 
-class ResolutionCache:
-    """Resolutions on disk by tokenizer file and token sets, so that a known tokenizer is not read again."""
-
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-
-    def find(self, tokenizer_digest: str, domain: TokenSet, reference: TokenSet) -> Resolution | None:
-        """The stored resolution, or None."""
-        stored = self._cache.read("tokens", _key(tokenizer_digest, domain, reference))
-        return None if stored is None else Resolution.from_json(stored)
-
-    def put(
-        self, tokenizer_digest: str, domain: TokenSet, reference: TokenSet, resolution: Resolution
-    ) -> None:
-        """Store a resolution."""
-        content = resolution.to_json().encode()
-        self._cache.write("tokens", _key(tokenizer_digest, domain, reference), content)
-
-
-def _key(tokenizer_digest: str, domain: TokenSet, reference: TokenSet) -> str:
-    return f"{_VERSION} {tokenizer_digest} {domain.digest} {reference.digest}"
-
-
 def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
     """The rows of T and R in a vocabulary, by the rule in the module's docstring."""
     tokens, dropped, doubled = _lookup(domain, vocabulary)
@@ -254,7 +230,9 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
         reference=kept,
         dropped=tuple(dropped),
         dropped_reference=tuple(dropped_reference),
-        never_made=tuple(_told(text, vocabulary).strip() for text in missing if vocabulary.never_made(text)),
+        never_made=tuple(
+            _with_reason(text, vocabulary).strip() for text in missing if vocabulary.never_made(text)
+        ),
         shared=shared,
         one_row=(*doubled, *doubled_reference),
         digit_scheme=vocabulary.digit_scheme(),
@@ -288,13 +266,13 @@ def _lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[
             raise ScreeningError(
                 "TooFewTokens",
                 f"{words.name}: expected all {len(group.items)} items of {name} as single tokens, "
-                f"{len(missing)} are not: {_shown([_told(text, vocabulary) for text in missing])}",
+                f"{len(missing)} are not: {_shown([_with_reason(text, vocabulary) for text in missing])}",
             )
         dropped += missing
     return list(tokens.values()), list(dict.fromkeys(dropped)), list(dict.fromkeys(doubled))
 
 
-def _told(text: str, vocabulary: Vocabulary) -> str:
+def _with_reason(text: str, vocabulary: Vocabulary) -> str:
     why = vocabulary.never_made(text)
     return text if why is None else f"{text} ({why})"
 

@@ -83,11 +83,12 @@ class Header:
 
 
 class WeightFile:
-    """A file of weights whose header is to be read; what is read of it is kept on disk."""
+    """A file of weights whose header is to be read; `keep` keeps on disk what turned out right."""
 
     def __init__(self, snapshot: Snapshot, path: str) -> None:
         self.snapshot, self.path = snapshot, path
         self.what = f"{path} of {snapshot.repo}"
+        self._fetched: dict[str, bytes] = {}
 
     @property
     def size(self) -> int:
@@ -100,9 +101,14 @@ class WeightFile:
         body = cache.read("headers", key) if cache else None
         if body is None:
             (body,) = await self.snapshot.ranges(self.path, [(begin, end)])
-            if cache:
-                cache.write("headers", key, body)
+            self._fetched[key] = body
         return body
+
+    def keep(self) -> None:
+        """Keep what was read."""
+        for key, body in self._fetched.items():
+            if self.snapshot.cache:
+                self.snapshot.cache.write("headers", key, body)
 
 
 async def read_header(file: WeightFile, guess: int = 65_536) -> Header:
@@ -225,29 +231,14 @@ def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
     return flat.reshape(-1, width)
 
 
-def _float8_table(exponent_bits: int) -> NDArray[np.float32]:
-    """All 256 values of an 8-bit float (OCP 8-bit formats E4M3, without infinities, and E5M2)."""
-    mantissa_bits = 7 - exponent_bits
-    code = np.arange(256)
-    exponent = (code >> mantissa_bits) & (2**exponent_bits - 1)
-    mantissa = (code & (2**mantissa_bits - 1)) / 2**mantissa_bits
-    bias = 2 ** (exponent_bits - 1) - 1
-    value = np.where(exponent == 0, mantissa, 1 + mantissa) * np.exp2(np.maximum(exponent, 1) - float(bias))
-    if exponent_bits == 5:
-        value[exponent == 31] = np.where(mantissa[exponent == 31] == 0, np.inf, np.nan)
-    else:
-        value[(code & 0x7F) == 0x7F] = np.nan
-    table: NDArray[np.float32] = np.where(code & 0x80, -value, value).astype(np.float32)
-    return table
+def _codes() -> dict[str, NDArray[np.float32]]:
+    """All 256 values of the 8-bit floats (OCP 8-bit formats): parts of float16, or an exponent alone."""
+    code = np.arange(256, dtype="<u2")
+    e4m3 = ((code & 0x7F) << 7 | (code & 0x80) << 8).view("<f2").astype(np.float32) * np.float32(256)
+    e4m3[[0x7F, 0xFF]] = np.nan
+    e8m0 = np.where(code == 255, np.nan, np.exp2(code - 127.0))
+    e5m2 = (code << 8).view("<f2")
+    return {"F8_E4M3": e4m3, "F8_E5M2": e5m2.astype(np.float32), "F8_E8M0": e8m0.astype(np.float32)}
 
 
-def _powers_of_two() -> NDArray[np.float32]:
-    """All 256 values of F8_E8M0, an exponent without a sign (OCP microscaling formats); the last is NaN."""
-    table = np.exp2(np.arange(256) - 127.0)
-    table[255] = np.nan
-    powers: NDArray[np.float32] = table.astype(np.float32)
-    return powers
-
-
-#: Value of every code of an 8-bit dtype.
-_CODES = {"F8_E4M3": _float8_table(4), "F8_E5M2": _float8_table(5), "F8_E8M0": _powers_of_two()}
+_CODES = _codes()

@@ -159,16 +159,17 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
     for path in sorted(files):
         if path.endswith(".gguf") and not re.search("mmproj|imatrix", path, re.IGNORECASE):
             models.setdefault(_SPLIT.sub(".gguf", path), []).append(path)
-    if choice is None:
-        matching = list(models)
-    elif choice.endswith(".gguf"):
-        matching = [m for m, parts in models.items() if choice in (m, *parts)]
-        matching = matching or [m for m in models if m.rpartition("/")[2] == _SPLIT.sub(".gguf", choice)]
-    else:
+    matching = list(models)
+    if choice is not None:
         tag = re.compile(rf"(?:^|[-._/]){re.escape(choice)}(?:[-._/]|$)", re.IGNORECASE)
-        matching = [m for m in models if tag.search(m.removesuffix(".gguf"))]
-        exact = [m for m in matching if m.lower().endswith(f"{choice.lower()}.gguf")]
-        matching = exact or matching
+        file = _SPLIT.sub(".gguf", choice)
+        tagged = [m for m in models if tag.search(m.removesuffix(".gguf"))]
+        matching = (
+            [m for m, parts in models.items() if choice in (m, *parts)]
+            or [m for m in models if m.rpartition("/")[2] == file]
+            or [m for m in tagged if m.lower().endswith(f"{choice.lower()}.gguf")]
+            or tagged
+        )
     if not matching:
         names = ", ".join(models) or "none"
         raise ScreeningError("FileNotFound", f"{repo} has no GGUF file {choice!r}; it has: {names}")
@@ -285,6 +286,7 @@ class _Walk:
             pairs[name] = value
         described = [await self._tensor() for _ in range(tensors)]
         stored = self._placed(described, pairs.get("general.alignment", 32))
+        self._file.keep()
         return Header(stored, pairs={name: value for name, value in pairs.items() if _KEPT.fullmatch(name)})
 
     async def _need(self, end: int) -> None:

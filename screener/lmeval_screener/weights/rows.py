@@ -3,17 +3,14 @@
 Neighbouring rows become one range where the bytes in between are cheaper than another request. All gaps that
 are bridged together stay within a share of the needed bytes: the smallest go first.
 
-A matrix of 8-bit floats is ``code × scale``. Programs store the scales in one form under two names
-(``weight_scale`` of compressed-tensors, fbgemm and ModelOpt; ``weight_scale_inv`` of DeepSeek and
-transformers, which in spite of its name multiplies too): one number for the matrix, one for each row, or one
-for each block, most often of 128 × 128. Sources: https://github.com/deepseek-ai/DeepSeek-V3
-(README_WEIGHTS.md), transformers' ``integrations/finegrained_fp8.py``, compressed-tensors'
+A matrix of 8-bit floats is ``code × scale`` under two names (``weight_scale_inv`` multiplies too, in spite of
+its name): one number for the matrix, for each row, or for each block, most often of 128 × 128. Sources:
+DeepSeek-V3's README_WEIGHTS.md, transformers' ``integrations/finegrained_fp8.py``, compressed-tensors'
 ``quantization/lifecycle/forward.py``.
 
-``HuggingFaceStorageWriter(save_distributed=True)`` lets every process write files of its own
-(``shard-00001-model-00001-of-00002.safetensors``), in which a tensor's usual name stands for a slice of it.
-Where the slice begins is in the file's metadata; how large the whole is stands nowhere, so that config.json
-has to say it. Source: torch 2.13, ``torch/distributed/checkpoint/_hf_utils.py`` and ``hf_storage.py``.
+``HuggingFaceStorageWriter(save_distributed=True)`` lets every process write files of its own, in which a
+tensor's usual name stands for a slice. Where it begins is in the file's metadata; how large the whole is
+config.json has to say. Source: torch 2.13, ``torch/distributed/checkpoint/_hf_utils.py``, ``hf_storage.py``.
 """
 
 from __future__ import annotations
@@ -79,6 +76,7 @@ class WeightFiles:
                 self._headers[path] = await torch_archive.read_header(file)
             else:
                 self._headers[path] = await read_header(file, guess)
+            file.keep()
         return self._headers[path]
 
     async def matrix(self, path: str, tensor: Tensor, narrow: bool = False) -> Matrix:
@@ -86,7 +84,9 @@ class WeightFiles:
         if tensor.entry is not None:
             from lmeval_screener.weights import torch_archive
 
-            tensor = await torch_archive.locate(WeightFile(self.snapshot, path), tensor)
+            file = WeightFile(self.snapshot, path)
+            tensor = await torch_archive.locate(file, tensor)
+            file.keep()
         shape = tensor.shape if len(tensor.shape) == 2 else (tensor.elements, 1)
         return Matrix(self.snapshot, path, tensor, (shape[0], shape[1]), narrow)
 
