@@ -14,7 +14,6 @@ import pytest
 from browser import Browser
 from json_schemas import faults
 from lmeval_screener import screen
-from lmeval_screener.cli import main
 from lmeval_screener.figures import gaps, ratio
 from lmeval_screener.screened import Ranks
 from lmeval_screener.weights.projection import FinalNorm
@@ -24,6 +23,7 @@ from screenings import result as result_of
 from lmeval_dispersion.report import render
 
 NORM = FinalNorm("model.norm.weight", np.ones(32), "rms")
+HOSTILE = "org/</script><b>[bold]x"
 CAPTURES = Path(__file__).parent / "data" / "terminal"
 
 
@@ -47,7 +47,7 @@ def spread_out(repo, scale, spread, *, revision=None, accuracy=None, seed=0):
 def result():
     members = [spread_out(f"org/m{i}", "7B", 1 + i, accuracy=20.0 * i, seed=i) for i in range(4)]
     members += [spread_out("org/run", "1B", 1 + i, revision=f"step{i * 1000}") for i in range(5)]
-    members += [spread_out("org/</script><b>[bold]x", "3B", 2.0)]
+    members += [spread_out(HOSTILE, "3B", 2.0)]
     return result_of(
         ranked(members), [failed("org/gated", "GatedRepo", "org/gated is gated; accept | log in")]
     )
@@ -60,29 +60,29 @@ def shown(result, **options):
 # --- terminals ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("width", "most"), [(60, 30), (80, 26), (120, 26)])
-def test_the_demo_is_what_is_printed_today(width, most):
-    text = shown(replace(screen(demo=True), seconds=0.1), width=width)
-    place = CAPTURES / f"screen-demo-{width}.txt"
-    if os.environ.get("WRITE_CAPTURES"):
-        place.write_text(text, encoding="utf-8")
-    assert text == place.read_text(encoding="utf-8")
-    assert max(map(len, text.splitlines())) <= width
-    assert len(text.splitlines()) <= most
-
-
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_a_result_with_everything_is_what_is_printed_today(width):
+def with_everything():
+    """A group with ties, a training run, and checkpoints that could not be screened."""
     members = [spread_out(f"org/model-{i}", "7B", 1 + i // 2, accuracy=20.0 * i, seed=i) for i in range(5)]
     members += [
         spread_out("org/run", "1B", 1 + min(i, 3), revision=f"step{i * 1000}", seed=i) for i in range(6)
     ]
-    failures = [failed(f"org/gone-{i}", message=f"org/gone-{i} is gone") for i in range(3)]
-    text = shown(result_of(ranked(members), failures), width=width)
-    place = CAPTURES / f"screen-fixed-{width}.txt"
+    return result_of(
+        ranked(members), [failed(f"org/gone-{i}", message=f"org/gone-{i} is gone") for i in range(3)]
+    )
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("name", ["demo", "fixed"])
+def test_what_is_printed_today(name, width):
+    result = replace(screen(demo=True), seconds=0.1) if name == "demo" else with_everything()
+    text = shown(result, width=width)
+    place = CAPTURES / f"screen-{name}-{width}.txt"
     if os.environ.get("WRITE_CAPTURES"):
         place.write_text(text, encoding="utf-8")
     assert text == place.read_text(encoding="utf-8")
+    if name == "demo":
+        assert max(map(len, text.splitlines())) <= width
+        assert len(text.splitlines()) <= (30 if width == 60 else 26)
 
 
 @pytest.mark.parametrize("width", [60, 80, 129, 200])
@@ -101,12 +101,7 @@ def test_details_hold_errors_parts_and_what_was_read(result):
     for text in ("±", "within(R), control", "lm_head.weight", "Permutations", "not the training seed"):
         assert (text in short, text in whole) == (False, True)
     assert "--details" in short
-
-
-def test_markup_in_names_is_text_everywhere(result):
-    name = "org/</script><b>[bold]x"
-    assert name in shown(result)
-    assert name not in render(result.document(), "html")
+    assert HOSTILE in short
     assert "accept \\| log in" in result.to_markdown()
 
 
@@ -149,20 +144,11 @@ def test_a_long_group_is_shortened_to_its_top_the_ties_at_the_cut_and_its_bottom
     assert "rows; all of them" not in shown(few)
 
 
-def test_nothing_screened_is_one_line_and_no_report(tmp_path, capsys):
-    assert main([str(tmp_path / "none")]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    assert line.startswith(f"screen-checkpoints: {tmp_path.name}/none: FolderNotFound: ") or "none" in line
-    assert main([str(tmp_path / "none"), "--format", "json"]) == 1
-    assert json.loads(capsys.readouterr().out)["failed"][0]["error"] == "FolderNotFound"
-
-
 # --- forms for programs ---------------------------------------------------------------------------------
 
 
-def test_json_is_the_contract_with_the_agreement(result):
+def test_json_is_the_contract_and_csv_the_frame(result):
+    pytest.importorskip("pandas")
     content = json.loads(render(result.document(), "json"))
     assert faults(content) == []
     assert content["answer"] == result.answer()
@@ -170,10 +156,6 @@ def test_json_is_the_contract_with_the_agreement(result):
     ratios = [c["ratio"] for c in content["checkpoints"] if c["scale"] == "7B"]
     assert [one["mean"] for one in ratios] == [c.ratio.mean for c in result.groups[0].checkpoints]
     assert sorted(one["rank"] for one in ratios) == [1, 2, 3, 4]
-
-
-def test_csv_is_what_the_frame_writes(result):
-    pytest.importorskip("pandas")
     assert render(result.document(), "csv") == result.to_frame().to_csv(index=False, lineterminator="\n")
 
 
@@ -190,16 +172,6 @@ def test_a_short_list_shows_what_is_chosen_and_answers_of_all(result):
 
 
 # --- pages ----------------------------------------------------------------------------------------------
-
-
-def test_every_chart_is_data(result):
-    charts = result.document().charts()
-    assert list(charts) == [
-        *("gap-fam-7B", "gap-fam-1B", "ratio-fam-1B", "gap-fam-3B"),
-        "accuracy",
-    ]
-    for chart in charts.values():
-        assert json.loads(json.dumps(chart.specification(), allow_nan=False))["data"]["values"]
 
 
 def test_wrong_answers_have_another_mark_only_where_data_says_so(result):
@@ -222,7 +194,7 @@ def test_the_page_draws_sorts_and_asks_for_nothing(result, tmp_path):
         assert browser.value("document.querySelectorAll('.chart svg path').length") > 30
         names = "[...document.querySelector('table').tBodies[0].rows].map(r => r.cells[1].textContent.trim())"
         assert browser.value(names) == ["org/m3", "org/m2", "org/m1", "org/m0"]
-        assert "org/</script><b>[bold]x" in browser.value("document.body.textContent")
+        assert HOSTILE in browser.value("document.body.textContent")
         assert browser.console == []
         assert [url for url in browser.requests if not url.startswith((place.as_uri(), "data:"))] == []
 
