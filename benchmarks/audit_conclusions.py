@@ -1,7 +1,4 @@
-"""How often each sentence of an audit claims something on noise, where every claim is false.
-
-    python benchmarks/audit_py                400 stores of each kind
-    python benchmarks/audit_py --stores 40    a quick look
+"""How often an audit claims something on noise: `python benchmarks/audit_conclusions.py [--stores 400]`.
 
 Right and wrong answers are drawn independently of the vectors; subjects have directions of their own, as
 real ones do. A claim is a sentence with a direction or a difference; a report may make none. `coverage` is
@@ -95,11 +92,8 @@ def alike(seed: int, folder: Path, subjects: int, each: int) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--stores", type=int, default=400)
-    parser.add_argument("--only", default="", metavar="TEXT", help="kinds whose name holds this")
     args = parser.parse_args()
     for name, options in NOISE.items():
-        if args.only not in name:
-            continue
         claimed: Counter[str] = Counter()
         held: Counter[str] = Counter()
         for seed in range(args.stores):
@@ -113,7 +107,7 @@ def main() -> None:
         print("  coverage")
         for interval, count in held.items():
             print(f"  {interval:<46} {100 * count / args.stores:5.1f} %", flush=True)
-    for subjects, each in ((57, 20), (10, 100), (20, 5)) if not args.only else ():
+    for subjects, each in ((57, 20), (10, 100), (20, 5)):
         apart = 0
         for seed in range(args.stores):
             with tempfile.TemporaryDirectory() as folder:

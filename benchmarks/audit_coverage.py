@@ -1,10 +1,7 @@
-"""What `dispersion calibrate` and `predict` are worth: coverage, refusals, errors on planted runs.
+"""What `dispersion calibrate` and `predict` are worth: `python benchmarks/audit_coverage.py [--runs 200]`.
 
-    python benchmarks/audit_coverage.py                   planted runs, 200 a kind
-    python benchmarks/audit_coverage.py --runs 40         fewer
-
-Planted: 40 labelled slices and 40 unlabelled ones of 30 to 60 documents (`tests/synthetic.py`). A row is one
-kind of relation and of difference between the two parts; its columns:
+40 labelled slices and 40 unlabelled ones of 30 to 60 documents (`tests/synthetic.py`). A row is one kind of
+relation and of difference between the two parts; its columns:
 
     used       share of calibrators that beat knowing nothing on their own held-out slices
     refused    share of unlabelled slices without a number

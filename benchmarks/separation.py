@@ -8,14 +8,18 @@ error.
 
 from __future__ import annotations
 
-import argparse
 import itertools
+import sys
+from pathlib import Path
 
 import numpy as np
 from lmeval_screener.figures import Gap, Ratio, difference, gap, ratio
 from lmeval_screener.ranking import ALL_PAIRS, rank_gaps
 from lmeval_screener.weights.projection import FinalNorm
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.shared import parsed
 from lmeval_dispersion.geometry import METRICS, Metric
 
 DIGITS, WORDS, WIDTH = 10, 105, 256
@@ -39,10 +43,11 @@ def siblings(
 
 def main() -> None:
     """Print one line for every metric, size of a group and size of the noise."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--groups", type=int, default=1000)
-    parser.add_argument("--sizes", default="2,5,10,20,100,200", help="siblings of a group")
-    args = parser.parse_args()
+    args = parsed(
+        __doc__,
+        ("--groups", {"type": int, "default": 1000}),
+        ("--sizes", {"default": "2,5,10,20,100,200", "help": "siblings of a group"}),
+    )
     groups, sizes = args.groups, [int(size) for size in args.sizes.split(",")]
     draw = np.random.default_rng(20260501)
     heads = "metric     siblings  noise  pair by pair  all counted   both  sd of G  printed se"

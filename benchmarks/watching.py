@@ -5,13 +5,17 @@
 A Llama of random weights trains on batches of random tokens; steps and measurements alternate in one process.
 """
 
-import argparse
 import statistics
+import sys
 import time
+from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.shared import parsed
 from lmeval_dispersion import watch
 from lmeval_dispersion.paths import data_folder
 
@@ -19,13 +23,8 @@ INTERVAL = 500
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name, value in (("width", 512), ("layers", 8), ("vocabulary", 49_152), ("batch", 4), ("tokens", 256)):
-        parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--pairs", type=int, default=5)
-    args = parser.parse_args()
+    shape = {"width": 512, "layers": 8, "vocabulary": 49_152, "batch": 4, "tokens": 256, "pairs": 5}
+    args = parsed(__doc__, *((f"--{name}", {"type": int, "default": size}) for name, size in shape.items()))
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(

@@ -28,7 +28,7 @@ _ARGUMENTS = {
         *("audit-sample", "bin-size", "bins", "context", "control", "demo", "device", "domain", "dtype"),
         *("families", "family", "force", "held-out", "knn", "layer", "metric", "ngram", "occurrences"),
         *("pack", "quantize", "reference", "refresh", "registry", "seed", "segment", "segments"),
-        *("slice-size", "timeout", "tokenizer", "where"),
+        *("timeout", "tokenizer", "where"),
     )
 } | {"batch-size": "batch", "feature": "features", "shortlist": "k", "slice": "by", "study": "folder"}
 _OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w-])(?:[ =](\d[\w.]*)|=(\w+))?")
@@ -37,7 +37,7 @@ _in_a_command = False
 
 @contextmanager
 def in_a_command() -> Iterator[None]:
-    """Inside, messages name options (``--slice-size 50``); elsewhere arguments (``slice_size=50``)."""
+    """Inside, messages name options (``--bin-size 50``); elsewhere arguments (``bin_size=50``)."""
     global _in_a_command
     before, _in_a_command = _in_a_command, True
     try:

@@ -132,15 +132,6 @@ def spearman_bounds(rho: float, n: int) -> Bounds:
     return Bounds(low if rho > -1 else -1.0, high if rho < 1 else 1.0)
 
 
-def bootstrap_correlation(
-    x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson", seed: int = 0
-) -> Interval:
-    """:func:`correlation` with a 95 % interval over the n points: :func:`correlation_bounds`."""
-    value = correlation(x, y, kind)
-    samples = resampled_correlations(x, y, kind, seed)
-    return Interval(value, *correlation_bounds(value, samples, len(np.asarray(x))))
-
-
 def fisher(r: ArrayLike) -> Array:
     """Fisher's z of correlations, on which their errors are even; ±1 become ±8.3."""
     return np.arctanh(np.clip(np.asarray(r, dtype=np.float64), -1 + 1e-7, 1 - 1e-7))

@@ -12,16 +12,8 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
-SELECTIONS = (
-    "math",
-    "math:operators",
-    "math:number_words",
-    "code",
-    "code:code_only",
-    "code:builtins",
-    "legal",
-)
-SELECTIONS += ("legal:contract,court,common",)
+SELECTIONS = ["math", "math:operators", "math:number_words", "code", "code:code_only", "code:builtins"]
+SELECTIONS += ["legal", "legal:contract,court,common"]
 
 
 def table(folder: Path) -> str:

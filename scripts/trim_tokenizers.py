@@ -2,10 +2,10 @@
 
     python scripts/trim_tokenizers.py FOLDER_OF_FOLDERS tests/data/tokenizers
 
-Kept: normalizer, pre-tokenizer, decoder and added tokens as they are; of the vocabulary, with their true ids,
-Kept: normalizer, pre-tokenizer, decoder and added tokens as they are; of the vocabulary, with true ids,
-evenly. The merges go: resolving doesn't use them. Each small file must resolve every bundled set, in every
-selection of one group and by default, exactly as the whole one does, or nothing is written.
+Kept: normalizer, pre-tokenizer, decoder and added tokens as they are; of the vocabulary, with true ids, what
+the sets ask for, single characters and some two thousand others, evenly. The merges go: resolving doesn't use
+them. Each small file must resolve every bundled set, in every selection of one group and by default, exactly
+as the whole one does, or nothing is written.
 """
 
 from __future__ import annotations

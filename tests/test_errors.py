@@ -19,12 +19,6 @@ TEXTS = "texts.txt"
 ERRORS = [
     (f"calibrate {RUN} --where a>1 -o c.json", lambda: d.calibrate(RUN, where="a>1"), "where", "where"),
     (
-        f"calibrate {RUN} --slice-size 90000 -o c.json",
-        lambda: d.calibrate(RUN, slice_size=90000),
-        "slice-size",
-        "slice_size",
-    ),
-    (
         f"calibrate {RUN} --slice correct -o c.json",
         lambda: d.calibrate(RUN, by="correct"),
         "slice=cluster",
@@ -82,5 +76,5 @@ def test_a_command_names_the_option_and_python_the_argument(
 
 
 def test_only_known_options_are_arguments():
-    error = UsageError("pass --force, --slice-size 50, --slice=cluster; lm-eval has --output_path")
-    assert str(error) == "pass force=, slice_size=50, by='cluster'; lm-eval has --output_path"
+    error = UsageError("pass --force, --bin-size 50, --slice=cluster; lm-eval has --output_path")
+    assert str(error) == "pass force=, bin_size=50, by='cluster'; lm-eval has --output_path"

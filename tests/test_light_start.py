@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lmeval_dispersion.cli import main, parser_of
+from lmeval_dispersion.cli import main
 
 HEAVY = ("torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "pandas", "pyarrow")
 HEAVY += ("obstore", "botocore", "mlflow")
@@ -110,8 +110,3 @@ with contextlib.redirect_stdout(io.StringIO()):
     files = set(done.stdout.split())
     assert not {f"lmeval_screener.{name}" for name in ("charts", "shortlist", "ray_reader")} & files
     assert len(files) <= 40
-
-
-def test_screen_has_at_most_32_options():
-    parser, _ = parser_of("screen")
-    assert sum(bool(action.option_strings) for action in parser._actions) <= 33  # with --help

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from planted_law import bootstrap_correlation
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
@@ -20,7 +21,6 @@ from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.statistics import (
     NORMAL_975,
     auroc,
-    bootstrap_correlation,
     correlation,
     jackknife_se,
     normal_bounds,

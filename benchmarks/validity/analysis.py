@@ -89,10 +89,11 @@ def frame(study: Study, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
             line |= checkpoint["figures"]
             line["labels"] = checkpoint.get("right", {}).get("labels")
             shares = study.content["recipes"][row["recipe"]]["shares"]
-            for domain, sources in HOLD.items():
-                line[f"seen_{domain}"] = sum(shares.get(name, 0) for name in sources)
-                line[f"true_{domain}"] = sum(shares.get(name, 0) for name in sources - UNTRUE)
-            line["false_math"] = shares.get("wrong_sums", 0) + shares.get("digits", 0)
+            held = {f"seen_{domain}": sources for domain, sources in HOLD.items()}
+            held |= {f"true_{domain}": sources - UNTRUE for domain, sources in HOLD.items()}
+            held["false_math"] = {"wrong_sums", "digits"}
+            for name, sources in held.items():  # rounded, so that equal shares are equal
+                line[name] = round(sum(shares.get(source, 0) for source in sources), 6)
             lines.append(line)
     return pd.DataFrame(lines)
 

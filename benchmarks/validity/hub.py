@@ -21,18 +21,15 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import yaml
 from huggingface_hub import HfApi, hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError
 
 from benchmarks.validity import results
 from benchmarks.validity.analysis import Population
@@ -44,9 +41,7 @@ WORK = results.ROOT / "build" / "validity-hub"
 SCREEN = [sys.executable, "-m", "lmeval_screener"]
 RECIPES, PAIRS = 5, 10  # fewer conclude nothing
 COLUMNS = ["recipe", "size", "seed", "G", "ratio", "skill"]
-LONGEST = 310  # seconds that one wait for a new window of the Hub's quota may take
 ONE = "all"
-T = TypeVar("T")
 
 
 class Key(NamedTuple):
@@ -104,21 +99,6 @@ def read_suites(path: Path) -> dict[str, Suite]:
         raise ValueError(f"{path}: expected suites with the keys of {Suite.__name__}, got {error}") from error
 
 
-def patiently(ask: Callable[[], T]) -> T:
-    """The reply to a request, repeated in the next window where the Hub's quota is used up."""
-    for _ in range(3):
-        try:
-            return ask()
-        except HfHubHTTPError as error:
-            if error.response is None or error.response.status_code != 429:
-                raise
-            left = re.search(r";\s*t\s*=\s*(\d+)", error.response.headers.get("RateLimit", ""))
-            seconds = min(int(left[1]) if left else LONGEST, LONGEST)
-            print(f"validity-hub: the Hub's quota is used up; going on in {seconds} s", file=sys.stderr)
-            time.sleep(seconds)
-    return ask()
-
-
 def checkpoints_of(suite: Suite, limit: int | None) -> tuple[dict[str, Key], list[str]]:
     """The last branch of every run by its name, and a sentence for every repository without one."""
     runs: dict[tuple[str, Key], tuple[str, int]] = {}
@@ -127,7 +107,7 @@ def checkpoints_of(suite: Suite, limit: int | None) -> tuple[dict[str, Key], lis
     for recipe, size in itertools.islice(combinations, limit):
         repository = suite.repository.format(recipe=recipe, size=size)
         try:
-            refs = patiently(partial(HfApi().list_repo_refs, repository))
+            refs = HfApi().list_repo_refs(repository)
         except Exception as error:  # huggingface_hub lets those of its HTTP library through
             missing.append(f"{repository}: {type(error).__name__}: {' '.join(str(error).split())[:160]}")
             continue
@@ -181,11 +161,11 @@ def _parquet(suite: Suite) -> Iterable[tuple[Key | None, str, float]]:
     import pyarrow.parquet as pq
 
     dataset = suite.scores["dataset"]
-    files = patiently(lambda: HfApi().list_repo_files(dataset, repo_type="dataset"))
+    files = HfApi().list_repo_files(dataset, repo_type="dataset")
     columns = {"recipe": "data", "size": "params", "seed": "seed"}
     named = {part: {value: key for key, value in names.items()} for part, names in suite.names.items()}
     for name in sorted(fnmatch.filter(files, suite.scores["files"])):
-        path = patiently(partial(hf_hub_download, dataset, name, repo_type="dataset"))
+        path = hf_hub_download(dataset, name, repo_type="dataset")
         wanted = [*columns.values(), "step", "task", "metrics"]
         for batch in pq.ParquetFile(path).iter_batches(columns=wanted, batch_size=20_000):
             for row in batch.to_pylist():
@@ -214,16 +194,13 @@ def _lm_eval(suite: Suite, wanted: set[Key], work: Path) -> Iterable[tuple[Key |
         names = [path.relative_to(place).as_posix() for path in place.rglob("*.json")]
     else:
         dataset = suite.scores["dataset"]
-        names = patiently(lambda: HfApi().list_repo_files(dataset, repo_type="dataset"))
+        names = HfApi().list_repo_files(dataset, repo_type="dataset")
     for name in sorted(names):
         match = pattern.fullmatch(name)
         key = suite.key(match.groupdict()) if match else None
         if key not in wanted:
             continue
-        if not address:
-            path = Path(patiently(partial(hf_hub_download, dataset, name, repo_type="dataset")))
-        else:
-            path = place / name
+        path = place / name if address else Path(hf_hub_download(dataset, name, repo_type="dataset"))
         run = json.loads(path.read_text("utf-8"))
         revision = re.search(r"revision=step(\d+)", str(run.get("config", {}).get("model_args", "")))
         if key is None or (revision and int(revision[1]) != key.step):

@@ -14,7 +14,7 @@ import pandas as pd
 import vl_convert
 
 from benchmarks.validity import results
-from benchmarks.validity.analysis import DOMAINS, FIGURES, SKILLS, Estimate, Resampled, frame, worth
+from benchmarks.validity.analysis import DOMAINS, FIGURES, Estimate, Resampled, frame, worth
 from benchmarks.validity.mixtures import KINDS, Kind, claims
 from benchmarks.validity.study import Study, read_study
 from benchmarks.validity.verdicts import FAILS, HOLDS, PART, TIED, HandMade, Verdict, verdicts
@@ -160,9 +160,6 @@ def hand_made_parts(data: HandMade) -> list[str]:
             shares = [pairs.share(pairs.by(name)) for name in names]
             labels = pairs.share(pairs.by_labels[:, 24])
             rows.append([domain, recipes, len(pairs.sign), *shares, labels, *pairs.agreement().values()])
-    grid = [
-        [f"G({domain})", *(data.rho(f"cosine_{domain}", skill) for skill in SKILLS)] for domain in DOMAINS
-    ]
     columns = [f"{name} {when}" for name in ("accuracy", "G", "ratio") for when in ("before", "after")]
     parts = [
         f"## Hand-made recipes: {data.small.recipe.nunique()} recipes, {data.small.seed.nunique()} seeds",
@@ -170,8 +167,6 @@ def hand_made_parts(data: HandMade) -> list[str]:
         "mostly whether a domain was taught. Share of the pairs that each figure orders right; then on how "
         "many G and ratio agree, how many of these are right, and how many of the others G has right.",
         markdown(["domain", "recipes", "pairs", *names, "25 labels", "agree", "right", "else"], rows),
-        "Rho of each G with each skill over all recipes:",
-        markdown(["", *SKILLS], grid),
     ]
     if data.trials:
         unmoved, moved = data.unmoved(), data.moved()

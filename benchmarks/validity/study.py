@@ -118,10 +118,6 @@ class Study:
             tuple(made.get("steps", self.steps)),
         )  # fmt: skip
 
-    def half(self, recipe: str) -> str:
-        """``choose`` or ``report``: which half of the split a recipe is in."""
-        return "choose" if recipe in self.content["split"]["choose"]["recipes"] else "report"
-
 
 def mixtures(made: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Random recipes, by name: text and a few other sources that touch at least two domains.

@@ -72,6 +72,8 @@ MATTERS = [
 MATTERS_SPLIT = [matter.split() for matter in MATTERS]
 LEGAL_LINKS = ["liable", "enforceable", "statutory", "constitutional"]
 
+Sources = dict[str, Callable[[random.Random], str]]
+
 NAMES = ["num", "buf", "tmp", "obj"]  # values of the little programs
 VALUES = ["True", "False", "None"]
 ARGUMENTS = [*NAMES, *VALUES]
@@ -331,7 +333,7 @@ def wrong_code(rng: random.Random) -> str:
     ) + f"{text}{'' if text.endswith('= ') else ' '}{other}\n"
 
 
-SOURCES: dict[str, Callable[[random.Random], str]] = {
+SOURCES: Sources = {
     "text": story,
     "sums": sums,
     "wrong_sums": wrong_sums,
@@ -377,9 +379,7 @@ def token_set_words() -> list[str]:
     return found
 
 
-def trained_tokenizer(
-    sources: dict[str, Callable[[random.Random], str]], vocabulary: int, documents: int = 1500, seed: int = 0
-) -> Tokenizer:
+def trained_tokenizer(sources: Sources, vocabulary: int, documents: int = 1500, seed: int = 0) -> Tokenizer:
     """Byte-level BPE with single digits, in which the token sets' words that occur are whole pieces."""
     rng = random.Random(seed)
     texts = [make(rng) for make in sources.values() for _ in range(documents)]

@@ -83,14 +83,14 @@ def train(study: Study, file: Path, work: Path, jobs: int, seeds: Collection[int
             last = row["checkpoints"][-1]["accuracy"]
             print(f"{row['name']}: {row['seconds']:.0f} s, {last}", file=sys.stderr, flush=True)
 
-    def waits(group: list[Run]) -> bool:
-        return bool(group[0].teacher or group[0].base)
-
     if jobs == 1:
         for group in waiting:
             keep(trained_group(study.path, group, work))
         return
-    for wave in ([g for g in waiting if not waits(g)], [g for g in waiting if waits(g)]):
+    late = [
+        group for group in waiting if group[0].teacher or group[0].base
+    ]  # after those whom they go on from
+    for wave in ([group for group in waiting if group not in late], late):
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             futures = [pool.submit(trained_group, study.path, group, work) for group in wave]
             for future in as_completed(futures):

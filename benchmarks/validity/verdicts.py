@@ -83,7 +83,7 @@ class HandMade:
         table = self.table[(self.table.setting == "default") & (self.table.step > 0)].sort_values("step")
         runs = [run for _, run in table.groupby("name") if run.accuracy_math.iloc[-1] > 0.1]
         found: dict[str, Any] = {"runs": len(runs)}
-        for name, column in (("G", "cosine_math"), ("ratio", "ratio_folded_math"), ("step", "step")):
+        for name, column in (("G", "cosine_math"), ("step", "step")):
             by_recipe: dict[str, list[float]] = {}
             for run in runs:
                 x, y = run[column].to_numpy(float), run.accuracy_math.to_numpy(float)
@@ -103,10 +103,8 @@ class HandMade:
 
     def partial(self, *, last: bool) -> dict[str, Resampled]:
         """Rank correlation of G with math accuracy, as it is and with all rivals taken out of both."""
-        table = self.table[
-            (self.table["size"] == "small") & (self.table.setting == "default") & (self.table.step > 0)
-        ]
-        table = self.small if last else table
+        every_step = self.table[(self.table.setting == "default") & (self.table.step > 0)]
+        table = self.small if last else every_step[every_step["size"] == "small"]
         columns = [column for column, _ in self.rivals.values() if table[column].nunique() > 1]
         g, y = rankdata(table.cosine_math), rankdata(table.accuracy_math)
         ranks = np.column_stack([np.ones(len(g)), *(rankdata(table[column]) for column in columns)])
@@ -127,10 +125,8 @@ class HandMade:
 
     def settings(self) -> dict[str, float]:
         """How far settings move G and order accuracy on the recipes that are trained with them."""
-        recipes = {
-            recipe for part in self.study.content["population"].values() for recipe in part["settings_on"]
-        }
         table = self.table[(self.table["size"] == "small") & (self.table.step == self.study.steps[-1])]
+        recipes = set(table.recipe[table.setting != "default"])
         table = table[table.recipe.isin(recipes)].reset_index(drop=True)
         means = table.groupby("setting")[["cosine_math", "accuracy_math"]].mean().to_numpy(float)
         groups = table.assign(recipe=table.setting, seed=table.recipe + table.seed.astype(str))
@@ -289,9 +285,9 @@ def _frequency(data: HandMade) -> Verdict:
 
 def _optimiser(data: HandMade) -> Verdict:
     claim = "Optimiser settings move G less than recipes do"
-    own, recipes = data.settings(), float(np.ptp(data.matrix("cosine_math").mean(0)))
-    if not own["settings"]:
+    if set(data.table.setting) == {"default"}:
         return Verdict(UNTESTED, claim, "settings are not trained yet")
+    own, recipes = data.settings(), float(np.ptp(data.matrix("cosine_math").mean(0)))
     verdict = HOLDS if own["range"] < recipes / 2 else PART if own["rho"] > 0.5 else FAILS
     return Verdict(
         verdict, claim,

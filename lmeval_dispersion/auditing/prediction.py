@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,14 @@ class Prediction:
     too_small: bool = False
 
 
+class Validation(TypedDict):
+    """Errors of a calibrator in points, each slice held out in turn, and of the labelled accuracy alone."""
+
+    slices: int
+    mae: float
+    trivial_mae: float
+
+
 @dataclass(frozen=True, repr=False)
 class Predictions(Report):
     """The estimated accuracy of every slice, the whole first where there are several.
@@ -101,7 +109,7 @@ class Predictions(Report):
     shifted: str | None
     beats_trivial: bool
     used: Sequence[str]
-    validation: Mapping[str, Any]
+    validation: Validation
     slices: Sequence[Prediction]
     _short: bool = False
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from lmeval_dispersion.auditing.calibration import Calibration, calibrate, slices_of, verdict
 from lmeval_dispersion.auditing.calibrator import FEATURES
@@ -26,7 +26,7 @@ from lmeval_dispersion.auditing.ranking import (
     ranking_report,
     ranking_sentence,
 )
-from lmeval_dispersion.auditing.run import FEWEST, Answers, Missing, Run, answers_of, read_run
+from lmeval_dispersion.auditing.run import FEWEST, Answers, Missing, Run, RunFacts, answers_of, read_run
 from lmeval_dispersion.auditing.slices import (
     RankedSlice,
     SliceRow,
@@ -70,7 +70,7 @@ class Audit(Report):
     guide = GUIDE
 
     seed: int
-    run: Mapping[str, Any]
+    run: RunFacts
     overall: SliceRow | RankedSlice
     answers: Answers
     notes: Sequence[str]
@@ -203,7 +203,7 @@ def audit(
 
     return Audit(
         seed=seed,
-        run=run.describe(),
+        run=cast("RunFacts", run.describe()),
         overall=slice_row(run, all_documents(run), raw),
         answers=answers,
         notes=list(run.notes),

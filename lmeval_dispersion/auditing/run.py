@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,24 @@ class Missing:
     """Why a part of a report cannot be had."""
 
     missing: str
+
+
+class RunFacts(TypedDict):
+    """What :meth:`Run.describe` gives: of the store's manifest, and of the vectors."""
+
+    model: str
+    revision: str | None
+    num_fewshot: Any
+    chat_template: Any
+    prompt_format: str | None
+    limit: float | None
+    created: str
+    tasks: dict[str, Any]
+    layer: str
+    width: int
+    documents: int
+    without_direction: int
+    labelled: int
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The lm-evaluation-harness plugin: its task class is loaded when it is asked for, with torch and lm-eval."""
+"""The lm-evaluation-harness plugin; its modules are private, its task class is loaded when it is needed."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ def _measure(analysis: Analysis) -> None:
     values = {}
     for control in ("", *settings["control"]):
         model = causal.control(control, settings["seed"])
-        one_bin = partial(_one_bin, model, layers, bins)
+        one_bin = partial(_one_bin, model, layers, bins, not control)
         units = study.units(f"bins{control}", len(bins), one_bin)
         values[control] = units.stacked("values")
     points = pd.DataFrame.from_records(list(_points(bins, layers, values)))
@@ -352,8 +352,8 @@ def _bins(split: _Split, settings: Mapping[str, Any]) -> Iterator[_Bin]:
             yield _Bin(split, kind, column, length, int(number), np.sort(every[number]))
 
 
-def _one_bin(causal: CausalModel, layers: list[str], bins: list[_Bin], number: int) -> Unit:
-    """The measures of a bin and the error of its dispersion at every layer, (layers, values)."""
+def _one_bin(causal: CausalModel, layers: list[str], bins: list[_Bin], every: bool, number: int) -> Unit:
+    """The dispersions of a bin at every layer, (layers, values); for ``every`` the other measures too."""
     each = bins[number]
     reduce = _with_spread if each.perplexity == SEQUENCE else last_vectors
     states = causal.run(each.split.segments, each.members, layers, reduce, length=each.length)
@@ -362,7 +362,8 @@ def _one_bin(causal: CausalModel, layers: list[str], bins: list[_Bin], number: i
         vectors = states[layer][:, : causal.width].astype(np.float32)
         spread = states[layer][:, causal.width :].mean() if reduce is _with_spread else np.nan
         estimate = dispersion_estimate(vectors)
-        rows.append((estimate.mean, spread, vendi_score(vectors), *spectrum(vectors), estimate.se))
+        others = (vendi_score(vectors), *spectrum(vectors), estimate.se) if every else ()
+        rows.append((estimate.mean, spread, *others))
     return {"values": np.array(rows)}
 
 

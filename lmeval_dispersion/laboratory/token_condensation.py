@@ -237,7 +237,9 @@ def _measure(analysis: Analysis) -> None:
         drawn = analysis.segments(label, causal, settings["segments"])
         for control in ("", *settings["control"]):
             model = causal.control(control, settings["seed"])
-            units = analysis.over(f"{label}{control}", model, drawn, names, _mean_and_histogram)
+            units = analysis.over(
+                f"{label}, {control}" if control else label, model, drawn, names, _mean_and_histogram
+            )
             each = np.stack([units.joined(name) for name in names], axis=1)
             means, counts = each[..., 0], each[..., 1:].sum(axis=0)
             tables = model_tables(names, means, counts, settings["seed"], settings["last"])

@@ -216,7 +216,9 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
 
     Args:
         trainer: transformers' Trainer or one derived from it.
-        domains, reference, texts: As of :func:`~lmeval_dispersion.watch`.
+        domains: As of :func:`~lmeval_dispersion.watch`, as are ``reference`` and ``texts``.
+        reference: See there.
+        texts: See there.
         processing_class: The tokenizer; default: the trainer's own.
         folder: Of the JSONL; default: the trainer's output folder.
 

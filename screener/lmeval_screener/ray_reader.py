@@ -219,7 +219,7 @@ def _spread(connection: Connection, settings: tuple[Any, ...]) -> None:
 
     task = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(read_block)
     running: dict[Any, list[int]] = {}
-    told = 0.0
+    last_sign = 0.0
     while True:
         while connection.poll(0 if running else 0.2):
             block: list[_Asked] = connection.recv()
@@ -234,10 +234,10 @@ def _spread(connection: Connection, settings: tuple[Any, ...]) -> None:
                 lost = f"its workers were lost ({type(error).__name__}); run the same command again"
                 outcomes, meter = [("Interrupted", lost)] * len(numbers), Meter()
             connection.send((dict(zip(numbers, outcomes, strict=True)), meter))
-        if done or time.monotonic() - told > 1:
+        if done or time.monotonic() - last_sign > 1:
             nodes = ray.nodes()
             cores = int(sum(node["Resources"].get("CPU", 0) for node in nodes if node["Alive"]))
-            told = time.monotonic()
+            last_sign = time.monotonic()
             if cores:
                 connection.send(max(0, 2 * cores - len(running)))
 

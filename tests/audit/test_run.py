@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from synthetic import documents, planted_store
 
-from lmeval_dispersion.auditing.run import confidences, labels_of, read_run, rows_where
+from lmeval_dispersion.auditing.run import confidences, read_run, rows_where
 from lmeval_dispersion.errors import StoreError, UsageError
 from lmeval_dispersion.store import write_store
 
@@ -83,9 +83,3 @@ def test_what_is_no_comparison_of_columns_is_one_sentence(run, expression, messa
         rows_where(run, expression)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_only_chosen_documents_keep_their_labels(run):
-    part = labels_of(run, np.arange(10, 20))
-    assert part.labelled.tolist() == list(range(10, 20))
-    assert len(run.labelled) == 300

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from planted_law import planted_bins, planted_clusters
+from planted_law import bootstrap_correlation, planted_bins, planted_clusters
 from scipy import stats
 
 from lmeval_dispersion.laboratory.comparison import SEQUENCE
 from lmeval_dispersion.laboratory.context_clusters import ratio_interval, within_interval
 from lmeval_dispersion.laboratory.perplexity_law import control_correlations, correlations
-from lmeval_dispersion.statistics import Interval, bootstrap_correlation, correlation_difference
+from lmeval_dispersion.statistics import Interval, correlation_difference
 
 FEW_AND_FULL = pytest.mark.parametrize("studies", [60, pytest.param(300, marks=pytest.mark.slow)])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
@@ -50,21 +49,6 @@ class Found(Report):
         )
 
 
-class Tags(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append(tag)
-        if tag not in ("wbr", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 def test_a_repr_is_the_title_and_the_answer():
     lines = repr(Found()).splitlines()
     assert lines[:2] == ["<Found> Two <things>", "  First & best."]
@@ -75,24 +59,19 @@ def test_a_repr_is_the_title_and_the_answer():
 
 def test_a_notebook_gets_text_and_tables_without_scripts_or_styles_of_the_page():
     text = Found()._repr_html_()
-    tags = Tags()
-    tags.feed(text)
-    assert not tags.open
-    assert not {"script", "style", "html", "body", "button", "figure"} & set(tags.seen)
-    assert {"table", "details", "h3"} <= set(tags.seen)
+    tags = set(re.findall(r"<(\w+)", text))
+    assert not {"script", "style", "html", "body", "button", "figure"} & tags
+    assert {"table", "details", "h3"} <= tags
+    assert text.count("<table") == text.count("</table")
     assert "Two &lt;things&gt;" in text
     assert "No promise." in text
     assert "Only a picture" not in text
     assert "<b>" not in text
 
 
-def test_markdown_and_page_are_what_the_commands_print():
-    assert Found().to_markdown() == render(Found().document(), "markdown")
-    assert Found().to_html() == render(Found().document(), "html")
-
-
 def test_a_report_ends_with_what_made_it():
     text = Found().to_markdown()
+    assert text == render(Found().document(), "markdown")
     end = text.rpartition("### How this was made")[2]
     assert re.search(r"^- How to read it: docs/explanation/reports.md$", end, re.M)
     assert re.search(r"^- Made with: lmeval-dispersion \S+, Python \d+\.\d+\.\d+, numpy \d\S*$", end, re.M)

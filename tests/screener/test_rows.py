@@ -11,6 +11,7 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lmeval_screener.checkpoints import Cache
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
@@ -165,3 +166,23 @@ def test_a_damaged_cache_entry_is_noticed_and_read_again(hub, tmp_path, read, ho
     before = len(hub.requests)
     read([1, 2, 50])
     assert len(hub.requests) == before + 1
+
+
+def test_a_header_that_is_wrong_is_not_kept(tmp_path):
+    """What a server said once must not stay."""
+    snapshot = open_folder(write_checkpoint(tmp_path / "m", head_and_embedding()))
+    snapshot.cache = Cache(tmp_path / "cache")
+    right = snapshot.ranges
+
+    async def wrong(path, spans):
+        bodies = await right(path, spans)
+        return [b"\xff" * len(body) for body in bodies] if path == "model.safetensors" else bodies
+
+    snapshot.ranges = wrong
+    with pytest.raises(ScreeningError, match="header of") as refusal:
+        asyncio.run(find_projection(snapshot))
+    assert refusal.value.code == "BadHeader"
+    snapshot.ranges = right
+    assert asyncio.run(find_projection(snapshot)).name == "lm_head.weight"
+    snapshot.ranges = wrong
+    assert asyncio.run(find_projection(snapshot)).name == "lm_head.weight", "what is right is kept"

@@ -28,7 +28,6 @@ OLMO = {"model_type": "hf_olmo", "weight_tying": False, "vocab_size": ROWS - 4, 
 OLMO_NAMES = ("model.transformer.ff_out.weight", "model.transformer.wte.weight")
 NEOX = {"model_type": "gpt_neox", "tie_word_embeddings": False, "vocab_size": ROWS}
 NEOX_NAMES = ("embed_out.weight", "gpt_neox.embed_in.weight")
-LLAMA = {"model_type": "llama", "tie_word_embeddings": True, "vocab_size": ROWS}
 
 
 def rows_of(gap: float) -> np.ndarray:
@@ -42,13 +41,8 @@ def rows_of(gap: float) -> np.ndarray:
 
 def serve(hub: Any, folder: Path, name: str, branch: str, gap: float, *, layout: str = "olmo") -> None:
     """A checkpoint on a branch, and on the main one where the repository has none yet."""
-    config = {"olmo": OLMO, "neox": NEOX, "llama": LLAMA}[layout]
-    matrix = ("F32", rows_of(gap))
-    if layout == "llama":
-        tensors = {"model.embed_tokens.weight": matrix}
-    else:
-        head, embedding = OLMO_NAMES if layout == "olmo" else NEOX_NAMES
-        tensors = {head: matrix, embedding: ("F32", np.zeros((ROWS, WIDTH)))}
+    config, (head, embedding) = (OLMO, OLMO_NAMES) if layout == "olmo" else (NEOX, NEOX_NAMES)
+    tensors = {head: ("F32", rows_of(gap)), embedding: ("F32", np.zeros((ROWS, WIDTH)))}
     place = folder / name.replace("/", "--") / branch
     write_checkpoint(place, tensors, config=config)
     (place / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
@@ -85,14 +79,10 @@ def datadecide_results(
     return folder
 
 
-def lm_eval_results(
-    file: Path, accuracies: Mapping[str, float], *, model: str, revision: str, filtered: bool
-) -> None:
-    """Results of lm-eval: metrics with their filter in today's, without it in those of 2023."""
-    end = ",none" if filtered else ""
+def lm_eval_results(file: Path, accuracies: Mapping[str, float], *, model: str, revision: str) -> None:
+    """Results of lm-eval as in 2023: metrics without their filter."""
     results = {
-        task: {f"acc{end}": value, f"acc_stderr{end}": 0.01, f"acc_norm{end}": 0.0}
-        for task, value in accuracies.items()
+        task: {"acc": value, "acc_stderr": 0.01, "acc_norm": 0.0} for task, value in accuracies.items()
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     content = {"results": results, "config": {"model_args": f"pretrained={model},revision={revision}"}}

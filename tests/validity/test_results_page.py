@@ -222,20 +222,8 @@ def test_the_page_keeps_what_others_wrote(tmp_path):
         write_pages(tmp_path, tmp_path, draw=False)
 
 
-@pytest.mark.slow
 def test_the_committed_pages_are_those_of_the_results(tmp_path):
     (tmp_path / "README.md").write_text((PAGES / "README.md").read_text("utf-8"), "utf-8")
     write_pages(results.FOLDER, tmp_path, draw=False)
     for name in ("population.md", "README.md"):
         assert (tmp_path / name).read_text("utf-8") == (PAGES / name).read_text("utf-8"), name
-
-
-def test_a_line_of_the_committed_page_is_that_of_the_results():
-    """The quick form of the last."""
-    data = HandMade(FULL, results.checked(results.FOLDER / "full.jsonl", FULL.path), [])
-    text = (PAGES / "population.md").read_text("utf-8")
-    for domain in DOMAINS:
-        pairs = data.population.pairs(domain, holding=True)
-        cells = [domain, "holding the domain", len(pairs.sign), *(pairs.share(pairs.by(f)).estimate for f in
-                 ("G", "ratio"))]  # fmt: skip
-        assert f"| {' | '.join(map(str, cells))} |" in text

@@ -230,7 +230,9 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
         reference=kept,
         dropped=tuple(dropped),
         dropped_reference=tuple(dropped_reference),
-        never_made=tuple(_told(text, vocabulary).strip() for text in missing if vocabulary.never_made(text)),
+        never_made=tuple(
+            _with_reason(text, vocabulary).strip() for text in missing if vocabulary.never_made(text)
+        ),
         shared=shared,
         one_row=(*doubled, *doubled_reference),
         digit_scheme=vocabulary.digit_scheme(),
@@ -264,13 +266,13 @@ def _lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[
             raise ScreeningError(
                 "TooFewTokens",
                 f"{words.name}: expected all {len(group.items)} items of {name} as single tokens, "
-                f"{len(missing)} are not: {_shown([_told(text, vocabulary) for text in missing])}",
+                f"{len(missing)} are not: {_shown([_with_reason(text, vocabulary) for text in missing])}",
             )
         dropped += missing
     return list(tokens.values()), list(dict.fromkeys(dropped)), list(dict.fromkeys(doubled))
 
 
-def _told(text: str, vocabulary: Vocabulary) -> str:
+def _with_reason(text: str, vocabulary: Vocabulary) -> str:
     why = vocabulary.never_made(text)
     return text if why is None else f"{text} ({why})"
 

@@ -83,11 +83,12 @@ class Header:
 
 
 class WeightFile:
-    """A file of weights whose header is to be read; what is read of it is kept on disk."""
+    """A file of weights whose header is to be read; `keep` keeps on disk what turned out right."""
 
     def __init__(self, snapshot: Snapshot, path: str) -> None:
         self.snapshot, self.path = snapshot, path
         self.what = f"{path} of {snapshot.repo}"
+        self._fetched: dict[str, bytes] = {}
 
     @property
     def size(self) -> int:
@@ -100,9 +101,14 @@ class WeightFile:
         body = cache.read("headers", key) if cache else None
         if body is None:
             (body,) = await self.snapshot.ranges(self.path, [(begin, end)])
-            if cache:
-                cache.write("headers", key, body)
+            self._fetched[key] = body
         return body
+
+    def keep(self) -> None:
+        """Keep what was read."""
+        for key, body in self._fetched.items():
+            if self.snapshot.cache:
+                self.snapshot.cache.write("headers", key, body)
 
 
 async def read_header(file: WeightFile, guess: int = 65_536) -> Header:

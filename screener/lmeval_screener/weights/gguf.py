@@ -286,6 +286,7 @@ class _Walk:
             pairs[name] = value
         described = [await self._tensor() for _ in range(tensors)]
         stored = self._placed(described, pairs.get("general.alignment", 32))
+        self._file.keep()
         return Header(stored, pairs={name: value for name, value in pairs.items() if _KEPT.fullmatch(name)})
 
     async def _need(self, end: int) -> None:

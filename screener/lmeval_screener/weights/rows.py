@@ -76,6 +76,7 @@ class WeightFiles:
                 self._headers[path] = await torch_archive.read_header(file)
             else:
                 self._headers[path] = await read_header(file, guess)
+            file.keep()
         return self._headers[path]
 
     async def matrix(self, path: str, tensor: Tensor, narrow: bool = False) -> Matrix:
@@ -83,7 +84,9 @@ class WeightFiles:
         if tensor.entry is not None:
             from lmeval_screener.weights import torch_archive
 
-            tensor = await torch_archive.locate(WeightFile(self.snapshot, path), tensor)
+            file = WeightFile(self.snapshot, path)
+            tensor = await torch_archive.locate(file, tensor)
+            file.keep()
         shape = tensor.shape if len(tensor.shape) == 2 else (tensor.elements, 1)
         return Matrix(self.snapshot, path, tensor, (shape[0], shape[1]), narrow)
 
