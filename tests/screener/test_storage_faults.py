@@ -102,17 +102,17 @@ def test_what_passes_is_tried_again(storage, folder, tmp_path, fault, where):
 @pytest.mark.parametrize(
     ("fault", "codes"),
     [
-        pytest.param(status(429), {"RateLimited"}, id="429"),
-        pytest.param(status(500), {"ServerError"}, id="500"),
-        pytest.param(closed(reset=True), {"Unreachable"}, id="reset"),
-        pytest.param(shifted(8), {"BadResponse"}, id="another range"),
-        pytest.param(without("Content-Range"), {"BadResponse"}, id="no range"),
-        pytest.param(whole, {"RangeNotSupported", "BadResponse"}, id="200 for 206"),
-        pytest.param(other_version, {"BadResponse"}, id="another version"),
-        pytest.param(content(b"short"), {"BadResponse", "Unreachable"}, id="another length"),
-        pytest.param(status(404), {"BadResponse", "FileNotFound"}, id="gone"),
-        pytest.param(status(403, body=EXPIRED), {"AccessDenied"}, id="expired"),
-        pytest.param(status(416), {"BadResponse"}, id="416"),
+        (status(429), {"RateLimited"}),
+        (status(500), {"ServerError"}),
+        (closed(reset=True), {"Unreachable"}),
+        (shifted(8), {"BadResponse"}),
+        (without("Content-Range"), {"BadResponse"}),
+        (whole, {"RangeNotSupported", "BadResponse"}),
+        (other_version, {"BadResponse"}),
+        (content(b"short"), {"BadResponse", "Unreachable"}),
+        (status(404), {"BadResponse", "FileNotFound"}),
+        (status(403, body=EXPIRED), {"AccessDenied"}),
+        (status(416), {"BadResponse"}),
     ],
 )
 def test_what_stays_wrong_has_a_name(storage, tmp_path, fault, codes):
