@@ -315,7 +315,7 @@ def soak(count: int, share: float, kills: int, folder: Path) -> list[str]:
         runs = Runs(server.endpoint, ["zoo/*", *renamed], folder)
         for _ in range(kills):
             after = draw.randint(1, max(1, count // (kills + 2)))
-            print(f"killed after {runs.killed(after, draw.random())} kept", flush=True)
+            print(f"killed after {runs.killed(after, draw.random() * min(1, count / 1000))} kept", flush=True)
         for attempt in range(5):
             seconds, usage = runs.finished()
             cpu = usage.ru_utime + usage.ru_stime

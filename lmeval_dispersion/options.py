@@ -85,6 +85,9 @@ class _Parser(argparse.ArgumentParser):
         if (other := _OTHER_NAMES.get(option)) in known:
             after = self._words[self._words.index(word) + 1 :][:1]
             return " ".join([str(other), *([value] if value else [v for v in after if v[0] != "-"])])
+        place = option.removeprefix("--").upper()
+        if any(action.metavar == place for action in self._get_positional_actions()):
+            return f"{place} without {option}"
         near = difflib.get_close_matches(option, known, n=1, cutoff=0.75)
         return (near or [name for name in known if name.startswith(option)] or [""])[0]
 

@@ -5,8 +5,7 @@
     python -m benchmarks.validity trials benchmarks/validity/full.yaml
     python -m benchmarks.validity page
 
-``train`` and ``trials`` go on where they were stopped; ``both`` screens what was trained; the page is made of
-the results alone.
+``train`` and ``trials`` go on where they were stopped; ``both`` screens what was trained.
 """
 
 from __future__ import annotations
@@ -20,16 +19,15 @@ from benchmarks.validity.study import read_study
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser("python -m benchmarks.validity", description=__doc__)
+    parser.formatter_class = argparse.RawTextHelpFormatter
     parser.add_argument("job", choices=["train", "trials", "both", "page"])
     parser.add_argument("configuration", nargs="?", type=Path, help="a study's YAML file")
     parser.add_argument("--work", type=Path, help="folder for weights (default: build/validity/STUDY)")
     parser.add_argument("--results", type=Path, default=results.FOLDER, help="folder for results")
     parser.add_argument("--jobs", type=int, default=1, help="models at once, one thread each (default: 1)")
     parser.add_argument("--seeds", help="train these only, such as 20,21,22 (default: all)")
-    parser.add_argument(
-        "--page", type=Path, default=results.ROOT / "docs" / "results", help="folder for the page"
-    )
+    parser.add_argument("--page", type=Path, default=Path("docs/results"), help="folder for the page")
     arguments = parser.parse_args()
     if arguments.job == "page":
         from benchmarks.validity.page import write_pages

@@ -1,18 +1,14 @@
 """What a calibration is worth, what labels would have said, and what is said of both on known truths."""
 
-import json
-
 import numpy as np
 import pytest
-from json_schemas import faults
-from synthetic import planted_store, sliced_store, subjects_store
+from synthetic import sliced_store, subjects_store
 
 from lmeval_dispersion.auditing.calibration import LabelError, calibrate, label_error
 from lmeval_dispersion.auditing.calibrator import OURS, TRIVIAL, labelled_slices
 from lmeval_dispersion.auditing.prediction import predict
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import labels_of, read_run
-from lmeval_dispersion.cli import main
 
 BETTER, NO_BETTER = "better than the labelled accuracy alone", "no better than the trivial predictor"
 
@@ -60,13 +56,6 @@ def test_a_model_of_one_answer_to_everything_is_not_judged(tmp_path):
     assert not any("held out" in text for text in report.answer())
 
 
-def test_few_slices_and_documents_say_what_is_missing(tmp_path):
-    store = planted_store(tmp_path, n=190)
-    report = audit(read_run(store))
-    assert report.answer()[3].startswith("Whether accuracy can be read off unlabelled slices could not be")
-    assert "label 200 documents or more" in report.answer()[3]
-
-
 def test_its_errors_are_those_of_the_points_and_of_real_predictions(tmp_path):
     """Each point is what `predict` would say of a slice whose labels were held back."""
     run = read_run(sliced_store(tmp_path, labelled=20, unlabelled=0))
@@ -99,6 +88,7 @@ def found(tmp_path_factory):
         "law": sliced_store(folder / "law", unlabelled=0, effect=1.0),
         "noise": sliced_store(folder / "noise", unlabelled=0, effect=0.0),
         "confident": sliced_store(folder / "confident", unlabelled=0, effect=0.0, confidence=4.0),
+        "few": sliced_store(folder / "few", labelled=12, unlabelled=0, effect=1.0),
         "guessing": subjects_store(folder / "guessing", accuracy=0.25, law=0.5),
     }
     return {name: (path, calibrate(read_run(path))) for name, path in stores.items()}
@@ -166,34 +156,15 @@ def test_the_file_holds_the_estimates(found):
     ("sentence", "on"),
     [
         ("Do not use: ", {"noise", "guessing"}),
-        (" knowing nothing by ", {"law", "confident"}),
+        ("12 slices allow intervals of 92 % at most", {"few"}),
+        (" knowing nothing by ", {"law", "few", "confident"}),
         ("Dispersion is worth no labels here", {"noise", "confident"}),
         ("therefore not judged", {"guessing"}),
         ("The file holds the labelled accuracy", {"noise", "guessing"}),
-        ("An estimate is about ±", {"law", "noise", "confident", "guessing"}),
-        ("would have said", {"law", "noise", "confident", "guessing"}),
+        ("An estimate is about ±", {"law", "few", "noise", "confident", "guessing"}),
+        ("would have said", {"law", "few", "noise", "confident", "guessing"}),
     ],
 )
 def test_each_sentence_stands_where_it_is_true_and_nowhere_else(found, sentence, on):
-    said = {name: " ".join(report.answer()) for name, (_, report) in found.items()}
+    said = {name: report.to_markdown() for name, (_, report) in found.items()}
     assert {name for name, text in said.items() if sentence in text} == on
-
-
-def test_few_slices_say_the_level_that_they_reach(tmp_path, found):
-    few = calibrate(read_run(sliced_store(tmp_path, labelled=12, unlabelled=0)))
-    assert "12 slices allow intervals of 92 % at most" in few.to_markdown()
-    assert "slices allow intervals of" not in found["law"][1].to_markdown()
-
-
-def test_the_command_writes_every_format(found, capsys):
-    path, _ = found["law"]
-    assert main(["calibrate", str(path), "--format", "json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["schema"] == "dispersion-calibration/1"
-    assert faults(printed) == []
-    assert faults({**printed, "estimators": [{**printed["estimators"][0], "value": 1}]})
-    assert [row["labels"] for row in printed["whole"]] == [10, 20, 50, 100, 200, 500, 1000]
-    assert main(["calibrate", str(path), "--format", "csv"]) == 0
-    assert capsys.readouterr().out.startswith("estimator,")
-    assert main(["calibrate", str(path), "--slice", "nothing"]) == 2
-    assert "no column 'nothing'" in capsys.readouterr().err

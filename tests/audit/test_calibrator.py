@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from synthetic import documents, planted_store, sliced_store, subjects_store, vectors
+from synthetic import documents, planted_store, sliced_store, subjects_store
 
 from lmeval_dispersion.auditing import calibrator as calibrators
 from lmeval_dispersion.auditing.calibration import calibrate
@@ -22,7 +22,6 @@ from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import labels_of, read_run, rows_where
 from lmeval_dispersion.auditing.slices import by_column
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.report import render
 from lmeval_dispersion.store import write_store
 
 
@@ -140,18 +139,6 @@ def test_small_slices_have_a_reason(law):
     assert all("12 documents, and the smallest fitted slice has 3" in row.reason for row in result[1:])
 
 
-def test_the_whole_run_is_its_slices_together(law):
-    run, fitted = law
-    whole, *rows = predict(fitted, run).slices
-    given = [row for row in rows if row.reason is None]
-    weight = np.array([row.documents for row in given])
-    assert whole.documents == weight.sum()
-    mean = (weight * [row.predicted for row in given]).sum() / weight.sum()
-    assert whole.predicted == pytest.approx(mean)
-    assert whole.low <= whole.true <= whole.high
-    assert whole.high - whole.low < min(row.high - row.low for row in given)
-
-
 def test_documents_that_were_learnt_from_are_left_out(law):
     run, fitted = law
     result = predict(fitted, run)
@@ -173,20 +160,6 @@ def test_one_subject_is_cut_into_clusters(tmp_path):
     assert whole.predicted == pytest.approx(whole.true, abs=0.08)
 
 
-def test_only_features_that_every_labelled_document_has(tmp_path):
-    rng = np.random.default_rng(0)
-    right = rng.random(600) < 0.5
-    frame = documents(right, rng=rng, subjects=12).assign(logprobs=[[]] * 600, prompt_tokens=0)
-    write_store(tmp_path, documents=frame, vectors={"last": vectors(1.0 + right, rng=rng)}, manifest={})
-    run = read_run(tmp_path)
-    assert list(fit_calibrator(run)["features"]) == ["dispersion", "log_perplexity"]
-    assert list(fit_calibrator(run, features=["dispersion"])["features"]) == ["dispersion"]
-    with pytest.raises(UsageError, match="some labelled documents have no prompt length"):
-        fit_calibrator(run, features=["prompt_tokens"])
-    with pytest.raises(UsageError, match="there is no feature 'length'; choose from dispersion"):
-        fit_calibrator(run, features=["length"])
-
-
 @pytest.mark.parametrize("value", [6.5, 21.0])
 def test_what_is_the_same_for_every_document_is_no_feature(tmp_path, value):
     """Means of one number over slices of many sizes differ by rounding."""
@@ -199,73 +172,6 @@ def test_what_is_the_same_for_every_document_is_no_feature(tmp_path, value):
     with pytest.raises(UsageError, match="log query perplexity is the same in every slice"):
         fit_calibrator(run, features=["dispersion", "log_perplexity"])
     assert calibrate(run).features == ["dispersion"]
-
-
-def test_vectors_that_are_all_alike_leave_the_labelled_accuracy(tmp_path):
-    rng = np.random.default_rng(0)
-    frame = documents(rng.random(600) < 0.5, rng=rng, subjects=12).assign(
-        logprobs=[[]] * 600, prompt_tokens=0, query_perplexity=5.0
-    )
-    write_store(tmp_path, documents=frame, vectors={"last": np.tile([1.0, 2.0], (600, 1))}, manifest={})
-    run = read_run(tmp_path)
-    fitted = fit_calibrator(run)
-    assert (fitted["features"], fitted["beats_trivial"]) == ({}, False)
-    report = calibrate(run)
-    assert "read off what they show is no better" in audit(run, short=True).answer()[-1]
-    assert report.answer()[0].startswith("Do not use: nothing beats the labelled accuracy alone")
-
-
-def test_a_run_that_lacks_a_feature_is_refused(tmp_path, law):
-    _, fitted = law
-    bare = planted_store(tmp_path / "b", n=300, prompt_tokens=0, seed=3)
-    with pytest.raises(UsageError, match=r"no prompt length.*features='dispersion' features='confidence'"):
-        predict(fitted, read_run(bare))
-    assert list(fitted["features"]) == list(FEATURES)
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (np.arange(0), "none of these has a label"),
-        (np.arange(100), "make fewer than 8 slices or clusters"),
-    ],
-)
-def test_too_few_labels_are_one_sentence(tmp_path, labels, message):
-    run = read_run(planted_store(tmp_path / "a", n=300))
-    with pytest.raises(UsageError, match=message):
-        fit_calibrator(labels_of(run, labels))
-
-
-def test_too_few_slices_are_one_sentence(law):
-    run, _ = law
-    with pytest.raises(UsageError, match="'category' makes 2 slices of at least 5 labelled documents"):
-        fit_calibrator(run, by="category")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model": "other/model"}, "fitted for model 'synthetic/model', and the run has 'other/model'"),
-        ({"revision": "v2"}, "fitted for revision 'main', and the run has 'v2'"),
-        ({"prompt_format": "p2"}, "fitted for prompt format 'p1', and the run has 'p2'"),
-        ({"chat_template": "c"}, "fitted for chat template None"),
-        ({"num_fewshot": 5}, "number of few-shot examples 0"),
-        ({"tasks": {"other": 1}}, "the run has task 'other'"),
-        ({"tasks": {"synthetic": 2}}, "fitted on version 1 of task 'synthetic'"),
-    ],
-)
-def test_a_calibrator_refuses_another_setting_with_the_reason(tmp_path, law, change, message):
-    run = read_run(planted_store(tmp_path / "b", n=300, manifest=change))
-    with pytest.raises(UsageError, match=message):
-        check_fits(law[1], run)
-
-
-def test_a_calibrator_refuses_another_layer_and_width(law):
-    run, fitted = law
-    with pytest.raises(UsageError, match=r"fitted for layer 'layer\.3', and the run has 'last'"):
-        check_fits({**fitted, "layer": "layer.3"}, run)
-    with pytest.raises(UsageError, match="fitted for vector width 31, and the run has 32"):
-        check_fits({**fitted, "width": 31}, run)
 
 
 def test_identity_decides_where_it_is_known(tmp_path, law):
@@ -285,63 +191,6 @@ def test_identity_decides_where_it_is_known(tmp_path, law):
     assert check_fits({**joint, "tasks": {**joint["tasks"], "second": 1}}, same) == []
 
 
-def test_a_file_predicts_what_the_fit_did(tmp_path, law):
-    run, fitted = law
-    (tmp_path / "cal.json").write_text(calibrator_json(fitted))
-    read_again = read_calibrator(tmp_path / "cal.json")
-    assert read_again == fitted
-    assert repr(predict(read_again, run)) == repr(predict(fitted, run))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "expected a calibrator"),
-        ("[1]", "is not a calibrator"),
-        ('{"format": "dispersion-audit/1"}', "is not a calibrator"),
-        ('{"format": "dispersion-calibrator/9"}', "written as 'dispersion-calibrator/9'"),
-        (
-            '{"format": "dispersion-calibrator/1"}',
-            "reads dispersion-calibrator/2; calibrate again",
-        ),
-        ('{"format": "dispersion-calibrator/2"}', "lacks 'atc_threshold'"),
-    ],
-)
-def test_what_is_no_calibrator_is_refused(tmp_path, text, message):
-    (tmp_path / "c.json").write_text(text)
-    with pytest.raises(UsageError, match=message):
-        read_calibrator(tmp_path / "c.json")
-    with pytest.raises(UsageError, match="expected a calibrator"):
-        read_calibrator(tmp_path / "absent.json")
-
-
-def test_few_predictions_say_first_what_can_be_said(tmp_path, law, noise):
-    run, fitted = law
-    some = predict(fitted, run)
-    given = sum(row.reason is None for row in some.slices[1:])
-    if given < 40:
-        assert some.answer()[0].startswith(f"The accuracy of {given} of 40 slices can be estimated; ")
-    else:
-        assert some.answer()[0] == "The accuracy of all 40 slices can be estimated."
-    assert f"together: {some.slices[0].predicted:.3f} (95 %" in some.answer()[1]
-    assert "exchangeable" in some.document().limits[0]
-    assert "Forced" not in some.to_markdown()
-    forced = predict(noise[1], noise[0], force=True)
-    assert "Forced: this calibrator did not beat the labelled accuracy alone" in " ".join(forced.answer())
-    moved, fitted = halves(tmp_path / "moved", shift=2.0)
-    none = predict(fitted, moved)
-    assert none.answer()[0].startswith("The accuracy of none of the 40 slices can be estimated: they differ")
-    for width in (80, 120):
-        text = render(predict(law[1], law[0], short=True).document(), "table", width=width)
-        assert len(text.splitlines()) <= 30
-        assert max(map(len, text.splitlines())) <= width
-    drawn = some.charts()["estimates"].specification()
-    assert [row["slice"] for row in drawn["data"]["values"]] == [
-        row.slice for row in some.slices if row.reason is None
-    ]
-    assert not none.charts()
-
-
 def test_ids_are_written_as_ranges_and_read_again(law):
     run, _ = law
     rows = np.array([0, 1, 2, 5, 7, 8, 250])
@@ -349,3 +198,105 @@ def test_ids_are_written_as_ranges_and_read_again(law):
     assert ids == {"synthetic": "0-2,5,7-8,250"}
     assert rows_of_ids(run, ids).tolist() == rows.tolist()
     assert rows_of_ids(run, {"another": "0-9"}).tolist() == []
+
+
+def test_features_are_those_that_every_labelled_document_has(tmp_path, law):
+    bare = read_run(planted_store(tmp_path, n=600, prompt_tokens=0, effect=1.0))
+    assert list(law[1]["features"]) == list(FEATURES)
+    with pytest.raises(UsageError, match=r"no prompt length.*features='dispersion' features='confidence'"):
+        predict(law[1], bare)
+    with pytest.raises(UsageError, match="some labelled documents have no prompt length"):
+        fit_calibrator(bare, features=["prompt_tokens"])
+    with pytest.raises(UsageError, match="there is no feature 'length'; choose from dispersion"):
+        fit_calibrator(bare, features=["length"])
+
+
+def test_vectors_that_are_all_alike_leave_the_labelled_accuracy(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = documents(rng.random(600) < 0.5, rng=rng, subjects=12)
+    frame = frame.assign(logprobs=[[]] * 600, prompt_tokens=0, query_perplexity=5.0)
+    write_store(tmp_path, documents=frame, vectors={"last": np.tile([1.0, 2.0], (600, 1))}, manifest={})
+    run = read_run(tmp_path)
+    report = calibrate(run)
+    assert (report.calibrator["features"], report.better) == ({}, False)
+    assert "read off what they show is no better" in audit(run, short=True).answer()[-1]
+    assert report.answer()[0].startswith("Do not use: nothing beats the labelled accuracy alone")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": np.arange(0)}, "none of these has a label"),
+        ({"labels": np.arange(100)}, "make fewer than 8 slices or clusters"),
+        ({"by": "category"}, "'category' makes 2 slices of at least 5 labelled documents"),
+    ],
+)
+def test_too_few_labels_or_slices_are_one_sentence(law, options, message):
+    labels = options.get("labels", np.arange(1000))
+    with pytest.raises(UsageError, match=message):
+        fit_calibrator(labels_of(law[0], labels), by=options.get("by"))
+
+
+@pytest.mark.parametrize(
+    ("fitted", "run", "message"),
+    [
+        ({}, {"model": "b/c"}, "fitted for model 'synthetic/model', and the run has 'b/c'"),
+        ({}, {"revision": "v2"}, "fitted for revision 'main', and the run has 'v2'"),
+        ({}, {"prompt_format": "p2"}, "fitted for prompt format 'p1', and the run has 'p2'"),
+        ({}, {"chat_template": "c"}, "fitted for chat template None"),
+        ({}, {"num_fewshot": 5}, "number of few-shot examples 0"),
+        ({}, {"tasks": {"other": 1}}, "the run has task 'other'"),
+        ({}, {"tasks": {"synthetic": 2}}, "fitted on version 1 of task 'synthetic'"),
+        ({"layer": "layer.3"}, {}, r"fitted for layer 'layer\.3', and the run has 'last'"),
+        ({"width": 31}, {}, "fitted for vector width 31, and the run has 32"),
+    ],
+)
+def test_a_calibrator_refuses_another_setting_with_the_reason(tmp_path, law, fitted, run, message):
+    other = read_run(planted_store(tmp_path, n=300, manifest=run))
+    with pytest.raises(UsageError, match=message):
+        check_fits({**law[1], **fitted}, other)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "expected a calibrator"),
+        ("", "expected a calibrator"),
+        ("[1]", "is not a calibrator"),
+        ('{"format": "dispersion-audit/1"}', "is not a calibrator"),
+        ('{"format": "dispersion-calibrator/9"}', "written as 'dispersion-calibrator/9'"),
+        ('{"format": "dispersion-calibrator/1"}', "reads dispersion-calibrator/2; calibrate again"),
+        ('{"format": "dispersion-calibrator/2"}', "lacks 'atc_threshold'"),
+    ],
+)
+def test_a_file_holds_the_fit_and_another_one_is_refused(tmp_path, law, text, message):
+    file = tmp_path / "c.json"
+    file.write_text(calibrator_json(law[1]))
+    assert read_calibrator(file) == law[1]
+    file.unlink() if text is None else file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_calibrator(file)
+
+
+def test_predictions_say_first_what_can_be_said_and_the_whole_is_its_slices(tmp_path, law, noise):
+    some = predict(law[1], law[0])
+    whole, *rows = some.slices
+    given = [row for row in rows if row.reason is None]
+    weight = np.array([row.documents for row in given])
+    assert whole.documents == weight.sum()
+    assert whole.predicted == pytest.approx(weight @ [row.predicted for row in given] / weight.sum())
+    assert whole.low <= whole.true <= whole.high
+    assert whole.high - whole.low < min(row.high - row.low for row in given)
+    how_many = "all 40 slices" if len(given) == 40 else f"{len(given)} of 40 slices"
+    assert some.answer()[0].startswith(f"The accuracy of {how_many} can be estimated")
+    assert f"together: {whole.predicted:.3f} (95 %" in some.answer()[1]
+    assert "exchangeable" in some.document().limits[0]
+    assert "Forced" not in some.to_markdown()
+    drawn = some.charts()["estimates"].specification()["data"]["values"]
+    assert [row["slice"] for row in drawn] == [row.slice for row in (whole, *given)]
+    forced = predict(noise[1], noise[0], force=True)
+    assert "Forced: this calibrator did not beat the labelled accuracy alone" in " ".join(forced.answer())
+    moved, fitted = halves(tmp_path / "moved", shift=2.0)
+    none = predict(fitted, moved)
+    assert none.answer()[0].startswith("The accuracy of none of the 40 slices can be estimated: they differ")
+    assert not none.charts()

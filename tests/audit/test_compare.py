@@ -4,11 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from browser import Browser
 from synthetic import documents, planted_store, vectors
 
 from lmeval_dispersion.auditing.compare import compare_runs
-from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.report import render
@@ -57,11 +55,12 @@ def test_only_shared_documents_count(tmp_path):
     found = compare_runs([a, b])
     assert found.documents == 100
     assert found.left_out == [200, 0]
-    small = store(tmp_path / "c", order=np.arange(8))
-    rows = compare_runs([a, small]).others[0].slices
+    small = compare_runs([a, store(tmp_path / "c", order=np.arange(8), d=25)])
+    assert any("different widths" in note for note in small.notes)
+    rows = small.others[0].slices
     assert rows[1].reason == "a paired error needs three shared documents, got 2"
     assert np.isnan(rows[1].dispersion_difference)
-    json.loads(render(compare_runs([a, small]).document(), "json"))
+    json.loads(render(small.document(), "json"))
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):
@@ -76,31 +75,6 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     write_store(other, documents=frame, vectors={"last": vectors(np.ones(30), rng=rng)}, manifest={})
     with pytest.raises(MixedStoresError, match="share no document"):
         compare_runs([a, other])
-
-
-def test_other_widths_and_prompts_are_noted(tmp_path):
-    a, b = store(tmp_path / "a"), store(tmp_path / "b", d=25, model="m2")
-    assert any("different widths" in note for note in compare_runs([a, b]).notes)
-
-
-def test_the_command_prints_both_and_speaks_json(tmp_path, capsys):
-    a, b = store(tmp_path / "a"), store(tmp_path / "b", seed=1, model="m2")
-    assert main(["compare", str(a), str(b)]) == 0
-    assert "subject 5" in capsys.readouterr().out
-    assert main(["compare", str(a), str(b), "--format", "json", "--slice", "length"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["schema"] == "dispersion-comparison/2"
-    assert found["by"] == "length"
-
-
-def test_the_page_of_a_comparison_draws_and_names_every_slice(tmp_path, capsys):
-    a, b = store(tmp_path / "a"), store(tmp_path / "b", seed=1, model="m2")
-    assert main(["compare", str(a), str(b), "-o", str(tmp_path / "page.html")]) == 0
-    with Browser() as browser:
-        browser.open(tmp_path / "page.html")
-        text = browser.value("document.querySelector('.chart .wide svg').textContent")
-        assert all(f"subject {i}" in text for i in range(6))
-        assert browser.console == []
 
 
 def test_the_document_says_the_difference_first_and_has_every_form(tmp_path):

@@ -91,8 +91,3 @@ def test_the_default_answer_fits_one_look(report, width, store):
     assert not any(line.startswith(f"{shown[20]} ") for line in lines)
     assert "11 of 58 rows" in text or "10 of 58 rows" in text
     assert short.answer() == report.answer()
-
-
-def test_the_csv_holds_every_slice_of_every_slicing(report):
-    lines = render(report.document(), "csv").splitlines()
-    assert len(lines) == 2 + sum(len(table.rows) for table in report.slices.values())

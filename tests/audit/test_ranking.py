@@ -25,6 +25,8 @@ def test_a_planted_relation_ranks_with_the_right_strength(planted):
         assert getattr(ours, f"errors_{share}") == pytest.approx(expected)
     assert spearmanr(range(10), ours.deciles).statistic > 0.9
     assert [row.signal for row in found.signals[1:3]] == ["top probability", "query perplexity (negative)"]
+    assert found.by == "subject"
+    assert ours.inside_low < ours.inside < ours.inside_high
 
 
 def test_the_ranked_documents_start_with_the_lowest(planted):
@@ -53,22 +55,6 @@ def test_a_planted_confound_shows_in_the_slices_and_in_the_ranking(tmp_path):
     area = next(row.auroc for row in ranking.signals if row.signal == "contribution")
     assert area > 0.65
     assert ranking.signals[0].inside == pytest.approx(area, abs=0.03)
-
-
-def test_the_auroc_inside_subjects_is_that_of_a_loop_over_pairs(planted):
-    contribution = planted.vectors.contributions()
-    ranking = ranking_report(planted)
-    found = ranking.signals[0]
-    wins = pairs = 0
-    for _, frame in planted.documents.groupby("subject"):
-        right = frame.index[planted.right[frame.index]]
-        wrong = frame.index[~planted.right[frame.index]]
-        wins += sum((contribution[i] > contribution[wrong]).sum() for i in right)
-        pairs += len(right) * len(wrong)
-    assert ranking.by == "subject"
-    assert found.inside == pytest.approx(wins / pairs)
-    assert found.inside_pairs == pairs
-    assert found.inside_low < found.inside < found.inside_high
 
 
 def test_few_wrong_documents_are_said_to_be_too_few(tmp_path):
@@ -106,13 +92,8 @@ def test_clusters_that_are_there_are_found():
     labels, distance = clustered(x, 3)
     for cluster in range(3):
         assert len(set(labels[truth == cluster])) == 1
-    for i in (0, 7, 200):
-        centre = x[labels == labels[i]].mean(axis=0)
-        assert distance[i] == pytest.approx(float(((x[i] - centre) ** 2).sum()), rel=1e-4)
-
-
-def test_clustering_takes_duplicates_and_single_rows():
-    labels, distance = clustered(np.ones((5, 3), dtype=np.float32), 3)
-    assert len(set(labels.tolist())) == 1
-    np.testing.assert_allclose(distance, 0, atol=1e-6)
-    assert clustered(np.ones((1, 3), dtype=np.float32), 1)[0].tolist() == [0]
+    centre = x[labels == labels[7]].mean(axis=0)
+    assert distance[7] == pytest.approx(float(((x[7] - centre) ** 2).sum()), rel=1e-4)
+    alike, distance = clustered(np.ones((5, 3), dtype=np.float32), 3)
+    assert len(set(alike.tolist())) == 1
+    assert distance == pytest.approx(np.zeros(5), abs=1e-6)

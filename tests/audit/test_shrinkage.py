@@ -42,13 +42,6 @@ def test_held_out_losses_are_those_of_refits():
         np.testing.assert_allclose([fit.intercept, *fit.coefficients[list(columns)]], b, atol=1e-10)
 
 
-def test_without_features_it_is_the_labelled_accuracy():
-    pairs = drawn(np.random.default_rng(0), documents=np.arange(10, 40), slices=30)
-    fit = shrinkage.shrunken_fit(pairs, [])
-    labelled = (pairs.accuracy * pairs.documents).sum() / pairs.documents.sum()
-    assert fit.predict(pairs.z) == pytest.approx(np.full(30, labelled))
-
-
 def test_every_slice_is_estimated_by_a_fit_that_never_saw_it():
     pairs = drawn(np.random.default_rng(1), slope=0.2)
     folds = shrinkage.cross_fitted(pairs, families(3))

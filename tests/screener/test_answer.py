@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -36,13 +37,7 @@ def ranking(*ranges):
     [
         ([None], ["Only a (G 1.900) was screened; G orders siblings, and says nothing alone."]),
         ([None, None], ["Evaluate first: a (highest G of 2; math).", "The order of all 2 is clear."]),
-        ([(1, 2), (1, 2)], ["No checkpoint stands apart: a and b have no clear order; evaluate any."]),
         ([(1, 6)] * 6, ["No checkpoint stands apart: all 6 have no clear order; evaluate any."]),
-        (
-            [(1, 2), (1, 2), None],
-            ["Evaluate first: a, b (highest G of 3; math).",
-             "Ranks 1–2 overlap; the order of the others is clear."],
-        ),
         (
             [None, None, (3, 4), (3, 4), None],
             ["Evaluate first: a, b, c, d (highest G of 5; math).",
@@ -52,11 +47,6 @@ def ranking(*ranges):
             [None, *[(2, 7)] * 6],
             ["Evaluate first: a, any 2 of ranks 2–7 (highest G of 7; math).",
              "Rank 1 is clear of all others; ranks 2–7 overlap."],
-        ),
-        (
-            [None, None, None, None, (5, 6), (5, 7), (6, 7)],
-            ["Evaluate first: a, b, c (highest G of 7; math).",
-             "The order of ranks 1–4 is clear; ranks 5–7 overlap."],
         ),
         (
             [(1, 2), (1, 3), (2, 4), (3, 4)],
@@ -100,23 +90,20 @@ def test_where_the_figures_disagree_about_the_best_the_report_says_so_first_and_
 def test_several_groups_get_a_sentence_each_up_to_four():
     members = [screened(f"m{i}-{j}", j + 1, scale=f"{i}B") for i in range(6) for j in range(2)]
     said = result(members).answer()
-    assert said[0] == ("fam · 0B: Evaluate first: m0-0 (highest G of 2; math). The order of all 2 is clear.")
-    assert len(said) == 5
-    assert said[4] == "2 more groups below."
+    assert said[0] == "fam · 0B: Evaluate first: m0-0 (highest G of 2; math). The order of all 2 is clear."
+    assert said[4:] == ["2 more groups below."]
     assert len(result(members[:8]).answer()) == 4
 
 
 def test_failures_come_last_and_first_where_most_failed():
     failures = [failed(f"org/{i}") for i in range(3)]
-    assert not_screened(failures) == (
-        "none of the 3 checkpoints could be screened (3 RepoNotFound); the first: org/0: none"
-    )
+    none = "none of the 3 checkpoints could be screened (3 RepoNotFound); the first: org/0: none"
+    assert not_screened(failures) == none
     assert not_screened(failures[:1]) == "org/0: RepoNotFound: none"
-    sentence = "3 of 5 checkpoints could not be screened (3 RepoNotFound)."
-    assert result([screened("a", 1), screened("b", 2)], failures).answer()[0] == sentence
-    some = result([screened(name, i + 1) for i, name in enumerate("abcd")], failures).answer()
-    assert some[-1] == sentence.replace("of 5", "of 7")
-    assert "could not" not in " ".join(ranking(None, None).answer())
+    for count, place in ((2, 0), (4, -1)):
+        said = replace(ranking(*[None] * count), failed=tuple(failures)).answer()
+        assert said[place] == f"3 of {count + 3} checkpoints could not be screened (3 RepoNotFound)."
+        assert "could not" not in " ".join(said[1:] if place == 0 else said[:-1])
 
 
 def test_a_training_is_called_by_its_model_and_its_members_by_their_steps():
@@ -141,32 +128,26 @@ def training(levels, seed=0, noise=0.02):
     """Gaps of a model whose domain tokens share a direction the less, the higher the level."""
     draw = np.random.default_rng(seed)
     domain, reference = draw.normal(size=(12, 32)), draw.normal(size=(60, 32))
-    return [
-        gap(
-            domain + (1 - level) + noise * draw.normal(size=domain.shape),
-            reference + noise * draw.normal(size=reference.shape),
-        )
-        for level in levels
-    ]
+    noises = ([noise * draw.normal(size=rows.shape) for rows in (domain, reference)] for _ in levels)
+    return [gap(domain + 1 - level + a, reference + b) for level, (a, b) in zip(levels, noises, strict=True)]
 
 
 @pytest.mark.parametrize(
-    ("levels", "kind", "since"),
+    ("levels", "kind", "flat_since"),
     [
-        ([0.0, 0.2, 0.4, 0.6, 0.8], "rises", ""),
-        ([0.0, 0.3, 0.6, 0.6, 0.6, 0.6], "rises", "step2"),
-        ([0.8, 0.6, 0.4, 0.2, 0.0], "falls", ""),
-        ([0.0, 0.3, 0.7, 0.4, 0.2], "peaks", ""),
-        ([0.7, 0.4, 0.0, 0.3, 0.5], "dips", ""),
-        ([0.3, 0.7, 0.0, 0.3], "peaks", ""),
-        ([0.4, 0.4, 0.4, 0.4, 0.4], "flat", ""),
-        ([0.4, 0.4], "flat", ""),
-        ([0.2, 0.6], "rises", ""),
+        ([0.0, 0.2, 0.4, 0.6, 0.8], "rises", False),
+        ([0.0, 0.3, 0.6, 0.6, 0.6, 0.6], "rises", True),
+        ([0.8, 0.6, 0.4, 0.2, 0.0], "falls", False),
+        ([0.0, 0.3, 0.7, 0.4, 0.2], "peaks", False),
+        ([0.7, 0.4, 0.0, 0.3, 0.5], "dips", False),
+        ([0.3, 0.7, 0.0, 0.3], "peaks", False),
+        ([0.4, 0.4], "flat", False),
+        ([0.2, 0.6], "rises", False),
     ],
 )
-def test_a_planted_course_is_found(levels, kind, since):
+def test_a_planted_course_is_found(levels, kind, flat_since):
     sentence = course(training(levels), [f"step{i}" for i in range(len(levels))])
-    assert ("flat since step2" in sentence) == bool(since)
+    assert ("flat since step2" in sentence) is flat_since
     words = {"rises": "rises from", "falls": "falls from", "flat": "does not change"}
     words |= {"peaks": ", then falls to", "dips": ", then rises to"}
     assert words[kind] in sentence
@@ -175,35 +156,23 @@ def test_a_planted_course_is_found(levels, kind, since):
 
 
 def test_on_noise_no_course_is_claimed():
-    claims = 0
-    for seed in range(60):
-        draw = np.random.default_rng(seed)
-        domain, reference = draw.normal(size=(10, 32)) + 0.5, draw.normal(size=(60, 32))
-        gaps = [
-            gap(
-                domain + 0.1 * draw.normal(size=domain.shape),
-                reference + 0.1 * draw.normal(size=reference.shape),
-            )
-            for _ in range(6)
-        ]
-        claims += "does not change" not in course(gaps, list("abcdef"))
+    courses = [course(training([0.5] * 6, seed, noise=0.1), list("abcdef")) for seed in range(60)]
+    claims = sum("does not change" not in sentence for sentence in courses)
     # 5 % of 60 is 3; 8 or more would happen once in a hundred times.
     assert claims < 8
 
 
 def test_the_sentence_on_seeds_is_the_demos_own_figures():
     family = yaml.safe_load((data_folder("demo") / "family.yaml").read_text(encoding="utf-8"))
-    first = {entry["folder"]: entry["gap"]["cosine"] for entry in family["checkpoints"]}
-    found = {name: [value] for name, value in first.items()}
-    for entry in family["replicates"]:
-        found[entry["folder"]].append(entry["gap"]["cosine"])
+    seeds = defaultdict(list)
+    for entry in family["checkpoints"] + family["replicates"]:
+        seeds[entry["folder"]].append(entry["gap"]["cosine"])
+    assert [len(values) for values in seeds.values()] == [3] * 11
+    moves = [max(values) - min(values) for values in seeds.values()]
+    steps = [b - a for a, b in pairwise(sorted(values[0] for values in seeds.values()))]
     text = (Path(lmeval_screener.__file__).parent / "screening.jinja").read_text("utf-8")
-    moves = sorted(max(values) - min(values) for values in found.values())
-    ordered = sorted(first.values())
-    steps = sorted(b - a for a, b in pairwise(ordered))
-    assert f"11 checkpoints, trained from 3 seeds, spans {moves[0]:.3f} to {moves[-1]:.3f}" in text
-    assert f"differ by {steps[0]:.3f} to {steps[-1]:.3f}" in text
-    assert (len(found), {len(values) for values in found.values()}) == (11, {3})
+    assert f"11 checkpoints, trained from 3 seeds, spans {min(moves):.3f} to {max(moves):.3f}" in text
+    assert f"differ by {min(steps):.3f} to {max(steps):.3f}" in text
 
 
 @settings(max_examples=60, deadline=None)

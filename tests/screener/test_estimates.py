@@ -14,18 +14,14 @@ from lmeval_screener.shortlist.estimates import (
     decision_accuracy,
     missed,
 )
+from scipy import stats
 
 BETTER = ("better", "better_low", "better_high")
 
 
 def group(gaps, accuracies, listed, audited=()):
-    places = np.arange(len(gaps))
-    return GroupResults(
-        np.asarray(gaps, float),
-        np.asarray(accuracies, float),
-        np.isin(places, listed),
-        np.isin(places, audited),
-    )
+    chosen = (np.isin(np.arange(len(gaps)), places) for places in (listed, audited))
+    return GroupResults(np.asarray(gaps, float), np.asarray(accuracies, float), *chosen)
 
 
 def planted(draw, count, skill, listed):
@@ -38,8 +34,7 @@ def planted(draw, count, skill, listed):
 
 def audited(gaps, accuracies, listed, drawn):
     """The same where only the list and the drawn are known."""
-    known = [*listed, *drawn]
-    seen = np.where(np.isin(np.arange(len(gaps)), known), accuracies, np.nan)
+    seen = np.where(np.isin(np.arange(len(gaps)), [*listed, *drawn]), accuracies, np.nan)
     return group(gaps, seen, listed, drawn)
 
 
@@ -98,27 +93,16 @@ def test_regret_and_what_as_many_at_random_would_miss_by_enumeration():
 def test_the_interval_of_a_count_covers_every_truth_and_is_not_wider_than_it_must_be():
     others, drawn = 14, 5
     for better in range(others + 1):
-        chance = {
-            hits: math.comb(better, hits)
-            * math.comb(others - better, drawn - hits)
-            / math.comb(others, drawn)
-            for hits in range(drawn + 1)
-        }
-        covered = 0.0
-        for hits, p in chance.items():
-            low, high = count_bounds(hits, drawn, others) if p else (0, 0)
-            covered += p * (low <= better <= high)
-        assert covered >= 0.95
+        chance = dict(enumerate(stats.hypergeom(others, better, drawn).pmf(range(drawn + 1))))
+        bounds = {hits: count_bounds(hits, drawn, others) for hits, p in chance.items() if p}
+        assert sum(chance[hits] for hits, (low, high) in bounds.items() if low <= better <= high) >= 0.95
     assert count_bounds(0, 5, 5) == (0, 0)
     assert count_bounds(5, 5, 5) == (5, 5)
     # One more would give 0 of 8 in less than 2.5 % of draws.
     low, high = count_bounds(0, 8, 28)
+    none_at, none_above = (math.comb(28 - int(high) - i, 8) / math.comb(28, 8) for i in (0, 1))
     assert low == 0
-    assert (
-        math.comb(28 - int(high), 8) / math.comb(28, 8)
-        > 0.025
-        > math.comb(27 - int(high), 8) / math.comb(28, 8)
-    )
+    assert none_at > 0.025 > none_above
 
 
 @pytest.mark.parametrize(
@@ -170,12 +154,9 @@ def test_intervals_of_decision_accuracy_hold_the_truth(groups, count, listed, dr
         for _ in range(150):
             found = []
             for _ in range(groups):
-                gaps, accuracies, places = planted(draw, count, skill, listed)
-                if drawn is None:
-                    found.append(group(gaps, accuracies, places))
-                else:
-                    sample = draw.choice(np.arange(listed, count), drawn, replace=False)
-                    found.append(audited(gaps, accuracies, places, sample))
+                whole = planted(draw, count, skill, listed)
+                sample = draw.choice(np.arange(listed, count), drawn, replace=False) if drawn else None
+                found.append(group(*whole) if sample is None else audited(*whole, sample))
             interval = decision_accuracy(found)
             held += interval.low <= truth <= interval.high
             values.append(interval.value)

@@ -1,4 +1,4 @@
-"""What a screening yields, in Python."""
+"""A screening in Python."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import sys
 
 import pytest
 from lmeval_screener import screen
-from lmeval_screener.result import Result
 from tokenizers import Tokenizer
 
 from lmeval_dispersion.errors import MissingExtraError
 from lmeval_dispersion.paths import data_folder
 
+BEST = str(data_folder("demo") / "sums-80")
+
 
 @pytest.fixture(scope="module")
-def result() -> Result:
-    folders = [str(data_folder("demo") / name) for name in ("sums-10", "sums-80")]
-    return screen([*folders, "./"])
+def result():
+    return screen(BEST)
 
 
 def test_without_pandas_a_sentence_says_what_to_install(result, monkeypatch):
@@ -36,8 +36,8 @@ def test_failed_checkpoints_come_in_the_order_in_which_they_were_asked_for(tmp_p
 
 def test_the_tokens_of_a_tokenizer_are_listed_once_with_their_variants(result):
     (entry,) = result.to_dict()["tokens"]
-    assert entry["family"] == result.checkpoints[0].family
-    tokenizer = Tokenizer.from_file(str(data_folder("demo") / "sums-10" / "tokenizer.json"))
+    assert entry["family"] == result.best.family
+    tokenizer = Tokenizer.from_file(f"{BEST}/tokenizer.json")
     for side, variants in (("domain", ["bare"]), ("reference", ["space"])):
         assert entry[side]["variants"] == variants
         assert len(entry[side]["pieces"]) == result.to_dict()["checkpoints"][0]["tokens"][side]
@@ -47,18 +47,11 @@ def test_the_tokens_of_a_tokenizer_are_listed_once_with_their_variants(result):
     assert all(f"{digit}:" in table.rows[0]["tokens"] for digit in "0123456789")
 
 
-def test_what_the_readme_needs_in_three_words(result, tmp_path):
-    found = screen(demo=True)
-    assert found.best.label == "sums-80"
-    assert [c.label for c in found.shortlist(3).chosen] == ["sums-80", "sums-45", "sums-30"]
+def test_the_readmes_three_words_and_one_name_in_place_of_a_list(result, tmp_path):
+    assert result.best.repo == BEST
+    demo = screen(demo=True)
+    assert demo.best.label == "sums-80"
+    assert [c.label for c in demo.shortlist(3).chosen] == ["sums-80", "sums-45", "sums-30"]
     measured = tmp_path / "measured.csv"
-    lines = [f"{c.repo},{c.accuracy}" for c in found.checkpoints]
-    measured.write_text("\n".join(["repo,accuracy", *lines]))
-    verdict = found.verify(measured)
-    assert verdict.answer()[0].startswith("The screen works ")
-    assert verdict.overall.results == 11
-
-
-def test_one_name_is_as_good_as_a_list():
-    place = str(data_folder("demo") / "sums-80")
-    assert screen(place).best.repo == screen([place]).best.repo == place
+    measured.write_text("\n".join(["repo,accuracy", *(f"{c.repo},{c.accuracy}" for c in demo.checkpoints)]))
+    assert demo.verify(measured).answer()[0].startswith("The screen works on these 11 results")
