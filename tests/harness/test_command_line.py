@@ -1,18 +1,21 @@
-"""The stock `lm_eval` command with the tasks enabled, a run that is killed, and one of two processes."""
+"""The stock `lm_eval` command: with the tasks enabled, killed, of two processes, of a script."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from harness_world import World, child, environment, trimmed_copy
+from harness_world import ARC, World, child, environment, trimmed_copy
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import PartialStoreError
@@ -135,3 +138,35 @@ def test_two_processes_give_the_figures_of_one(world: World, model_folder: Path,
     a, b = (s.documents.sort_values(key).reset_index() for s in (first, second))
     assert a[[*key, "doc_hash", "prompt_hash"]].equals(b[[*key, "doc_hash", "prompt_hash"]])
     np.testing.assert_allclose(first.vectors()[a["index"]], second.vectors()[b["index"]], atol=2e-3)
+
+
+def test_the_emitted_script_evaluates_what_has_no_results_and_can_be_verified(
+    in_world: Path, tmp_path: Path
+) -> None:
+    def run(*words: object) -> Any:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return child(*words, cwd=tmp_path, PATH=path, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="1")
+
+    screen = (sys.executable, "-m", "lmeval_screener")
+    chosen = ("--demo", "--shortlist", "1", "--audit-sample", "1", "--emit", "list", "--tasks", ARC)
+    listed = run(*screen, *chosen).stdout.splitlines()
+    assert len(listed) == 2
+    # `datasets` takes "allenai/ai2_arc" for the folder of that name, where the script runs.
+    shutil.copytree(in_world / "allenai/ai2_arc", tmp_path / "list/allenai/ai2_arc")
+    # One of the two is there from an earlier run: it is left alone.
+    first, second = (config.stem for config in sorted((tmp_path / "list/models").glob("*.yaml")))
+    earlier = tmp_path / "list/results" / second / "m"
+    earlier.mkdir(parents=True)
+    content = {"results": {ARC: {"acc,none": 0.25}}, "config": {"model_args": {"pretrained": listed[1]}}}
+    (earlier / "results_1.json").write_text(json.dumps(content))
+    said = run("bash", "list/run.sh", "--device", "cpu", "--limit", "4", "--batch_size", "4").stderr
+    assert f"{first}: evaluating" in said
+    assert f"{second}: has results" in said
+    (file,) = (tmp_path / "list/results" / first).rglob("results_*.json")
+    results = json.loads(file.read_text())
+    assert results["config"]["model_args"]["pretrained"].endswith("/sums-80")
+    assert 0 <= results["results"][ARC]["acc,none"] <= 1
+    assert results["results"][ARC]["dispersion,none"] > 0
+    verdict = json.loads(run(*screen, "verify", "list", "list/results", "--format", "json").stdout)
+    assert verdict["answer"][0].startswith("Not enough results")
+    assert [line["results"] for line in verdict["groups"]] == [2]
