@@ -226,7 +226,7 @@ def test_a_server_gives_the_store_of_transformers(
             np.testing.assert_allclose(store.norms("norm"), expected.norms("norm"), rtol=1e-4)
             told = store.manifest["samples"]
             assert (told["engine"], told["engine_model"]) == ("vllm", "tiny")
-            assert told["engine_check"]["states"] >= 4
+            assert told["engine_check"]["states"] > 1
             assert told["engine_check"]["difference_max"] < 1e-4
             assert any("gives no log-probabilities" in note for note in told["notes"])
             assert store.documents["truncated"].any() == (task == "gsm8k")
