@@ -57,11 +57,20 @@ def tables(folder):
 
 
 def same(a, b):
-    one, other = tables(a), tables(b)
-    assert one
-    assert one.keys() == other.keys()
-    for name, frame in one.items():
-        pd.testing.assert_frame_equal(frame, other[name], check_exact=True)
+    first, second = tables(a), tables(b)
+    assert first
+    assert first.keys() == second.keys()
+    for name, frame in first.items():
+        pd.testing.assert_frame_equal(frame, second[name], check_exact=True)
+
+
+def resumed(place, whole, name):
+    """What is not complete is not compared, and the same command ends as if it had not been stopped."""
+    with pytest.raises(UsageError, match="is not complete; give its command again to resume it"):
+        compare_studies(whole, place / name)
+    with threadpool_limits(1):
+        assert run_here(*WHOLE, "--study", name) == 0
+    same(whole, place / name)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +91,6 @@ def whole(place):
 def test_an_interrupted_study_resumes_to_the_identical_result(place, whole, monkeypatch):
     """The quick form of the next."""
     monkeypatch.chdir(place)
-    arguments = (*WHOLE, "--study", "cut")
     savez, saved = np.savez, []
 
     def interrupted(file, **arrays):
@@ -91,20 +99,15 @@ def test_an_interrupted_study_resumes_to_the_identical_result(place, whole, monk
         if len(saved) == 5:
             raise KeyboardInterrupt
 
-    with threadpool_limits(1):
-        with monkeypatch.context() as patch:
-            patch.setattr(np, "savez", interrupted)
-            assert run_here(*arguments) == 130
-        with pytest.raises(UsageError, match="is not complete; give its command again to resume it"):
-            compare_studies(whole, place / "cut")
-        assert run_here(*arguments) == 0
-    same(whole, place / "cut")
+    with threadpool_limits(1), monkeypatch.context() as patch:
+        patch.setattr(np, "savez", interrupted)
+        assert run_here(*WHOLE, "--study", "cut") == 130
+    resumed(place, whole, "cut")
 
 
 @pytest.mark.slow
 def test_a_killed_study_resumes_to_the_identical_result(place, whole, monkeypatch):
-    arguments = (*WHOLE, "--study", "killed")
-    program = [sys.executable, "-m", "lmeval_dispersion", *words(arguments)]
+    program = [sys.executable, "-m", "lmeval_dispersion", *words((*WHOLE, "--study", "killed"))]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(program, cwd=place, env=environment(), **quiet)
     record = place / "killed" / "work" / "data" / "3.npz"
@@ -116,13 +119,9 @@ def test_a_killed_study_resumes_to_the_identical_result(place, whole, monkeypatc
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not (place / "killed" / "work" / "data" / "18.npz").exists()
-    with pytest.raises(UsageError, match="is not complete; give its command again to resume it"):
-        compare_studies(whole, place / "killed")
     # All that it knows lies in the folder, so it may go on in this process.
     monkeypatch.chdir(place)
-    with threadpool_limits(1):
-        assert run_here(*arguments) == 0
-    same(whole, place / "killed")
+    resumed(place, whole, "killed")
 
 
 @pytest.mark.slow
@@ -148,9 +147,7 @@ def test_a_comparison_pairs_on_the_same_text(place, monkeypatch, capsys):
     for model in ("model", "tuned"):
         folder = f"condensation-{model}"
         assert run_here("condensation", model, *options, "--study", folder, "-o", f"{model}.html") == 0
-        page = (place / f"{model}.html").read_text()
-        assert "Similarity of raw states: a direction that all tokens share raises it" in page
-        assert "Content-Security-Policy" in page
+        assert "Content-Security-Policy" in (place / f"{model}.html").read_text()
     capsys.readouterr()
     assert run_here("compare", "condensation-model", "condensation-tuned", "--format", "json") == 0
     found = json.loads(capsys.readouterr().out)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slow_states import mean_pair_distance
 
 from lmeval_dispersion import law
-from lmeval_dispersion.errors import TooFewVectorsError, UsageError
+from lmeval_dispersion.errors import DispersionError
 from lmeval_dispersion.geometry import spectrum
 from lmeval_dispersion.laboratory.analysis import draw_segments
 from lmeval_dispersion.laboratory.perplexity_law import uniform_bins
@@ -63,19 +63,24 @@ def slow(model, data):
     return texts
 
 
+def slow_algorithm_1(means, k):
+    """The paper's pseudocode, line by line."""
+    selected = set()
+    for step in range(k):
+        target = means[0] + (step / (k - 1) if k > 1 else 0) * (means[-1] - means[0])
+        selected.add(min(range(len(means)), key=lambda j: (abs(means[j] - target), j)))
+    for j in range(len(means)):
+        if len(selected) < k:
+            selected.add(j)
+    return sorted(selected)
+
+
 def expected_bins(values):
-    """Sorted bins and the paper's choice of them, as loops."""
+    """Sorted bins and the paper's choice of them."""
     order = sorted(range(len(values)), key=lambda i: values[i])
     bins = [order[k * SIZE : (k + 1) * SIZE] for k in range(len(values) // SIZE)]
     means = [np.mean([values[i] for i in members]) for members in bins]
-    chosen = set()
-    for k in range(BINS):
-        target = means[0] + k / (BINS - 1) * (means[-1] - means[0])
-        chosen.add(min(range(len(means)), key=lambda j: abs(means[j] - target)))
-    for j in range(len(means)):
-        if len(chosen) < BINS:
-            chosen.add(j)
-    return [(j, bins[j]) for j in sorted(chosen)]
+    return [(j, bins[j]) for j in slow_algorithm_1(means, BINS)]
 
 
 @pytest.mark.parametrize("kind", ["sequence", "last@8"])
@@ -127,26 +132,25 @@ def test_the_overall_dispersion_is_that_of_all_texts(result, slow):
         assert row.perplexity == pytest.approx(np.exp(np.mean([nll.mean() for nll, _ in slow])), rel=1e-5)
 
 
-def test_batches_do_not_show(result, model, data):
-    other = law(model, data, segment=LENGTH, bins=BINS, bin_size=SIZE, layers="all", contexts=(8,), batch=1)
-    both = result.points.query("split == 'data'").reset_index(drop=True)
-    assert np.allclose(both["dispersion"], other.points["dispersion"], atol=1e-5)
-    assert np.allclose(both["mean_nll"], other.points["mean_nll"], atol=1e-5)
-
-
-def test_too_little_and_too_long_is_told_before_the_work(model, data):
-    with pytest.raises(
-        TooFewVectorsError, match=r"3 bins of 100 segments, got 90 .* more text, or a smaller bin_size="
-    ):
-        law(model, data, segment=LENGTH)
-    with pytest.raises(TooFewVectorsError, match="a larger segments=, or a smaller bin_size= or segment="):
-        law(model, data, segment=LENGTH, bin_size=8, segments=23)
-    with pytest.raises(UsageError, match=r"takes at most 256 tokens, got segments of 512"):
-        law(model, data)
-    with pytest.raises(UsageError, match="expected bins= and bin_size= of at least 3, got 2 and 100"):
-        law(model, data, bins=2)
-    with pytest.raises(UsageError, match=r"layers among last.*layer\.0 \.\.\. layer\.2.*got 'layer\.9'"):
-        law(model, data, segment=LENGTH, bin_size=8, layers="layer.9")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"segment": LENGTH}, r"3 bins of 100 segments, got 90 .* more text, or a smaller bin_size="),
+        (
+            {"segment": LENGTH, "bin_size": 8, "segments": 23},
+            "a larger segments=, or a smaller bin_size= or segment=",
+        ),
+        ({}, r"takes at most 256 tokens, got segments of 512"),
+        ({"bins": 2}, "expected bins= and bin_size= of at least 3, got 2 and 100"),
+        (
+            {"segment": LENGTH, "bin_size": 8, "layers": "layer.9"},
+            r"layers among last.*layer\.0 \.\.\. layer\.2.*got 'layer\.9'",
+        ),
+    ],
+)
+def test_too_little_and_too_long_is_said_before_the_work(model, data, options, message):
+    with pytest.raises(DispersionError, match=message):
+        law(model, data, **options)
 
 
 @pytest.mark.parametrize("control", ["untrained", "shuffled"])
@@ -178,20 +182,6 @@ def test_controls_change_the_states_and_nothing_else(result, slow, model, data, 
         assert found[f"dispersion.{control}"] == pytest.approx(mean_pair_distance(vectors), abs=1e-5)
         if kind == "sequence":
             assert found[f"token_dispersion.{control}"] == pytest.approx(np.mean(spread), abs=1e-5)
-
-
-def slow_algorithm_1(means, k):
-    """The paper's pseudocode, line by line."""
-    selected = set()
-    for step in range(k):
-        target = means[0] + (step / (k - 1) if k > 1 else 0) * (means[-1] - means[0])
-        best = min(range(len(means)), key=lambda j: (abs(means[j] - target), j))
-        selected.add(best)
-    for j in range(len(means)):
-        if len(selected) >= k:
-            break
-        selected.add(j)
-    return sorted(selected)
 
 
 @settings(max_examples=100, deadline=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pandas as pd
@@ -59,14 +58,6 @@ def test_processes_share_what_is_not_done(tmp_path):
                 (tmp_path / "r" / "work" / "squares" / f"{unit}.npz").unlink()
         assert waited == [index, index]
     assert shares == [[3], [0, 4]]
-
-
-def test_a_bar_appears_only_where_work_takes_long(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("lmeval_dispersion.options._PATIENCE", 60)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    study = Study.open(tmp_path / "r", "law", {}, quiet=False)
-    study.units("squares", 3, lambda unit: {"square": np.array(unit)})
-    assert capsys.readouterr().err == ""
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path):

@@ -25,11 +25,9 @@ def test_sublayer_draws_are_those_of_the_same_segments(model, data):
     assert set(found.summary["layer"]) == {"layer.2.attn", "layer.2.ffn"}
     loaded = load_model(model)
     block = loaded.model.model.layers[2]
-    vectors = {}
-    seen = {}
+    seen, rows = {}, {}
     block.register_forward_hook(lambda m, a, out: seen.update(ffn=out[0] if isinstance(out, tuple) else out))
     block.post_attention_layernorm.register_forward_pre_hook(lambda m, a: seen.update(attn=a[0]))
-    rows = {}
     for ids in token_ids(data):
         with torch.no_grad():
             loaded.model(torch.tensor([ids]))
@@ -37,13 +35,13 @@ def test_sublayer_draws_are_those_of_the_same_segments(model, data):
     # The pool's order is a draw of its own: read it as the study does.
     pool = draw_segments(Texts(data), loaded.tokenizer, length=30, most=500)
     for name, which in (("layer.2.attn", 0), ("layer.2.ffn", 1)):
-        vectors[name] = np.array([rows[tuple(ids)][which] for ids in pool["tokens"].tolist()])
+        vectors = np.array([rows[tuple(ids)][which] for ids in pool["tokens"].tolist()])
         for size in (5, 50):
             expected = [
-                dispersion(vectors[name][np.random.default_rng([0, size, r]).choice(60, size, replace=False)])
+                dispersion(vectors[np.random.default_rng([0, size, r]).choice(60, size, replace=False)])
                 for r in range(10)
             ]
-            row = found.summary.query("layer == @name and segments == @size").iloc[0]
+            row = found.summary.query(f"layer == {name!r} and segments == {size}").iloc[0]
             assert row["mean"] == pytest.approx(np.mean(expected), abs=1e-5)
             assert row["sd"] == pytest.approx(np.std(expected, ddof=1), abs=1e-5)
     chosen = found.recommendation.iloc[0]
@@ -108,18 +106,11 @@ def test_a_knn_lm_is_built_and_measured_on_segments_of_its_own(model, data):
     found = sublayers(model, data, segment=30, sizes=(20,), knn=True)
     knn = found.knn.set_index("layer")
     assert knn["keys"].tolist() == [(60 - 2 * 6) * 29] * 2
-    assert knn["base_perplexity"].nunique() == 1
     assert (knn["perplexity"] < knn["base_perplexity"]).all()  # a random model knows less than its neighbours
-    best = knn["perplexity"].idxmin()
-    assert found.recommendation["lowest_perplexity"].item() == best
+    assert found.recommendation["lowest_perplexity"].item() == knn["perplexity"].idxmin()
     difference = found.knn_differences.iloc[0]
-    assert found.recommendation["knn"].item() == agreement(
-        found.recommendation["layer"].item(), found.knn_differences
-    )
-    expected = np.log(
-        knn.loc[difference["first"], "perplexity"] / knn.loc[difference["second"], "perplexity"]
-    )
-    assert difference["difference"] == pytest.approx(expected, abs=1e-9)
+    first, second = (knn.loc[difference[side], "perplexity"] for side in ("first", "second"))
+    assert difference["difference"] == pytest.approx(np.log(first / second), abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -133,13 +124,5 @@ def test_a_knn_lm_is_built_and_measured_on_segments_of_its_own(model, data):
 def test_a_knn_lm_agrees_only_where_the_difference_is_sure(bounds, verdict):
     (a, b), (c, d) = bounds
     # The recommended one is first in one pair and second in the other.
-    frame = pd.DataFrame(
-        {
-            "first": ["best", "y", "x"],
-            "second": ["x", "best", "y"],
-            "low": [a, -d, -1],
-            "high": [b, -c, 1],
-            "difference": 0.0,
-        }
-    )
-    assert agreement("best", frame) == verdict
+    pairs = {"first": ["best", "y", "x"], "second": ["x", "best", "y"], "difference": 0.0}
+    assert agreement("best", pd.DataFrame({**pairs, "low": [a, -d, -1], "high": [b, -c, 1]})) == verdict

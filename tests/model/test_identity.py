@@ -10,12 +10,8 @@ import pytest
 import tiny_models
 import torch
 
-from lmeval_dispersion.model.loading import (
-    adapter_identity,
-    load_model,
-    settings_identity,
-    weights_identity,
-)
+from lmeval_dispersion.model import loading
+from lmeval_dispersion.model.loading import load_model, weights_identity
 
 
 @pytest.fixture
@@ -71,13 +67,11 @@ def test_hub_models_are_their_commits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is:FutureWarning")
 def test_base_adapter_and_dtype_differ(folder: Path) -> None:
     peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
     for seed in (1, 2):
         base_model = tiny_models.llama()
         torch.manual_seed(seed)
-        wrapped = peft.get_peft_model(
-            base_model, peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
-        )
-        wrapped.save_pretrained(folder.parent / f"adapter-{seed}")
+        peft.get_peft_model(base_model, config).save_pretrained(folder.parent / f"adapter-{seed}")
     base = load_model(folder).identity
     half = load_model(folder, dtype="bfloat16").identity
     first, second = (load_model(folder, adapter=folder.parent / f"adapter-{s}").identity for s in (1, 2))
@@ -85,14 +79,14 @@ def test_base_adapter_and_dtype_differ(folder: Path) -> None:
     assert {**half, "dtype": "float32"} == base
     assert {k: v for k, v in first.items() if k != "adapter"} == base
     assert first["adapter"] != second["adapter"]
-    assert first["adapter"] == adapter_identity(folder.parent / "adapter-1")
+    assert first["adapter"] == loading.adapter_identity(folder.parent / "adapter-1")
 
 
 def test_quantisation_is_its_settings(folder: Path) -> None:
     model = load_model(folder).model
-    assert "quantization" not in settings_identity(model)
+    assert "quantization" not in loading.settings_identity(model)
     seen = set()
     for bits in ("4", "8"):
         model.config.quantization_config = {"quant_method": "bitsandbytes", f"load_in_{bits}bit": True}
-        seen.add(settings_identity(model)["quantization"])
+        seen.add(loading.settings_identity(model)["quantization"])
     assert len(seen) == 2

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from typing import ClassVar
 
 import pytest
 import tiny_models
@@ -33,15 +34,7 @@ def test_a_folder_loads_ready_to_run(folder):
     assert torch.allclose(loaded.model(ids).logits, expected, atol=1e-5)
 
 
-def test_dtypes(folder):
-    assert load_model(folder, dtype="bfloat16").model.dtype == torch.bfloat16
-    with pytest.raises(UsageError, match="dtype of auto, float32, float16, bfloat16, got 'int3'"):
-        load_model(folder, dtype="int3")
-
-
-@pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is:FutureWarning"
-)  # peft asks transformers for it
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is:FutureWarning")  # peft asks for it
 def test_an_adapter_changes_the_output(folder, tmp_path):
     peft = pytest.importorskip("peft")
     torch.manual_seed(1)
@@ -89,7 +82,10 @@ def test_damaged_folders_are_one_sentence(folder, tmp_path):
             load_model(tmp_path / name)
 
 
-def test_missing_extras_and_devices_are_named(folder, monkeypatch):
+def test_dtypes_missing_extras_and_devices(folder, monkeypatch):
+    assert load_model(folder, dtype="bfloat16").model.dtype == torch.bfloat16
+    with pytest.raises(UsageError, match="dtype of auto, float32, float16, bfloat16, got 'int3'"):
+        load_model(folder, dtype="int3")
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "bitsandbytes", None)
         with pytest.raises(MissingExtraError, match=r"pip install 'lmeval-dispersion\[quantized\]'"):
@@ -97,28 +93,6 @@ def test_missing_extras_and_devices_are_named(folder, monkeypatch):
     if not torch.cuda.is_available():
         with pytest.raises(UsageError, match="the device 'cuda:0' cannot be used"):
             load_model(folder, device="cuda:0")
-
-
-class _Hub(http.server.BaseHTTPRequestHandler):
-    """Answers as the Hub does for a missing model, a gated one and a missing revision."""
-
-    def do_GET(self):
-        status, code = 404, "EntryNotFound"
-        if "/org/missing" in self.path:
-            status, code = 401, "RepoNotFound"
-        elif "/org/gated" in self.path:
-            status, code = 403, "GatedRepo"
-        elif "/org/old" in self.path:
-            status, code = 404, "RevisionNotFound"
-        self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    do_HEAD = do_GET
-
-    def log_message(self, *args):
-        pass
 
 
 _ASK = """
@@ -132,20 +106,37 @@ for name in ("org/missing", "org/gated", "org/old"):
 """
 
 
-def test_what_the_hub_refuses_is_told_apart(tmp_path):
+class _Hub(http.server.BaseHTTPRequestHandler):
+    """Answers as the Hub does for a missing model, a gated one and a missing revision."""
+
+    ANSWERS: ClassVar = {
+        "missing": (401, "RepoNotFound"),
+        "gated": (403, "GatedRepo"),
+        "old": (404, "RevisionNotFound"),
+    }
+
+    def do_GET(self):
+        status, code = self.ANSWERS.get(self.path.split("/")[2], (404, "EntryNotFound"))
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *args):
+        pass
+
+
+def test_refusals_of_the_hub_have_their_own_sentences(tmp_path):
     (tmp_path / "hub" / "models--org--missinf").mkdir(parents=True)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
-    environment = {
-        **clean,
-        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-        "HF_HOME": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", _ASK], env=environment, capture_output=True, text=True, check=False
-    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
+    environment["HF_ENDPOINT"] = f"http://127.0.0.1:{server.server_port}"
+    environment |= {"HF_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", _ASK]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     server.shutdown()
     server.server_close()
     missing, gated, old = done.stdout.splitlines()
