@@ -141,37 +141,13 @@ def run_here(*arguments):
     return main(words(arguments))
 
 
-def test_a_comparison_pairs_on_the_same_text(place, monkeypatch, capsys):
-    monkeypatch.chdir(place)
-    options = ("--data", "few.jsonl", "--segment", 24, "--segments", 50)
-    for model in ("model", "tuned"):
-        folder = f"condensation-{model}"
-        assert run_here("condensation", model, *options, "--study", folder, "-o", f"{model}.html") == 0
-        assert "Content-Security-Policy" in (place / f"{model}.html").read_text()
-    capsys.readouterr()
-    assert run_here("compare", "condensation-model", "condensation-tuned", "--format", "json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["schema"] == "dispersion-lab-comparison/2"
-    rows = found["rows"]
-    early = [row for row in rows if row["figure"] == "mean" and row["layer"] != "last"]
-    assert len(early) == 3
-    # Paired on the texts: where nothing changed, nothing is uncertain.
-    assert all(row["difference"] == row["low"] == row["high"] == 0 for row in early)
-    last = next(row for row in rows if row["figure"] == "mean" and row["layer"] == "last")
-    means = [tables(place / f"condensation-{m}")["layers"]["mean"].iloc[-1] for m in ("model", "tuned")]
-    assert last["difference"] == pytest.approx(means[1] - means[0])
-    assert last["low"] < last["difference"] < last["high"]
-    assert last["paired"] is True
-    assert run_here("compare", "condensation-model", "condensation-tuned", "-o", "difference.html") == 0
-    assert "clear of 0, all taken together" in (place / "difference.html").read_text()
-
-
-@pytest.mark.parametrize("kind", ["law", "sublayers", "clusters"])
+@pytest.mark.parametrize("kind", ["law", "sublayers", "condensation", "clusters"])
 def test_every_kind_of_study_can_be_compared(place, whole, kind, monkeypatch, capsys):
     monkeypatch.chdir(place)
     options = {
         "law": LAW,
         "sublayers": ("--segment", 24, "--sizes", "10,20"),
+        "condensation": ("--segment", 24, "--segments", 50),
         "clusters": ("--ngram", 1, "--occurrences", 20, "--segment", 5, "--layer", "all"),
     }[kind]
     for model in ("model", "tuned"):
@@ -186,6 +162,9 @@ def test_every_kind_of_study_can_be_compared(place, whole, kind, monkeypatch, ca
     assert (untouched[["difference"]].abs().to_numpy() < 1e-6).sum() >= len(untouched) / 2
     last = rows[rows["layer"].isin(["last", "layer.2.ffn"]) & rows["paired"]]
     assert (last["difference"] != 0).any()
+    page = place / f"{kind}.html"
+    assert run_here("compare", f"{kind}-model", f"{kind}-tuned", "-o", page) == 0
+    assert f"{kind}-tuned minus {kind}-model: " in page.read_text()
     assert run_here("compare", f"{kind}-model", "whole") == (2 if kind != "law" else 0)
 
 
