@@ -5,15 +5,6 @@ import pandas as pd
 
 from lmeval_dispersion.store import write_store
 
-MANIFEST = {
-    "model": "synthetic/model",
-    "revision": "main",
-    "tasks": {"synthetic": 1},
-    "prompt_format": "p1",
-    "num_fewshot": 0,
-    "created": "2026-01-01T00:00:00+00:00",
-}
-
 
 def documents(right, *, rng, subjects=6, confidence=0.0, seed_text="question"):
     """Documents answered right or wrong, with four-choice log-probabilities.
@@ -45,6 +36,20 @@ def vectors(spread, *, rng, d=32):
     direction = np.zeros(d)
     direction[0] = 1
     return direction + spread[:, None] * rng.normal(size=(len(spread), d)) / np.sqrt(d)
+
+
+def written(path, frame, x, manifest):
+    """The path, holding a store of one layer; ``manifest`` replaces what the manifest says."""
+    says = {
+        "model": "synthetic/model",
+        "revision": "main",
+        "tasks": {"synthetic": 1},
+        "prompt_format": "p1",
+        "num_fewshot": 0,
+        "created": "2026-01-01T00:00:00+00:00",
+    }
+    write_store(path, documents=frame, vectors={"last": x}, manifest=says | (manifest or {}))
+    return path
 
 
 def sliced_store(
@@ -81,8 +86,7 @@ def sliced_store(
     frame = documents(right, rng=rng, confidence=confidence).assign(
         subject=[names[i] for i in of], part=np.where(of < labelled, "labelled", "unlabelled")
     )
-    write_store(path, documents=frame, vectors={"last": x}, manifest={**MANIFEST, **(manifest or {})})
-    return path
+    return written(path, frame, x, manifest)
 
 
 def planted_store(path, n=3000, *, accuracy=0.5, effect=0.5, seed=0, d=32, manifest=None, **columns):
@@ -91,8 +95,7 @@ def planted_store(path, n=3000, *, accuracy=0.5, effect=0.5, seed=0, d=32, manif
     right = rng.random(n) < accuracy
     frame = documents(right, rng=rng).assign(**columns)
     x = vectors(np.where(right, 1 + effect, 1.0), rng=rng, d=d)
-    write_store(path, documents=frame, vectors={"last": x}, manifest={**MANIFEST, **(manifest or {})})
-    return path
+    return written(path, frame, x, manifest)
 
 
 def subjects_store(

@@ -1,4 +1,4 @@
-"""Geometry against slow loops, properties of every mean pair distance, and spectra against singular values."""
+"""Geometry and spectra against slow loops, and the properties that every mean pair distance has."""
 
 from __future__ import annotations
 

@@ -11,12 +11,8 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +20,7 @@ import pytest
 from checkpoints import slow_gap, write_checkpoint
 from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
+from storages import free_port, process
 
 TOKENIZER = Path(__file__).parent.parent / "data" / "tokenizers" / "gpt2.json"
 V = 50_257
@@ -80,36 +77,14 @@ def mirror(tmp_path_factory):
     home = tmp_path_factory.mktemp("olah")
     models = home / "mirrors" / "models" / "org"
     models.mkdir(parents=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (home / "olah.toml").write_text(
         f'[basic]\nhost = "127.0.0.1"\nport = {port}\nrepos-path = "{home / "cache"}"\n'
         f'mirrors-path = ["{home / "mirrors"}"]\n[accessibility]\noffline = true\n'
     )
-    with (home / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [olah(), "--config", str(home / "olah.toml"), "--log-path", str(home / "logs")],
-            cwd=home, stdout=log, stderr=log,
-        )  # fmt: skip
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(address, timeout=5).close()
-                break
-            except urllib.error.HTTPError as error:
-                error.close()
-                break
-            except OSError:
-                assert server.poll() is None, (home / "log").read_text()
-                time.sleep(0.1)
-        else:
-            pytest.fail((home / "log").read_text())
-        yield models, address
-    finally:
-        server.terminate()
-        server.wait(20)
+    command = [olah(), "--config", str(home / "olah.toml"), "--log-path", str(home / "logs")]
+    with process(command, port, cwd=home):
+        yield models, f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
@@ -123,33 +98,27 @@ def matrix(seed, d):
     return (draw.normal(size=(V, d)) + 0.3 * seed).astype("f2")
 
 
-def whole_gap(rows):
-    """G from the full matrix."""
-    vocabulary = Vocabulary.from_file("tokenizer.json", TOKENIZER.read_bytes())
-    found = resolve(load_token_set("math", "domain"), load_token_set("reference", "reference"), vocabulary)
-    return slow_gap(rows[found.domain_ids], rows[found.reference_ids])
-
-
 def test_checkpoints_in_git_are_screened_through_a_mirror(mirror, command):
     models, _ = mirror
-    expected, commits = {}, {}
+    rows, commits = {}, {}
     for seed, (name, branch, lfs) in enumerate(
-        [("org/plain", "main", False), ("org/plain", "step200", False), ("org/lfs", "main", True)]
+        [("org/plain", None, False), ("org/plain", "step200", False), ("org/lfs", None, True)]
     ):
-        rows = matrix(seed, 32)
-        commits[name, branch] = committed(models / name[4:], rows, branch=branch, lfs=lfs)
-        expected[name, branch] = whole_gap(rows)
+        rows[name, branch] = matrix(seed, 32)
+        place = models / name.partition("/")[2]
+        commits[name, branch] = committed(place, rows[name, branch], branch=branch or "main", lfs=lfs)
     done = command("org/plain", "org/plain@step200", "org/lfs")
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)["checkpoints"]
-    assert len(found) == 3
-    for c in found:
-        key = c["repo"], c["requested_revision"] or "main"
+    vocabulary = Vocabulary.from_file("tokenizer.json", TOKENIZER.read_bytes())
+    sets = load_token_set("math", "domain"), load_token_set("reference", "reference")
+    ids = resolve(*sets, vocabulary)
+    checkpoints = json.loads(done.stdout)["checkpoints"]
+    assert len(checkpoints) == 3
+    for c in checkpoints:
+        key = c["repo"], c["requested_revision"]
         assert c["revision"] == commits[key]
-        assert c["gap"]["cosine"]["mean"] == pytest.approx(expected[key], abs=1e-9)
-    by_rank = [expected[c["repo"], c["requested_revision"] or "main"] for c in found]
-    assert by_rank == sorted(by_rank, reverse=True)
-
+        expected = slow_gap(rows[key][ids.domain_ids], rows[key][ids.reference_ids])
+        assert c["gap"]["cosine"]["mean"] == pytest.approx(expected, abs=1e-9)
     done = command("org/plain@step*")
     (c,) = json.loads(done.stdout)["checkpoints"]
     assert (c["requested_revision"], c["revision"]) == ("step200", commits["org/plain", "step200"])

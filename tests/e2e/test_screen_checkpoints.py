@@ -141,34 +141,51 @@ def test_checkpoints_by_name_are_grouped_by_tokenizer_and_scale(command, small):
     assert all(family.startswith("tokenizer:") for family, _ in groups)
 
 
-def test_a_differing_tokenizer_is_left_out_of_a_family_with_the_reason(command, small, tmp_path):
-    for name, tokenizer in (("org/a", QWEN), ("org/b", QWEN), ("org/c", GPT2)):
-        small(name, 1.0, tokenizer=tokenizer)
+def test_a_family_is_ranked_on_the_tokens_of_all_and_without_other_tokenizers(command, small, tmp_path):
+    lacking = tmp_path / "lacking.json"
+    tokenizer = json.loads(QWEN.read_text())
+    del tokenizer["model"]["vocab"]["Ġkitchen"]
+    lacking.write_text(json.dumps(tokenizer))
+    for name, file in (("org/a", lacking), ("org/b", QWEN), ("org/c", GPT2)):
+        small(name, 1.0, tokenizer=QWEN if file is lacking else file)
+        shutil.copy(file, tmp_path / "repos" / f"{name}-main".replace("/", "--") / "tokenizer.json")
     families = tmp_path / "mine.yaml"
     entries = "".join(f"      - {{repo: org/{x}, scale: 1B, kind: base}}\n" for x in "abc")
     families.write_text(f"schema: 1\nfamilies:\n  ours:\n    checkpoints:\n{entries}")
     done = command("--family", f"{families}:ours", "--format", "json")
     assert done.returncode == 3, done.stderr
     document = json.loads(done.stdout)
-    assert {c["repo"] for c in document["checkpoints"]} == {"org/a", "org/b"}
+    tokens = {c["repo"]: c["tokens"] for c in document["checkpoints"]}
+    assert set(tokens) == {"org/a", "org/b"}
+    assert {t["reference"] for t in tokens.values()} == {104}
+    assert all("kitchen" in t["dropped"] for t in tokens.values())
     (failed,) = document["failed"]
     assert (failed["repo"], failed["error"]) == ("org/c", "TokenizerMismatch")
     assert "differs from that of org/a" in failed["message"]
 
 
-def test_a_trajectory_is_read_by_glob_and_printed_in_step_order(command, small):
-    gaps = {}
+@pytest.mark.parametrize("where", ["the Hub", "a folder"])
+def test_a_training_run_is_printed_in_step_order(command, small, tmp_path, where):
+    local, gaps = where == "a folder", {}
     for step, spread in ((1000, 0.3), (200, 0.2), (30000, 0.8)):
-        gaps[f"step{step}"] = small("org/run", spread, branch=f"step{step}")
-    small("org/run", 2.0, branch="main")
-    done = command("org/run@step*")
+        name = f"checkpoint-{step}" if local else f"step{step}"
+        gaps[name] = small("org/run", spread, **({"folder": f"run/{name}"} if local else {"branch": name}))
+    if local:
+        (tmp_path / "repos" / "run" / "runs").mkdir()
+        done = command("repos/run", endpoint="http://127.0.0.1:9")
+    else:
+        small("org/run", 2.0, branch="main")
+        done = command("org/run@step*")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("run: G rises from ")
-    lines = [line for line in done.stdout.splitlines() if "  step" in line]
-    assert [line.split()[1] for line in lines] == ["step200", "step1000", "step30000"]
-    assert [int(line.split()[0]) for line in lines] == [3, 2, 1]
-    for line, name in zip(lines, ("step200", "step1000", "step30000"), strict=True):
-        assert float(line.split()[2]) == pytest.approx(gaps[name], abs=1e-3)
+    names = list(gaps)[1::-1] + list(gaps)[2:]  # in the order of the steps
+    assert f" at {names[0]} to " in done.stdout
+    lines = [words for line in done.stdout.splitlines() if (words := line.split())[1:2] and words[1] in names]
+    assert [(words[0], words[1]) for words in lines] == list(zip("321", names, strict=True))
+    for words in lines:
+        assert float(words[2]) == pytest.approx(gaps[words[1]], abs=1e-3)
+    if local:
+        assert command("repos/run", "--shortlist", "1").stdout == f"repos/run/{names[-1]}\n"
 
 
 def test_one_bad_checkpoint_stops_no_other(command, small, hub):
@@ -207,21 +224,6 @@ def test_a_dead_hub_stops_the_run_early(command):
     assert sum(f["message"].startswith("not tried, as 3 others failed") for f in document["failed"]) == 37
 
 
-def test_a_local_training_run_is_its_trajectory(command, small, tmp_path):
-    for step, spread in ((500, 1.0), (100, 0.2), (200, 0.3), (300, 0.5), (400, 0.7)):
-        small("run", spread, folder=f"run1/checkpoint-{step}")
-    (tmp_path / "repos" / "run1" / "runs").mkdir()
-    done = command("repos/run1", endpoint="http://127.0.0.1:9")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("run1: G rises from ")
-    assert " at checkpoint-100 to " in done.stdout
-    lines = [line.split() for line in done.stdout.splitlines() if "  checkpoint-" in line]
-    assert [words[1] for words in lines] == [f"checkpoint-{step}" for step in (100, 200, 300, 400, 500)]
-    assert [words[0] for words in lines] == ["5", "4", "3", "2", "1"]
-    assert "run1 · 5 checkpoints" in done.stdout
-    assert command("repos/run1", "--shortlist", "1").stdout == "repos/run1/checkpoint-500\n"
-
-
 def test_a_shortlist_prints_one_repository_a_line_for_a_pipe(command, small):
     small("org/a", 0.2)
     small("org/b", 1.0)
@@ -233,16 +235,13 @@ def test_a_shortlist_prints_one_repository_a_line_for_a_pipe(command, small):
     assert done.returncode == 3
 
 
-def test_a_wrong_accuracy_file_costs_no_request(command, hub, tmp_path):
+def test_accuracies_of_lm_evals_results_and_a_wrong_file_costs_no_request(command, small, hub, tmp_path):
     table = tmp_path / "accuracy.csv"
     table.write_text("repo,accuracy\norg/x,10\n")
     done = command("org/a", "--accuracy", table)
     assert (done.returncode, done.stdout) == (2, "")
     assert "got 'org/x'; did you mean org/a?; screened: org/a" in done.stderr
     assert not hub.requests
-
-
-def test_accuracies_of_lm_evals_results(command, small, tmp_path):
     for name, spread in (("org/a", 0.2), ("org/b", 1.0)):
         small(name, spread)
         folder = tmp_path / "results" / name.replace("/", "__")
@@ -250,38 +249,26 @@ def test_accuracies_of_lm_evals_results(command, small, tmp_path):
         results = {"gsm8k": {"exact_match,strict-match": spread / 2}}
         content = {"results": results, "config": {"model_args": f"pretrained={name}"}}
         (folder / "results_2026-01-01.json").write_text(json.dumps(content))
-    done = command("org/a", "org/b", "--accuracy", "results", "--details")
-    assert "Accuracy: gsm8k, exact_match,strict-match (2 of lm-eval's result files)." in " ".join(
-        done.stdout.split()
-    )
     document = json.loads(command("org/a", "org/b", "--accuracy", "results", "--format", "json").stdout)
     assert {c["repo"]: c["accuracy"] for c in document["checkpoints"]} == {"org/a": 0.1, "org/b": 0.5}
 
 
-def test_csv_and_markdown_and_the_suffix_of_output(command, small, tmp_path):
-    small("org/a", 1.0)
-    small("org/b", 0.4)
-    rows = list(csv.DictReader(io.StringIO(command("org/a", "org/b", "--format", "csv").stdout)))
-    assert [row["repo"] for row in rows] == ["org/a", "org/b"]
-    assert float(rows[0]["gap_cosine"]) > float(rows[1]["gap_cosine"])
-    assert "| 1 | org/a |" in command("org/a", "org/b", "--format", "markdown").stdout
-    done = command("org/a", "org/b", "--output", tmp_path / "page.html")
-    assert (done.returncode, done.stdout) == (0, "")
-    page = (tmp_path / "page.html").read_text()
-    assert page.startswith("<!DOCTYPE html>")
-    assert "org/a" in page
-    done = command("org/a", "org/b", "--shortlist", "1", "-o", tmp_path / "best.txt")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert (tmp_path / "best.txt").read_text() == "org/a\n"
-
-
-def test_euclidean_ranks_by_the_other_gap(command, small):
-    small("org/a", 1.0)
-    small("org/b", 0.4)
-    document = json.loads(command("org/a", "org/b", "--metric", "euclidean", "--format", "json").stdout)
-    gaps = [c["gap"]["euclidean"]["mean"] for c in document["checkpoints"]]
-    assert document["metric"] == "euclidean"
-    assert gaps == sorted(gaps, reverse=True)
+def test_formats_metrics_and_the_suffix_of_output(command, small, tmp_path):
+    gaps = {name: small(name, spread) for name, spread in (("org/a", 1.0), ("org/b", 0.4))}
+    rows = list(csv.DictReader(io.StringIO(command(*gaps, "--format", "csv").stdout)))
+    assert {row["repo"]: float(row["gap_cosine"]) for row in rows} == pytest.approx(gaps, abs=1e-6)
+    assert [row["rank"] for row in rows] == ["1", "2"]
+    assert "| 1 | org/a |" in command(*gaps, "--format", "markdown").stdout
+    document = json.loads(command(*gaps, "--metric", "euclidean", "--format", "json").stdout)
+    euclidean = [c["gap"]["euclidean"]["mean"] for c in document["checkpoints"]]
+    assert (document["metric"], euclidean) == ("euclidean", sorted(euclidean, reverse=True))
+    for options, name, begin in (
+        ((), "page.html", "<!DOCTYPE html>"),
+        (("--shortlist", "1"), "b.txt", "org/a\n"),
+    ):
+        done = command(*gaps, *options, "--output", tmp_path / name)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert (tmp_path / name).read_text().startswith(begin)
 
 
 def test_a_domain_of_ones_own(command, small, tmp_path):
@@ -344,18 +331,11 @@ def test_wrong_usage_is_exit_2_with_the_next_step(command, args, message):
     assert "Traceback" not in done.stderr
 
 
-def test_families_and_domains_are_listed_as_tables(command):
-    done = command("--list", "families")
-    assert done.returncode == 0
-    assert re.search(r"^qwen2.5 +36 ", done.stdout, re.M)
+def test_families_domains_and_the_version_are_told(command):
+    assert re.search(r"^qwen2.5 +36 ", command("--list", "families").stdout, re.M)
     rows = csv.DictReader(io.StringIO(command("--list", "domains", "--format", "csv").stdout))
     taken = {(row["set"], row["group"]): row["default"] for row in rows}
-    assert taken["math", "digits"] == "True"
-    assert taken["math", "operators"] == "False"
-
-
-def test_help_and_version_answer(command):
-    assert "screen-checkpoints --family qwen2.5 --domain math" in command("--help").stdout
+    assert (taken["math", "digits"], taken["math", "operators"]) == ("True", "False")
     assert command("--version").stdout.startswith("lmeval-dispersion ")
 
 
@@ -372,22 +352,3 @@ def test_the_demo_needs_no_network_and_shows_measured_accuracy_beside_the_gap(co
     assert min(wrong) > found["sums-20"]["rank"]
     overall = document["agreement"][0]
     assert (overall["n"], overall["scope"]) == (11, "group")
-
-
-def test_a_tokenizer_with_more_words_is_ranked_on_the_common_ones(command, small, tmp_path):
-    lacking = tmp_path / "lacking.json"
-    tokenizer = json.loads(QWEN.read_text())
-    del tokenizer["model"]["vocab"]["Ġkitchen"]
-    lacking.write_text(json.dumps(tokenizer))
-    for name in ("org/a", "org/b"):
-        small(name, 1.0)
-        shutil.copy(lacking, tmp_path / "repos" / f"{name}-main".replace("/", "--") / "tokenizer.json")
-    small("org/c", 0.5)
-    families = tmp_path / "mine.yaml"
-    entries = "".join(f"      - {{repo: org/{x}, scale: 1B, kind: base}}\n" for x in "abc")
-    families.write_text(f"schema: 1\nfamilies:\n  ours:\n    checkpoints:\n{entries}")
-    done = command("--family", f"{families}:ours", "--format", "json")
-    assert done.returncode == 0, done.stdout
-    tokens = {c["repo"]: c["tokens"] for c in json.loads(done.stdout)["checkpoints"]}
-    assert {t["reference"] for t in tokens.values()} == {104}
-    assert all("kitchen" in t["dropped"] for t in tokens.values())

@@ -35,34 +35,30 @@ def prose(lines, seed):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A tiny GPT-2 with dropout, its tokenizer, and two domains of text."""
+    """A tiny GPT-2 with dropout and one without, their tokenizer, and two domains of text."""
     folder = tmp_path_factory.mktemp("base")
     text = prose(200, 0)
-    code = "\n\n".join(f"def f{i}(x):\n    return x + {i}" for i in range(400))
+    code = [f"def f{i}(x):\n    return x + {i}" for i in range(400)]
     (folder / "prose.txt").write_text(text)
     (folder / "short.txt").write_text("the river")
-    (folder / "code.jsonl").write_text("\n".join(json.dumps({"text": part}) for part in code.split("\n\n")))
+    (folder / "code.jsonl").write_text("\n".join(json.dumps({"text": part}) for part in code))
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    bpe.train_from_iterator(
-        [text, code],
-        trainers.BpeTrainer(
-            vocab_size=300, special_tokens=["<end>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-        ),
-    )
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"], initial_alphabet=letters)
+    bpe.train_from_iterator([text, *code], trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<end>", pad_token="<end>")
     torch.manual_seed(0)
     config = GPT2Config(
         n_layer=2, n_embd=16, n_head=2, n_positions=32, vocab_size=320, bos_token_id=0, eos_token_id=0
     )
     GPT2LMHeadModel(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
     config.update({"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0})
     config.save_pretrained(folder / "undropped")
-    tokenizer.save_pretrained(folder / "undropped")
     T5Config(d_model=16, num_layers=1, vocab_size=320).save_pretrained(folder / "reader")
-    tokenizer.save_pretrained(folder / "reader")
+    for name in ("model", "undropped", "reader"):
+        tokenizer.save_pretrained(folder / name)
     return folder
 
 
@@ -76,14 +72,12 @@ def arguments(base, out, **options):
         "lr": 5e-3,
         "tokens": 16 * 4 * 12,
     } | options
-    given = [
-        (name, each)
-        for name, value in values.items()
-        for each in (value if isinstance(value, list) else [value])
-    ]
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given if value is not True]
-    flags += [f"--{name.replace('_', '-')}" for name, value in values.items() if value is True]
-    return ["train", *flags]
+    words = ["train"]
+    for name, value in values.items():
+        flag = f"--{name.replace('_', '-')}"
+        several = value if isinstance(value, list) else [value]
+        words += [flag] if value is True else [f"{flag}={each}" for each in several]
+    return words
 
 
 def status(words):
@@ -112,6 +106,16 @@ def weights(out):
     return load_file(out / "angular_spread-seed0" / "model" / "model.safetensors")
 
 
+def assert_same_weights(one, other):
+    found, wanted = weights(one), weights(other)
+    for key, value in wanted.items():
+        assert torch.equal(value, found[key]), key
+
+
+def result_of(out, arm="base"):
+    return json.loads((out / f"{arm}-seed0" / "result.json").read_text())
+
+
 def test_an_interrupted_run_goes_on_to_the_same_numbers(base, tmp_path, capsys, monkeypatch):
     """The quick form of the next: interrupted in this process, after a checkpoint."""
 
@@ -133,8 +137,7 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(base, tmp_path, capsys, 
         printed = capsys.readouterr().out
         assert main(arguments(base, tmp_path / "whole", max_tokens=6)) == 0
     assert printed == capsys.readouterr().out
-    for key, value in weights(tmp_path / "whole").items():
-        assert torch.equal(value, weights(tmp_path / "cut")[key]), key
+    assert_same_weights(tmp_path / "cut", tmp_path / "whole")
 
 
 @pytest.mark.slow
@@ -161,13 +164,8 @@ def test_a_killed_run_goes_on_to_the_same_numbers(base, tmp_path, capsys):
         printed = capsys.readouterr().out
         assert main(arguments(base, tmp_path / "whole", **options)) == 0
     assert printed == capsys.readouterr().out
-    found, plain = (
-        json.loads((tmp_path / kind / "base-seed0" / "result.json").read_text())
-        for kind in ("killed", "whole")
-    )
-    assert found == plain
-    for key, value in weights(tmp_path / "whole").items():
-        assert torch.equal(value, weights(tmp_path / "killed")[key]), key
+    assert result_of(tmp_path / "killed") == result_of(tmp_path / "whole")
+    assert_same_weights(tmp_path / "killed", tmp_path / "whole")
     assert not list((tmp_path / "killed").glob("*/checkpoint-*"))
     # A third call does nothing but print.
     assert main(arguments(base, tmp_path / "killed", **options)) == 0
@@ -198,8 +196,8 @@ def test_base_and_losses_on_two_domains(base, tmp_path, capsys):
     assert by_loss["squeeze"]["tokens"] < by_loss["base"]["tokens"] < by_loss["push_away"]["tokens"]
     assert by_loss["base"]["versus_base"] is None
     assert len({round(row["perplexity"], 6) for row in by_loss.values()}) == 4
-    result = json.loads((tmp_path / "out" / "push_away-seed0" / "result.json").read_text())
-    assert {"ce_loss", "dispersion_loss", "dispersion", "loss"} <= set(result["log"][0])
+    log = result_of(tmp_path / "out", "push_away")["log"]
+    assert {"ce_loss", "dispersion_loss", "dispersion", "loss"} <= set(log[0])
     assert printed == (tmp_path / "out" / "comparison.json").read_text()
     markdown = (tmp_path / "out" / "comparison.md").read_text()
     assert "**Better than base: " in markdown or "**No loss is better than base.**" in markdown
@@ -213,7 +211,6 @@ def test_base_and_losses_on_two_domains(base, tmp_path, capsys):
         ({"model": "/nowhere"}, "nowhere"),
         ({"model": "BASE/reader"}, "expected a causal language model"),
         ({"data": "/nowhere.txt"}, "does not exist"),
-        ({"data": ["BASE/prose.txt", "/nowhere.jsonl"]}, "does not exist"),
         ({"eval_data": "/nowhere.jsonl"}, "does not exist"),
         ({"eval_data": ["BASE/prose.txt", "BASE/prose.txt"]}, "--eval-data for each of 1 --data, got 2"),
         ({"tokens": "12"}, "at least one step of 64"),
@@ -237,24 +234,16 @@ def test_every_argument_is_checked_before_the_first_training(
     monkeypatch.setattr("lmeval_dispersion.training.train.trained", None)
 
     def placed(value):
+        if isinstance(value, list):
+            return [*map(placed, value)]
         return value.replace("BASE", str(base)) if isinstance(value, str) else value
 
-    given = {"output_dir": tmp_path / "out"} | {
-        name: [*map(placed, value)] if isinstance(value, list) else placed(value)
-        for name, value in options.items()
-    }
+    given = {"output_dir": tmp_path / "out"} | {name: placed(value) for name, value in options.items()}
     assert status(arguments(base, given.pop("output_dir"), **given)) == 2
     printed, errors = capsys.readouterr()
     assert said in errors.replace("\n", " ")
     assert printed == ""
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_is_refused(base, tmp_path, capsys):
-    (tmp_path / "closed").mkdir(mode=0o500)
-    assert main(arguments(base, tmp_path / "closed" / "out")) == 2
-    assert "where folders and files can be made" in capsys.readouterr().err
 
 
 def torchrun(base, out, processes, **options):
@@ -280,10 +269,7 @@ def test_two_processes_train_what_one_trains_with_batches_as_large(base, tmp_pat
     capsys.readouterr()
     assert done.stdout.count("One seed shows") == 1  # one of the two reports
     for arm in ("base", "angular_spread"):
-        two, one = (
-            json.loads((tmp_path / kind / f"{arm}-seed0" / "result.json").read_text())
-            for kind in ("two", "one")
-        )
+        two, one = result_of(tmp_path / "two", arm), result_of(tmp_path / "one", arm)
         assert two["steps"] == one["steps"] == 24
         for when in ("before", "after"):
             for key in ("perplexity", "tokens"):

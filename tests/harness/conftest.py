@@ -8,7 +8,31 @@ from typing import Any
 
 import pytest
 from datasets_layout import write_all
-from harness_world import evaluate, from_folder, tiny_llama, trained_tokenizer
+from harness_world import World, evaluate, from_folder, tiny_llama, trained_tokenizer
+
+# HumanEval's metric comes from the Hub; in its place one that compiles and does not run what a model wrote.
+CODE_EVAL = """
+import datasets
+import evaluate
+
+
+class CodeEval(evaluate.Metric):
+    def _info(self):
+        text = datasets.Value("string")
+        features = {"predictions": datasets.Sequence(text), "references": text}
+        return evaluate.MetricInfo(
+            description="", citation="", inputs_description="", features=datasets.Features(features)
+        )
+
+    def _compute(self, predictions, references, k):
+        def compiles(code):
+            try:
+                return bool(compile(code, "candidate", "exec"))
+            except (SyntaxError, ValueError):
+                return False
+
+        return {"pass@1": sum(compiles(first) for first, *_ in predictions) / len(predictions)}, {}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -21,9 +45,11 @@ def _no_description_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def datasets_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ORG/NAME folders of data sets."""
+    """A folder with ORG/NAME folders of data sets, and the metric that comes from the Hub."""
     root = tmp_path_factory.mktemp("datasets")
     write_all(root)
+    (root / "code_eval").mkdir()
+    (root / "code_eval" / "code_eval.py").write_text(CODE_EVAL)
     return root
 
 
@@ -42,44 +68,14 @@ def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-# HumanEval's metric comes from the Hub; in its place one that compiles and does not run what a model wrote.
-CODE_EVAL = """
-import datasets
-import evaluate
-
-
-class CodeEval(evaluate.Metric):
-    def _info(self):
-        text = datasets.Value("string")
-        features = {"predictions": datasets.Sequence(text), "references": text}
-        return evaluate.MetricInfo(
-            description="", citation="", inputs_description="", features=datasets.Features(features)
-        )
-
-    def _compute(self, predictions, references, k):
-        good = 0
-        for candidates in predictions:
-            try:
-                compile(candidates[0], "candidate", "exec")
-                good += 1
-            except (SyntaxError, ValueError):
-                pass
-        return {"pass@1": good / len(predictions)}, {}
-"""
-
-
 @pytest.fixture
-def in_world(
-    datasets_root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
+def in_world(datasets_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Run in the folder of the data sets: `datasets` takes "cais/mmlu" for the folder of that name."""
     import datasets
     import evaluate
     import nltk
 
     cache = datasets_root.parent / "datasets-cache"
-    (datasets_root / "code_eval").mkdir(exist_ok=True)
-    (datasets_root / "code_eval" / "code_eval.py").write_text(CODE_EVAL)
     monkeypatch.setattr(evaluate.config, "HF_MODULES_CACHE", str(cache / "modules"))
     monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", str(cache / "metrics"))
     monkeypatch.chdir(datasets_root)
@@ -111,6 +107,12 @@ def task_manager() -> Callable[..., Any]:
         )
 
     return make
+
+
+@pytest.fixture
+def world(in_world: Path, tokenizer: Any, task_manager: Callable[..., Any]) -> World:
+    """Runs of the dispersion tasks in the folder of the data sets."""
+    return World(tokenizer, task_manager)
 
 
 @pytest.fixture

@@ -6,6 +6,9 @@ import json
 import math
 import os
 import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from lmeval_dispersion.geometry import dispersion_estimate
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.harness.records import DocRecord
-from lmeval_dispersion.store import read_store
+from lmeval_dispersion.store import Store, read_store
 
+ROOT = Path(install.__file__).resolve().parents[2]
+ARC = "arc_easy_dispersion"
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+}
 CHAT = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -54,17 +66,8 @@ def trained_tokenizer() -> Any:
 def tiny_llama(tokenizer: Any, **settings: Any) -> Any:
     """A random Llama whose states differ enough from text to text."""
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 48, **settings}
-    config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer),
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=2048,
-        eos_token_id=1,
-        pad_token_id=2,
-        **shape,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
+    special = {"vocab_size": len(tokenizer), "eos_token_id": 1, "pad_token_id": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | special | settings)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -97,10 +100,66 @@ def evaluate(lm: Any, tasks: list[str], manager: Any, **settings: Any) -> Any:
     return lm_eval.simple_evaluate(model=lm, tasks=tasks, task_manager=manager, **options)
 
 
-def environment(**extra: str) -> dict[str, str]:
-    """A child process's environment: ours without what would make it see this machine's Hub settings."""
+@dataclass(frozen=True)
+class World:
+    """Runs of the dispersion tasks in this process, on the small data sets."""
+
+    tokenizer: Any
+    manager: Callable[..., Any]
+
+    def lm(self, model: Any = None, **settings: Any) -> Any:
+        return hflm(tiny_llama(self.tokenizer) if model is None else model, self.tokenizer, **settings)
+
+    def run(
+        self,
+        lm: Any,
+        *tasks: str,
+        families: tuple[str, ...] = (),
+        store: Path | None = None,
+        layers: str = "last",
+        correct: str | None = None,
+        **settings: Any,
+    ) -> Any:
+        """The results of ``tasks`` (arc_easy where none is named); ``families`` are those of stock tasks."""
+        metadata = {"store": store and str(store), "layers": layers, "correct": correct}
+        given = {f"dispersion_{key}": value for key, value in metadata.items() if value}
+        return evaluate(lm, list(tasks or [ARC]), self.manager(*families, **given), **settings)
+
+
+def child(*words: object, path: str = "", cwd: Path | None = None, **variables: str) -> Any:
+    """Run a command to its good end; ``path`` comes before our own modules and tests on its path.
+
+    Its environment is ours without what would make it see this machine's Hub settings.
+    """
+    done = subprocess.run(
+        [str(word) for word in words],
+        env=environment(path, **variables),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def environment(path: str = "", **variables: str) -> dict[str, str]:
+    """See :func:`child`."""
+    import datasets
+
+    folders = [path, str(Path(__file__).parent), str(ROOT), str(ROOT / "screener")]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGINGFACE", "LMEVAL_"))}
-    return {**kept, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **extra}
+    cache = str(datasets.config.HF_DATASETS_CACHE)
+    return {
+        **kept,
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": os.pathsep.join(filter(None, folders)),
+        "HF_DATASETS_CACHE": cache,
+        "HF_DATASETS_OFFLINE": "1",
+        "XDG_CACHE_HOME": f"{cache}/xdg",
+        **variables,
+    }
 
 
 def trimmed_copy(site: Path) -> Path:
@@ -129,9 +188,8 @@ def reference(lm: Any, context: str, continuation: str, layer: str) -> tuple[Any
         if layer == "last":
             out = lm.model(inputs, output_hidden_states=True)
             state = out.hidden_states[-1][0, -1]
-        else:  # the residual stream after the first block's attention, written out for Llama
-            assert layer == "layer.0.attn"
-            block = lm.model.model.layers[0]
+        else:  # the residual stream after a block's attention, written out for Llama
+            block = lm.model.model.layers[int(layer.removeprefix("layer.").removesuffix(".attn"))]
             seen: list[Any] = []
             handle = block.post_attention_layernorm.register_forward_pre_hook(
                 lambda _, args: seen.append(args[0])
@@ -146,12 +204,12 @@ def reference(lm: Any, context: str, continuation: str, layer: str) -> tuple[Any
 
 def records(results: Any, task: str) -> list[DocRecord]:
     """The records behind a task's samples."""
-    found = [sample["dispersion"] for sample in results["samples"][task]]
-    assert all(isinstance(record, DocRecord) for record in found)
-    return found
+    return [sample["dispersion"] for sample in results["samples"][task]]
 
 
-def check_vectors(lm: Any, results: Any, task: str, layer: str = "last", within: float | None = None) -> None:
+def check_vectors(
+    lm: Any, results: Any, task: str = ARC, layer: str = "last", within: float | None = None
+) -> None:
     """Every captured vector equals the model on the unpadded prompt alone; so does the query's perplexity.
 
     ``within``: the vectors agree to that share of their length alone, and the perplexity is not compared.
@@ -175,14 +233,22 @@ def check_vectors(lm: Any, results: Any, task: str, layer: str = "last", within:
                 assert state.perplexity[0] == pytest.approx(math.exp(-float(np.mean(own))), rel=1e-4)
 
 
-def hidden(lm: Any, tokens: list[int], layer: str) -> Any:
-    assert layer == "last"
-    with torch.no_grad():
-        return lm.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0].numpy()
+def check_same_documents(store: Store, expected: Store, but: str) -> None:
+    """The tables of documents hold the same values, of the column ``but`` aside."""
+    for column in expected.documents.columns.drop(but):
+        values, wanted = ([as_list(v) for v in s.documents[column]] for s in (store, expected))
+        assert repr(values) == repr(wanted), column  # NaN and None differ
 
 
-def hooks_left(model: torch.nn.Module) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+def as_list(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def hooks_left(model: torch.nn.Module) -> set[str]:
+    """The modules whose hooks are on ``model``."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks")
+    parts = [getattr(part, kind) for part in model.modules() for kind in kinds]
+    return {hook.__module__ for hooks in parts for hook in hooks.values()}
 
 
 def check_stored_run(out: Path, task: str, documents: int = 8) -> None:

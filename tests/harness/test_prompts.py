@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,12 +69,11 @@ def test_subjects_of_one_benchmark_have_one_template() -> None:
     assert bare.keys() == {"prompt_template", "num_fewshot"}
 
 
-def test_the_models_arguments_that_change_vectors_are_in_its_identity(tmp_path: Any) -> None:
+def test_the_models_arguments_that_change_vectors_are_in_its_identity(tmp_path: Path) -> None:
     keys = ("peft", "delta", "add_bos_token", "model")
     lm = SimpleNamespace(pretrained=str(tmp_path), revision="main", **dict.fromkeys(keys))
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"w")
-    for name in ("a.gguf", "b.gguf"):
+    for name in ("model.safetensors", "a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(name.encode())
     base = model_identity(lm, {})
     assert base.keys() == {"weights"}
@@ -82,14 +82,9 @@ def test_the_models_arguments_that_change_vectors_are_in_its_identity(tmp_path: 
     assert len({base["weights"], a["weights"], b["weights"]}) == 3
     assert model_identity(lm, {"tokenizer": "org/other"})["tokenizer"] == "org/other"
     assert model_identity(lm, {"tokenizer": str(tmp_path)}) == base
-    lm.add_bos_token = True
-    assert model_identity(lm, {})["add_bos_token"] == "true"
-    lm.peft = "org/adapter-that-is-not-cached"
-    assert model_identity(lm, {})["adapter"] == "org/adapter-that-is-not-cached"
-
-
-def test_a_hub_model_is_told_by_its_commit() -> None:
+    lm.add_bos_token, lm.peft = True, "org/adapter-that-is-not-cached"
+    changed = model_identity(lm, {})
+    assert (changed["add_bos_token"], changed["adapter"]) == ("true", lm.peft)
     config = SimpleNamespace(_commit_hash="0" * 40)
-    model = SimpleNamespace(config=config, dtype="float32")
-    lm = SimpleNamespace(pretrained="org/name", revision="main", model=model)
+    lm.pretrained, lm.model = "org/name", SimpleNamespace(config=config, dtype="float32")
     assert model_identity(lm, {})["weights"] == f"org/name@{'0' * 40}"

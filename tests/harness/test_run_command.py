@@ -8,11 +8,12 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from harness_world import check_stored_run
+from harness_world import ARC, ROOT, check_stored_run
 
 from lmeval_dispersion import open_store
 from lmeval_dispersion.cli import main
@@ -20,11 +21,9 @@ from lmeval_dispersion.harness import install, saving
 from lmeval_dispersion.paths import data_folder
 from lmeval_dispersion.store import read_store
 
-ROOT = Path(__file__).resolve().parents[2]
-
 pytestmark = pytest.mark.usefixtures("in_world")
 
-OWN = """
+MINE = """
 include: {theirs}/arc/arc_easy.yaml
 task: my_questions
 class: !function lmeval_dispersion.harness.DispersionTask
@@ -35,10 +34,12 @@ class: !function lmeval_dispersion.harness.DispersionTask
 def _quick_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """lm-eval reads all of its 10,000 task files before a run: here it has none of its own."""
     import lm_eval.tasks.manager as manager
+    from lm_eval.utils import setup_logging
 
     (tmp_path / "no-tasks").mkdir()
     monkeypatch.setattr(manager, "__file__", str(tmp_path / "no-tasks/manager.py"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    setup_logging()  # its handler keeps the stderr of its first use: here, before a test captures that
     logger = logging.getLogger()
     before = logger.handlers[:], logger.level
     yield
@@ -47,63 +48,45 @@ def _quick_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     logger.handlers[:], logger.level = before
 
 
-def run(model: Path, tasks: str, store: Path, *more: str) -> int:
+def run(model: Path, tasks: str, *more: object, **metadata: object) -> int:
     arguments = ["--model", "hf", "--model_args", f"pretrained={model},dtype=float32", "--device", "cpu"]
-    arguments += ["--tasks", tasks, "--metadata", f"dispersion_store={store}"]
-    return main(["run", *arguments, *(more if "--limit" in more else ("--limit", "3", *more))])
+    given = json.dumps({f"dispersion_{key}": str(value) for key, value in metadata.items()})
+    return main(["run", *arguments, "--tasks", tasks, "--metadata", given, *map(str, more)])
 
 
-def test_a_users_own_tasks_run_beside_ours(model_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own/mine.yaml").write_text(OWN.format(theirs=install.harness_tasks()))
-    tasks = "my_questions,arc_easy_dispersion"
-    assert run(model_folder, tasks, tmp_path / "store", "--include_path", str(tmp_path / "own")) == 0
-    mine = read_store(tmp_path / "store/my_questions")
-    ours = read_store(tmp_path / "store/arc_easy_dispersion")
-    assert mine.documents["doc_hash"].equals(ours.documents["doc_hash"])
-
-
-def test_a_second_run_into_a_store_says_how_to_go_on(
+def test_a_users_own_tasks_run_beside_ours_and_a_second_run_says_how_to_go_on(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(model_folder, "arc_easy_dispersion", tmp_path / "store") == 0
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/mine.yaml").write_text(MINE.format(theirs=install.harness_tasks()))
+    more, store = ("--include_path", tmp_path / "own", "--limit", 3), tmp_path / "store"
+    assert run(model_folder, f"my_questions,{ARC}", *more, store=store) == 0
+    mine, ours = (read_store(store / name).documents["doc_hash"] for name in ("my_questions", ARC))
+    assert mine.equals(ours)
     capsys.readouterr()
-    assert run(model_folder, "arc_easy_dispersion", tmp_path / "store") == 2
+    assert run(model_folder, ARC, "--limit", 3, store=store) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said == (
-        f"dispersion run: {tmp_path / 'store/arc_easy_dispersion'} holds a finished store already: read it "
-        "with `dispersion audit`, remove it, or choose another place for this run (dispersion_store, -o)"
-    )
+    assert said.startswith(f"dispersion run: {store / ARC} holds a finished store already: ")
 
 
 def test_the_command_with_default_options_stores_the_run(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [
-        "--model",
-        "hf",
-        "--model_args",
-        f"pretrained={model_folder},dtype=float32",
-        "--device",
-        "cpu",
-    ]
-    arguments += ["--tasks", "arc_easy_dispersion", "--output_path", str(tmp_path / "out")]
-    assert main(["run", *arguments, "--metadata", '{"dispersion_layers": "last+layer.0"}']) == 0
+    assert run(model_folder, ARC, "--output_path", tmp_path / "out", layers="last+layer.0") == 0
     said = capsys.readouterr()
     assert "ootstrapping" not in said.out + said.err
-    check_stored_run(tmp_path / "out", "arc_easy_dispersion")
+    check_stored_run(tmp_path / "out", ARC)
 
 
 def test_what_concerns_many_tasks_is_one_warning(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = [f"{name}_dispersion" for name in ("arc_challenge", "arc_easy", "hellaswag", "truthfulqa_mc1")]
-    assert run(model_folder, ",".join(tasks), tmp_path / "store", "--limit", "1") == 0
+    assert run(model_folder, ",".join(tasks), "--limit", 1, store=tmp_path / "store") == 0
     assert "is NaN" not in capsys.readouterr().err
     saving.tell()
     said = capsys.readouterr().err.splitlines()
-    warnings = [line for line in said if "dispersion is NaN" in line]
-    assert warnings == [
+    assert [line for line in said if "dispersion is NaN" in line] == [
         f"warning: 4 tasks ({', '.join(tasks[:3])}, …): dispersion is NaN (fewer than two documents)"
     ]
     assert said[-1] == f"next: dispersion audit {tmp_path / 'store'}"
@@ -115,14 +98,10 @@ def test_a_missing_chat_template_is_a_sentence(
     plain = tmp_path / "plain"
     shutil.copytree(model_folder, plain)
     (plain / "chat_template.jinja").unlink()
-    assert run(plain, "arc_easy_dispersion", tmp_path / "store", "--apply_chat_template") == 1
+    assert run(plain, ARC, "--apply_chat_template", store=tmp_path / "store") == 1
     said = capsys.readouterr().err
     assert "Traceback" not in said
-    assert (
-        said.strip()
-        .splitlines()[-1]
-        .endswith("; leave --apply_chat_template out, or use a model whose tokenizer has a template")
-    )
+    assert "; leave --apply_chat_template out, or use" in said.strip().splitlines()[-1]
 
 
 SUMS = """
@@ -139,31 +118,28 @@ target_delimiter: ""
 """
 
 
+def write_sums(folder: Path) -> None:
+    """A task of 150 sums for the demo's models."""
+    draw = random.Random(0)
+    lines = []
+    for _ in range(150):
+        a, b = draw.randrange(50), draw.randrange(50)
+        choices = [a + b, *draw.sample([n for n in range(99) if n != a + b], 3)]
+        draw.shuffle(choices)
+        line = {"question": f"12+30=42. 40-2=38. 7+5=12. {a}+{b}=", "choices": [f"{n}." for n in choices]}
+        lines.append(json.dumps({**line, "answer": choices.index(a + b)}) + "\n")
+    folder.mkdir()
+    (folder / "sums.jsonl").write_text("".join(lines))
+    (folder / "sums.yaml").write_text(SUMS.replace("SUMS.jsonl", str(folder / "sums.jsonl")))
+
+
 def test_the_page_on_hidden_states_does_what_it_says_on_a_real_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    draw = random.Random(0)
-    with (tmp_path / "sums.jsonl").open("w") as file:
-        for _ in range(150):
-            a, b = draw.randrange(50), draw.randrange(50)
-            choices = [a + b, *draw.sample([n for n in range(99) if n != a + b], 3)]
-            draw.shuffle(choices)
-            question = f"12+30=42. 40-2=38. 7+5=12. {a}+{b}="
-            line = {
-                "question": question,
-                "choices": [f"{n}." for n in choices],
-                "answer": choices.index(a + b),
-            }
-            file.write(json.dumps(line) + "\n")
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks/sums.yaml").write_text(SUMS.replace("SUMS.jsonl", str(tmp_path / "sums.jsonl")))
-    metadata = json.dumps(
-        {"dispersion_layers": "last+layer.-2", "dispersion_store": str(tmp_path / "states")}
-    )
-    model = f"pretrained={data_folder('demo') / 'sums-10'},dtype=float32"
-    arguments = ["--model", "hf", "--model_args", model, "--device", "cpu", "--batch_size", "32"]
-    arguments += ["--tasks", "sums", "--include_path", str(tmp_path / "tasks"), "--metadata", metadata]
-    assert main(["run", *arguments]) == 0
+    write_sums(tmp_path / "tasks")
+    more = ("--include_path", tmp_path / "tasks", "--batch_size", 32)
+    metadata = {"layers": "last+layer.-2", "store": tmp_path / "states"}
+    assert run(data_folder("demo") / "sums-10", "sums", *more, **metadata) == 0
     store = open_store(tmp_path / "states")
     assert repr(store).endswith("sums-10: 150 documents, layers last, layer.1>")
     np.testing.assert_array_equal(store.vectors("layer.-2"), store.vectors("layer.1"))
@@ -176,18 +152,17 @@ def test_the_page_on_hidden_states_does_what_it_says_on_a_real_store(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     capsys.readouterr()
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     exec("\n".join(blocks).replace("layer.-8", "layer.-2"), names)
     said = [line.split() for line in capsys.readouterr().out.splitlines() if " AUROC " in line]
-    assert [name for name, _, _ in said] == ["probe", "confidence", "contribution"]
     areas = {name: float(area) for name, _, area in said}
+    assert list(areas) == ["probe", "confidence", "contribution"]
     assert areas["confidence"] > 0.7  # the model knows when it knows
     assert 0.2 < areas["probe"] < 0.8
     frame = pd.read_parquet("states.parquet")
     rows = names["rows"]
     np.testing.assert_array_equal(np.stack(frame["state:layer.1"]), store.to_numpy("layer.1"))
-    np.testing.assert_array_equal(np.asarray(rows["state:last"]), store.to_numpy("last"))  # type: ignore[index]
-    assert list(rows["text"]) == store.documents["text"].tolist()  # type: ignore[index]
-    assert frame.drop(columns=["state:last", "state:layer.1", "logprobs"]).equals(
-        store.documents.drop(columns="logprobs")
-    )
+    np.testing.assert_array_equal(np.asarray(rows["state:last"]), store.to_numpy("last"))
+    documents = store.documents.drop(columns="logprobs")
+    assert list(rows["text"]) == documents["text"].tolist()
+    assert frame.drop(columns=["state:last", "state:layer.1", "logprobs"]).equals(documents)

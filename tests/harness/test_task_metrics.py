@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 import pickle
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from harness_world import evaluate, hflm, records, tiny_llama
+from harness_world import ARC, World, records
 
 from lmeval_dispersion.geometry import dispersion, dispersion_estimate
 from lmeval_dispersion.harness.records import METRICS
 from lmeval_dispersion.harness.task import DispersionTask
 from lmeval_dispersion.store import read_store
-
-pytestmark = pytest.mark.usefixtures("in_world")
 
 
 @pytest.mark.parametrize(
@@ -32,16 +30,9 @@ pytestmark = pytest.mark.usefixtures("in_world")
     ],
 )
 def test_groups_are_pooled_over_all_documents(
-    name: str,
-    leaves: int,
-    categories: set[str],
-    tokenizer: Any,
-    task_manager: Callable[..., Any],
-    tmp_path: Path,
+    name: str, leaves: int, categories: set[str], world: World, tmp_path: Path
 ) -> None:
-    lm = hflm(tiny_llama(tokenizer), tokenizer, batch_size=16)
-    manager = task_manager(dispersion_store=str(tmp_path / "store"), dispersion_layers="last+layer.0")
-    results = evaluate(lm, [name], manager)
+    results = world.run(world.lm(batch_size=16), name, store=tmp_path, layers="last+layer.0")
     tasks = list(results["samples"])
     assert len(tasks) == leaves
     every = [record for task in tasks for record in records(results, task)]
@@ -49,13 +40,16 @@ def test_groups_are_pooled_over_all_documents(
     right = np.array([record.correct for record in every]) == 1.0
     group = results["groups"][name]
     expected = dispersion_estimate(rows)
-    assert group["dispersion,none"] == pytest.approx(expected.mean, rel=1e-9)
-    assert group["dispersion_stderr,none"] == pytest.approx(expected.se, rel=1e-9)
-    assert group["dispersion_correct,none"] == pytest.approx(dispersion(rows[right]), rel=1e-9)
-    assert group["dispersion_incorrect,none"] == pytest.approx(dispersion(rows[~right]), rel=1e-9)
+    for key, value in (
+        ("dispersion", expected.mean),
+        ("dispersion_stderr", expected.se),
+        ("dispersion_correct", dispersion(rows[right])),
+        ("dispersion_incorrect", dispersion(rows[~right])),
+    ):
+        assert group[f"{key},none"] == pytest.approx(value, rel=1e-9), key
     mean_of_means = np.mean([results["results"][task]["dispersion,none"] for task in tasks])
     assert abs(group["dispersion,none"] - mean_of_means) > 1e-3
-    store = read_store(tmp_path / "store")
+    store = read_store(tmp_path)
     assert len(store.documents) == len(every) == 4 * leaves
     assert set(store.documents["category"]) == categories
     assert store.documents["subject"].nunique() == leaves
@@ -70,52 +64,52 @@ def test_groups_are_pooled_over_all_documents(
     assert set(store.documents["prediction"]) <= set("ABCD")
 
 
-def test_nan_states_are_left_out_and_said(
-    tokenizer: Any, task_manager: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    model = tiny_llama(tokenizer)
-    lm = hflm(model, tokenizer)
-    token = lm.tok_encode(" bees")[0]
+@pytest.mark.slow
+def test_a_group_of_generations_in_chats_is_pooled(world: World) -> None:
+    settings: dict[str, Any] = {"gen_kwargs": {"max_gen_toks": 2}, "apply_chat_template": True, "limit": 1}
+    group = "mmlu_th_llama_dispersion"
+    thai = world.run(world.lm(batch_size=16), group, families=("llama3/instruct/mmlu_th",), **settings)
+    assert len(thai["samples"]) == 57
+    rows = np.concatenate([r.state.vectors["last"] for t in thai["samples"] for r in records(thai, t)])
+    assert thai["groups"][group]["dispersion,strict_match"] == pytest.approx(dispersion(rows), rel=1e-9)
+
+
+def test_nan_states_are_left_out_and_said(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    lm = world.lm()
     with torch.no_grad():
-        model.get_input_embeddings().weight[token] = float("nan")
-    results = evaluate(lm, ["arc_easy_dispersion"], task_manager())
-    metadata = results["configs"]["arc_easy_dispersion"]["metadata"]["dispersion"]
+        lm.model.get_input_embeddings().weight[lm.tok_encode(" bees")[0]] = float("nan")
+    results = world.run(lm)
+    metadata = results["configs"][ARC]["metadata"]["dispersion"]
     bad = metadata["without_direction"]["last"]
     assert 0 < bad < 8
     assert metadata["layers"]["last"]["dispersion_n"] == 8 - bad
-    assert math.isfinite(results["results"]["arc_easy_dispersion"]["dispersion,none"])
+    assert math.isfinite(results["results"][ARC]["dispersion,none"])
     assert f"{bad} of 8 states of last are zero or not finite and left out" in caplog.text
 
 
 @pytest.mark.parametrize("task", ["gsm8k_dispersion", "wikitext_dispersion"])
 def test_a_bootstrap_of_our_metrics_changes_no_figure_and_no_store(
-    task: str,
-    tokenizer: Any,
-    task_manager: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    task: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """lm-eval 0.5 bootstraps every aggregation that is no mean, in this process or in others."""
     import lm_eval.evaluator_utils as evaluator
 
     def run(name: str) -> tuple[dict[str, Any], Any]:
-        lm = hflm(tiny_llama(tokenizer), tokenizer, batch_size=3, max_length=512)
-        manager = task_manager(dispersion_store=str(tmp_path / name), dispersion_layers="last+layer.0")
-        results = evaluate(lm, [task], manager, gen_kwargs={"max_gen_toks": 4})
+        lm = world.lm(batch_size=3, max_length=512)
+        store, options = tmp_path / name, {"max_gen_toks": 4}
+        results = world.run(lm, task, store=store, layers="last+layer.0", gen_kwargs=options)
         figures = {k: v for k, v in results["results"][task].items() if k.startswith("dispersion")}
         figures["summary"] = results["configs"][task]["metadata"]["dispersion"] | {"store": None}
-        return figures, read_store(tmp_path / name)
+        return figures, read_store(store)
 
     def bootstrapped(metric: Any, bootstrap_iters: int) -> Any:
         assert bootstrap_iters == 100000
 
         def error(items: Sequence[Any]) -> str:
             if type(metric).__module__.startswith("lmeval_dispersion"):
-                draw = random.Random(0)
-                samples = [draw.choices(items, k=len(items)) for _ in range(3)]
-                copied, again = pickle.loads(pickle.dumps((metric, samples)))  # as in another process
-                for sample, copy in zip(samples, again, strict=True):
-                    np.testing.assert_allclose(copied(copy), metric(sample), rtol=1e-12)
+                sample = random.Random(0).choices(items, k=len(items))
+                copied, again = pickle.loads(pickle.dumps((metric, sample)))  # as in another process
+                np.testing.assert_allclose(copied(again), metric(sample), rtol=1e-12)
                 bootstraps.append(metric)
             return "N/A"
 
@@ -134,14 +128,10 @@ def test_a_bootstrap_of_our_metrics_changes_no_figure_and_no_store(
 
 
 def test_records_of_other_processes_are_kept_whatever_samples_of_them_are_drawn(
-    tokenizer: Any, task_manager: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = "arc_easy_dispersion"
-    lm = hflm(tiny_llama(tokenizer), tokenizer)
-    plain = evaluate(lm, [task], task_manager(dispersion_store=str(tmp_path / "plain")))
-    items = records(plain, task)
-    results = evaluate(lm, [task], task_manager(dispersion_store=str(tmp_path / "two")), limit=4)
-    assert results["results"][task]["dispersion,none"] != plain["results"][task]["dispersion,none"]
+    lm = world.lm()
+    items = records(world.run(lm, store=tmp_path / "plain"), ARC)
     dumped = DispersionTask.dump_config
 
     def gathered(self: Any) -> Any:
@@ -149,29 +139,23 @@ def test_records_of_other_processes_are_kept_whatever_samples_of_them_are_drawn(
             figure = self.aggregation()["dispersion"]
             for sample in (items, random.Random(1).choices(items, k=8)):
                 assert math.isfinite(figure(sample))
-                assert type(pickle.loads(pickle.dumps(figure))).__name__ == "Figure"
         return dumped(self)
 
     monkeypatch.setattr(DispersionTask, "dump_config", gathered)
-    evaluate(lm, [task], task_manager(dispersion_store=str(tmp_path / "gathered")), limit=4)
+    world.run(lm, store=tmp_path / "gathered", limit=4)
     same = ["doc_id", "doc_hash", "correct"]
-    expected = read_store(tmp_path / "plain").documents[same]
-    assert read_store(tmp_path / "gathered").documents[same].equals(expected)
-    assert len(read_store(tmp_path / "two").documents) == 4
+    expected, found = (read_store(tmp_path / name).documents[same] for name in ("plain", "gathered"))
+    assert found.equals(expected)
 
 
-def test_a_task_that_runs_twice_stores_its_latest_run(
-    tokenizer: Any, task_manager: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_task_that_runs_twice_stores_its_latest_run(world: World, tmp_path: Path) -> None:
     import lm_eval
 
-    lm = hflm(tiny_llama(tokenizer), tokenizer)
-    loaded = task_manager(dispersion_store=str(tmp_path / "first")).load(["arc_easy_dispersion"])
-    task = loaded["tasks"]["arc_easy_dispersion"]
+    lm = world.lm()
+    loaded = world.manager(dispersion_store=str(tmp_path / "first")).load([ARC])
     lm_eval.evaluate(lm=lm, task_dict=loaded)
-    task.config.metadata["dispersion_store"] = str(tmp_path / "second")
+    loaded["tasks"][ARC].config.metadata["dispersion_store"] = str(tmp_path / "second")
     results = lm_eval.evaluate(lm=lm, task_dict=loaded, limit=3)
     assert len(read_store(tmp_path / "first").documents) == 8
     assert read_store(tmp_path / "second").documents["doc_id"].tolist() == [0, 1, 2]
-    summary = results["configs"]["arc_easy_dispersion"]["metadata"]["dispersion"]
-    assert summary["documents"] == 3
+    assert results["configs"][ARC]["metadata"]["dispersion"]["documents"] == 3

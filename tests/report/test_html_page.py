@@ -164,18 +164,12 @@ def test_nothing_is_referred_to_outside(built):
 
 def test_policy_allows_exactly_the_scripts_that_are_there(built):
     elements = Elements(built)
-    (policy,) = [
-        one["content"]
-        for tag, one in elements.found
-        if tag == "meta" and "Policy" in str(one.get("http-equiv"))
-    ]
-    allowed = set(re.findall(r"'sha256-([^']+)'", policy))
-    there = {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in elements.scripts}
-    assert allowed == there
-    assert len(there) == 1
-    assert "unsafe-eval" not in policy
+    metas = [attributes for tag, attributes in elements.found if tag == "meta"]
+    (policy,) = [meta["content"] for meta in metas if "Policy" in str(meta.get("http-equiv"))]
+    (script,) = elements.scripts
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert re.findall(r"script-src ([^;]+)", policy) == [f"'sha256-{allowed}'"]
     assert "default-src 'none'" in policy
-    assert "script-src 'sha256-" in policy
 
 
 def test_anchors_have_names_and_occur_once(built):
@@ -193,37 +187,23 @@ def test_a_chart_is_two_small_pictures():
     assert len(single) < 60_000
 
 
-def test_an_empty_table_and_one_row_are_not_sortable():
-    empty = page(Table([], [Column("a", "A")], "c"))
+def test_tables_sort_where_there_are_rows_and_tell_a_hint_once():
+    empty, single = page(Table([], [Column("a", "A")], "c")), page(Table([{"a": 1}], [Column("a", "A")], "c"))
     assert '<td colspan="1">none</td>' in empty
+    several = page(Table(rows(), COLUMNS, "first"), Table(rows(), COLUMNS, "second"))
     button = '<button type="button">'
-    assert button not in empty
-    assert button not in page(Table([{"a": 1}], [Column("a", "A")], "c"))
-    assert button in page(Table([{"a": 1}, {"a": 2}], [Column("a", "A")], "c"))
-
-
-def test_minus_is_a_sign_before_numbers_only():
-    row = {"name": "run-5", "gap": -1.5, "se": 0.1, "range": "-0.4 to -0.1", "day": "2024-05-06"}
+    assert [button in text for text in (empty, single, several)] == [False, False, True]
+    assert several.count("larger is <code>better</code>") == 1
+    row = {"name": "run-5", "gap": -1.5, "se": 0.1, "day": "2024-05-06"}
     text = page(Table([row], [Column(k, k, error="se" if k == "gap" else "") for k in row], "c"))
-    assert "−1.5 ± 0.1" in text
-    assert "run-5" in text
-    assert "2024-05-06" in text
+    assert all(value in text for value in ("−1.5 ± 0.1", "run-5", "2024-05-06"))
 
 
-def test_a_hint_is_told_once():
-    text = page(Table(rows(), COLUMNS, "one"), Table(rows(), COLUMNS, "two"))
-    assert text.count("larger is <code>better</code>") == 1
-
-
-def test_a_chart_with_remote_data_is_refused():
+def test_a_chart_with_remote_data_is_refused_and_a_column_may_be_called_url():
     remote = {"data": {"url": "https://example.org/data.json"}, "mark": "point"}
-    with pytest.raises(ValueError, match="data inside"):
-        page(Chart(remote, "c", "d"))
-    with pytest.raises(ValueError, match="data inside"):
-        page(Chart({"layer": [bars(), remote]}, "c", "d"))
-
-
-def test_data_may_have_a_column_called_url():
+    for spec in (remote, {"layer": [bars(), remote]}):
+        with pytest.raises(ValueError, match="data inside"):
+            page(Chart(spec, "c", "d"))
     values = [{"run": "view_77", "url": "x", "gap": 1.0}, {"run": "param_78", "url": "y", "gap": 2.0}]
     text = page(Chart(chart(values, "bar", x="gap:Q", y="run:N"), "c", "d"))
     assert "view_77" in text
@@ -239,15 +219,11 @@ def test_a_narrow_picture_has_no_names_beside_its_points():
 # --- in a browser ---------------------------------------------------------------------------------------
 
 
-def test_charts_are_drawn_without_a_word_or_a_request(browser):
+def test_charts_are_drawn_without_a_word_a_request_or_a_hostile_element(browser):
     assert browser.value("document.querySelectorAll('.chart .wide svg').length") == 5
     assert browser.value("document.querySelectorAll('.chart svg .mark-line path').length") >= 1
     assert browser.console == []
-    assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
-    assert len([url for url in browser.requests if url.startswith("file:")]) == 1
-
-
-def test_nothing_hostile_becomes_an_element(browser):
+    assert [url.partition(":")[0] for url in browser.requests if not url.startswith("data:")] == ["file"]
     assert browser.value("document.querySelectorAll('main img, main script, figure script').length") == 0
     assert browser.value("document.querySelector('#hostile + p').textContent") == HOSTILE
 
@@ -275,19 +251,18 @@ def test_heads_sort_by_keyboard_and_say_so(browser):
     assert browser.value(f"{sorted_heads}.map(h => h.ariaSort)") == ["none", "none", "ascending"]
 
 
-def test_accessible_names(browser):
+def test_names_are_accessible_and_an_anchor_opens_details(browser):
     tree = browser.call("Accessibility.getFullAXTree")["nodes"]
     named = {(node["role"]["value"], node.get("name", {}).get("value")) for node in tree if "role" in node}
-    assert ("table", "Checkpoints") in named
-    assert ("rowheader", "a/ten") in named
-    assert ("image", "It rises.") in named
-    assert ("columnheader", "Gap") in named
-    assert ("note", "Warning") in named
-    assert ("heading", "Sample & more") in named
-    assert ("button", "Save as CSV") in named
-
-
-def test_details_are_folded_and_their_anchor_opens_them(browser):
+    assert named >= {
+        ("table", "Checkpoints"),
+        ("rowheader", "a/ten"),
+        ("image", "It rises."),
+        ("columnheader", "Gap"),
+        ("note", "Warning"),
+        ("heading", "Sample & more"),
+        ("button", "Save as CSV"),
+    }
     assert browser.value("document.getElementById('cost').open") is False
     browser.value("document.querySelector('nav a[href=\"#cost\"]').click()")
     browser.wait("document.getElementById('cost').open")

@@ -13,24 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 Matrix = NDArray[Any]
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 1, "I8": 1, "U32": 4}
+FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
 
 def stored(matrix: Matrix, dtype: str) -> bytes:
     """Bytes of a matrix in a dtype of safetensors; BF16 cuts off, 8-bit floats are rounded."""
-    if dtype == "F64":
-        return matrix.astype("<f8").tobytes()
-    if dtype == "F32":
-        return matrix.astype("<f4").tobytes()
-    if dtype == "F16":
-        return matrix.astype("<f2").tobytes()
     if dtype == "BF16":
         return (matrix.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
     if dtype.startswith("F8"):
         # Any finite code will do: exponents around the middle, sign and mantissa from the matrix.
-        return (
-            (np.abs(matrix * 1e4).astype(np.uint32) % 0x70 + 1 + 0x80 * (matrix < 0)).astype("u1").tobytes()
-        )
+        code = np.abs(matrix * 1e4).astype(np.uint32) % 0x70 + 1 + 0x80 * (matrix < 0)
+        return code.astype("u1").tobytes()
+    if dtype in FLOATS:
+        return matrix.astype(FLOATS[dtype]).tobytes()
     return np.abs(matrix * 1e4).astype({"U8": "u1", "I8": "i1", "U32": "<u4"}[dtype]).tobytes()
 
 
@@ -63,14 +58,10 @@ def write_checkpoint(
     shards: int = 1,
     tokenizer: Path | None = None,
 ) -> Path:
-    """A checkpoint in transformers' layout.
+    """A checkpoint in transformers' layout from names → (dtype, matrix).
 
-    Args:
-        folder: Created.
-        tensors: Name → (dtype, matrix).
-        config: config.json; None: a Llama's.
-        shards: 1: ``model.safetensors``; more: tensors dealt out to shards with an index.
-        tokenizer: Folder whose tokenizer files are copied.
+    Several shards have tensors dealt out to them and an index; `config` is a Llama's unless given; files of
+    `tokenizer`, a folder, are copied.
     """
     folder.mkdir(parents=True, exist_ok=True)
     settings = {"model_type": "llama", "tie_word_embeddings": False} if config is None else config
@@ -78,12 +69,11 @@ def write_checkpoint(
     if shards == 1:
         write_safetensors(folder / "model.safetensors", tensors)
     else:
-        dealt: list[dict[str, tuple[str, Matrix]]] = [{} for _ in range(shards)]
-        for number, (name, tensor) in enumerate(tensors.items()):
-            dealt[number % shards][name] = tensor
         weight_map = {}
-        for number, part in enumerate(dealt, start=1):
-            file = f"model-{number:05d}-of-{shards:05d}.safetensors"
+        names = list(tensors)
+        for number in range(shards):
+            part = {name: tensors[name] for name in names[number::shards]}
+            file = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
             write_safetensors(folder / file, part)
             weight_map.update(dict.fromkeys(part, file))
         write_index(folder, weight_map)
@@ -117,13 +107,7 @@ def write_qwen_7b(
     """A checkpoint of Qwen2.5-7B's true shapes: four shards, of which the last exists, as a sparse file.
 
     Names, dtypes, shapes and the order in the file are the real ones, so header and index have real sizes.
-
-    Args:
-        folder: Created.
-        rows: Row number → values of the rows of lm_head.weight that are not zero.
-        v: Rows of the output projection.
-        d: Width.
-        layers: Blocks; the last shard holds the last six of them.
+    The last shard holds the last six blocks, and `rows` of lm_head.weight; all else is zero.
     """
     folder.mkdir(parents=True, exist_ok=True)
     last = "model-00004-of-00004.safetensors"
@@ -136,9 +120,8 @@ def write_qwen_7b(
     inner, kv = 18_944, 512
     parts: dict[str, Sequence[int]] = {
         "input_layernorm.weight": (d,), "mlp.down_proj.weight": (d, inner),
-        "mlp.gate_proj.weight": (inner, d),
-        "mlp.up_proj.weight": (inner, d), "post_attention_layernorm.weight": (d,),
-        "self_attn.k_proj.bias": (kv,),
+        "mlp.gate_proj.weight": (inner, d), "mlp.up_proj.weight": (inner, d),
+        "post_attention_layernorm.weight": (d,), "self_attn.k_proj.bias": (kv,),
         "self_attn.k_proj.weight": (kv, d), "self_attn.o_proj.weight": (d, d), "self_attn.q_proj.bias": (d,),
         "self_attn.q_proj.weight": (d, d), "self_attn.v_proj.bias": (kv,), "self_attn.v_proj.weight": (kv, d),
     }  # fmt: skip
@@ -153,10 +136,8 @@ def write_qwen_7b(
             file.seek(len(head) + 2 * d * row)
             file.write(stored(values, "BF16"))
         file.truncate(len(head) + sum(sizes.values()))
-    weight_map = {
-        "model.embed_tokens.weight": "model-00001-of-00004.safetensors",
-        **dict.fromkeys(here, last),
-    }
+    first = "model-00001-of-00004.safetensors"
+    weight_map = {"model.embed_tokens.weight": first, **dict.fromkeys(here, last)}
     for number, name in enumerate(name for name in names if name not in here):
         weight_map[name] = f"model-{number * 3 // (len(names) - 72) + 1:05d}-of-00004.safetensors"
     write_index(folder, weight_map, total_size=15_231_233_024)

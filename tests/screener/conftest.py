@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from lmeval_screener.checkpoints import http
-from storages import S3, azurite, fake_gcs, moto
+from storages import Storage, azurite, fake_gcs, moto
 
 
 @pytest.fixture(autouse=True)
@@ -16,18 +16,18 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3]:
+def s3_server() -> Iterator[Storage]:
     with moto() as store:
         yield store
 
 
 @pytest.fixture(scope="session")
-def azure_port() -> Iterator[int]:
-    with azurite() as port:
-        yield port
+def azure_server() -> Iterator[Storage]:
+    with azurite() as store:
+        yield store
 
 
 @pytest.fixture(scope="session")
-def gcs_port() -> Iterator[int]:
-    with fake_gcs() as port:
-        yield port
+def gcs_server() -> Iterator[Storage]:
+    with fake_gcs() as store:
+        yield store

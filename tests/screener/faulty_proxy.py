@@ -9,6 +9,7 @@ with FaultyProxy(port) as proxy:
 from __future__ import annotations
 
 import http.client
+import ssl
 from dataclasses import replace
 
 from hub_wire import Loopback, Reply, Request
@@ -17,9 +18,9 @@ from hub_wire import Loopback, Reply, Request
 class FaultyProxy(Loopback):
     """A proxy in front of a port of loopback."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         super().__init__()
-        self.port = port
+        self.port, self.tls = port, tls
 
     def heal(self) -> None:
         """No more faults."""

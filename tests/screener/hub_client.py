@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from checkpoints import slow_gap
 from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
@@ -87,6 +88,13 @@ def full_matrix(file: Path, name: str) -> NDArray[np.float64]:
     width = (1 + exponent_bits + mantissa_bits) // 8
     code = np.frombuffer(raw[begin:end], f"<u{width}").astype(np.int64).reshape(entry["shape"])
     return decoded(code, exponent_bits, mantissa_bits, reserved)
+
+
+def whole_gap(folder: Path, checkpoint: Any) -> float:
+    """G of a screened checkpoint by its definition, from the whole matrix in a folder."""
+    matrix = full_matrix(folder / checkpoint.file, checkpoint.tensor)
+    sides = checkpoint.resolution.domain, checkpoint.resolution.reference
+    return slow_gap(*(matrix[[token.id for token in side]] for side in sides))
 
 
 def decoded(

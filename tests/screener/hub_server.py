@@ -26,10 +26,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote
 
-from hub_wire import Loopback, Reply, Request, compressed, error, ranged, sign
+from hub_wire import Loopback, Reply, Request, compressed, error, ranged
 
+SECRET = b"loopback"
+VERBS = ("resolve", "raw", "revision", "tree", "refs")
 LARGE = (".safetensors", ".bin", ".gguf", ".h5", ".pth", ".model", ".parquet")
 
 
@@ -51,7 +54,8 @@ class Quotas:
     """Fixed windows of requests in the Hub's three buckets; redirects count as what they lead to.
 
     Args:
-        quotas: Requests and seconds of a window; what is not named has the Hub's own for free accounts.
+        quotas: Requests and seconds of a window; what is not named has the Hub's own for free accounts, and
+            next to no limit where none is named.
     """
 
     def __init__(self, quotas: Mapping[str, tuple[int, float]]) -> None:
@@ -61,19 +65,14 @@ class Quotas:
         self.used = dict.fromkeys(self.quotas, 0)
         self.refusals = dict.fromkeys(self.quotas, 0)
         self.begun = dict.fromkeys(self.quotas, time.monotonic())
-        #: What was asked for in each window that ended.
+        #: Requests of each window that ended.
         self.ended: dict[str, list[int]] = {name: [] for name in self.quotas}
 
-    @staticmethod
-    def bucket(path: str) -> str:
-        """Which quota counts a path."""
+    def counted(self, path: str, reply: Reply) -> Reply:
+        """The reply with the headers that say what is left, or the Hub's 429, which has no Retry-After."""
+        name = "api" if path.startswith("/api/") else "pages"
         if "/resolve/" in path or path.startswith("/api/resolve-cache/"):
-            return "resolvers"
-        return "api" if path.startswith("/api/") else "pages"
-
-    def refused(self, path: str) -> Reply | None:
-        """Count a request; the Hub's 429, without Retry-After, where the quota is spent."""
-        name = self.bucket(path)
+            name = "resolvers"
         most, window = self.quotas[name]
         now = time.monotonic()
         if now - self.begun[name] >= window:
@@ -81,21 +80,15 @@ class Quotas:
             self.begun[name] += (now - self.begun[name]) // window * window
             self.used[name] = 0
         self.used[name] += 1
-        if self.used[name] <= most:
-            return None
-        self.refusals[name] += 1
-        return Reply(429, {"Content-Type": "text/html"}, b"<!doctype html><h1>429</h1>Too many requests")
-
-    def told(self, path: str) -> dict[str, str]:
-        """The headers that say what is left."""
-        name = self.bucket(path)
-        most, window = self.quotas[name]
-        left = max(most - self.used[name], 0)
-        seconds = math.ceil(self.begun[name] + window - time.monotonic())
-        return {
-            "RateLimit": f'"{name}";r={left};t={seconds}',
+        left = most - self.used[name]
+        if left < 0:
+            self.refusals[name] += 1
+            reply = Reply(429, {"Content-Type": "text/html"}, b"<!doctype html><h1>429</h1>Too many requests")
+        limits = {
+            "RateLimit": f'"{name}";r={max(left, 0)};t={math.ceil(self.begun[name] + window - now)}',
             "RateLimit-Policy": f'"fixed window";"{name}";q={most};w={math.ceil(window)}',
         }
+        return replace(reply, headers={**reply.headers, **limits})
 
 
 class HubServer(Loopback):
@@ -137,13 +130,6 @@ class HubServer(Loopback):
         self.buckets: dict[str, Path] = {}
         self._digests: dict[tuple[Path, int, int], str] = {}
 
-    # --- what a test says -------------------------------------------------------------------------------
-
-    @property
-    def cdn(self) -> str:
-        """The address of the server that delivers."""
-        return self.addresses[1]
-
     def add(
         self,
         name: str,
@@ -180,18 +166,13 @@ class HubServer(Loopback):
         """Redirect requests for an old name, as after a rename."""
         self.renamed[old] = new
 
-    # --- what a client gets -----------------------------------------------------------------------------
-
     def usual(self, request: Request) -> Reply:
         """The reply without faults; see `Loopback`."""
         if request.on_cdn:
             request.part, reply = self._cdn(request)
             return reply
-        refused = self.quotas.refused(request.path)
         request.part, reply = self._hub(request)
-        reply = replace(refused or reply)
-        reply.headers = {**reply.headers, **self.quotas.told(request.path)}
-        return reply
+        return self.quotas.counted(request.path, reply)
 
     def _hub(self, request: Request) -> tuple[str, Reply]:
         path = request.path
@@ -199,25 +180,18 @@ class HubServer(Loopback):
             return self._bucket(request)
         if path == "/api/models":
             return "list", self._list(request)
-        if path.startswith("/api/resolve-cache/models/"):
-            *name, commit, file = path.removeprefix("/api/resolve-cache/models/").split("/", 3)
-            return "resolve", self._content(request, "/".join(name), commit, file)
-        if path.startswith("/api/resolve-cache/datasets/"):
-            *name, commit, file = path.removeprefix("/api/resolve-cache/").split("/", 4)
-            return "resolve", self._content(request, "/".join(name), commit, file)
-        part, rest = ("", path[1:])
+        if path.startswith("/api/resolve-cache/"):
+            pieces = path.removeprefix("/api/resolve-cache/").removeprefix("models/").split("/")
+            name_ends = 3 if pieces[0] == "datasets" else 2
+            commit, *file = pieces[name_ends:]
+            return "resolve", self._content(request, "/".join(pieces[:name_ends]), commit, "/".join(file))
+        part, rest = "", path[1:]
         if path.startswith(("/api/models/", "/api/datasets/")):
             part, rest = "api", path.removeprefix("/api/").removeprefix("models/")
         pieces = rest.split("/")
-        verbs = ("resolve", "raw", "revision", "tree", "refs")
-        cut = 2 if len(pieces) > 1 and pieces[1] not in verbs else 1
-        if pieces[0] == "datasets":
-            cut = 3
-        asked, verb, tail = (
-            "/".join(pieces[:cut]),
-            pieces[cut] if len(pieces) > cut else "",
-            pieces[cut + 1 :],
-        )
+        cut = 2 if len(pieces) > 1 and pieces[1] not in VERBS else 1
+        cut = 3 if pieces[0] == "datasets" else cut
+        asked, (verb, *tail) = "/".join(pieces[:cut]), pieces[cut:] or [""]
         part = part or verb or "page"
         name = self.renamed.get(asked) or asked
         if name not in self.repositories:
@@ -245,16 +219,15 @@ class HubServer(Loopback):
             return part, error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         if part == "api":
             if verb == "tree":
-                return part, self._tree(request, name, commit)
+                return part, self._paged(request, self._entries(name, commit))
             return part, self._json(request, self._info(name, commit, "blobs" in request.query))
         if repository.gated and not entitled:
             status = 403 if "authorization" in request.headers else 401
             return part, error(status, "GatedRepo", f"Access to model {name} is restricted.")
         file = "/".join(tail[1:])
         if part == "raw":
-            return part, self._content(request, name, commit, file) if self.raw else Reply(
-                404, {}, b"Not Found"
-            )
+            missing = Reply(404, {}, b"Not Found")
+            return part, self._content(request, name, commit, file) if self.raw else missing
         return part, self._resolve(request, name, commit, file)
 
     def _bucket(self, request: Request) -> tuple[str, Reply]:
@@ -272,29 +245,21 @@ class HubServer(Loopback):
                 return part, error(404, "EntryNotFound", "Entry not found")
             entries = []
             for one in sorted(place.iterdir()):
-                entry: dict[str, object] = {"path": one.relative_to(folder).as_posix()}
-                if one.is_dir():
-                    entry |= {"type": "directory"}
-                else:
-                    content = {"size": one.stat().st_size, "xetHash": self._content_hash(one)}
-                    entry |= {"type": "file", "mtime": None, **content}
+                entry: dict[str, object] = {"path": one.relative_to(folder).as_posix(), "type": "directory"}
+                if one.is_file():
+                    entry |= {"type": "file", "size": one.stat().st_size, "xetHash": self.digest(one)}
                 entries.append(entry)
-            start = int(request.query.get("cursor", ["0"])[0])
-            reply = self._json(request, entries[start : start + self.page])
-            if start + self.page < len(entries):
-                following = f"{self.endpoint}{request.path}?recursive=false&cursor={start + self.page}"
-                reply.headers["Link"] = f'<{following}>; rel="next"'
-            return part, reply
+            return part, self._paged(request, entries)
         assert verb == "resolve"
         if not place.is_file():
             return part, error(404, "EntryNotFound", "Entry not found")
-        expires = time.time() + self.lifetime
-        address = f"/buckets/{namespace}/{name}/{quote('/'.join(tail))}?expires={expires}&range="
-        headers = {"X-Linked-Size": str(place.stat().st_size), "X-Xet-Hash": self._content_hash(place)}
-        return part, Reply(302, {**headers, "Location": f"{self.cdn}{address}&signature={sign(address)}"})
+        headers = {"X-Linked-Size": str(place.stat().st_size), "X-Xet-Hash": self.digest(place)}
+        return part, self._signed(f"/buckets/{namespace}/{name}/{quote('/'.join(tail))}", "", headers)
 
-    def _content_hash(self, place: Path) -> str:
-        return hashlib.sha256(place.read_bytes()).hexdigest()
+    def _signed(self, path: str, covered: str, headers: Mapping[str, str]) -> Reply:
+        """The redirect to where a file is delivered for some time."""
+        address = f"{path}?expires={time.time() + self.lifetime}&range={quote(covered)}"
+        return Reply(302, {**headers, "Location": f"{self.addresses[1]}{address}&signature={sign(address)}"})
 
     def _resolve(self, request: Request, name: str, commit: str, file: str) -> Reply:
         place = self.repositories[name].commits[commit] / unquote(file)
@@ -302,15 +267,12 @@ class HubServer(Loopback):
             return error(404, "EntryNotFound", "Entry not found", {"X-Repo-Commit": commit})
         headers = {"X-Repo-Commit": commit, "ETag": f'"{self.digest(place)}"'}
         if not self.is_large(place):
-            etag = quote(headers["ETag"])
             kind = "" if name.startswith("datasets/") else "models/"
-            place_of_it = f"/api/resolve-cache/{kind}{name}/{commit}/{file}?etag={etag}"
+            place_of_it = f"/api/resolve-cache/{kind}{name}/{commit}/{file}?etag={quote(headers['ETag'])}"
             return Reply(307, {"X-Repo-Commit": commit, "Location": place_of_it})
         covered = request.headers.get("range", "" if self.any_range else "none")
-        expires = time.time() + self.lifetime
-        address = f"/{name}/{commit}/{file}?expires={expires}&range={quote(covered)}"
         headers |= {"X-Linked-Size": str(place.stat().st_size), "X-Linked-ETag": f'"{self.digest(place)}"'}
-        return Reply(302, {**headers, "Location": f"{self.cdn}{address}&signature={sign(address)}"})
+        return self._signed(f"/{name}/{commit}/{file}", covered, headers)
 
     def _cdn(self, request: Request) -> tuple[str, Reply]:
         address, _, signature = request.target.rpartition("&signature=")
@@ -324,7 +286,7 @@ class HubServer(Loopback):
         if request.path.startswith("/buckets/"):
             namespace, bucket, file = request.path.removeprefix("/buckets/").split("/", 2)
             place = self.buckets[f"{namespace}/{bucket}"] / unquote(file)
-            return "cdn", ranged(request, place, {"ETag": f'"{self._content_hash(place)}"'})
+            return "cdn", ranged(request, place, {"ETag": f'"{self.digest(place)}"'})
         parts = 4 if request.path.startswith("/datasets/") else 3
         *name, commit, file = request.path[1:].split("/", parts)
         place = self.repositories["/".join(name)].commits[commit] / unquote(file)
@@ -347,34 +309,17 @@ class HubServer(Loopback):
         repository = self.repositories[name]
         siblings = []
         for entry in self._entries(name, commit):
-            sibling: dict[str, object] = {"rfilename": entry["path"]}
+            sibling = {"rfilename": entry["path"]}
             if blobs and self.blobs_in_api:
                 sibling |= {"blobId": entry["oid"], "size": entry["size"]}
-                if "lfs" in entry:
-                    sibling["lfs"] = {
-                        "sha256": entry["lfs"]["oid"],
-                        "size": entry["size"],
-                        "pointerSize": 135,
-                    }  # type: ignore[index]
+                if len(entry["oid"]) == 64:
+                    sibling["lfs"] = {"sha256": entry["oid"], "size": entry["size"], "pointerSize": 135}
             siblings.append(sibling)
-        info: dict[str, object] = {
-            "_id": "6" * 24,
-            "id": name.removeprefix("datasets/"),
-            "modelId": name,
-            "sha": commit,
-            "siblings": siblings,
-        }
+        info = {"_id": "6" * 24, "id": name.removeprefix("datasets/"), "sha": commit, "siblings": siblings}
         if repository.parameters:
-            info["safetensors"] = {
-                "parameters": {"BF16": repository.parameters},
-                "total": repository.parameters,
-            }
-        return {
-            **info,
-            "private": repository.private,
-            "gated": "auto" if repository.gated else False,
-            "tags": [],
-        }
+            info["safetensors"] = {"total": repository.parameters}
+        gated = "auto" if repository.gated else False
+        return {**info, "private": repository.private, "gated": gated, "tags": []}
 
     def _list(self, request: Request) -> Reply:
         """Repositories by author, words and tags, the last changed first if asked so; without sizes."""
@@ -389,16 +334,8 @@ class HubServer(Loopback):
                 found.append((repository.changed, name))
         if asked.get("sort") == ["lastModified"]:
             found.sort(key=lambda item: item[0], reverse=True)
-        start = int(asked.get("cursor", ["0"])[0])
         size = min(int(asked.get("limit", ["1000"])[0]), self.page)
-        reply = self._json(
-            request, [self._listed(n, asked.get("expand", [])) for _, n in found[start:][:size]]
-        )
-        if start + size < len(found):
-            query = "&".join(p for p in request.target.partition("?")[2].split("&") if "cursor=" not in p)
-            following = f"{self.endpoint}/api/models?{query}&cursor={start + size}"
-            reply.headers["Link"] = f'<{following}>; rel="next"'
-        return reply
+        return self._paged(request, [self._listed(n, asked.get("expand", [])) for _, n in found], size)
 
     def _listed(self, name: str, expand: Sequence[str]) -> Mapping[str, object]:
         repository = self.repositories[name]
@@ -412,31 +349,28 @@ class HubServer(Loopback):
             everything["safetensors"] = {"total": repository.parameters}
         return {"_id": "6" * 24, "id": name, **{k: v for k, v in everything.items() if k in expand}}
 
-    def _tree(self, request: Request, name: str, commit: str) -> Reply:
-        entries = self._entries(name, commit)
-        start = int(request.query.get("cursor", ["0"])[0])
-        reply = self._json(request, entries[start : start + self.page])
-        if start + self.page < len(entries):
-            following = f"{self.endpoint}{request.path}?recursive=true&cursor={start + self.page}"
-            reply.headers["Link"] = f'<{following}>; rel="next"'
-        return reply
-
-    def _entries(self, name: str, commit: str) -> list[dict[str, object]]:
+    def _entries(self, name: str, commit: str) -> list[dict[str, Any]]:
         folder = self.repositories[name].commits[commit]
         entries = []
         for place in sorted(p for p in folder.rglob("*") if p.is_file()):
             size, digest = place.stat().st_size, self.digest(place)
-            entry: dict[str, object] = {
-                "type": "file",
-                "path": place.relative_to(folder).as_posix(),
-                "size": size,
-            }
+            path = place.relative_to(folder).as_posix()
+            entry: dict[str, Any] = {"type": "file", "path": path, "size": size, "oid": digest}
             if self.is_large(place):
-                entry |= {"oid": digest[:40], "lfs": {"oid": digest, "size": size, "pointerSize": 135}}
-            else:
-                entry["oid"] = digest
+                entry["lfs"] = {"oid": digest, "size": size, "pointerSize": 135}
             entries.append(entry)
         return entries
+
+    def _paged(self, request: Request, entries: Sequence[object], size: int = 0) -> Reply:
+        """The page that a cursor names, and the link to the next one."""
+        size = size or self.page
+        start = int(request.query.get("cursor", ["0"])[0])
+        reply = self._json(request, entries[start : start + size])
+        if start + size < len(entries):
+            query = "&".join(p for p in request.target.partition("?")[2].split("&") if "cursor=" not in p)
+            following = f"{self.endpoint}{request.path}?{query}&cursor={start + size}"
+            reply.headers["Link"] = f'<{following}>; rel="next"'
+        return reply
 
     def is_large(self, place: Path) -> bool:
         """Whether a file is kept outside git, behind a redirect to the other host."""
@@ -459,3 +393,7 @@ class HubServer(Loopback):
     def _json(self, request: Request, value: object) -> Reply:
         kind = {"Content-Type": "application/json"}
         return compressed(request, Reply(200, kind, json.dumps(value).encode()))
+
+
+def sign(address: str) -> str:
+    return hmac.new(SECRET, address.encode(), "sha256").hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import gzip
-import hmac
+import io
 import json
 import socket
 import ssl
@@ -16,23 +16,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-SECRET = b"loopback"
-
+#: Bytes that are sent in one go.
 PIECE = 1 << 18
-PHRASES = {
-    200: "OK",
-    206: "Partial Content",
-    302: "Found",
-    307: "Temporary Redirect",
-    429: "Too Many Requests",
-}
 
 
 @dataclass
 class Request:
     """A request as it arrived. `part` says what answered: api, raw, resolve or cdn."""
 
-    host: str
     method: str
     target: str
     headers: dict[str, str]
@@ -105,6 +96,8 @@ class Loopback:
         self.requests: list[Request] = []
         self.faults: list[Fault] = []
         self.sent = 0
+        #: When the next bytes may leave over the line that all connections share.
+        self.free = 0.0
         self.connections = [0, 0]
         self.open: set[asyncio.Transport] = set()
         self._loop = asyncio.new_event_loop()
@@ -140,10 +133,9 @@ class Loopback:
         return self
 
     async def _listen(self) -> list[int]:
-        line = Line(self)
         self.servers = [
             await self._loop.create_server(
-                lambda second=bool(number): Connection(self, line, second),
+                lambda second=bool(number): Connection(self, second),
                 "127.0.0.1", 0, backlog=1024, ssl=self.tls,
             )
             for number in range(self.ports)
@@ -179,28 +171,15 @@ class Loopback:
         return [request for request in self.requests if request.part == part]
 
 
-class Line:
-    """The line that all connections share: when the next bytes may leave."""
-
-    def __init__(self, hub: Loopback) -> None:
-        self.hub, self.free = hub, 0.0
-
-    def delay(self, size: int) -> float:
-        now = asyncio.get_running_loop().time()
-        if not self.hub.bandwidth:
-            return 0.0
-        self.free = max(now, self.free) + size / self.hub.bandwidth
-        return self.free - now
-
-
 class Connection(asyncio.Protocol):
     """One kept-alive connection; requests are answered one after the other."""
 
-    def __init__(self, hub: Loopback, line: Line, on_cdn: bool) -> None:
-        self.hub, self.line, self.on_cdn = hub, line, on_cdn
+    def __init__(self, hub: Loopback, on_cdn: bool) -> None:
+        self.hub, self.on_cdn = hub, on_cdn
         self.received = b""
+        self.time = asyncio.get_running_loop().time
         # Opening a connection costs a round trip, which loopback does not have.
-        self.open_at = asyncio.get_running_loop().time() + hub.latency
+        self.open_at = self.time() + hub.latency
         self.writable = asyncio.Event()
         self.writable.set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -232,68 +211,41 @@ class Connection(asyncio.Protocol):
             first, *lines = head.decode("latin-1").split("\r\n")
             method, target, _ = first.split(" ", 2)
             headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
-            request = Request(headers.get("host", ""), method, target, headers, self.on_cdn)
-            reply = self.hub.reply(request)
-            now = asyncio.get_running_loop().time()
-            wait = max(self.open_at - now, 0.0) + self.hub.latency + reply.stall
-            if reply.size > PIECE or reply.drip or reply.stall:
-                task = asyncio.get_running_loop().create_task(self._stream(request, reply, wait))
-                self.tasks.add(task)
-                task.add_done_callback(self.tasks.discard)
-            else:
-                wait += self.line.delay(reply.size if method != "HEAD" else 0)
-                asyncio.get_running_loop().call_later(wait, self._send, request, reply)
+            request = Request(method, target, headers, self.on_cdn)
+            task = asyncio.ensure_future(self._answer(request, self.hub.reply(request)))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
 
-    def _head(self, reply: Reply) -> bytes:
+    async def _answer(self, request: Request, reply: Reply) -> None:
+        await asyncio.sleep(max(self.open_at - self.time(), 0.0) + self.hub.latency + reply.stall)
         length = reply.size if reply.length is None else reply.length
-        lines = [f"HTTP/1.1 {reply.status} {PHRASES.get(reply.status, 'Status')}"]
-        lines.append(f"Content-Length: {length}")
-        lines += [f"{name}: {value}" for name, value in reply.headers.items()]
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-    def _send(self, request: Request, reply: Reply) -> None:
-        """A short reply in one piece."""
-        if reply.cut is not None and reply.cut < 0:
-            return self._end(reply)
-        body = reply.body
-        if reply.place and request.method != "HEAD":
-            with reply.place.open("rb") as file:
-                file.seek(reply.begin)
-                body = file.read(reply.size)
-        if request.method == "HEAD":
-            body = b""
-        if reply.cut is not None:
-            body = body[: reply.cut]
-        self.hub.sent += len(body)
-        self.transport.write(self._head(reply) + body)
-        if reply.cut is not None or (reply.length is not None and reply.length != reply.size):
+        if reply.cut is None or reply.cut >= 0:
+            fields = {"Content-Length": length, **reply.headers}
+            head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+            self.transport.write(f"HTTP/1.1 {reply.status} Status\r\n{head}\r\n".encode("latin-1"))
+            if request.method != "HEAD":
+                await self._send_body(reply)
+        if reply.cut is not None or length != reply.size:
             self._end(reply)
-        return None
 
-    async def _stream(self, request: Request, reply: Reply, wait: float) -> None:
-        """A long or slow reply in pieces."""
-        await asyncio.sleep(wait)
-        self.transport.write(self._head(reply))
-        if request.method == "HEAD":
-            return
-        size = reply.size if reply.cut is None else min(reply.size, reply.cut)
-        file = reply.place.open("rb") if reply.place else None
-        try:
-            at = 0
-            while at < size and not self.transport.is_closing():
-                piece = min(1 if reply.drip else PIECE, size - at)
-                await asyncio.sleep(reply.drip or self.line.delay(piece))
+    async def _send_body(self, reply: Reply) -> None:
+        left = reply.size if reply.cut is None else min(reply.size, reply.cut)
+        with reply.place.open("rb") if reply.place else io.BytesIO(reply.body) as file:
+            file.seek(reply.begin if reply.place else 0)
+            while left > 0 and (piece := file.read(min(1 if reply.drip else PIECE, left))):
+                await asyncio.sleep(reply.drip or self._delay(len(piece)))
                 await self.writable.wait()
-                if file:
-                    file.seek(reply.begin + at)
-                self.transport.write(file.read(piece) if file else reply.body[at : at + piece])
-                self.hub.sent += piece
-                at += piece
-        finally:
-            if file:
-                file.close()
-        if reply.cut is not None:
-            self._end(reply)
+                if self.transport.is_closing():
+                    return
+                self.transport.write(piece)
+                self.hub.sent += len(piece)
+                left -= len(piece)
+
+    def _delay(self, size: int) -> float:
+        if not self.hub.bandwidth:
+            return 0.0
+        self.hub.free = max(self.time(), self.hub.free) + size / self.hub.bandwidth
+        return self.hub.free - self.time()
 
     def _end(self, reply: Reply) -> None:
         if reply.reset:
@@ -302,10 +254,6 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
         else:
             self.transport.close()
-
-
-def sign(address: str) -> str:
-    return hmac.new(SECRET, address.encode(), "sha256").hexdigest()
 
 
 def error(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> Reply:

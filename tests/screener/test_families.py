@@ -20,12 +20,6 @@ families:
 """
 
 
-def own_file(folder, text=OWN):
-    path = folder / "families.yaml"
-    path.write_text(text)
-    return path
-
-
 def size(scale: str) -> float:
     number, unit = re.fullmatch(r"([\d.]+)([MB])", scale).groups()
     return float(number) * {"M": 1e6, "B": 1e9}[unit]
@@ -54,58 +48,37 @@ def test_trajectories_select_the_steps_that_their_notes_name():
     assert set(range(120_000, 700_001, 20_000)) <= set(steps)
 
 
-def test_own_file(tmp_path):
-    ours = load_family("OURS", own_file(tmp_path))
-    assert ours.note == "Trained here."
-    assert ours.scales == ("1B", "7B")
-    assert [(entry.repo, entry.revision) for entry in ours.checkpoints] == [
-        ("ours/small", None),
-        ("ours/small", "step*"),
-        ("./folder", None),
-    ]
+def test_a_file_of_ones_own(tmp_path):
+    path = tmp_path / "families.yaml"
+    path.write_text(OWN)
+    ours = load_family("OURS", path)
+    assert (ours.note, ours.scales) == ("Trained here.", ("1B", "7B"))
+    names = [(entry.repo, entry.revision) for entry in ours.checkpoints]
+    assert names == [("ours/small", None), ("ours/small", "step*"), ("./folder", None)]
+
+
+def test_unknown_family():
+    with pytest.raises(UsageError, match=r"there is no family 'qwen25'; did you mean qwen2\.5"):
+        load_family("qwen25")
+    with pytest.raises(UsageError, match=r"there is no family 'nothing'; known: qwen2\.5, "):
+        load_family("nothing")
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("old", "new", "message"),
     [
-        ("qwen25", "there is no family 'qwen25'; did you mean qwen2.5"),
-        ("nothing-like-it", "there is no family 'nothing-like-it'; known: qwen2.5, "),
+        ("families:", "familys:", "`familys`: expected one of the keys schema, families, notes; did you"),
+        ("    checkpoints:", "    models:", "`families.ours.models`: expected one of the keys"),
+        ("scale: 7B", "scale: 7", "checkpoints[2].scale`: expected a string, got an integer 7"),
+        ('revision: "step*", ', "", "checkpoints[1]`: expected each checkpoint once, got a string"),
+        ("repo: ./folder", "repo: ''", "checkpoints[2].repo`: expected a string, got a string ''"),
+        ("- {repo: ./folder, scale: 7B, kind: base}", "- o/x", "[2]`: expected a mapping, got a string"),
     ],
 )
-def test_unknown_family(name, message):
-    with pytest.raises(UsageError, match=re.escape(message)):
-        load_family(name)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("families:", "familys:"), "`familys`: expected one of the keys schema, families, notes; did you"),
-        (
-            ("    checkpoints:", "    models:"),
-            "`families.ours.models`: expected one of the keys checkpoints, note",
-        ),
-        (
-            ("scale: 7B", "scale: 7"),
-            "`families.ours.checkpoints[2].scale`: expected a string, got an integer 7",
-        ),
-        (
-            ('revision: "step*", ', ""),
-            "`families.ours.checkpoints[1]`: expected each checkpoint once, got a string",
-        ),
-        (
-            ("repo: ./folder", "repo: ''"),
-            "`families.ours.checkpoints[2].repo`: expected a string, got a string ''",
-        ),
-        (
-            ("- {repo: ./folder, scale: 7B, kind: base}", "- ours/other"),
-            "[2]`: expected a mapping, got a string",
-        ),
-    ],
-)
-def test_every_mistake_in_a_file_is_one_sentence(tmp_path, change, message):
-    assert change[0] in OWN
-    path = own_file(tmp_path, OWN.replace(*change))
+def test_every_mistake_in_a_file_is_one_sentence(tmp_path, old, new, message):
+    assert old in OWN
+    path = tmp_path / "families.yaml"
+    path.write_text(OWN.replace(old, new))
     with pytest.raises(UsageError) as error:
         load_families(path)
     assert str(error.value).startswith(f"{path}: ")

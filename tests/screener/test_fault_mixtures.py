@@ -30,15 +30,9 @@ FAULTS = [
     *((faults.status(code, body=b""), FAILED) for code in (204, 304)),
     (faults.status(100, body=b""), SLOW | BROKEN),
     (faults.status(429), {"RateLimited"}),
-    *(
-        (faults.status(429, {"Retry-After": value}), {"RateLimited"})
-        for value in ("0", "soon", "Wed, 21 Oct 2015 07:28:00 GMT")
-    ),
+    *((faults.status(429, {"Retry-After": value}), {"RateLimited"}) for value in ("0", "soon")),
     (faults.status(429, {"RateLimit": "t=-5"}), {"RateLimited"}),
-    *(
-        (faults.status(302, {"Location": value}), BROKEN)
-        for value in ("", "\x00", "https://[::1", "http://\xb3")
-    ),
+    *((faults.status(302, {"Location": value}), BROKEN) for value in ("", "\x00", "http://\xb3")),
     *((faults.closed(reset=reset), BROKEN) for reset in (False, True)),
     (faults.truncated(0), BROKEN),
     # Each attempt gets a little further: that lasts as long as it may.
@@ -53,10 +47,7 @@ FAULTS = [
     (faults.header("Link", '<http://[>; rel="next"'), CONTRADICTED),
     (faults.header("X-Repo-Commit", "main"), CONTRADICTED),
     (faults.header("X-Linked-Size", "-1"), CONTRADICTED),
-    *(
-        (faults.content(body), CONTRADICTED)
-        for body in (b"", b"{}", b"[]", b"null", b'{"sha": null}', b"\x1f\x8b\x08no")
-    ),
+    *((faults.content(body), CONTRADICTED) for body in (b"", b"[]", b'{"sha": null}', b"\x1f\x8b\x08no")),
     *(
         (lambda reply, request, by=by: replace(reply, length=max(reply.size + by, 0)), BROKEN)
         for by in (-1, 5, 10**30)
@@ -105,16 +96,10 @@ RARE = {
     "shifted": faults.shifted(2),
     "short": faults.shorter(1),
     "long": faults.shorter(-1),
-    "wrong total": lambda reply, request: faults.header(
-        "Content-Range", reply.headers["Content-Range"].rpartition("/")[0] + "/64"
-    )(reply, request),
+    "wrong total": faults.header("Content-Range", "bytes 0-63/64"),
     "wrong length": lambda reply, request: replace(reply, length=reply.size + 9),
     "gzip": faults.zipped,
-    "multipart": lambda reply, request: faults.Reply(
-        206,
-        {"Content-Type": "multipart/byteranges; boundary=x"},
-        b"--x\r\nContent-Range: " + reply.headers["Content-Range"].encode() + b"\r\n\r\nrows\r\n--x--",
-    ),
+    "multipart": faults.status(206, {"Content-Type": "multipart/byteranges; boundary=x"}, b"--x--"),
 }
 
 

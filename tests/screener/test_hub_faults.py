@@ -13,6 +13,7 @@ from hub_faults import (
     closed,
     content,
     drip,
+    header,
     shifted,
     shorter,
     stalled,
@@ -22,7 +23,6 @@ from hub_faults import (
     without,
     zipped,
 )
-from hub_faults import header as reply_header
 from hub_wire import Reply
 from lmeval_screener.checkpoints import snapshots
 from lmeval_screener.checkpoints.hub import Hub
@@ -31,7 +31,6 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import find_projection, read_rows
 
 IDS = [*range(10, 20), 3, 77, 400, 401, 403, 999]
-EVERYWHERE = ("api", "raw", "resolve", "cdn")
 
 
 @pytest.fixture
@@ -69,20 +68,19 @@ def refusal(read, timeout=1.5):
     return error.value.code
 
 
-@pytest.mark.parametrize("where", EVERYWHERE)
+@pytest.mark.parametrize("where", ["api", "raw", "resolve", "cdn"])
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(status(429, {"Retry-After": "0"}), id="429 with Retry-After"),
-        pytest.param(status(429, {"RateLimit": '"api";r=0;t=0'}), id="429 with RateLimit"),
-        pytest.param(status(429), id="429 bare"),
-        pytest.param(status(500), id="500"),
-        pytest.param(status(503, {"Retry-After": "0.1"}), id="503 with Retry-After"),
-        pytest.param(status(504), id="504"),
-        pytest.param(closed(), id="closed"),
-        pytest.param(closed(reset=True), id="reset"),
-        pytest.param(truncated(7), id="truncated"),
-        pytest.param(truncated(7, reset=True), id="reset in mid-body"),
+        status(429, {"Retry-After": "0"}),
+        status(429, {"RateLimit": '"api";r=0;t=0'}),
+        status(429),
+        status(500),
+        status(503, {"Retry-After": "0.1"}),
+        closed(),
+        closed(reset=True),
+        truncated(7),
+        truncated(7, reset=True),
     ],
 )
 def test_what_passes_is_retried(hub, checkpoint, where, fault):
@@ -93,20 +91,20 @@ def test_what_passes_is_retried(hub, checkpoint, where, fault):
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(shifted(2), id="shifted"),
-        pytest.param(shifted(-2), id="shifted back"),
-        pytest.param(shorter(1), id="shorter"),
-        pytest.param(whole, id="200 for 206"),
-        pytest.param(zipped, id="compressed"),
-        pytest.param(status(200), id="a web page for 200"),
-        pytest.param(status(206), id="a web page for 206"),
-        pytest.param(content(HTML), id="other content"),
-        pytest.param(reply_header("Content-Range", "bytes 0-63/64"), id="another total"),
-        pytest.param(reply_header("Content-Range", "bytes 8-71/*"), id="an unknown total"),
-        pytest.param(without("Content-Range"), id="no Content-Range"),
-        pytest.param(reply_header("Content-Type", "text/html"), id="called a web page"),
-        pytest.param(status(416, {"Content-Range": "bytes */64"}), id="416"),
-        pytest.param(status(404), id="404"),
+        shifted(2),
+        shifted(-2),
+        shorter(1),
+        whole,
+        zipped,
+        status(200),
+        status(206),
+        content(HTML),
+        header("Content-Range", "bytes 0-63/64"),
+        header("Content-Range", "bytes 8-71/*"),
+        without("Content-Range"),
+        header("Content-Type", "text/html"),
+        status(416, {"Content-Range": "bytes */64"}),
+        status(404),
     ],
 )
 @pytest.mark.parametrize("times", [1, -1])
@@ -120,49 +118,21 @@ def test_a_delivery_that_contradicts_itself_is_never_believed(hub, checkpoint, f
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("X-Linked-Size", "12"), ("X-Linked-ETag", '"' + 64 * "0" + '"'), ("X-Repo-Commit", 40 * "0")],
-)
-def test_a_file_that_resolves_to_another_is_refused(hub, checkpoint, name, value):
-    hub.fault("resolve", reply_header(name, value), method="HEAD")
-    assert refusal(checkpoint) == "BadResponse"
-
-
-@pytest.mark.parametrize("where", ["raw", "resolve"])
-def test_a_text_with_another_content_is_refused(hub, checkpoint, where):
-    """The digest of the listing decides; nothing of the text is believed before."""
-    hub.raw = where == "raw"
-    hub.fault(where, content(b"{}"), match="*config.json")
-    assert refusal(checkpoint) == "BadResponse"
-
-
-def test_a_text_that_never_ends_is_cut_off(hub, checkpoint):
-    hub.fault("raw", content(gzip.compress(b" " * 30_000_000)), match="*index.json")
-    assert refusal(checkpoint) == "BadResponse"
-
-
-@pytest.mark.parametrize(
     ("where", "fault", "code"),
     [
-        ("api", status(503), "ServerError"),
         ("cdn", status(503), "ServerError"),
         ("resolve", status(502), "ServerError"),
         ("api", status(429, {"Retry-After": "3600"}), "RateLimited"),
         ("cdn", status(429, {"RateLimit": '"resolvers";r=0;t=2000'}), "RateLimited"),
-        ("resolve", status(429), "RateLimited"),
         ("api", closed(), "Unreachable"),
         ("cdn", closed(reset=True), "Unreachable"),
         ("api", stalled(60), "Timeout"),
         ("cdn", stalled(60), "Timeout"),
-        ("resolve", stalled(60), "Timeout"),
         ("cdn", drip(0.4), "Timeout"),
-        ("api", drip(0.4), "Timeout"),
         ("api", status(200), "BadResponse"),
-        ("api", status(200, body=b"[]"), "BadResponse"),
         ("api", status(200, body=b'{"sha": "main", "siblings": []}'), "BadResponse"),
         ("api", status(200, body=b"[" * 100_000), "BadResponse"),
         ("api", status(418), "ServerError"),
-        ("api", status(403), "AccessDenied"),
         ("cdn", status(403), "AccessDenied"),
         ("resolve", status(403), "AccessDenied"),
         ("api", status(307, {"Location": "/api/models/org/m/revision/main"}), "BadResponse"),
@@ -172,6 +142,22 @@ def test_a_text_that_never_ends_is_cut_off(hub, checkpoint):
 def test_what_stays_wrong_ends_in_its_named_error(hub, checkpoint, where, fault, code):
     hub.fault(where, fault)
     assert refusal(checkpoint) == code
+
+
+@pytest.mark.parametrize(
+    ("where", "fault", "match"),
+    [
+        ("resolve", header("X-Linked-Size", "12"), "*.safetensors"),
+        ("resolve", header("X-Linked-ETag", '"' + 64 * "0" + '"'), "*.safetensors"),
+        ("resolve", header("X-Repo-Commit", 40 * "0"), "*.safetensors"),
+        ("raw", content(b"{}"), "*config.json"),
+        ("raw", content(gzip.compress(b" " * 30_000_000)), "*index.json"),
+    ],
+)
+def test_a_file_that_is_another_or_never_ends_is_refused(hub, checkpoint, where, fault, match):
+    """The digest of the listing decides; nothing of a text is believed before."""
+    hub.fault(where, fault, match=match)
+    assert refusal(checkpoint) == "BadResponse"
 
 
 def test_a_body_that_breaks_again_and_again_is_resumed_where_it_broke(hub, checkpoint):

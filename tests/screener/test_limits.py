@@ -128,7 +128,21 @@ def test_the_clock_stands_while_anything_of_a_checkpoint_waits():
     assert asyncio.run(work()) == "Timeout"
 
 
-def rows(hub, tmp_path, count, *, timeout, faulty=None):
+@pytest.fixture
+def waits(monkeypatch):
+    """The names of the quotas for which requests had to wait."""
+    names, turn = set(), Quota.turn
+
+    async def noted(quota, budget):
+        if quota.room() <= 0:
+            names.add(quota.name)
+        await turn(quota, budget)
+
+    monkeypatch.setattr(Quota, "turn", noted)
+    return names
+
+
+def rows(hub, tmp_path, count, *, timeout):
     """Rows of many checkpoints by name, read side by side; each as it came or its error."""
 
     async def one(pool, number):
@@ -149,40 +163,14 @@ def rows(hub, tmp_path, count, *, timeout, faulty=None):
     return asyncio.run(work())
 
 
-@pytest.fixture
-def waits(monkeypatch):
-    """The names of the quotas for which requests had to wait."""
-    names, turn = set(), Quota.turn
-
-    async def noted(quota, budget):
-        if quota.room() <= 0:
-            names.add(quota.name)
-        await turn(quota, budget)
-
-    monkeypatch.setattr(Quota, "turn", noted)
-    return names
-
-
-@pytest.fixture
-def registry(tmp_path):
-    """A server of some quotas with some checkpoints."""
-
-    def serve(count, **quotas):
-        hub = HubServer(quotas=quotas)
-        truth = []
-        for number in range(count):
-            folder = write_checkpoint(tmp_path / f"m{number}", head_and_embedding(seed=number))
-            hub.add(f"org/m{number}", folder)
-            truth.append(full_matrix(folder / FILE, HEAD)[list(IDS)])
-        return hub, truth
-
-    return serve
-
-
-def test_a_run_above_every_quota_ends_in_one_go(registry, tmp_path, waits):
+def test_a_run_above_every_quota_ends_in_one_go(tmp_path, waits):
     """24 checkpoints of 4 s, 8 API calls and 24 resolver requests in 2 s, next to no pages: all come."""
-    server, truth = registry(24, api=(8, 2.0), resolvers=(24, 2.0), pages=(4, 2.0))
-    with server as hub:
+    quotas = {"api": (8, 2.0), "resolvers": (24, 2.0), "pages": (4, 2.0)}
+    with HubServer(quotas=quotas) as hub:
+        folders = [write_checkpoint(tmp_path / f"m{n}", head_and_embedding(seed=n)) for n in range(24)]
+        for folder in folders:
+            hub.add(f"org/{folder.name}", folder)
+        truth = [full_matrix(folder / FILE, HEAD)[list(IDS)] for folder in folders]
         found = rows(hub, tmp_path, 24, timeout=4.0)
         for got, expected in zip(found, truth, strict=True):
             assert not isinstance(got, str), got
@@ -195,9 +183,8 @@ def test_a_run_above_every_quota_ends_in_one_go(registry, tmp_path, waits):
         assert "pages" not in waits, "nobody waits for what is optional"
 
 
-def test_a_server_that_refuses_again_and_again_is_left_alone(registry, tmp_path):
-    server, _ = registry(1)
-    with server as hub:
-        hub.fault("api", faults.status(429, {"RateLimit": '"api";r=0;t=0'}))
-        assert rows(hub, tmp_path, 1, timeout=20) == ["RateLimited"]
-        assert len(hub.seen("api")) == 5
+def test_a_server_that_refuses_again_and_again_is_left_alone(hub, tmp_path):
+    hub.add("org/m0", write_checkpoint(tmp_path / "m0", head_and_embedding()))
+    hub.fault("api", faults.status(429, {"RateLimit": '"api";r=0;t=0'}))
+    assert rows(hub, tmp_path, 1, timeout=20) == ["RateLimited"]
+    assert len(hub.seen("api")) == 5

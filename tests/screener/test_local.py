@@ -11,7 +11,7 @@ from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, read_folder
 from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.snapshots import open_folder, read_ranges
-from lmeval_screener.errors import ScreeningError
+from storages import refused
 
 
 @pytest.fixture
@@ -30,34 +30,21 @@ def test_a_folder_as_transformers_saves_it(tmp_path, shards):
     assert found.snapshot.meter == Meter(0, 0)
 
 
-def test_what_is_no_folder(tmp_path):
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "none",):
-        with pytest.raises(ScreeningError) as raised:
-            open_folder(path)
-        assert raised.value.code == "FolderNotFound"
+def test_a_file_that_disappears_or_shrinks_while_it_is_read(folder):
+    snapshot = open_folder(folder)
+    error = refused(read_ranges, folder / FILE, [(0, 8), (0, 10**6)])
+    assert error.code == "BadResponse"
+    assert "still being written" in str(error)
+    shutil.rmtree(folder)
+    for work in (snapshot.small_file("config.json"), snapshot.ranges(FILE, [(0, 8)])):
+        assert refused(asyncio.run, work).code == "FileNotFound"
 
 
 def test_a_download_that_is_not_complete(folder):
     whole = (folder / FILE).read_bytes()
     for size in (0, 5, 100, len(whole) - 1):
         (folder / FILE).write_bytes(whole[:size])
-        with pytest.raises(ScreeningError) as raised:
-            read_folder(folder)
-        assert raised.value.code == "BadHeader"
+        assert refused(read_folder, folder).code == "BadHeader"
     (folder / FILE).unlink()
-    with pytest.raises(ScreeningError) as raised:
-        read_folder(folder)
-    assert raised.value.code == "NoSafetensors"
-
-
-def test_a_file_that_disappears_or_shrinks_while_it_is_read(folder):
-    snapshot = open_folder(folder)
-    with pytest.raises(ScreeningError, match="still being written") as raised:
-        read_ranges(folder / FILE, [(0, 8), (0, 10**6)])
-    assert raised.value.code == "BadResponse"
-    shutil.rmtree(folder)
-    for work in (snapshot.small_file("config.json"), snapshot.ranges(FILE, [(0, 8)])):
-        with pytest.raises(ScreeningError) as raised:
-            asyncio.run(work)
-        assert raised.value.code == "FileNotFound"
+    assert refused(read_folder, folder).code == "NoSafetensors"
+    assert refused(open_folder, folder / "none").code == "FolderNotFound"

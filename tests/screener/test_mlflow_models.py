@@ -6,11 +6,11 @@ import os
 import shutil
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
-from checkpoints import slow_gap
 from faulty_proxy import FaultyProxy
-from hub_client import full_matrix
+from hub_client import whole_gap
 from lmeval_screener import screen
 from storages import expand, free_port, moto, process
 
@@ -29,14 +29,8 @@ def registry(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mlflow")
     with moto() as s3, FaultyProxy(s3.port) as proxy, pytest.MonkeyPatch.context() as patch:
         port = free_port()
-        for name, value in {
-            "AWS_ENDPOINT_URL": proxy.endpoint,
-            "AWS_ACCESS_KEY_ID": "a",
-            "AWS_SECRET_ACCESS_KEY": "b",
-            "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}",
-        }.items():
-            patch.setenv(name, value)
-        patch.delenv("AWS_PROFILE", raising=False)
+        s3.use(patch, proxy.endpoint)
+        patch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
         settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--backend-store-uri", f"sqlite:///{folder}/registry.db", "--workers", "1"]
@@ -65,15 +59,15 @@ def registry(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_names_stages_aliases_and_versions(registry, tmp_path):
-    for text, found in (
-        ("models:/sums", ["models:/sums/2"]),
-        ("models:/sums/latest", ["models:/sums/2"]),
-        ("models:/sums/Production", ["models:/sums/1"]),
-        ("models:/sums@champion", ["models:/sums/1"]),
-        ("models:/sums/1", ["models:/sums/1"]),
-        ("models:/sums/*", ["models:/sums/1", "models:/sums/2"]),
+    for text, versions in (
+        ("models:/sums", "2"),
+        ("models:/sums/latest", "2"),
+        ("models:/sums/Production", "1"),
+        ("models:/sums@champion", "1"),
+        ("models:/sums/1", "1"),
+        ("models:/sums/*", "12"),
     ):
-        assert expand(text, tmp_path)[0] == found
+        assert expand(text, tmp_path)[0] == [f"models:/sums/{version}" for version in versions]
 
 
 @pytest.mark.slow
@@ -86,9 +80,7 @@ def test_every_version_is_read_by_ranges(registry, tmp_path, monkeypatch):
     assert {c.repo for c in result.checkpoints} == {"models:/sums/1", "models:/sums/2"}
     for c in result.checkpoints:
         name = {"models:/sums/1": "sums-10", "models:/sums/2": "sums-80"}[c.repo]
-        matrix = full_matrix(DEMO / name / c.file, c.tensor)
-        ids = [[t.id for t in side] for side in (c.resolution.domain, c.resolution.reference)]
-        assert c.gaps["cosine"].mean == pytest.approx(slow_gap(matrix[ids[0]], matrix[ids[1]]), abs=1e-6)
+        assert c.gaps["cosine"].mean == pytest.approx(whole_gap(DEMO / name, c), abs=1e-6)
     weights = [r for r in registry.requests if r.path.endswith(".safetensors")]
     assert weights
     assert all("range" in r.headers for r in weights)
@@ -102,7 +94,6 @@ def test_every_version_is_read_by_ranges(registry, tmp_path, monkeypatch):
         ("models:/sums/7", "version=7"),
         ("models:/sums@nobody", "nobody"),
         ("models:/sums/Staging", "no version Staging"),
-        ("models:/nothing", "no version of the model nothing, nor any other"),
         ("models:/nothing/*", "no version of the model nothing, nor any other"),
     ],
 )
@@ -113,26 +104,16 @@ def test_what_the_registry_does_not_have(registry, text, says):
     assert "MLFLOW_TRACKING_URI" in failed.message
 
 
-class Answers:
-    """A registry's client that answers with one place."""
-
-    def __init__(self, place):
-        self.place = place
-
-    def get_model_version_download_uri(self, name, version):
-        return self.place
-
-
 @pytest.mark.parametrize(
     ("place", "code", "says"),
     [
         ("mlflow-artifacts:/1/models/m-1/artifacts", "RangeNotSupported", "--no-serve-artifacts"),
-        ("runs:/0123/model", "BadName", "mlflow artifacts download"),
         ("models:/m-0123", "BadName", "mlflow artifacts download"),
     ],
 )
 def test_what_cannot_be_read_by_ranges_is_never_downloaded(place, code, says, tmp_path, monkeypatch):
-    monkeypatch.setattr("lmeval_screener.checkpoints.mlflow_models._client", lambda: Answers(place))
+    client = SimpleNamespace(get_model_version_download_uri=lambda name, version: place)
+    monkeypatch.setattr("lmeval_screener.checkpoints.mlflow_models._client", lambda: client)
     (failed,) = screen(["models:/sums/1"]).failed
     assert (failed.error, says in failed.message) == (code, True), failed.message
 
@@ -143,11 +124,9 @@ def test_a_server_that_is_not_there_is_named_at_once(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     (failed,) = screen(["models:/sums/*"], timeout=20).failed
     assert failed.error == "Unreachable"
-    assert server.replace("user:secret@", "") in failed.message
-    assert "refused" in failed.message
-    assert "MLFLOW_TRACKING_URI" in failed.message
+    for said in (server.replace("user:secret@", ""), "refused", "MLFLOW_TRACKING_URI"):
+        assert said in failed.message
     assert "secret" not in failed.message
-    assert "--timeout" not in failed.message
 
 
 def test_a_package_that_is_missing(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -9,7 +10,7 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from token_cases import REFERENCE, own_set
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 TEXT = [
     "the cat sat on the mat and None of the dogs saw 7 cats or 17 mats",
@@ -24,10 +25,6 @@ min_tokens: 2
 groups:
   words: {variant: space, items: [cat, the, None, dogs]}
 """
-
-
-def content(tokenizer):
-    return json.loads(tokenizer.to_str())
 
 
 def read(data):
@@ -45,7 +42,7 @@ def bpe():
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
-    return content(tokenizer)
+    return json.loads(tokenizer.to_str())
 
 
 @pytest.fixture(scope="module")
@@ -57,24 +54,27 @@ def unigram():
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(vocab_size=60, unk_token="<unk>", special_tokens=["<unk>"])
     tokenizer.train_from_iterator(TEXT, trainer)
-    return content(tokenizer)
+    return json.loads(tokenizer.to_str())
 
 
-def without_merge(data, number):
+def without_merge(data, number, **settings):
     """The tokenizer without one of its merges, whose piece stays in the vocabulary."""
     merges = data["model"]["merges"]
-    return data | {"model": data["model"] | {"merges": merges[:number] + merges[number + 1 :]}}
+    kept = {"merges": merges[:number] + merges[number + 1 :]}
+    return data | {"model": data["model"] | kept | settings}
+
+
+def merge_of_cat(data):
+    return next(i for i, merge in enumerate(data["model"]["merges"]) if "".join(merge) == "Ġcat")
 
 
 @pytest.mark.parametrize("style", ["pairs", "strings"])
 def test_every_piece_is_judged_as_the_library_does_with_any_merge_missing(bpe, style):
-    merges = bpe["model"]["merges"]
     judged = missing = 0
-    for number in range(0, len(merges), 7):
+    for number in range(0, len(bpe["model"]["merges"]), 7):
         data = without_merge(bpe, number)
         if style == "strings":
-            joined = [" ".join(merge) for merge in data["model"]["merges"]]
-            data = data | {"model": data["model"] | {"merges": joined}}
+            data["model"]["merges"] = [" ".join(merge) for merge in data["model"]["merges"]]
         words, reference = read(data), library(data)
         for piece in data["model"]["vocab"]:
             text = piece.replace("Ġ", " ")
@@ -88,43 +88,32 @@ def test_every_piece_is_judged_as_the_library_does_with_any_merge_missing(bpe, s
 
 
 def test_a_piece_without_a_merge_path_is_dropped_and_told(bpe, tmp_path):
-    merges = bpe["model"]["merges"]
-    number = next(i for i, merge in enumerate(merges) if "".join(merge) == "Ġcat")
-    words = read(without_merge(bpe, number))
-    assert words.never_made(" cat").startswith("text makes Ġ")
-    found = resolve(load_token_set(own_set(tmp_path, SET)), small_reference(tmp_path), words)
+    text = SET.replace("domain", "reference").replace("cat, the, None, dogs", "cats, and, of")
+    (tmp_path / "reference.yaml").write_text(text)
+    sets = [load_token_set(own_set(tmp_path, SET))]
+    sets.append(load_token_set(str(tmp_path / "reference.yaml"), "reference"))
+    found = resolve(*sets, read(without_merge(bpe, merge_of_cat(bpe))))
     assert found.dropped == (" cat",)
     assert found.never_made == ("cat (text makes Ġ cat)", "cats (text makes Ġ cat s)")
-    whole = resolve(load_token_set(own_set(tmp_path, SET)), small_reference(tmp_path), read(bpe))
+    whole = resolve(*sets, read(bpe))
     assert (whole.dropped, whole.never_made) == ((), ())
 
 
-def small_reference(folder):
-    text = SET.replace("domain", "reference").replace("cat, the, None, dogs", "cats, and, of")
-    (folder / "reference.yaml").write_text(text)
-    return load_token_set(str(folder / "reference.yaml"), "reference")
-
-
-def test_merges_do_not_matter_where_the_tokenizer_ignores_them(bpe):
-    number = next(i for i, merge in enumerate(bpe["model"]["merges"]) if "".join(merge) == "Ġcat")
-    data = without_merge(bpe, number)
-    data["model"]["ignore_merges"] = True
-    assert read(data).row(" cat") is not None
-    assert library(data).encode(" cat").tokens == ["Ġcat"]
+LOWER, NFC, NFKC = ({"type": name} for name in ("Lowercase", "NFC", "NFKC"))
+DOG = {"type": "Replace", "pattern": {"String": "cat"}, "content": "dog"}
 
 
 @pytest.mark.parametrize(
     ("normalizer", "never"),
     [
-        (normalizers.Lowercase(), {" None"}),
-        (normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()]), {" None"}),
-        (normalizers.Replace("cat", "dog"), {" cat"}),
-        (normalizers.NFKC(), set()),
+        (LOWER, {" None"}),
+        ({"type": "Sequence", "normalizers": [NFC, LOWER]}, {" None"}),
+        (DOG, {" cat"}),
+        (NFKC, set()),
     ],
 )
 def test_a_normaliser_that_changes_a_word_makes_its_piece_unreachable(bpe, normalizer, never):
-    data = json.loads(json.dumps(bpe))
-    data["normalizer"] = json.loads(with_normalizer(normalizer))
+    data = bpe | {"normalizer": normalizer}
     words, reference = read(data), library(data)
     for text in (" cat", " the", " None", " dogs"):
         made = reference.encode(text).tokens == ["Ġ" + text[1:]]
@@ -132,16 +121,15 @@ def test_a_normaliser_that_changes_a_word_makes_its_piece_unreachable(bpe, norma
         assert (words.row(text) is not None) == made
 
 
-def with_normalizer(normalizer):
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizer
-    return json.dumps(content(tokenizer)["normalizer"])
+def test_merges_do_not_matter_where_the_tokenizer_ignores_them(bpe):
+    data = without_merge(bpe, merge_of_cat(bpe), ignore_merges=True)
+    assert read(data).row(" cat") is not None
+    assert library(data).encode(" cat").tokens == ["Ġcat"]
 
 
 def test_bare_digits_where_text_makes_spaced_ones(unigram):
     # As in T5: a space is put before every word, so a digit by itself is the spaced piece.
-    data = json.loads(json.dumps(unigram))
-    digits = "0123456789"
+    data, digits = copy.deepcopy(unigram), "0123456789"
     signs = {sign: score for d in digits for sign, score in ((d, -9.0), (f"▁{d}", -4.0))}
     kept = [entry for entry in data["model"]["vocab"] if entry[0] not in signs]
     data["model"]["vocab"] = kept + [list(item) for item in signs.items()]
@@ -155,12 +143,8 @@ def test_bare_digits_where_text_makes_spaced_ones(unigram):
     assert raised.value.code == "TooFewTokens"
 
 
-def has(data, piece):
-    return any(piece == known for known, _ in data["model"]["vocab"])
-
-
 def test_a_unigram_piece_that_is_never_the_likeliest(unigram):
-    data = json.loads(json.dumps(unigram))
+    data = copy.deepcopy(unigram)
     data["model"]["vocab"] += [["▁thecat", -500.0], ["▁thedogs", -0.1]]
     words, reference = read(data), library(data)
     for word in ("thecat", "thedogs"):
@@ -169,12 +153,10 @@ def test_a_unigram_piece_that_is_never_the_likeliest(unigram):
         assert (words.row(f" {word}") is not None) == made
 
 
-def test_an_added_token_that_takes_its_space_as_the_library_does(bpe):
-    data = json.loads(json.dumps(bpe))
-    rest = {"single_word": False, "rstrip": False, "normalized": False, "special": False}
-    new = len(data["model"]["vocab"])
-    data["added_tokens"] = [{"id": new, "content": "zebra", "lstrip": True, **rest}]
+@pytest.mark.parametrize("lstrip", [True, False])
+def test_an_added_token_that_takes_its_space_as_the_library_does(bpe, lstrip):
+    flags = dict.fromkeys(("single_word", "rstrip", "normalized", "special"), False)
+    new = len(bpe["model"]["vocab"])
+    data = bpe | {"added_tokens": [{"id": new, "content": "zebra", "lstrip": lstrip, **flags}]}
     assert library(data).encode("house zebra").ids[-1] == new
-    assert read(data).row(" zebra") == (new, " zebra")
-    data["added_tokens"][0]["lstrip"] = False
-    assert read(data).row(" zebra") is None
+    assert read(data).row(" zebra") == ((new, " zebra") if lstrip else None)

@@ -22,7 +22,7 @@ from yarl import URL
 FILE = bytes(random.Random(0).randbytes(100_000))
 CHUNKED, INTERIM = "Transfer-Encoding: chunked", b"HTTP/1.1 102 Processing\r\n\r\n"
 #: What a step of a raw server does beside sending bytes.
-RESET, CLOSE, HANG, IDLE_CLOSE = "reset", "close", "hang", "close when idle"
+RESET, CLOSE, HANG = "reset", "close", "hang"
 
 
 def answer(begin, end, *fields, status="206 Partial Content", length=True, body=None):
@@ -34,25 +34,23 @@ def answer(begin, end, *fields, status="206 Partial Content", length=True, body=
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-def chunked(body, size=700, extension=""):
+def chunked(body, size=97):
     pieces = [body[at : at + size] for at in range(0, len(body), size)]
-    framed = b"".join(b"%x%b\r\n%b\r\n" % (len(p), extension.encode(), p) for p in pieces)
+    framed = b"".join(b"%x;x=1\r\n%b\r\n" % (len(p), p) for p in pieces)
     return framed + b"0\r\nX-Trailer: 1\r\n\r\n"
 
 
 class RawServer:
     """Does what `reply(number, begin, end)` says for each request: bytes to send and words from above."""
 
-    def __init__(self, reply, tls=None):
-        self.reply, self.tls = reply, tls
-        self.requests, self.connections, self.busy, self._tasks = [], 0, set(), []
+    def __init__(self, reply):
+        self.reply = reply
+        self.requests, self.connections, self._tasks = [], 0, []
 
     async def __aenter__(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
-        self.url = URL(
-            f"{'https' if self.tls else 'http'}://127.0.0.1:{port}/file?signature=a%2Fb", encoded=True
-        )
+        self.url = URL(f"http://127.0.0.1:{port}/file?signature=a%2Fb", encoded=True)
         return self
 
     async def __aexit__(self, *_):
@@ -64,41 +62,30 @@ class RawServer:
 
     async def _serve(self, reader, writer):
         self._tasks.append(asyncio.current_task())
-        try:
-            await self._served(reader, writer)
-        except asyncio.CancelledError:
-            pass  # asyncio's streams would report it
-        finally:
-            self.busy.discard(writer)
-            writer.transport.abort()
-
-    async def _served(self, reader, writer):
         self.connections += 1
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        # A task that is cancelled ends in silence: asyncio's streams would report it.
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 self.requests.append(head)
-                self.busy.add(writer)
                 begin, last = head.partition("Range: bytes=")[2].partition("\r\n")[0].split("-")
                 for step in self.reply(len(self.requests), int(begin), int(last) + 1):
-                    if step == RESET:
-                        sock = writer.get_extra_info("socket")
-                        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                        writer.transport.abort()
-                        return
-                    if step in (CLOSE, IDLE_CLOSE):
-                        writer.close()
-                        return
                     if step == HANG:
-                        self.busy.discard(writer)
                         await reader.read()
-                        return
-                    if isinstance(step, float):
+                    elif isinstance(step, float):
                         await asyncio.sleep(step)
-                        continue
-                    writer.write(step)
-                    await writer.drain()
-                self.busy.discard(writer)
+                    elif isinstance(step, bytes):
+                        writer.write(step)
+                        await writer.drain()
+                    if step in (RESET, CLOSE, HANG):
+                        return self._end(writer, reset=step == RESET)
+        self._end(writer)
+
+    def _end(self, writer, reset=False):
+        if reset:
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
 
 
 async def ranges_of(url, spans, tmp_path, *, token=None, pause=0.0, timeout=30.0):
@@ -129,9 +116,9 @@ def read(tmp_path, monkeypatch):
     """Reads spans from a raw server; the bodies, the server, the meter."""
     monkeypatch.setattr(snapshots, "WHOLE", 1000)
 
-    def run(reply, spans=SPANS, *, tls=None, **how):
+    def run(reply, spans=SPANS, **how):
         async def work():
-            async with RawServer(reply, tls) as server:
+            async with RawServer(reply) as server:
                 bodies, meter = await ranges_of(server.url, spans, tmp_path, **how)
                 return bodies, server, meter
 
@@ -151,20 +138,14 @@ RIGHT = [FILE[a:b] for a, b in SPANS]
         (lambda n, a, b: [answer(a, b, "Connection: close"), CLOSE], 4),
         (lambda n, a, b: [INTERIM, b"HTTP/1.1 100 Continue\r\n\r\n", answer(a, b)], 1),
         (lambda n, a, b: [answer(a, b, CHUNKED, length=False, body=chunked(FILE[a:b]))], 1),
-        (
-            lambda n, a, b: [
-                answer(a, b, "Transfer-Encoding: Chunked", length=False, body=chunked(FILE[a:b], 97, ";x=1"))
-            ],
-            1,
-        ),
         (lambda n, a, b: [answer(a, b, length=False), CLOSE], 4),
-        (lambda n, a, b: [answer(a, b), IDLE_CLOSE], 4),
+        (lambda n, a, b: [answer(a, b), CLOSE], 4),
         (lambda n, a, b: [answer(a, b) + b"HTTP/1.1 206 OK\r\nContent-Length: 1\r\n\r\nx"], 4),
         (lambda n, a, b: [answer(a, b), 0.002, b"garbage"], 4),
         (lambda n, a, b: [answer(a, b).replace(b"HTTP/1.1", b"HTTP/1.0"), CLOSE], 4),
         (lambda n, a, b: [answer(a, b, *[f"X-{i}: {'y' * 200}" for i in range(100)])], 1),
     ],
-    ids=["usual", "close", "interim", "chunked", "extensions", "until close", "closed when idle",
+    ids=["usual", "close", "interim", "chunked", "until close", "closed when idle",
          "bytes after the body", "bytes when idle", "HTTP/1.0", "long head"],
 )  # fmt: skip
 def test_whatever_is_right_gives_the_bytes(read, reply, connections):
@@ -178,9 +159,7 @@ def test_whatever_is_right_gives_the_bytes(read, reply, connections):
     ("steps", "code"),
     [
         (lambda a, b: [RESET], "Unreachable"),
-        (lambda a, b: [CLOSE], "Unreachable"),
         (lambda a, b: [answer(a, b)[:60], CLOSE], "Unreachable"),
-        (lambda a, b: [answer(a, b)[: -(b - a)], RESET], "Unreachable"),
         (lambda a, b: [answer(a, b)[: -(b - a)], CLOSE], "Unreachable"),
         (lambda a, b: [answer(a, b, length=False)[:-1], CLOSE], "BadResponse"),
         (lambda a, b: [answer(a + 1, b + 1)], "BadResponse"),
@@ -188,14 +167,11 @@ def test_whatever_is_right_gives_the_bytes(read, reply, connections):
         (lambda a, b: [answer(a, b, "Content-Encoding: gzip", body=gzip.compress(FILE[a:b]))], "BadResponse"),
         (lambda a, b: [answer(a, b, "Content-Length: 5")], "Unreachable"),
         (lambda a, b: [answer(a, b, "Content-Range: bytes 1-2/3")], "BadResponse"),
-        (lambda a, b: [answer(a, b, "Content-Length: -1", length=False)], "Unreachable"),
         (lambda a, b: [answer(a, b, "X: a\x00b")], "Unreachable"),
         (lambda a, b: [b"<html>no HTTP at all</html>\r\n\r\n"], "Unreachable"),
         (lambda a, b: [answer(a, b, CHUNKED, length=False, body=b"zz\r\nab\r\n"), CLOSE], "Unreachable"),
-        (lambda a, b: [answer(a, b, CHUNKED, length=False, body=b"2\r\nabcd\r\n"), CLOSE], "Unreachable"),
         (lambda a, b: [answer(a, b, CHUNKED, length=False, body=chunked(FILE[a:b])[:-20]), CLOSE],
          "Unreachable"),
-        (lambda a, b: [answer(a, b, status="429 Too Many Requests", body=b"wait")], "RateLimited"),
         (lambda a, b: [answer(a, b, status="503 No", body=b"x" * 200_000)], "ServerError"),
         (lambda a, b: [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + FILE], "RangeNotSupported"),
         (lambda a, b: [answer(a, b, "Content-Type: multipart/byteranges; boundary=x",

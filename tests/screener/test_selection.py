@@ -11,24 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import write_checkpoint
-from hub_client import full_matrix
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hub_client import whole_gap
+from hub_faults import status
+from huggingface_hub import constants
 from lmeval_screener import screen
 from lmeval_screener.checkpoints.limits import Allowance
 from lmeval_screener.cli import main
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.reading import Reader
 from lmeval_screener.targets.selection import (
-    Query,
     add_selection_options,
-    query_of,
     read_list,
     select_targets,
     selection_of,
 )
-from lmeval_screener.tokens import load_token_set, resolve
-from lmeval_screener.tokens.vocabulary import Vocabulary
 
 from lmeval_dispersion.errors import UsageError
 
@@ -39,8 +35,6 @@ V, D = 49_152, 4
 @pytest.fixture
 def registry(hub, tmp_path, monkeypatch):
     """Two organisations on the loopback Hub, found through huggingface_hub's own settings."""
-    from huggingface_hub import constants
-
     monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
     monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "downloads"))
@@ -71,24 +65,11 @@ def options(*words):
 
 def chosen(*words, names=()):
     selection, lists = options(*words)
-    return [target.repo for target in select_targets(list(names), selection, lists).targets]
+    return select_targets(list(names), selection, lists)
 
 
 def means(result):
     return {found.repo: found.gaps["cosine"].mean for found in result.checkpoints}
-
-
-def gaps(folder):
-    """G by the definition, from the whole matrix and every pair."""
-    vocabulary = Vocabulary.from_file("tokenizer.json", (TOKENIZERS / "smollm2.json").read_bytes())
-    found = resolve(load_token_set("math", "domain"), load_token_set("reference", "reference"), vocabulary)
-    files = [f for f in folder.glob("*.safetensors") if b'"lm_head.weight"' in f.read_bytes()[:4000]]
-    name = "lm_head.weight" if files else "model.embed_tokens.weight"
-    matrix = full_matrix((files or [folder / "model.safetensors"])[0], name)
-    unit = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
-    t, r = unit[list(found.domain_ids)], unit[list(found.reference_ids)]
-    pairs = 1 - (t @ t.T)[np.triu_indices(len(t), 1)]
-    return pairs.mean() + (1 - t @ r.T).mean()
 
 
 @pytest.fixture
@@ -108,40 +89,24 @@ def family(registry, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "names", "expected"),
     [
-        (["--author", "acme"], "tuned-3 tuned-2 tuned-1 base-1"),
-        (["--base-model", "acme/base-1"], "tuned-9 tuned-3 tuned-2 tuned-1"),
-        (["--base-model", "acme/base-1", "--author", "acme", "--tag", "math"], "tuned-3 tuned-2"),
-        (["--author", "acme", "--author", "other"], "tuned-3 tuned-2 tuned-1 base-1 tuned-9"),
-        (["--author", "acme", "--limit", "2"], "tuned-3 tuned-2"),
-        (["--author", "acme", "--since", "2026-05-01"], "tuned-3 tuned-2"),
-        (["--author", "acme", "--since", "2026-05-02"], "tuned-3"),
+        ([], ["acme/*"], "tuned-3 tuned-2 tuned-1 base-1"),
+        ([], ["hf://acme/tuned-[12]*"], "tuned-2 tuned-1"),
+        ([], ["https://huggingface.co/acme/tuned-1"], "tuned-1"),
+        (["--author", "acme"], [], "tuned-3 tuned-2 tuned-1 base-1"),
+        (["--base-model", "acme/base-1"], [], "tuned-9 tuned-3 tuned-2 tuned-1"),
+        (["--base-model", "acme/base-1", "--author", "acme", "--tag", "math"], [], "tuned-3 tuned-2"),
+        (["--author", "acme", "--author", "other"], [], "tuned-3 tuned-2 tuned-1 base-1 tuned-9"),
+        (["--author", "acme", "--limit", "2"], [], "tuned-3 tuned-2"),
+        (["--author", "acme", "--since", "2026-05-01"], [], "tuned-3 tuned-2"),
+        (["--author", "acme", "--since", "2026-05-02"], [], "tuned-3"),
     ],
 )
-def test_what_options_select(family, words, expected):
+def test_what_names_and_options_select(family, words, names, expected):
     family.page = 2  # lists go on over pages
-    assert " ".join(repo.partition("/")[2] for repo in chosen(*words)) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("acme/*", "tuned-3 tuned-2 tuned-1 base-1"),
-        ("acme/tuned-[12]*", "tuned-2 tuned-1"),
-        ("hf://acme/tuned-*", "tuned-3 tuned-2 tuned-1"),
-        ("https://huggingface.co/acme/tuned-1", "tuned-1"),
-    ],
-)
-def test_what_a_name_selects(family, text, expected):
-    assert " ".join(repo.partition("/")[2] for repo in chosen(names=[text])) == expected
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.text(max_size=40))
-def test_any_text_is_a_query_or_none(text):
-    found = query_of(text)
-    assert found is None or isinstance(found, Query)
+    found = [target.repo.partition("/")[2] for target in chosen(*words, names=names).targets]
+    assert " ".join(found) == expected
 
 
 @pytest.mark.parametrize(
@@ -174,13 +139,12 @@ def test_a_list_that_is_none(tmp_path, content, said):
 
 def test_names_lists_and_selections_together_name_each_checkpoint_once(family, tmp_path):
     (tmp_path / "list").write_text("acme/tuned-1\nother/tuned-9@main\n")
-    selection, lists = options("--author", "acme", "--from", str(tmp_path / "list"))
-    found = select_targets(["acme/base-1", "other/*"], selection, lists)
+    words = ["--author", "acme", "--from", str(tmp_path / "list")]
+    found = chosen(*words, names=["acme/base-1", "other/*"])
     assert [target.label for target in found.targets] == [
         "acme/base-1", "other/tuned-9", "acme/tuned-1", "other/tuned-9@main", "acme/tuned-3", "acme/tuned-2",
     ]  # fmt: skip
-    commits = [target.listed and target.listed.commit for target in found.targets]
-    assert [commit is None for commit in commits] == [False, False, False, True, False, False]
+    assert [target.listed is None for target in found.targets] == [False, False, False, True, False, False]
     assert found.sentence == "6 repositories listed, 5 taken with their commits; left out: 1 without weights"
 
 
@@ -200,8 +164,8 @@ def test_a_selection_of_nothing_is_refused_with_a_sentence(family, words, said):
         chosen(*words, names=["acme/tuned-1"])
 
 
-def test_selected_checkpoints_cost_three_requests_and_known_ones_none(registry):
-    """Every G is that of the whole matrix; a second run asks for the list only."""
+def test_selected_checkpoints_cost_three_requests_and_known_ones_none(registry, monkeypatch):
+    """Every G is that of the whole matrix; a second run asks for the list only, offline for nothing."""
     folders = {f"acme/m{n:02d}": registry.make(f"acme/m{n:02d}", seed=n) for n in range(9)}
     folders["acme/tied"] = registry.make("acme/tied", seed=50, tied=True)
     folders["acme/sharded"] = registry.make("acme/sharded", seed=51, shards=2)
@@ -209,7 +173,8 @@ def test_selected_checkpoints_cost_three_requests_and_known_ones_none(registry):
     result = screen(["acme/*"])
     assert not result.failed
     for checkpoint in result.checkpoints:
-        assert checkpoint.gaps["cosine"].mean == pytest.approx(gaps(folders[checkpoint.repo]), abs=1e-6)
+        expected = whole_gap(folders[checkpoint.repo], checkpoint)
+        assert checkpoint.gaps["cosine"].mean == pytest.approx(expected, abs=1e-6)
         assert checkpoint.revision == registry.repositories[checkpoint.repo].branches["main"]
     assert len(result.checkpoints) == len(registry.seen("api")) == 11
     assert len(registry.seen("list")) == 3
@@ -221,40 +186,21 @@ def test_selected_checkpoints_cost_three_requests_and_known_ones_none(registry):
     assert [request.part for request in registry.requests] == ["list"] * 3
     assert means(again) == means(result)
     registry.requests.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert means(screen(["acme/*"])) == means(result)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     pinned = screen([f"{c.repo}@{c.revision}" for c in result.checkpoints])
     assert not pinned.failed
     assert not registry.requests, "what is pinned and cached costs nothing at all"
 
 
-def test_gated_checkpoints_fail_by_name_without_a_request(registry):
-    registry.make("acme/open", seed=1)
-    registry.make("acme/closed", seed=2, gated=True)
-    result = screen(["acme/*"])
-    assert [(failed.repo, failed.error) for failed in result.failed] == [("acme/closed", "GatedRepo")]
-    assert not [request for request in registry.requests if "closed" in request.path]
-
-
-def test_a_web_page_in_place_of_a_list_is_asked_for_once_more(registry):
-    from hub_faults import status
-
+def test_a_page_in_place_of_a_list_is_asked_for_once_more(registry):
     registry.make("acme/m", v=9)
     registry.fault("list", status(200), times=1)
-    assert chosen(names=["acme/*"]) == ["acme/m"]
+    assert len(chosen(names=["acme/*"]).targets) == 1
     registry.fault("list", status(200), times=-1)
     with pytest.raises(ScreeningError, match="is not the Hub's JSON"):
         chosen(names=["acme/*"])
-    assert len(registry.seen("list")) == 5
-
-
-def test_a_list_is_kept_for_offline_runs(registry, monkeypatch):
-    from huggingface_hub import constants
-
-    registry.make("acme/m", seed=1)
-    found = screen(["acme/*"])
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    registry.requests.clear()
-    assert means(screen(["acme/*"])) == means(found)
-    assert not registry.requests
 
 
 def test_a_limit_stops_cleanly_and_the_next_run_goes_on(registry, monkeypatch):
@@ -276,27 +222,26 @@ def test_a_limit_stops_cleanly_and_the_next_run_goes_on(registry, monkeypatch):
         Allowance(requests=0)
 
 
-def test_the_command_selects_plans_and_says_what_it_left_out(registry, tmp_path, capsys, monkeypatch):
+def test_the_command_selects_plans_and_says_what_it_left_out(family, registry, capsys, monkeypatch):
+    """Gated ones fail by name, without a request."""
     quotas = {"api": (9, 9), "resolvers": (5, 5)}
     monkeypatch.setattr("lmeval_screener.planning.QUOTAS", quotas)
-    for number in range(4):
-        registry.make(f"acme/m{number}", seed=number)
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "README.md").write_text("nothing here")
-    registry.add("acme/only-texts", tmp_path / "texts")
-    assert main(["acme/*", "--dry-run", "--format", "json"]) == 0
-    told = capsys.readouterr()
-    assert "5 repositories listed, 4 taken with their commits; left out: 1 without weights" in told.err
-    plan = json.loads(told.out)
-    assert plan["answer"][0].startswith(
-        "4 of 4 checkpoints to read: at most about 12 resolver and 4 API requests"
-    )
-    assert "The quota of resolvers makes it at least 10 min." in plan["answer"][0]
-    assert not registry.seen("resolve")
-    assert main(["acme/*", "--format", "json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["checkpoints"]) == 4
+    for number in range(1, 4):
+        registry.make(f"acme/tuned-{number}", seed=number)
+    registry.make("acme/base-1")
     registry.make("acme/closed", v=9, gated=True)
     assert main(["acme/*", "--dry-run", "--format", "json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
+    told = capsys.readouterr()
+    assert "6 repositories listed, 5 taken with their commits; left out: 1 without weights" in told.err
+    plan = json.loads(told.out)
     assert plan["answer"][0].startswith("4 of 5 checkpoints to read: at most about 12 resolver")
+    assert "The quota of resolvers makes it at least 10 min." in plan["answer"][0]
     assert plan["answer"][1] == "Without a request: 1 gated."
+    assert not registry.seen("resolve")
+    assert main(["acme/*", "--format", "json"]) == 3
+    result = json.loads(capsys.readouterr().out)
+    assert len(result["checkpoints"]) == 4
+    assert [(failed["repo"], failed["error"]) for failed in result["failed"]] == [
+        ("acme/closed", "GatedRepo")
+    ]
+    assert not [request for request in registry.requests if "closed" in request.path]

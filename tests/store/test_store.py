@@ -1,4 +1,4 @@
-"""The store: what is written comes back, and whatever is not a whole store of one model is refused."""
+"""The store: what is written comes back; what is not a whole store of one model and one run is refused."""
 
 import json
 import resource
@@ -13,108 +13,93 @@ from safetensors import SafetensorError
 
 from lmeval_dispersion.errors import MixedStoresError, PartialStoreError, StoreError, StoreVersionError
 from lmeval_dispersion.geometry import dispersion
-from lmeval_dispersion.store import COLUMNS, begin_store, read_store, write_store
+from lmeval_dispersion.store import COLUMNS, begin_store, check_comparable, read_store, write_store
+from lmeval_dispersion.store.identity import MODEL_KEYS, RUN_KEYS, TASK_KEYS
 
 ROOT = Path(__file__).parents[2]
-
-
-def documents(n=30, task="t", **extra):
-    frame = pd.DataFrame({"doc_id": np.arange(n), "task": task})
-    for name, values in extra.items():
-        frame[name] = values
-    return frame
+PAGE = ROOT / "docs" / "reference" / "store.md"
 
 
 def vectors(n=30, d=16, seed=0):
     return np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32) * 7
 
 
+def stored(path, *, x=None, task="t", manifest=None, **columns):
+    """Write a store of the layer ``last`` or of those that ``x`` names, with further columns."""
+    layers = x if isinstance(x, dict) else {"last": vectors() if x is None else x}
+    ids = np.arange(len(next(iter(layers.values()))))
+    frame = pd.DataFrame({"doc_id": ids, "task": task}).assign(**columns)
+    return write_store(path, documents=frame, vectors=layers, manifest=manifest or {})
+
+
 def written(path, n=30, task="t", **manifest):
-    return write_store(
-        path,
-        documents=documents(n, task),
-        vectors={"last": vectors(n)},
-        manifest={"model": "m", "revision": "r", **manifest},
-    )
+    """Write a store of the model ``m``."""
+    return stored(path, x=vectors(n), task=task, manifest={"model": "m", "revision": "r", **manifest})
 
 
 def test_everything_comes_back(tmp_path):
     x = {"last": vectors(), "layer.1.attn": vectors(d=5, seed=1)}
-    frame = documents(
+    words = np.arange(30) * 0.5
+    stored(
+        tmp_path,
+        x=x,
+        manifest={"model": "m", "limit": 3},
         subject=["a", "b", "c"] * 10,
         correct=[1.0, 0.0, np.nan] * 10,
         logprobs=[[-1.5, -0.5], [], [-3.0]] * 10,
         target=["A", None, "B"] * 10,
         text=["é" * 600, None, "short"] * 10,
-        words=np.arange(30) * 0.5,
+        words=words,
+        mixed=[1, "two", None] * 10,
     )
-    write_store(tmp_path / "s", documents=frame, vectors=x, manifest={"model": "m", "limit": 3})
-    store = read_store(tmp_path / "s")
-    assert store.default_layer == "last"
-    assert store.model == "m"
-    assert store.manifest["limit"] == 3
+    store = read_store(tmp_path)
+    assert (store.default_layer, store.model, store.manifest["limit"]) == ("last", "m", 3)
     assert store.manifest["width"] == {"last": 16, "layer.1.attn": 5}
-    assert store.documents["doc_id"].tolist() == list(range(30))
-    assert [list(v) for v in store.documents["logprobs"][:3]] == [[-1.5, -0.5], [], [-3.0]]
-    assert store.documents["target"].isna().sum() == 10
-    assert store.documents["text"].str.len().max() == 500
-    assert store.documents["words"].tolist() == frame["words"].tolist()
-    assert store.documents["query_perplexity"].isna().all()
-    assert store.documents["category"].isna().all()
+    documents = store.documents
+    assert documents["doc_id"].tolist() == list(range(30))
+    assert [list(v) for v in documents["logprobs"][:3]] == [[-1.5, -0.5], [], [-3.0]]
+    assert documents["target"].isna().sum() == documents["mixed"].isna().sum() == 10
+    assert documents["text"].str.len().max() == 500
+    assert documents["words"].tolist() == words.tolist()
+    assert documents["mixed"][:2].tolist() == ["1", "two"]
+    assert documents[["query_perplexity", "category"]].isna().all(axis=None)
     for name, rows in x.items():
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
         u = store.vectors(name)
         assert u.dtype == np.float32
         np.testing.assert_allclose(np.linalg.norm(u, axis=1), 1, atol=1e-6)
-        np.testing.assert_allclose(u, rows / np.linalg.norm(rows, axis=1, keepdims=True), atol=5e-4)
-        np.testing.assert_allclose(store.norms(name), np.linalg.norm(rows, axis=1), rtol=1e-6)
+        np.testing.assert_allclose(u, rows / lengths, atol=5e-4)
+        np.testing.assert_allclose(store.norms(name), lengths[:, 0], rtol=1e-6)
         assert dispersion(u) == pytest.approx(dispersion(rows), rel=1e-4)
 
 
-def test_a_further_column_of_mixed_types_is_kept_as_text(tmp_path):
-    mixed = [1, "two", None] * 10
-    write_store(tmp_path, documents=documents(note=mixed), vectors={"last": vectors()}, manifest={})
-    found = read_store(tmp_path).documents["note"]
-    assert found[:2].tolist() == ["1", "two"]
-    assert found.isna().sum() == 10
-
-
-@pytest.mark.parametrize("spread", [1.0, 0.1, 0.02])
+@pytest.mark.parametrize("spread", [1.0, 0.02])
 def test_half_precision_costs_less_than_a_thousandth_of_the_dispersion(tmp_path, spread):
     rng = np.random.default_rng(3)
     x = rng.normal(size=64) + spread * rng.normal(size=(400, 64))
-    write_store(tmp_path, documents=documents(400), vectors={"last": x}, manifest={})
+    stored(tmp_path, x=x)
     assert dispersion(read_store(tmp_path).vectors()) == pytest.approx(dispersion(x), rel=1e-3)
 
 
-def test_rows_without_direction_are_kept_and_come_back_as_nan(tmp_path):
+def test_rows_without_direction_are_kept_and_come_back_as_nan_and_no_rows_as_none(tmp_path):
     x = vectors()
     x[3], x[5, 2], x[7, 1] = 0, np.nan, np.inf
-    write_store(tmp_path, documents=documents(), vectors={"last": x}, manifest={})
-    store = read_store(tmp_path)
+    store = read_store(stored(tmp_path / "some", x=x))
     assert np.flatnonzero(np.isnan(store.vectors()).any(axis=1)).tolist() == [3, 5, 7]
     assert store.norms()[3] == 0
-
-
-def test_a_store_without_documents_can_be_written_and_read(tmp_path):
-    write_store(tmp_path, documents=documents(0), vectors={"last": np.empty((0, 4))}, manifest={})
-    assert read_store(tmp_path).vectors().shape == (0, 4)
+    assert read_store(stored(tmp_path / "none", x=np.empty((0, 4)))).vectors().shape == (0, 4)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "vectors.safetensors", "documents.parquet"])
-def test_a_missing_file_makes_the_store_partial(tmp_path, name):
-    written(tmp_path)
-    (tmp_path / name).unlink()
-    with pytest.raises(PartialStoreError, match="is partial"):
-        read_store(tmp_path).vectors()
-
-
-@pytest.mark.parametrize("name", ["vectors.safetensors", "documents.parquet"])
-def test_a_changed_byte_is_noticed(tmp_path, name):
-    written(tmp_path)
-    content = bytearray((tmp_path / name).read_bytes())
+def test_a_changed_byte_and_a_missing_file_are_noticed(tmp_path, name):
+    file = written(tmp_path) / name
+    content = bytearray(file.read_bytes())
     content[-9] ^= 1
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(StoreError, match="checksum"):
+    file.write_bytes(content)
+    with pytest.raises(StoreError, match="manifest" if name == "manifest.json" else "checksum"):
+        read_store(tmp_path).vectors()
+    file.unlink()
+    with pytest.raises(PartialStoreError, match="is partial"):
         read_store(tmp_path).vectors()
 
 
@@ -123,32 +108,24 @@ def test_a_changed_byte_is_noticed(tmp_path, name):
     [
         ({"format": "dispersion-store/2"}, StoreVersionError, "written as 'dispersion-store/2'"),
         ({"format": None}, StoreError, "not the manifest of a store"),
-        (
-            {"format": "dispersion-lab/1"},
-            StoreError,
-            "not the manifest of a store, it holds 'dispersion-lab/1'",
-        ),
+        ({"format": "dispersion-lab/1"}, StoreError, "manifest of a store, it holds 'dispersion-lab/1'"),
         ({"complete": False}, PartialStoreError, "did not finish"),
         ({"n": "30"}, StoreError, "usable `n`"),
         ({"n": 31}, StoreError, "30 rows instead of 31"),
         ({"layers": []}, StoreError, "usable `layers`"),
         ({"width": {"last": 17}}, StoreError, "expected \\[30, 17\\]"),
+        ("", StoreError, "manifest"),
+        ("[" * 100_000, StoreError, "manifest"),
+        ("[]", StoreError, "manifest"),
+        ("\x00", StoreError, "manifest"),
     ],
 )
 def test_a_wrong_manifest_is_one_sentence(tmp_path, change, error, message):
-    written(tmp_path)
-    file = tmp_path / "manifest.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    file = written(tmp_path) / "manifest.json"
+    changed = change if isinstance(change, str) else json.dumps(json.loads(file.read_text()) | change)
+    file.write_text(changed)
     with pytest.raises(error, match=message):
         read_store(tmp_path).vectors()
-
-
-@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "\x00"])
-def test_a_manifest_that_is_no_json_object_is_a_store_error(tmp_path, text):
-    written(tmp_path)
-    (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(StoreError, match="manifest"):
-        read_store(tmp_path)
 
 
 def test_no_store_and_no_folder(tmp_path):
@@ -156,50 +133,45 @@ def test_no_store_and_no_folder(tmp_path):
         read_store(tmp_path)
     with pytest.raises(StoreError, match="is no folder"):
         read_store(tmp_path / "absent")
-    assert read_store(written(tmp_path / "s")).default_layer == "last"
     with pytest.raises(StoreError, match="no layer 'first'; it has last"):
-        read_store(tmp_path / "s").vectors("first")
+        read_store(written(tmp_path / "s")).vectors("first")
 
 
-def test_the_writer_refuses_what_does_not_fit(tmp_path):
-    with pytest.raises(StoreError, match="expected 30 vectors of layer 'last', got shape"):
-        write_store(tmp_path, documents=documents(), vectors={"last": vectors(29)}, manifest={})
-    with pytest.raises(StoreError, match="at least one layer"):
-        write_store(tmp_path, documents=documents(), vectors={}, manifest={})
-    with pytest.raises(StoreError, match="column 'task'"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vectors": {"last": vectors(29)}}, "expected 30 vectors of layer 'last', got shape"),
+        ({"vectors": {}}, "at least one layer"),
+        ({"documents": pd.DataFrame({"doc_id": range(30)})}, "column 'task'"),
+        ({"manifest": {"default_layer": "x"}}, "default layer 'x'"),
+    ],
+)
+def test_the_writer_refuses_what_does_not_fit(tmp_path, change, message):
+    documents = pd.DataFrame({"doc_id": range(30), "task": "t"})
+    with pytest.raises(StoreError, match=message):
         write_store(
-            tmp_path, documents=documents().drop(columns="task"), vectors={"l": vectors()}, manifest={}
-        )
-    with pytest.raises(StoreError, match="default layer 'x'"):
-        write_store(
-            tmp_path, documents=documents(), vectors={"l": vectors()}, manifest={"default_layer": "x"}
+            tmp_path, **{"documents": documents, "vectors": {"last": vectors()}, "manifest": {}} | change
         )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_stores_of_one_model_read_as_one(tmp_path):
-    written(tmp_path / "run" / "b", 20, "b", tasks={"b": 2}, prompt_format="p")
-    written(tmp_path / "run" / "a", 30, "a", tasks={"a": 1}, prompt_format="p")
-    store = read_store(tmp_path / "run")
-    assert store.documents["task"].tolist() == ["a"] * 30 + ["b"] * 20
-    assert store.vectors().shape == (50, 16)
+    # As lm-eval's results hold them; two of one task are refused.
+    run = tmp_path / "results" / "org__model" / "dispersion_2026-11-22T12-00-00"
+    written(run / "b", 20, "b", tasks={"b": 2}, prompt_format="p")
+    written(run / "a", 30, "a", tasks={"a": 1}, prompt_format="p")
+    for folder in (run, run.parent, tmp_path / "results"):
+        store = read_store(folder)
+        assert store.documents["task"].tolist() == ["a"] * 30 + ["b"] * 20
     assert store.norms().shape == (50,)
     assert store.manifest["tasks"] == {"a": 1, "b": 2}
-    assert store.manifest["n"] == 50
-    assert store.manifest["prompt_format"] == "p"
-    np.testing.assert_array_equal(store.vectors()[30:], read_store(tmp_path / "run" / "b").vectors())
-
-
-def test_one_task_twice_is_refused(tmp_path):
-    written(tmp_path / "a")
-    written(tmp_path / "b")
-    with pytest.raises(MixedStoresError, match="task 't' is in"):
-        read_store(tmp_path)
-    frame = documents()
-    frame.loc[4, "doc_id"] = 3
-    write_store(tmp_path / "a", documents=frame, vectors={"last": vectors()}, manifest={})
+    assert (store.manifest["n"], store.manifest["prompt_format"]) == (50, "p")
+    np.testing.assert_array_equal(store.vectors()[30:], read_store(run / "b").vectors())
+    written(run / "c", task="b")
+    with pytest.raises(MixedStoresError, match="task 'b' is in"):
+        read_store(run)
     with pytest.raises(StoreError, match="document 3 of task t twice"):
-        read_store(tmp_path / "a")
+        read_store(stored(tmp_path / "double", doc_id=[3] * 30))
 
 
 def test_other_peoples_folders_are_not_entered(tmp_path):
@@ -213,35 +185,92 @@ def test_other_peoples_folders_are_not_entered(tmp_path):
         read_store(tmp_path / "somebody")
 
 
-def test_a_results_folder_is_read_through_the_folder_of_its_run(tmp_path):
-    for task in "ab":
-        written(tmp_path / "results" / "org__model" / "dispersion_2026-11-22T12-00-00" / task, task=task)
-    for folder in ("results", "results/org__model"):
-        assert read_store(tmp_path / folder).documents["task"].unique().tolist() == ["a", "b"]
-
-
 def test_layers_in_common_are_kept(tmp_path):
-    for task, layers in (("a", ["x", "last"]), ("b", ["last"])):
-        write_store(
-            tmp_path / task,
-            documents=documents(task=task),
-            vectors={name: vectors() for name in layers},
-            manifest={},
-        )
+    stored(tmp_path / "a", task="a", x={"x": vectors(), "last": vectors()})
+    stored(tmp_path / "b", task="b")
     assert read_store(tmp_path).layers == ["last"]
-    write_store(tmp_path / "c", documents=documents(task="c"), vectors={"y": vectors()}, manifest={})
-    with pytest.raises(MixedStoresError, match="share no layer"):
-        read_store(tmp_path)
-    write_store(tmp_path / "c", documents=documents(task="c"), vectors={"last": vectors(d=3)}, manifest={})
-    with pytest.raises(MixedStoresError, match="different widths"):
-        read_store(tmp_path)
+    for x, message in (({"y": vectors()}, "share no layer"), (vectors(d=3), "different widths")):
+        stored(tmp_path / "c", task="c", x=x)
+        with pytest.raises(MixedStoresError, match=message):
+            read_store(tmp_path)
 
 
 def test_same_input_same_bytes(tmp_path):
-    for name in "ab":
-        written(tmp_path / name, created="2026-01-01T00:00:00+00:00")
+    a, b = (written(tmp_path / name, created="2026-01-01T00:00:00+00:00") for name in "ab")
     for file in ("manifest.json", "vectors.safetensors", "documents.parquet"):
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+        assert (a / file).read_bytes() == (b / file).read_bytes()
+
+
+BASE = {"weights": "sha256:1", "dtype": "bfloat16", "prompt_template": "p", "num_fewshot": "0"}
+
+
+@pytest.mark.parametrize("key", ["model", "revision", *MODEL_KEYS, *RUN_KEYS])
+def test_other_models_and_other_runs_are_not_merged(tmp_path, key):
+    other = {key: "other"} if key in ("model", "revision") else {"identity": BASE | {key: "other"}}
+    written(tmp_path / "a", task="a", identity=BASE)
+    written(tmp_path / "b", task="b", **{"identity": BASE, **other})
+    with pytest.raises(MixedStoresError, match=f"the stores in a and b differ in {key} \\("):
+        read_store(tmp_path)
+
+
+def test_tasks_of_one_run_may_be_asked_in_their_own_ways(tmp_path):
+    written(tmp_path / "a", task="a", identity=BASE)
+    written(tmp_path / "b", task="b", identity=BASE | {"num_fewshot": "5", "fewshot_seed": "1"})
+    joint = read_store(tmp_path).manifest["identity"]
+    assert (joint["weights"], joint["prompt_template"]) == ("sha256:1", "p")
+    assert joint["num_fewshot"].startswith("several:")
+    assert read_store(tmp_path / "a").manifest["identity"] == BASE
+
+
+def test_stores_without_identity_are_read_and_not_mixed_with_others(tmp_path):
+    written(tmp_path / "a", task="a")
+    written(tmp_path / "b", task="b")
+    assert "identity" not in read_store(tmp_path).manifest
+    written(tmp_path / "c", task="c", identity=BASE)
+    with pytest.raises(MixedStoresError, match="was written before stores had an identity"):
+        read_store(tmp_path)
+
+
+def compared(tmp_path, **changes):
+    """The notes on a comparison of two stores, the second one of another identity."""
+    a = written(tmp_path / "a", identity=BASE, tasks={"t": 1})
+    b = written(tmp_path / "b", identity=BASE | changes, tasks={"t": 1})
+    return [note.split(" (")[0] for note in check_comparable(read_store(a).parts, read_store(b).parts)]
+
+
+@pytest.mark.parametrize("key", MODEL_KEYS)
+def test_comparing_models_says_how_they_differ(tmp_path, key):
+    assert compared(tmp_path, **{key: "other"}) == [f"the models differ in {key}"]
+
+
+@pytest.mark.parametrize("key", [*RUN_KEYS, *TASK_KEYS])
+def test_one_model_asked_in_another_way_is_not_compared(tmp_path, key):
+    with pytest.raises(MixedStoresError, match=f"asked in other ways, they differ in {key} \\("):
+        compared(tmp_path, **{key: "other"})
+
+
+def test_two_models_may_have_their_own_chat_templates(tmp_path):
+    assert compared(tmp_path, weights="sha256:2", chat_template="c") == [
+        "the models differ in weights",
+        "the runs differ in chat_template",
+    ]
+    with pytest.raises(MixedStoresError, match="chat_template"):
+        compared(tmp_path, dtype="float32", chat_template="c")
+
+
+def test_equal_and_unknown_identities(tmp_path):
+    assert compared(tmp_path) == []
+    new, old = read_store(tmp_path / "a").parts, read_store(written(tmp_path / "old")).parts
+    assert check_comparable(old, old) == []
+    assert "before stores had an identity" in check_comparable(new, old)[0]
+
+
+def test_only_tasks_that_both_have_need_one_prompt(tmp_path):
+    written(tmp_path / "a/x", task="x", tasks={"x": 1}, identity=BASE)
+    written(tmp_path / "a/y", task="y", tasks={"y": 1}, identity=BASE | {"num_fewshot": "5"})
+    written(tmp_path / "b", task="x", tasks={"x": 1}, identity=BASE | {"weights": "sha256:2"})
+    first, second = read_store(tmp_path / "a"), read_store(tmp_path / "b")
+    assert len(check_comparable(first.parts, second.parts)) == 1
 
 
 # One process forks for every step, so that each begins as a fresh one and only the first import is paid.
@@ -321,21 +350,16 @@ def test_a_full_disk_leaves_no_file_behind_and_a_store_that_is_partial(tmp_path)
 
 def test_the_snippet_of_the_page_reads_a_store(tmp_path):
     """docs/reference/store.md promises that pandas and safetensors are enough."""
-    x = vectors()
-    write_store(
-        tmp_path, documents=documents(correct=[1.0, 0.0] * 15), vectors={"last": x}, manifest={"model": "m"}
-    )
-    page = (ROOT / "docs" / "reference" / "store.md").read_text()
+    stored(tmp_path, correct=[1.0, 0.0] * 15)
     names = {"folder": tmp_path}
-    snippet = page.split("```python\n")[1].split("```")[0]
+    snippet = PAGE.read_text().split("```python\n")[1].split("```")[0]
     assert "lmeval_dispersion" not in snippet
     exec(snippet, names)
-    assert names["dispersion"] == pytest.approx(dispersion(x), rel=1e-4)
+    assert names["dispersion"] == pytest.approx(dispersion(vectors()), rel=1e-4)
     assert names["accuracy"] == 0.5
 
 
 def test_every_column_and_key_of_a_store_is_documented(tmp_path):
     written(tmp_path, tasks={}, num_fewshot=0, limit=None, chat_template=None, prompt_format="p")
-    page = (ROOT / "docs" / "reference" / "store.md").read_text()
     for name in [*COLUMNS, *json.loads((tmp_path / "manifest.json").read_text())]:
-        assert f"`{name}`" in page, name
+        assert f"`{name}`" in PAGE.read_text(), name
