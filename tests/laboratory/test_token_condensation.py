@@ -69,13 +69,11 @@ def test_half_precision_and_adapters_are_the_same_study(model, data, place):
     assert np.allclose(plain.layers["mean"], half.layers["mean"], atol=0.02)
     assert not np.array_equal(plain.layers["mean"], half.layers["mean"])
     torch.manual_seed(0)
-    config = peft.LoraConfig(
-        r=2, target_modules=["down_proj"], layers_to_transform=[2], init_lora_weights=False
-    )
+    where = {"target_modules": ["down_proj"], "layers_to_transform": [2]}
+    config = peft.LoraConfig(r=2, init_lora_weights=False, **where)
     peft.get_peft_model(tiny_models.llama(), config).save_pretrained(place / "adapter")
-    tuned = condensation(
-        ModelChoice(str(model), adapter=str(place / "adapter")), data, segment=30, segments=30
-    )
+    choice = ModelChoice(str(model), adapter=str(place / "adapter"))
+    tuned = condensation(choice, data, segment=30, segments=30)
     assert tuned.summary["model"].item() == "model + adapter"
     assert np.allclose(plain.layers["mean"][:3], tuned.layers["mean"][:3], atol=1e-6)  # the last block has it
     assert abs(plain.layers["mean"][3] - tuned.layers["mean"][3]) > 1e-4

@@ -66,12 +66,6 @@ def test_a_small_file_is_accepted_whole_and_read_once(hub, truth, tmp_path):
     assert len(hub.seen("cdn")) == 1
 
 
-def test_a_whole_file_that_is_another_one_is_refused(hub, truth, tmp_path):
-    size = (tmp_path / "repo" / FILE).stat().st_size
-    hub.fault("cdn", lambda reply, request: faults.Reply(200, {}, b"x" * size))
-    assert refused(hub, tmp_path, timeout=5).code == "BadResponse"
-
-
 @pytest.mark.parametrize("where", ["api", "resolve", "cdn"])
 @pytest.mark.parametrize(
     "address",
