@@ -23,12 +23,7 @@ def test_noise_is_no_better_than_the_trivial_predictor(noise):
     assert [verdict.kind for verdict in verdicts] == ["whole", "slices", "mixtures"]
     assert not any(verdict.better for verdict in verdicts)
     assert "Whole test part: dispersion is no better than the trivial predictor" in report.to_markdown()
-    assert not report.calibration.better
     assert "no better than the trivial predictor" in report.answer()[3]
-    ours = report.ranking.signals[0]
-    assert abs(ours.auroc - 0.5) < 4 * ours.auroc_se
-    assert "no better than chance" in report.answer()[2]
-    assert "do not differ clearly" in report.answer()[1]
 
 
 def test_same_store_and_seed_same_bytes(planted, tmp_path):
