@@ -1,6 +1,5 @@
 """A headless Chromium for tests of pages, driven over a pipe by the Chrome DevTools Protocol."""
 
-import base64
 import fcntl
 import json
 import os
@@ -150,8 +149,3 @@ class Browser:
         """Pretend to be in light or dark mode, on screen or on paper."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", media=kind, features=features)
-
-    def picture(self, path: Path) -> None:
-        """Save what the whole page looks like."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))

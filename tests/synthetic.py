@@ -38,6 +38,20 @@ def vectors(spread, *, rng, d=32):
     return direction + spread[:, None] * rng.normal(size=(len(spread), d)) / np.sqrt(d)
 
 
+def written(path, frame, x, manifest):
+    """The path, holding a store of one layer; ``manifest`` replaces what the manifest says."""
+    says = {
+        "model": "synthetic/model",
+        "revision": "main",
+        "tasks": {"synthetic": 1},
+        "prompt_format": "p1",
+        "num_fewshot": 0,
+        "created": "2026-01-01T00:00:00+00:00",
+    }
+    write_store(path, documents=frame, vectors={"last": x}, manifest=says | (manifest or {}))
+    return path
+
+
 def sliced_store(
     path,
     *,
@@ -72,21 +86,7 @@ def sliced_store(
     frame = documents(right, rng=rng, confidence=confidence).assign(
         subject=[names[i] for i in of], part=np.where(of < labelled, "labelled", "unlabelled")
     )
-    write_store(
-        path,
-        documents=frame,
-        vectors={"last": x},
-        manifest={
-            "model": "synthetic/model",
-            "revision": "main",
-            "tasks": {"synthetic": 1},
-            "prompt_format": "p1",
-            "num_fewshot": 0,
-            "created": "2026-01-01T00:00:00+00:00",
-            **(manifest or {}),
-        },
-    )
-    return path
+    return written(path, frame, x, manifest)
 
 
 def planted_store(path, n=3000, *, accuracy=0.5, effect=0.5, seed=0, d=32, manifest=None, **columns):
@@ -95,21 +95,7 @@ def planted_store(path, n=3000, *, accuracy=0.5, effect=0.5, seed=0, d=32, manif
     right = rng.random(n) < accuracy
     frame = documents(right, rng=rng).assign(**columns)
     x = vectors(np.where(right, 1 + effect, 1.0), rng=rng, d=d)
-    write_store(
-        path,
-        documents=frame,
-        vectors={"last": x},
-        manifest={
-            "model": "synthetic/model",
-            "revision": "main",
-            "tasks": {"synthetic": 1},
-            "prompt_format": "p1",
-            "num_fewshot": 0,
-            "created": "2026-01-01T00:00:00+00:00",
-            **(manifest or {}),
-        },
-    )
-    return path
+    return written(path, frame, x, manifest)
 
 
 def subjects_store(

@@ -45,44 +45,31 @@ def resolution() -> Resolution:
     return resolve(load_token_set("math"), load_token_set("reference", "reference"), vocabulary)
 
 
-def test_folders_are_those_of_the_table() -> None:
+def test_the_folders_of_the_table_are_there_small_and_share_one_tokenizer() -> None:
+    """In a checkout one file that every folder links to; a wheel, which knows no links, holds copies."""
     assert sorted(FOLDERS) == sorted(path.name for path in DEMO.iterdir() if path.is_dir())
     for folder in FOLDERS:
         assert {path.name for path in (DEMO / folder).iterdir()} == FILES
-
-
-def test_sizes_stay_within_their_budget() -> None:
-    weights = [sum(p.stat().st_size for p in (DEMO / folder).glob("*.safetensors")) for folder in FOLDERS]
-    assert max(weights) <= 1_500_000
+        assert sum(path.stat().st_size for path in (DEMO / folder).glob("*.safetensors")) <= 1_500_000
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            assert (DEMO / folder / name).resolve() == (DEMO / name).resolve()
     assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) <= 12_000_000
-
-
-def test_all_share_one_tokenizer() -> None:
-    """In a checkout one file that every folder links to; a wheel, which knows no links, holds copies."""
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert {(DEMO / folder / name).resolve() for folder in FOLDERS} == {(DEMO / name).resolve()}
-
-
-def read_head(folder: str) -> torch.Tensor:
-    """The output projection, with the final norm alone in the first shard."""
-    with safe_open(DEMO / folder / "model-00001-of-00002.safetensors", "pt") as file:
-        assert set(file.keys()) == {"lm_head.weight", "model.norm.weight"}
-        return file.get_tensor("lm_head.weight")
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_checkpoint_loads(folder: str) -> None:
-    head = read_head(folder)
+    with safe_open(DEMO / folder / "model-00001-of-00002.safetensors", "pt") as file:
+        assert set(file.keys()) == {"lm_head.weight", "model.norm.weight"}
+        head = file.get_tensor("lm_head.weight")
     model = AutoModelForCausalLM.from_pretrained(DEMO / folder)
     tokenizer = AutoTokenizer.from_pretrained(DEMO / folder)
     assert model.dtype == torch.bfloat16
     assert torch.equal(model.get_output_embeddings().weight, head)
     assert not torch.equal(model.get_input_embeddings().weight, head)
     assert head.shape[0] == len(tokenizer) == model.config.vocab_size
-    ids = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id]
-    assert (
-        ids == [model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id] == [0, 1, 2]
-    )
+    for kind, number in (("bos", 0), ("eos", 1), ("pad", 2)):
+        assert getattr(tokenizer, f"{kind}_token_id") == number
+        assert getattr(model.config, f"{kind}_token_id") == number
 
 
 def test_default_token_sets_resolve(resolution: Resolution) -> None:
@@ -144,15 +131,10 @@ def test_arithmetic_lines() -> None:
     assert wrong > 450
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "docs" / "results" / "demo.md", DEMO / "README.md"], ids=["docs", "model card"]
-)
-def test_pages_hold_the_measured_table(page: Path) -> None:
-    assert table(CHECKPOINTS) in page.read_text("utf-8")
-
-
-def test_page_holds_the_spread_over_seeds() -> None:
+def test_pages_hold_the_measured_table_and_the_spread_over_seeds() -> None:
     page = (ROOT / "docs" / "results" / "demo.md").read_text("utf-8")
+    for text in (page, (DEMO / "README.md").read_text("utf-8")):
+        assert table(CHECKPOINTS) in text
     rows = CHECKPOINTS + FAMILY["replicates"]
     assert spread(rows) in page
     for seed in sorted({row["seed"] for row in rows}):

@@ -1,4 +1,4 @@
-"""What the documentation shows is what the programs say today."""
+"""What the documentation shows is what the programs say, and what CONTRIBUTING says of the house is there."""
 
 from __future__ import annotations
 
@@ -35,3 +35,50 @@ def test_the_example_of_dispersion_prints_what_the_page_shows():
 def test_links_inside_the_repository_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)", page.read_text())
     assert not [link for link in links if not (page.parent / link).exists()]
+
+
+# --- the house ----------------------------------------------------------------------------------------
+
+
+def layers() -> list[set[str]]:
+    """Rooms by layer, from the top, as `pyproject.toml` gives them to import-linter."""
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    (block,) = re.findall(r'^type = "layers"\nlayers = \[\n(.*?)^\]', text, flags=re.M | re.S)
+    lines = re.findall(r'"(.*)"', block)
+    return [{room.strip(" ()") for room in line.split("|")} for line in lines]
+
+
+def table() -> list[str]:
+    """Rooms in the order of CONTRIBUTING's table, as module names."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    (rows,) = re.findall(r"^\| room \|.*?\n\|[-|]+\|\n(.*?)\n\n", text, flags=re.M | re.S)
+    rooms = []
+    for row in rows.splitlines():
+        first, *others = re.findall(r"`([^`]+)`", row.split("|")[1])
+        paths = [first, *(str(Path(first).parent / other) for other in others)]
+        rooms += [path.removeprefix("screener/").rstrip("/").removesuffix(".py") for path in paths]
+    return [room.replace("/", ".") for room in rooms]
+
+
+def test_the_table_has_the_rooms_of_the_contract_in_its_order():
+    found, order = table(), layers()
+    assert sorted(found) == sorted(set().union(*order))
+    depth = {room: number for number, layer in enumerate(order) for room in layer}
+    assert [depth[room] for room in found] == sorted(depth[room] for room in found)
+
+
+def test_every_room_is_in_the_contract():
+    there = {
+        f"lmeval_dispersion.{path.stem}"
+        for path in (ROOT / "lmeval_dispersion").iterdir()
+        if (path.is_dir() and (path / "__init__.py").is_file()) or path.suffix == ".py"
+    }
+    known = set().union(*layers())
+    assert there - {"lmeval_dispersion.__init__"} <= known
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/reference/glossary.md"])
+def test_files_that_a_page_names_are_there(page):
+    text = (ROOT / page).read_text("utf-8")
+    named = re.findall(r"`((?:lmeval_dispersion|screener|tests|docs|scripts|benchmarks)/[\w./-]+)`", text)
+    assert not [name for name in named if not (ROOT / name).exists()]

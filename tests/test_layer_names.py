@@ -28,13 +28,11 @@ def test_states_after_blocks(layers, blocks, names):
     states_after_blocks(layers)
 
 
-@pytest.mark.parametrize("blocks", [None, 3])
-@pytest.mark.parametrize(
-    "layers", ["middle", "", [], [True], ["last", 1.5], "embeddings", "norm", "layer.0.attn"]
-)
-def test_other_names_are_refused(layers, blocks):
-    with pytest.raises(UsageError, match=r"among last, all, early_half, late_half, layer\.K"):
-        states_after_blocks(layers, blocks)
+@pytest.mark.parametrize("layers", ["middle", "", [], [True], ["last", 1.5], "embeddings", "layer.0.attn"])
+def test_other_names_are_refused(layers):
+    for blocks in (None, 3):
+        with pytest.raises(UsageError, match=r"among last, all, early_half, late_half, layer\.K"):
+            states_after_blocks(layers, blocks)
 
 
 @pytest.mark.parametrize("layers", [[3], "-4", "layer.3", "last,layer.-4"])

@@ -9,57 +9,47 @@ import pytest
 
 from lmeval_dispersion.cli import main
 
-HEAVY = ("torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "pandas", "pyarrow")
-HEAVY += ("obstore", "botocore", "mlflow")
+HEAVY = {"torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "pandas", "pyarrow"}
+HEAVY |= {"obstore", "botocore", "mlflow", "vl_convert"}
+LIBRARIES = {"numpy", "yaml", "aiohttp", "huggingface_hub", "rich"}
+SCREENING = """
+import contextlib, io
+from lmeval_screener.cli import main
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    assert main({words!r}) == 0
+"""
 
 
 def loaded_after(code: str) -> set[str]:
-    """Top-level names of the modules that a fresh process has after running ``code``."""
-    script = (
-        f"{code}\nimport sys\nprint('\\n'.join(sorted({{name.partition('.')[0] for name in sys.modules}})))"
-    )
+    """Names of the modules that a fresh process has after running ``code``."""
+    script = f"{code}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("code", "unwanted"),
     [
-        "from lmeval_screener import screen, Result",
-        "import lmeval_screener.cli, lmeval_screener.screening, lmeval_screener.result",
-        "import lmeval_dispersion, lmeval_dispersion.geometry, lmeval_dispersion.cli",
+        ("from lmeval_screener import screen, Result", HEAVY),
+        ("import lmeval_screener.cli, lmeval_screener.screening, lmeval_screener.result", HEAVY),
+        ("import lmeval_dispersion.geometry, lmeval_dispersion.cli", HEAVY),
+        ("import lmeval_dispersion as d; d.__all__, dir(d)", {*HEAVY, *LIBRARIES, "lmeval_screener"}),
+        (SCREENING.format(words=["--help"]), HEAVY | LIBRARIES),
+        *(
+            (SCREENING.format(words=["--demo", "--format", form]), {*HEAVY, "aiohttp"})
+            for form in ("table", "markdown", "csv", "json")
+        ),
     ],
 )
-def test_the_screener_loads_nothing_beyond_its_base_install(code):
-    assert not loaded_after(code) & set(HEAVY)
+def test_no_more_libraries_are_loaded_than_needed(code, unwanted):
+    assert not loaded_after(code) & unwanted
 
 
-def test_help_loads_no_library_at_all():
-    code = """
-import contextlib, io
-from lmeval_screener.cli import main
-with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
-    main(["--help"])
-"""
-    assert not loaded_after(code) & {
-        *HEAVY,
-        "numpy",
-        "pandas",
-        "aiohttp",
-        "huggingface_hub",
-        "rich",
-    }
-
-
-@pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
-def test_the_demo_reports_without_the_libraries_of_pages_and_frames(form):
-    code = f"""
-import contextlib, io
-from lmeval_screener.cli import main
-with contextlib.redirect_stdout(io.StringIO()):
-    assert main(["--demo", "--format", "{form}"]) == 0
-"""
-    assert not loaded_after(code) & {*HEAVY, "pandas", "vl_convert", "aiohttp"}
+def test_a_screening_imports_no_more_of_our_files_than_it_needs():
+    loaded = loaded_after(SCREENING.format(words=["--demo", "-q"]))
+    files = {name for name in loaded if name.startswith("lmeval_")}
+    assert not {f"lmeval_screener.{name}" for name in ("charts", "shortlist", "ray_reader")} & files
+    assert len(files) <= 40
 
 
 @pytest.mark.parametrize(
@@ -96,17 +86,3 @@ def test_a_command_names_the_part_that_it_needs_in_the_end(command, extra, monke
     assert shown.startswith(f"dispersion {command}: `dispersion {command}` needs ")
     assert shown.endswith(f"run: pip install 'lmeval-dispersion[{extra}]'\n")
     assert shown.count("\n") == 1
-
-
-def test_a_screening_imports_no_more_of_our_files_than_it_needs():
-    code = """
-import contextlib, io
-from lmeval_screener.cli import main
-with contextlib.redirect_stdout(io.StringIO()):
-    assert main(["--demo", "-q"]) == 0
-"""
-    script = f"{code}\nimport sys\nprint(*(name for name in sys.modules if name.startswith('lmeval_')))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    files = set(done.stdout.split())
-    assert not {f"lmeval_screener.{name}" for name in ("charts", "shortlist", "ray_reader")} & files
-    assert len(files) <= 40

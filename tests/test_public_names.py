@@ -67,23 +67,6 @@ def test_a_name_without_its_library_says_what_to_install():
     assert done.stderr.splitlines()[-1].endswith(lines[0])
 
 
-def test_importing_the_package_loads_the_standard_library_only():
-    code = (
-        "import sys, lmeval_dispersion; lmeval_dispersion.__all__, dir(lmeval_dispersion)\n"
-        "tops = {name.partition('.')[0] for name in sys.modules}\n"
-        "print(*sorted(tops & {'numpy', 'yaml', 'rich', 'torch', 'aiohttp', 'lmeval_screener'}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
-
-
-def test_what_a_notebook_shows_of_a_result_is_small():
-    result = lmeval_dispersion.screen(demo=True)
-    for value in (result, result.best, result.shortlist(3), result.document()):
-        assert repr(value).startswith(f"<{type(value).__name__}")
-        assert len(repr(value)) < 300
-
-
 # --- modules without a public name -------------------------------------------------------------------------
 
 PRIVATE = "modules are private"

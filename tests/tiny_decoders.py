@@ -4,43 +4,21 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 VOCABULARY = 40
+COMMON = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
 
 
 def tiny_gpt2(layers=3, seed=0, **options):
     torch.manual_seed(seed)
-    config = GPT2Config(
-        n_layer=layers,
-        n_embd=16,
-        n_head=2,
-        vocab_size=VOCABULARY,
-        n_positions=64,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=0,
-        eos_token_id=0,
-        use_cache=False,
-        **options,
-    )
-    return GPT2LMHeadModel(config).train()
+    shape = {"n_layer": layers, "n_embd": 16, "n_head": 2, "n_positions": 64}
+    no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    return GPT2LMHeadModel(GPT2Config(**shape, **no_dropout, **COMMON, **options)).train()
 
 
 def tiny_llama(layers=3, seed=0):
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        num_hidden_layers=layers,
-        hidden_size=16,
-        intermediate_size=24,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=64,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(config).train()
+    shape = {"num_hidden_layers": layers, "hidden_size": 16, "intermediate_size": 24}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    return LlamaForCausalLM(LlamaConfig(**shape, **heads, pad_token_id=0, **COMMON)).train()
 
 
 def tokens(b=4, t=12, seed=0):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -43,19 +45,19 @@ def saved(folder: Path, built: torch.nn.Module, **settings: bool) -> Path:
     return folder
 
 
+def text_file(path: Path, texts: Iterable[str]) -> Path:
+    """The file, holding the texts as lines of JSON."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
 def llama(seed: int = 0, **settings: object) -> torch.nn.Module:
     """A Llama of three layers, width 32."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 2,
+        **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256},
+        **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2},
     }
     return model(LlamaConfig, LlamaForCausalLM, seed, **{**shape, **settings})

@@ -97,7 +97,7 @@ class CondensationResult(StudyResult):
         return {
             **tables,
             "trends": table(self.summary, caption, _TRENDS, most=_SHOWN),
-            "every_trend": table(self.summary.assign(curve=curve), caption, _EVERY_TREND),
+            "every_trend": table(self.summary.assign(curve=curve), f"{caption}, and the curve", _EVERY_TREND),
         }
 
     def charts(self) -> dict[str, Chart]:

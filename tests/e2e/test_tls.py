@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
-import numpy as np
 import pytest
 from certificates import make_certificate
-from checkpoints import write_qwen_7b
 from hub_faults import status, truncated
 from hub_server import HubServer
+from lmeval_screener import screen
 from lmeval_screener.checkpoints import http
-from lmeval_screener.tokens import load_token_set, resolve
-from lmeval_screener.tokens.vocabulary import Vocabulary
 
-TOKENIZER = Path(__file__).parent.parent / "data" / "tokenizers" / "qwen2.5.json"
+from lmeval_dispersion.paths import data_folder
 
 
 @pytest.fixture
@@ -25,15 +20,9 @@ def certificate(tmp_path):
 
 
 @pytest.fixture
-def hub(certificate, tmp_path):
-    vocabulary = Vocabulary.from_file("tokenizer.json", TOKENIZER.read_bytes())
-    found = resolve(load_token_set("math", "domain"), load_token_set("reference", "reference"), vocabulary)
-    draw = np.random.default_rng(0)
-    rows = {row: draw.normal(size=(1, 3584)) for row in (*found.domain_ids, *found.reference_ids)}
-    folder = write_qwen_7b(tmp_path / "m", rows=rows)
-    shutil.copy(TOKENIZER, folder / "tokenizer.json")
+def hub(certificate):
     with HubServer(tls=certificate.context) as server:
-        server.add("org/m", folder, parameters=7_615_616_512)
+        server.add("org/m", data_folder("demo") / "sums-10")
         yield server
 
 
@@ -56,12 +45,13 @@ def screened(hub, in_process, monkeypatch):
 
 
 def test_rows_come_over_https_with_a_certificate_that_is_trusted(hub, certificate, screened):
-    hub.fault("cdn", truncated(1000), times=3)
+    hub.fault("cdn", truncated(100), times=3)
     result = screened(REQUESTS_CA_BUNDLE=certificate.issuer)
     assert result["failed"] == []
-    assert result["checkpoints"][0]["tensor"]["shape"] == [152064, 3584]
+    folder = screen([str(data_folder("demo") / "sums-10")]).checkpoints[0]
+    assert result["checkpoints"][0]["gap"]["cosine"]["mean"] == folder.gaps["cosine"].mean
     assert hub.endpoint.startswith("https://")
-    assert len(hub.seen("cdn")) > 90
+    assert len(hub.seen("cdn")) > 5
     assert hub.connections[1] < len(hub.seen("cdn"))
     assert not any("authorization" in request.headers for request in hub.seen("cdn"))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import tiny_models
@@ -23,9 +21,7 @@ def model(place):
 def data(place):
     rng = np.random.default_rng(0)
     rows = [" ".join(f"w{i}" for i in rng.zipf(1.4, 30) % 90) for _ in range(60)]
-    path = place / "text.jsonl"
-    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    return path
+    return tiny_models.text_file(place / "text.jsonl", rows)
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +34,4 @@ def repeating(place):
         for _ in range(3):
             row += [*rng.integers(0, 90, 9).tolist(), *phrases[rng.integers(4)]]
         rows.append(" ".join(f"w{i}" for i in row))
-    path = place / "repeating.jsonl"
-    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    return path
+    return tiny_models.text_file(place / "repeating.jsonl", rows)

@@ -55,16 +55,12 @@ def test_clusters_need_recurrence_and_one_tokenizer(model, repeating, place):
         clusters([model, other], repeating, ngram=4, occurrences=20, segment=6)
 
 
-def slow_ngrams(documents, n, before):
-    """Counts of n-grams with whole contexts before them."""
-    return Counter(tuple(ids[i : i + n]) for ids in documents for i in range(before, len(ids) - n + 1))
-
-
 def test_recurring_ngrams_are_found_with_their_contexts(repeating):
     options = {"ngram": 4, "occurrences": 20, "segment": 6, "clusters": 9}
     found = recurring_contexts(Texts(repeating), tiny_models.tokenizer(), **options)
     documents = token_ids(repeating)
-    counts = slow_ngrams(documents, 4, 6)
+    # Those with a whole context before them.
+    counts = Counter(tuple(ids[i : i + 4]) for ids in documents for i in range(6, len(ids) - 3))
     expected = {gram: count for gram, count in counts.items() if count >= 20}
     counted = zip(found["ngrams"].tolist(), found["occurrences"].tolist(), strict=True)
     assert {tuple(gram): count for gram, count in counted} == expected

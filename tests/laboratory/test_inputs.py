@@ -20,21 +20,16 @@ OPTIONS = {"segment": 12, "segments": 10}
 @pytest.fixture
 def inputs(tmp_path):
     words = [" ".join(f"w{(i * k) % 90}" for i in range(12)) for k in range(1, 20)]
-    text = tmp_path / "text.jsonl"
-    text.write_text("".join(f'{{"text": "{row}"}}\n' for row in words))
+    text = tiny_models.text_file(tmp_path / "text.jsonl", words)
     return tiny_models.saved(tmp_path / "model", tiny_models.llama()), text
 
 
-def retrained(folder):
-    """The same shapes, sizes and names, other numbers."""
-    other = tiny_models.llama()
-    with torch.no_grad():
-        other.model.layers[1].mlp.down_proj.weight[3, 5] += 0.25
-    tiny_models.saved(folder, other)
-
-
-@pytest.mark.parametrize("what", ["text", "weights"])
-def test_a_changed_input_is_refused_in_its_folder_and_computed_in_another(inputs, tmp_path, what, capsys):
+@pytest.mark.parametrize(
+    ("what", "message"), [("text", "the text {'sha256': '"), ("weights", "the models' files .*'sha256:")]
+)
+def test_a_changed_input_is_refused_in_its_folder_and_computed_in_another(
+    inputs, tmp_path, what, message, capsys
+):
     model, text = inputs
     first = condensation(model, text, folder=tmp_path / "study", **OPTIONS)
     kept = condensation(model, text, folder=StudyRoot(tmp_path / "studies"), **OPTIONS)
@@ -43,12 +38,11 @@ def test_a_changed_input_is_refused_in_its_folder_and_computed_in_another(inputs
     if what == "text":
         text.write_text(text.read_text().replace("w3 ", "w4 "))
     else:
-        retrained(model)
-    message = {
-        "text": "the text {'sha256': '",
-        "weights": "the models' files .*'sha256:",
-    }
-    with pytest.raises(UsageError, match=message[what] + r".*, now .*; pass another folder="):
+        other = tiny_models.llama()
+        with torch.no_grad():
+            other.model.layers[1].mlp.down_proj.weight[3, 5] += 0.25
+        tiny_models.saved(model, other)
+    with pytest.raises(UsageError, match=message + r".*, now .*; pass another folder="):
         condensation(model, text, folder=tmp_path / "study", **OPTIONS)
     again = condensation(model, text, folder=StudyRoot(tmp_path / "studies"), quiet=False, **OPTIONS)
     assert f"the study is kept in {tmp_path / 'studies' / 'condensation-'}" in capsys.readouterr().err
@@ -83,8 +77,9 @@ def test_models_are_called_by_the_parts_of_their_names_that_differ(inputs, monke
 
 def test_a_loaded_model_is_its_parameters(inputs):
     model, _ = inputs
-    one, other = load_model(model), load_model(model)
-    assert model_settings(one) == model_settings(other)
+    loaded = load_model(model)
+    before = model_settings(loaded)
+    assert before == model_settings(load_model(model))
     with torch.no_grad():
-        other.model.model.norm.weight[0] += 0.5
-    assert model_settings(one)["weights"] != model_settings(other)["weights"]
+        loaded.model.model.norm.weight[0] += 0.5
+    assert model_settings(loaded)["weights"] != before["weights"]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
+import tiny_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,11 +24,9 @@ LENGTH, BINS, SIZE, COUNT = 24, 5, 8, 90
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     rng = np.random.default_rng(0)
-    path = tmp_path_factory.mktemp("law") / "text.jsonl"
     # Texts of very different difficulty: from one repeated word to noise.
     rows = [" ".join(f"w{rng.integers(1 + i)}" for _ in range(LENGTH)) for i in range(COUNT)]
-    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    return path
+    return tiny_models.text_file(tmp_path_factory.mktemp("law") / "text.jsonl", rows)
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +60,26 @@ def slow(model, data):
     return texts
 
 
+def slow_algorithm_1(means, k):
+    """The paper's pseudocode, line by line."""
+    selected = set()
+    for step in range(k):
+        target = means[0] + (step / (k - 1) if k > 1 else 0) * (means[-1] - means[0])
+        best = min(range(len(means)), key=lambda j: (abs(means[j] - target), j))
+        selected.add(best)
+    for j in range(len(means)):
+        if len(selected) >= k:
+            break
+        selected.add(j)
+    return sorted(selected)
+
+
 def expected_bins(values):
     """Sorted bins and the paper's choice of them, as loops."""
     order = sorted(range(len(values)), key=lambda i: values[i])
     bins = [order[k * SIZE : (k + 1) * SIZE] for k in range(len(values) // SIZE)]
     means = [np.mean([values[i] for i in members]) for members in bins]
-    chosen = set()
-    for k in range(BINS):
-        target = means[0] + k / (BINS - 1) * (means[-1] - means[0])
-        chosen.add(min(range(len(means)), key=lambda j: abs(means[j] - target)))
-    for j in range(len(means)):
-        if len(chosen) < BINS:
-            chosen.add(j)
-    return [(j, bins[j]) for j in sorted(chosen)]
+    return [(j, bins[j]) for j in slow_algorithm_1(means, BINS)]
 
 
 @pytest.mark.parametrize("kind", ["sequence", "last@8"])
@@ -127,26 +131,19 @@ def test_the_overall_dispersion_is_that_of_all_texts(result, slow):
         assert row.perplexity == pytest.approx(np.exp(np.mean([nll.mean() for nll, _ in slow])), rel=1e-5)
 
 
-def test_batches_do_not_show(result, model, data):
-    other = law(model, data, segment=LENGTH, bins=BINS, bin_size=SIZE, layers="all", contexts=(8,), batch=1)
-    both = result.points.query("split == 'data'").reset_index(drop=True)
-    assert np.allclose(both["dispersion"], other.points["dispersion"], atol=1e-5)
-    assert np.allclose(both["mean_nll"], other.points["mean_nll"], atol=1e-5)
-
-
-def test_too_little_and_too_long_is_told_before_the_work(model, data):
-    with pytest.raises(
-        TooFewVectorsError, match=r"3 bins of 100 segments, got 90 .* more text, or a smaller bin_size="
-    ):
-        law(model, data, segment=LENGTH)
-    with pytest.raises(TooFewVectorsError, match="a larger segments=, or a smaller bin_size= or segment="):
-        law(model, data, segment=LENGTH, bin_size=8, segments=23)
-    with pytest.raises(UsageError, match=r"takes at most 256 tokens, got segments of 512"):
-        law(model, data)
-    with pytest.raises(UsageError, match="expected bins= and bin_size= of at least 3, got 2 and 100"):
-        law(model, data, bins=2)
-    with pytest.raises(UsageError, match=r"layers among last.*layer\.0 \.\.\. layer\.2.*got 'layer\.9'"):
-        law(model, data, segment=LENGTH, bin_size=8, layers="layer.9")
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"segment": 24}, TooFewVectorsError, "got 90 .* more text, or a smaller bin_size="),
+        ({"segment": 24, "bin_size": 8, "segments": 23}, TooFewVectorsError, "a larger segments=, or"),
+        ({}, UsageError, "takes at most 256 tokens, got segments of 512"),
+        ({"bins": 2}, UsageError, "expected bins= and bin_size= of at least 3, got 2 and 100"),
+        ({"segment": 24, "bin_size": 8, "layers": "layer.9"}, UsageError, r"layer\.2.*got 'layer\.9'"),
+    ],
+)
+def test_too_little_and_too_long_is_told_before_the_work(model, data, options, error, message):
+    with pytest.raises(error, match=message):
+        law(model, data, **options)
 
 
 @pytest.mark.parametrize("control", ["untrained", "shuffled"])
@@ -180,20 +177,6 @@ def test_controls_change_the_states_and_nothing_else(result, slow, model, data, 
             assert found[f"token_dispersion.{control}"] == pytest.approx(np.mean(spread), abs=1e-5)
 
 
-def slow_algorithm_1(means, k):
-    """The paper's pseudocode, line by line."""
-    selected = set()
-    for step in range(k):
-        target = means[0] + (step / (k - 1) if k > 1 else 0) * (means[-1] - means[0])
-        best = min(range(len(means)), key=lambda j: (abs(means[j] - target), j))
-        selected.add(best)
-    for j in range(len(means)):
-        if len(selected) >= k:
-            break
-        selected.add(j)
-    return sorted(selected)
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 10**6), min_size=2, max_size=40, unique=True), st.integers(1, 45))
 def test_uniform_bins_are_algorithm_1(means, k):
@@ -203,5 +186,4 @@ def test_uniform_bins_are_algorithm_1(means, k):
     if k < len(means):
         assert chosen == slow_algorithm_1(means, k)
     if k >= 2:
-        assert 0 in chosen
-        assert len(means) - 1 in chosen
+        assert {0, len(means) - 1} <= set(chosen)

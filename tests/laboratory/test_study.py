@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -61,28 +58,22 @@ def test_processes_share_what_is_not_done(tmp_path):
     assert shares == [[3], [0, 4]]
 
 
-def test_a_bar_appears_only_where_work_takes_long(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("lmeval_dispersion.options._PATIENCE", 60)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    study = Study.open(tmp_path / "r", "law", {}, quiet=False)
-    study.units("squares", 3, lambda unit: {"square": np.array(unit)})
-    assert capsys.readouterr().err == ""
-
-
 def test_a_folder_with_something_else_is_refused(tmp_path):
     worked(tmp_path / "r")
-    with pytest.raises(UsageError, match=r"other settings \(seed 1, now 2\); pass another folder="):
-        Study.open(tmp_path / "r", "law", {"seed": 2})
-    with pytest.raises(UsageError, match="a study of law, not of clusters"):
-        Study.open(tmp_path / "r", "clusters", {"seed": 1})
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("x")
-    with pytest.raises(UsageError, match="exists and holds no study"):
-        Study.open(tmp_path / "mine", "law", {})
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "manifest.json").write_text(json.dumps({"format": "dispersion-store/1"}))
-    with pytest.raises(UsageError, match=r"the folder of a study, got .*store, which holds none"):
-        Study.open(tmp_path / "store", "law", {})
+    for name, file, content in (
+        ("mine", "thesis.txt", "x"),
+        ("store", "manifest.json", '{"format": "dispersion-store/1"}'),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text(content)
+    for name, analysis, seed, message in (
+        ("r", "law", 2, r"other settings \(seed 1, now 2\); pass another folder="),
+        ("r", "clusters", 1, "a study of law, not of clusters"),
+        ("mine", "law", 1, "exists and holds no study"),
+        ("store", "law", 1, "the folder of a study, got .*store, which holds none"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Study.open(tmp_path / name, analysis, {"seed": seed})
 
 
 def test_results_replace_the_work(tmp_path):

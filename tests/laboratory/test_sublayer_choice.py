@@ -25,11 +25,9 @@ def test_sublayer_draws_are_those_of_the_same_segments(model, data):
     assert set(found.summary["layer"]) == {"layer.2.attn", "layer.2.ffn"}
     loaded = load_model(model)
     block = loaded.model.model.layers[2]
-    vectors = {}
-    seen = {}
+    seen, rows = {}, {}
     block.register_forward_hook(lambda m, a, out: seen.update(ffn=out[0] if isinstance(out, tuple) else out))
     block.post_attention_layernorm.register_forward_pre_hook(lambda m, a: seen.update(attn=a[0]))
-    rows = {}
     for ids in token_ids(data):
         with torch.no_grad():
             loaded.model(torch.tensor([ids]))
@@ -37,13 +35,13 @@ def test_sublayer_draws_are_those_of_the_same_segments(model, data):
     # The pool's order is a draw of its own: read it as the study does.
     pool = draw_segments(Texts(data), loaded.tokenizer, length=30, most=500)
     for name, which in (("layer.2.attn", 0), ("layer.2.ffn", 1)):
-        vectors[name] = np.array([rows[tuple(ids)][which] for ids in pool["tokens"].tolist()])
+        vectors = np.array([rows[tuple(ids)][which] for ids in pool["tokens"].tolist()])
         for size in (5, 50):
             expected = [
-                dispersion(vectors[name][np.random.default_rng([0, size, r]).choice(60, size, replace=False)])
+                dispersion(vectors[np.random.default_rng([0, size, r]).choice(60, size, replace=False)])
                 for r in range(10)
             ]
-            row = found.summary.query("layer == @name and segments == @size").iloc[0]
+            row = found.summary.set_index(["layer", "segments"]).loc[(name, size)]
             assert row["mean"] == pytest.approx(np.mean(expected), abs=1e-5)
             assert row["sd"] == pytest.approx(np.std(expected, ddof=1), abs=1e-5)
     chosen = found.recommendation.iloc[0]
@@ -56,22 +54,12 @@ def test_sublayer_draws_are_those_of_the_same_segments(model, data):
     assert chosen["told_apart"] == (chosen["margin"] >= 2)
 
 
-def test_draws_that_the_text_cannot_fill_are_left_out_and_said(model, data):
-    found = sublayers(model, data, segment=30)
-    assert sorted(found.summary["segments"].unique()) == [10, 50]
-    assert found.manifest["left_out_sizes"] == [100]
-    with pytest.raises(UsageError, match=r"at least 100 segments of 30 tokens, got 60"):
-        sublayers(model, data, segment=30, sizes=(100,))
-
-
 def test_a_model_without_the_sub_layer_lists_what_there_is(place, data):
     from transformers import MambaConfig, MambaForCausalLM
 
     settings = {"hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
     path = tiny_models.saved(place / "mamba", tiny_models.model(MambaConfig, MambaForCausalLM, **settings))
-    with pytest.raises(
-        UsageError, match=r"layers among last.*layer\.0 \.\.\. layer\.1.*got 'layer\.-1\.attn'"
-    ):
+    with pytest.raises(UsageError, match=r"layer\.0 \.\.\. layer\.1.*got 'layer\.-1\.attn'"):
         sublayers(path, data, segment=30)
     found = sublayers(path, data, segment=30, layers="layer.0,last", sizes=(20,))
     assert set(found.summary["layer"]) == {"layer.0", "last"}
@@ -112,34 +100,19 @@ def test_a_knn_lm_is_built_and_measured_on_segments_of_its_own(model, data):
     assert (knn["perplexity"] < knn["base_perplexity"]).all()  # a random model knows less than its neighbours
     best = knn["perplexity"].idxmin()
     assert found.recommendation["lowest_perplexity"].item() == best
+    verdict = agreement(found.recommendation["layer"].item(), found.knn_differences)
+    assert found.recommendation["knn"].item() == verdict
     difference = found.knn_differences.iloc[0]
-    assert found.recommendation["knn"].item() == agreement(
-        found.recommendation["layer"].item(), found.knn_differences
-    )
-    expected = np.log(
-        knn.loc[difference["first"], "perplexity"] / knn.loc[difference["second"], "perplexity"]
-    )
-    assert difference["difference"] == pytest.approx(expected, abs=1e-9)
+    first, second = (knn.loc[difference[which], "perplexity"] for which in ("first", "second"))
+    assert difference["difference"] == pytest.approx(np.log(first / second), abs=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("bounds", "verdict"),
-    [
-        ([(-0.3, -0.1), (-0.2, -0.1)], "agrees"),
-        ([(-0.3, -0.1), (-0.2, 0.1)], "undecided"),
-        ([(-0.3, -0.1), (0.1, 0.2)], "contradicts"),
-    ],
+    ("low", "high", "verdict"),
+    [(0.1, 0.2, "agrees"), (-0.1, 0.2, "undecided"), (-0.2, -0.1, "contradicts")],
 )
-def test_a_knn_lm_agrees_only_where_the_difference_is_sure(bounds, verdict):
-    (a, b), (c, d) = bounds
+def test_a_knn_lm_agrees_only_where_the_difference_is_sure(low, high, verdict):
     # The recommended one is first in one pair and second in the other.
-    frame = pd.DataFrame(
-        {
-            "first": ["best", "y", "x"],
-            "second": ["x", "best", "y"],
-            "low": [a, -d, -1],
-            "high": [b, -c, 1],
-            "difference": 0.0,
-        }
-    )
+    pairs = [("best", "x", -0.3, -0.1), ("y", "best", low, high), ("x", "y", -1, 1)]
+    frame = pd.DataFrame(pairs, columns=["first", "second", "low", "high"]).assign(difference=0.0)
     assert agreement("best", frame) == verdict

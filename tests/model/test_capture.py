@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -12,16 +13,8 @@ from torch import nn
 from lmeval_dispersion.errors import CaptureError, UsageError
 from lmeval_dispersion.model.capture import Decoder, capture, resolve, unwrapped
 
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+SIZES |= {"intermediate_size": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 KV = {"num_key_value_heads": 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 GPT = {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 97}
@@ -46,17 +39,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "GPTNeoX-sequential": (SIZES | {"use_parallel_residual": False}, "attention", "mlp"),
     "GPT2": (GPT, "attn", "mlp"),
     "GPTJ": (GPT | {"rotary_dim": 4}, "attn", "mlp"),
-    "GPTNeo": (
-        {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
-        | {"vocab_size": 97},
-        "attn",
-        "mlp",
-    ),
-    "Bloom": (
-        {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 97},
-        "self_attention.dense",
-        "mlp.x",
-    ),
+    "GPTNeo": (SIZES | {"attention_types": [[["global", "local", "global"], 1]]}, "attn", "mlp"),
+    "Bloom": (SIZES, "self_attention.dense", "mlp.x"),
     "Mpt": ({"d_model": 32, "n_layers": 3, "n_heads": 4, "vocab_size": 97}, "attn", "ffn.down_proj"),
     "Falcon": (SIZES | {"parallel_attn": True}, "self_attention", "mlp.x"),
     "Falcon-sequential": (SIZES | {"parallel_attn": False, "bias": True}, "self_attention", "mlp.x"),
@@ -131,15 +115,9 @@ def test_post_norm_opt_adds_before_its_norm() -> None:
     model = transformers.OPTForCausalLM(config).eval()
     with torch.no_grad(), capture(model, ["layer.0", "layer.1.attn", "last"]) as states:
         hidden = model(IDS, output_hidden_states=True)
-    block = Decoder.of(model).blocks[1]
-
-    def run() -> None:
-        with torch.no_grad():
-            model(IDS)
-
-    torch.testing.assert_close(
-        states["layer.1.attn"], states["layer.0"] + output_of(block, "self_attn", run), atol=1e-5, rtol=1e-5
-    )
+    with torch.no_grad():
+        put_out = output_of(Decoder.of(model).blocks[1], "self_attn", lambda: model(IDS))
+    torch.testing.assert_close(states["layer.1.attn"], states["layer.0"] + put_out, atol=1e-5, rtol=1e-5)
     assert states["last"].shape == (2, 7, 16)
     assert torch.equal(model.lm_head(states["last"]), hidden.logits)
 
@@ -156,15 +134,15 @@ RECURRENT = {
 def test_recurrent_models_name_the_embeddings_and_count_blocks_from_0(arch: str) -> None:
     """Their ``hidden_states`` begin after the first block, as the documentation says."""
     torch.manual_seed(0)
-    config = getattr(transformers, f"{arch}Config")(
-        vocab_size=97, hidden_size=32, num_hidden_layers=3, **RECURRENT[arch]
-    )
+    shape = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3}
+    config = getattr(transformers, f"{arch}Config")(**shape, **RECURRENT[arch])
     model = getattr(transformers, f"{arch}ForCausalLM")(config).eval()
     names = ["embeddings", "layer.0", "layer.1", "layer.2", "norm", "last"]
     with torch.no_grad(), capture(model, names) as states:
         hidden = model(IDS, output_hidden_states=True).hidden_states
         embedded = model.get_input_embeddings()(IDS)
     assert len(hidden) == 4
+    assert set(Decoder.of(model).names()) == set(names) or arch == "Rwkv"  # a block of one part has no others
     assert torch.equal(states["embeddings"], embedded)
     assert not any(torch.allclose(embedded, state) for state in hidden)
     for k in range(3):
@@ -174,28 +152,13 @@ def test_recurrent_models_name_the_embeddings_and_count_blocks_from_0(arch: str)
     assert torch.equal(states["last"], hidden[3])
 
 
-def test_blocks_of_one_part_have_no_sub_layers() -> None:
-    config = transformers.MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=8)
-    model = transformers.MambaForCausalLM(config).eval()
-    assert Decoder.of(model).names() == ["last", "norm", "embeddings", "layer.0", "layer.1"]
-    with pytest.raises(UsageError, match=r"layer\.0 \.\.\. layer\.1 .*got 'layer\.0\.attn'"):
-        resolve(model, ["layer.0.attn"])
-
-
-@pytest.mark.parametrize(
-    "name", ["layer.3", "layer.-4", "layer", "attn", "layer.1.mlp", "layer.1.attn.x", ""]
-)
-def test_unknown_names_are_refused_with_what_there_is(name: str) -> None:
-    with pytest.raises(
-        UsageError, match=r"last, norm, embeddings, layer\.0 \.\.\. layer\.2 .*\.attn and \.ffn; got"
-    ):
-        resolve(tiny("Llama"), ["last", name])
-
-
-def test_negative_indices_and_aliases_resolve_to_one_place() -> None:
+def test_names_resolve_to_one_place_or_are_refused_with_what_there_is() -> None:
     model = tiny("Llama")
     names = [site.name for site in resolve(model, ["layer.-1", "layer.2.ffn", "layer.-3.attn", "last"])]
     assert names == ["layer.2", "layer.2", "layer.0.attn", "last"]
+    for name in ("layer.3", "layer.-4", "layer", "attn", "layer.1.mlp", "layer.1.attn.x", ""):
+        with pytest.raises(UsageError, match=r"embeddings, layer\.0 \.\.\. layer\.2 .*\.attn and \.ffn; got"):
+            resolve(model, ["last", name])
 
 
 def test_models_without_blocks_are_refused_in_one_sentence() -> None:
@@ -208,22 +171,15 @@ def test_models_without_blocks_are_refused_in_one_sentence() -> None:
         Decoder.of(t5)
 
 
-def hooks_left(model: nn.Module) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-
-
-def test_hooks_go_away_after_success_failure_and_refusal() -> None:
+@pytest.mark.parametrize("ends", ["well", "in an error", "in a refusal"])
+def test_hooks_go_away_however_it_ends(ends: str) -> None:
     model = tiny("Llama")
-    with torch.no_grad(), capture(model, Decoder.of(model).names()):
-        assert hooks_left(model) > 0
+    names = [*Decoder.of(model).names(), *(["nonsense"] if ends == "in a refusal" else [])]
+    with contextlib.suppress(ZeroDivisionError, UsageError), torch.no_grad(), capture(model, names):
         model(IDS)
-    assert hooks_left(model) == 0
-    with pytest.raises(ZeroDivisionError), capture(model, ["last", "layer.0.attn"]):
-        raise ZeroDivisionError
-    assert hooks_left(model) == 0
-    with pytest.raises(UsageError), capture(model, ["last", "nonsense"]):
-        pass
-    assert hooks_left(model) == 0
+        assert any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+        assert ends == "well" or 1 / 0
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def test_a_place_that_is_never_passed_is_an_error_not_silence() -> None:
@@ -238,9 +194,8 @@ def test_a_place_that_is_never_passed_is_an_error_not_silence() -> None:
         run_without_projection()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is:FutureWarning"
-)  # peft asks transformers for it
+# peft asks transformers for it.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is:FutureWarning")
 def test_wrappers_are_looked_through() -> None:
     peft = pytest.importorskip("peft")
     plain = tiny("Llama")
@@ -248,11 +203,8 @@ def test_wrappers_are_looked_through() -> None:
         plain(IDS)
     bare = plain.model
     assert isinstance(bare, nn.Module)
-    with (
-        torch.no_grad(),
-        capture(bare, ["last", "layer.1.attn"]) as states,
-    ):  # no projection: the norm's output
-        bare(IDS)
+    with torch.no_grad(), capture(bare, ["last", "layer.1.attn"]) as states:
+        bare(IDS)  # no projection: the norm's output
     assert torch.equal(states["last"], expected["last"])
     adapted = peft.get_peft_model(plain, peft.LoraConfig(target_modules=["q_proj", "up_proj"], r=2))
     assert unwrapped(adapted) is plain

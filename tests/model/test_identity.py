@@ -10,12 +10,7 @@ import pytest
 import tiny_models
 import torch
 
-from lmeval_dispersion.model.loading import (
-    adapter_identity,
-    load_model,
-    settings_identity,
-    weights_identity,
-)
+from lmeval_dispersion.model.loading import adapter_identity, load_model, settings_identity, weights_identity
 
 
 @pytest.fixture
@@ -25,8 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder_is_its_weights_configuration_and_tokenizer_whatever_it_is_called(folder: Path) -> None:
     found = weights_identity(folder)
-    assert found is not None
-    assert found.startswith("sha256:")
+    assert str(found).startswith("sha256:")
     copy = folder.parent / "renamed"
     shutil.copytree(folder, copy)
     (copy / "optimizer.pt").write_bytes(b"state")
@@ -46,24 +40,19 @@ def test_retrained_weights_of_one_name_size_and_time_differ(folder: Path) -> Non
     raw = bytearray(file.read_bytes())
     raw[-3] ^= 1  # one bit of one weight; names, shapes and size as they were
     # Trainers write a new file; a time that was put back does not hide it.
-    temporary = folder / "new"
-    temporary.write_bytes(raw)
-    temporary.replace(file)
+    (folder / "new").write_bytes(raw)
+    (folder / "new").replace(file)
     os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
-    assert file.stat().st_size == about.st_size
     assert weights_identity(folder) != before
 
 
-def test_two_ggufs_of_one_folder_differ(tmp_path: Path) -> None:
+def test_two_ggufs_of_one_folder_and_two_commits_of_the_hub_differ(tmp_path: Path) -> None:
     for name in ("a.Q4.gguf", "a.Q8.gguf"):
         (tmp_path / name).write_bytes(name.encode() * 100)
     first, second = (weights_identity(tmp_path, gguf=name) for name in ("a.Q4.gguf", "a.Q8.gguf"))
     assert first is not None
     assert first != second
     assert weights_identity(tmp_path) is None  # which of them, nobody knows
-
-
-def test_hub_models_are_their_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert weights_identity("org/name", "a" * 40) == f"org/name@{'a' * 40}"
     assert weights_identity("org/name-that-is-not-cached", "main") is None
 
@@ -74,9 +63,8 @@ def test_base_adapter_and_dtype_differ(folder: Path) -> None:
     for seed in (1, 2):
         base_model = tiny_models.llama()
         torch.manual_seed(seed)
-        wrapped = peft.get_peft_model(
-            base_model, peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
-        )
+        config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+        wrapped = peft.get_peft_model(base_model, config)
         wrapped.save_pretrained(folder.parent / f"adapter-{seed}")
     base = load_model(folder).identity
     half = load_model(folder, dtype="bfloat16").identity

@@ -17,6 +17,13 @@ import torch
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
 from lmeval_dispersion.model.loading import load_model
 
+CONFIGS = {
+    "adapter": {"base_model_name_or_path": "org/base"},
+    "bert": {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+    "t5": {"model_type": "t5"},
+    "odd": {"model_type": "no-such"},
+}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -31,85 +38,68 @@ def test_a_folder_loads_ready_to_run(folder):
     ids = torch.tensor([loaded.tokenizer("w1 w2").input_ids], device=loaded.device)
     expected = tiny_models.llama()(ids).logits
     assert torch.allclose(loaded.model(ids).logits, expected, atol=1e-5)
-
-
-def test_dtypes(folder):
     assert load_model(folder, dtype="bfloat16").model.dtype == torch.bfloat16
-    with pytest.raises(UsageError, match="dtype of auto, float32, float16, bfloat16, got 'int3'"):
-        load_model(folder, dtype="int3")
 
 
-@pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is:FutureWarning"
-)  # peft asks transformers for it
+NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "message"),
+    [
+        ("tiny-llama", {"dtype": "int3"}, UsageError, "auto, float32, float16, bfloat16, got 'int3'"),
+        ("tiny-llama", {"adapter": "none"}, UsageError, "the adapter none does not fit or cannot be loaded"),
+        ("tiny-llama", {"quantize": "4bit"}, MissingExtraError, r"'lmeval-dispersion\[quantized\]'"),
+        pytest.param(
+            *("tiny-llama", {"device": "cuda:0"}, UsageError, "'cuda:0' cannot be used"), marks=NO_CUDA
+        ),
+        ("tiny-lama", {}, UsageError, "did you mean .*tiny-llama"),
+        (".", {}, UsageError, "it holds the models .*tiny-llama"),
+        ("tiny-llama/config.json", {}, UsageError, "got the file .*config.json; name its folder"),
+        ("adapter", {}, UsageError, "is a PEFT adapter; name its base model"),
+        ("bert", {}, UsageError, "expected a decoder-only language model"),
+        ("t5", {}, UsageError, "expected a decoder-only language model"),
+        ("no-weights", {}, DispersionError, "no-weights cannot be loaded: "),
+        ("odd", {}, DispersionError, "odd cannot be loaded: "),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_sentence(folder, monkeypatch, name, options, error, message):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    place = folder.parent
+    if name == "no-weights":
+        shutil.copytree(folder, place / name)
+        (place / name / "model.safetensors").unlink()
+    elif name in CONFIGS:
+        (place / name).mkdir()
+        file = "adapter_config.json" if name == "adapter" else "config.json"
+        (place / name / file).write_text(json.dumps(CONFIGS[name]))
+    with pytest.raises(error, match=message):
+        load_model(place / name, **options)
+
+
+# peft asks transformers for it.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is:FutureWarning")
 def test_an_adapter_changes_the_output(folder, tmp_path):
     peft = pytest.importorskip("peft")
     torch.manual_seed(1)
-    wrapped = peft.get_peft_model(
-        tiny_models.llama(), peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
-    )
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    wrapped = peft.get_peft_model(tiny_models.llama(), config)
     wrapped.save_pretrained(tmp_path / "adapter")
     ids = torch.tensor([[5, 6, 7]])
     loaded = load_model(folder, adapter=tmp_path / "adapter")
     assert torch.allclose(loaded.model(ids).logits, wrapped.eval()(ids).logits, atol=1e-5)
     assert not torch.allclose(loaded.model(ids).logits, load_model(folder).model(ids).logits, atol=1e-3)
-    with pytest.raises(UsageError, match="is a PEFT adapter; name its base model"):
-        load_model(tmp_path / "adapter")
-    with pytest.raises(UsageError, match=r"the adapter .* does not fit or cannot be loaded"):
-        load_model(folder, adapter=tmp_path / "none")
 
 
-def test_what_is_no_decoder_is_refused(tmp_path):
-    from transformers import BertConfig, BertForMaskedLM, T5Config
-
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    BertForMaskedLM(BertConfig(vocab_size=50, **small)).save_pretrained(tmp_path / "bert")
-    T5Config().save_pretrained(tmp_path / "t5")
-    for name in ("bert", "t5"):
-        with pytest.raises(UsageError, match="expected a decoder-only language model"):
-            load_model(tmp_path / name)
-
-
-def test_missing_models_name_the_nearest(folder):
-    with pytest.raises(UsageError, match=r"did you mean .*tiny-llama"):
-        load_model(folder.parent / "tiny-lama")
-    with pytest.raises(UsageError, match="it holds the models tiny-llama"):
-        load_model(folder.parent)
-    with pytest.raises(UsageError, match=r"got the file .*config.json; name its folder"):
-        load_model(folder / "config.json")
-
-
-def test_damaged_folders_are_one_sentence(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "no-weights")
-    (tmp_path / "no-weights" / "model.safetensors").unlink()
-    (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / "config.json").write_text(json.dumps({"model_type": "no-such"}))
-    for name in ("no-weights", "odd"):
-        with pytest.raises(DispersionError, match=f"{name} cannot be loaded: "):
-            load_model(tmp_path / name)
-
-
-def test_missing_extras_and_devices_are_named(folder, monkeypatch):
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "bitsandbytes", None)
-        with pytest.raises(MissingExtraError, match=r"pip install 'lmeval-dispersion\[quantized\]'"):
-            load_model(folder, quantize="4bit")
-    if not torch.cuda.is_available():
-        with pytest.raises(UsageError, match="the device 'cuda:0' cannot be used"):
-            load_model(folder, device="cuda:0")
+_ANSWERS = {"missing": (401, "RepoNotFound"), "gated": (403, "GatedRepo"), "old": (404, "RevisionNotFound")}
 
 
 class _Hub(http.server.BaseHTTPRequestHandler):
     """Answers as the Hub does for a missing model, a gated one and a missing revision."""
 
     def do_GET(self):
-        status, code = 404, "EntryNotFound"
-        if "/org/missing" in self.path:
-            status, code = 401, "RepoNotFound"
-        elif "/org/gated" in self.path:
-            status, code = 403, "GatedRepo"
-        elif "/org/old" in self.path:
-            status, code = 404, "RevisionNotFound"
+        name = self.path.partition("/org/")[2].partition("/")[0]
+        status, code = _ANSWERS.get(name, (404, "EntryNotFound"))
         self.send_response(status)
         self.send_header("X-Error-Code", code)
         self.send_header("Content-Length", "0")
@@ -137,15 +127,9 @@ def test_what_the_hub_refuses_is_told_apart(tmp_path):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
-    environment = {
-        **clean,
-        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-        "HF_HOME": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", _ASK], env=environment, capture_output=True, text=True, check=False
-    )
+    hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
+    environment = {**clean, **hub, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", _ASK], env=environment, capture_output=True, text=True)
     server.shutdown()
     server.server_close()
     missing, gated, old = done.stdout.splitlines()

@@ -6,12 +6,10 @@
         …                                                 # HF_ENDPOINT=hub.endpoint
         hub.requests                                      # what arrived: host, method, target, headers
 
-Modelled on what huggingface_hub's source and the Hub's documentation say: resolve redirects large files to
-signed, expiring addresses on another host, whose signature covers the range if the resolve request carried
-one; small files go through a relative redirect; text comes gzip'ed; listings come in pages; renamed
-repositories redirect; private ones look missing, gated ones list but do not deliver. Lists of repositories
-are filtered, sorted and paged, and say no sizes; every answer of the first host says what is left of its
-quota.
+Modelled on huggingface_hub's source and the Hub's documentation: resolve redirects large files to signed,
+expiring addresses on another host, whose signature covers the range if the resolve request carried one;
+small files go through a relative redirect; text comes gzip'ed; listings come in pages; renamed repositories
+redirect; private ones look missing, gated ones list but do not deliver; every answer says what is left.
 Files may be sparse and of any size. Digests of files over 64 MB are made up: no range can check them.
 """
 
@@ -38,7 +36,7 @@ LARGE = (".safetensors", ".bin", ".gguf", ".h5", ".pth", ".model", ".parquet")
 
 @dataclass
 class Repository:
-    """The commits under one name."""
+    """The commits under one name, and what lists and gates know of it."""
 
     commits: dict[str, Path] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
@@ -46,7 +44,7 @@ class Repository:
     gated: bool = False
     private: bool = False
     parameters: int | None = None
-    labels: tuple[str, ...] = ()
+    labels: Sequence[str] = ()
     changed: str = "2026-01-01T00:00:00.000Z"
 
 
@@ -131,30 +129,18 @@ class HubServer(Loopback):
         self._digests: dict[tuple[Path, int, int], str] = {}
 
     def add(
-        self,
-        name: str,
-        folder: Path,
-        *,
-        branch: str = "main",
-        tag: str | None = None,
-        gated: bool = False,
-        private: bool = False,
-        parameters: int | None = None,
-        tags: Sequence[str] = (),
-        changed: str = "2026-01-01T00:00:00.000Z",
+        self, name: str, folder: Path, *, branch: str = "main", tag: str | None = None, **settings: Any
     ) -> str:
-        """Serve a folder as the head of a branch (or as a tag) of a repository; the commit, 40 hex digits.
+        """Serve a folder as the head of a branch, or as a tag; the commit, 40 hex digits.
 
-        A dataset's name begins with ``datasets/``.
+        A dataset's name begins with ``datasets/``. Settings are those of a `Repository`.
         """
-        repository = self.repositories.setdefault(name, Repository())
-        number = len(repository.commits)
-        commit = hashlib.sha1(f"{name} {branch} {tag} {number}".encode()).hexdigest()
+        before = self.repositories.get(name, Repository())
+        repository = Repository(before.commits, before.branches, before.tags, **settings)
+        self.repositories[name] = repository
+        commit = hashlib.sha1(f"{name} {branch} {tag} {len(repository.commits)}".encode()).hexdigest()
         repository.commits[commit] = Path(folder)
         (repository.tags if tag else repository.branches)[tag or branch] = commit
-        repository.gated, repository.private = gated, private
-        repository.parameters = parameters
-        repository.labels, repository.changed = tuple(tags), changed
         return commit
 
     def add_bucket(self, name: str, folder: Path) -> str:
@@ -339,12 +325,11 @@ class HubServer(Loopback):
 
     def _listed(self, name: str, expand: Sequence[str]) -> Mapping[str, object]:
         repository = self.repositories[name]
-        everything: dict[str, object] = {"lastModified": repository.changed}
+        gated = "auto" if repository.gated else False
+        everything: dict[str, object] = {"lastModified": repository.changed, "gated": gated}
         if commit := repository.branches.get("main"):
-            folder = repository.commits[commit]
-            paths = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
-            everything |= {"sha": commit, "siblings": [{"rfilename": path} for path in paths]}
-        everything["gated"] = "auto" if repository.gated else False
+            siblings = [{"rfilename": entry["path"]} for entry in self._entries(name, commit)]
+            everything |= {"sha": commit, "siblings": siblings}
         if repository.parameters:
             everything["safetensors"] = {"total": repository.parameters}
         return {"_id": "6" * 24, "id": name, **{k: v for k, v in everything.items() if k in expand}}

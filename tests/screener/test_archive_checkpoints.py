@@ -8,7 +8,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from hub_client import ours
 from lmeval_screener import screening
@@ -44,11 +43,9 @@ def test_one_g_with_the_safetensors_sibling(tmp_path):
     archive = folder(tmp_path / "bin", pytorch_model=tensors())
     found = {c.file: c for c in screened(archive, DEMO)}
     ours, theirs = found["pytorch_model.bin"], found["model-00001-of-00002.safetensors"]
-    assert ours.gaps["cosine"].mean == theirs.gaps["cosine"].mean
-    assert (ours.gaps["euclidean"].mean, ours.ratio.mean) == (
-        theirs.gaps["euclidean"].mean,
-        theirs.ratio.mean,
-    )
+    for kind in ("cosine", "euclidean"):
+        assert ours.gaps[kind].mean == theirs.gaps[kind].mean
+    assert ours.ratio.mean == theirs.ratio.mean
     assert (ours.scale, ours.dtype, ours.shape) == (theirs.scale, "BF16", theirs.shape)
     assert not ours.notes
 
@@ -104,17 +101,11 @@ def test_a_tied_head_is_the_embedding_stored_once(tmp_path):
     assert "tied" in found.notes[0]
 
 
-@pytest.mark.parametrize("view", ["transposed", "slice of a wider matrix"])
-def test_rows_of_a_view(tmp_path, view, monkeypatch):
+def test_rows_of_a_slice_of_a_wider_matrix(tmp_path):
     state = tensors()
     head = state["lm_head.weight"]
-    if view == "transposed":
-        state["lm_head.weight"] = head.t().contiguous().t()
-    else:
-        state["lm_head.weight"] = torch.cat([torch.randn(len(head), 5).to(head.dtype), head], dim=1)[:, 5:]
-    assert not state["lm_head.weight"].is_contiguous()
-    place = folder(tmp_path / "bin", pytorch_model=state)
-    (found, theirs) = screened(place, DEMO)
+    state["lm_head.weight"] = torch.cat([torch.randn(len(head), 5).to(head.dtype), head], dim=1)[:, 5:]
+    (found, theirs) = screened(folder(tmp_path / "bin", pytorch_model=state), DEMO)
     assert found.gaps["cosine"].mean == theirs.gaps["cosine"].mean
 
 

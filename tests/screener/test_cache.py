@@ -15,8 +15,8 @@ def cache(tmp_path):
     return Cache(tmp_path / "cache")
 
 
-def entries(folder):
-    return [place for place in folder.rglob("*") if place.is_file()]
+def entries(cache):
+    return [place for place in cache.folder.rglob("*") if place.is_file()]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"{}\n{}", bytes(range(256)) * 100])
@@ -44,7 +44,7 @@ def test_what_is_written_is_read(cache, content):
 )
 def test_a_damaged_entry_counts_as_missing_and_is_replaced(cache, damage):
     cache.write("rows", "key", b"content")
-    (place,) = entries(cache.folder)
+    (place,) = entries(cache)
     place.write_bytes(damage(place.read_bytes()))
     assert cache.read("rows", "key") is None
     cache.write("rows", "key", b"content")
@@ -57,24 +57,18 @@ from pathlib import Path
 from lmeval_screener.checkpoints import Cache
 
 cache, mine = Cache(Path(sys.argv[1])), sys.argv[2].encode()
-seen = set()
 for number in range(400):
     cache.write("rows", "key", mine * (1 + number % 50) * 1000)
     content = cache.read("rows", "key")
     assert content is not None and len(set(content)) == 1, "half of one and half of the other"
-    seen.add(content[:1])
-print(sorted(seen))
 """
 
 
 def test_processes_that_write_the_same_entry(cache):
     run = [sys.executable, "-c", WRITER, str(cache.folder)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    writers = [
-        subprocess.Popen([*run, letter], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-        for letter in "abc"
-    ]
+    options = {"env": {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, "stderr": subprocess.PIPE}
+    writers = [subprocess.Popen([*run, letter], **options) for letter in "abc"]
     for writer in writers:
         _, errors = writer.communicate(timeout=100)
         assert writer.returncode == 0, errors
-    assert len(entries(cache.folder)) == 1  # no half-written file is left
+    assert len(entries(cache)) == 1  # no half-written file is left

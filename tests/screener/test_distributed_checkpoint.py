@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import warnings
@@ -11,12 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import header
-from hub_client import ours
+from hub_client import read, read_folder
 from lmeval_screener import screen
-from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.projection import find_projection, read_rows
 from test_ratio import TOKENIZER
 from test_ratio import V as WORDS
 
@@ -26,39 +22,13 @@ CONFIG = {"model_type": "llama", "tie_word_embeddings": False, "vocab_size": V, 
 HEAD = torch.arange(1.0, V * D + 1).reshape(V, D)
 
 
-@pytest.fixture
-def save(tmp_path):
-    """Saves tensors by torch's own writer, one process."""
+def write_by_torch(folder: Path, parts, config=CONFIG):
+    """What several processes write, by torch's own writer and planner.
 
-    def one(**settings):
-        from torch.distributed import checkpoint
-
-        writer = checkpoint.HuggingFaceStorageWriter(str(tmp_path), save_distributed=True, **settings)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tensors = {"lm_head.weight": HEAD, "model.norm.weight": torch.ones(D)}
-            checkpoint.save(tensors, storage_writer=writer, no_dist=True)
-        (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-        return tmp_path
-
-    return one
-
-
-def write_by_torch(folder: Path, parts, config=CONFIG, **tensors):
-    """What several processes write, by torch's own writer and planner: each its slices of the head.
-
-    Args:
-        folder: Created.
-        parts: For each process its slices: (row, column, numbers).
-        config: config.json.
-        tensors: Further settings of the writer.
+    Each writes its ``parts``: slices of the head, (row, column, numbers).
     """
     from torch.distributed import checkpoint
-    from torch.distributed.checkpoint.metadata import (
-        ChunkStorageMetadata,
-        MetadataIndex,
-        TensorProperties,
-    )
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
     from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,11 +61,7 @@ def write_by_torch(folder: Path, parts, config=CONFIG, **tensors):
 
 
 def rows(folder, ids):
-    async def work():
-        snapshot = open_folder(folder)
-        return await read_rows(await find_projection(snapshot), ids)
-
-    return asyncio.run(work())
+    return read_folder(folder, tuple(ids)).rows
 
 
 def refused(folder) -> str:
@@ -121,13 +87,17 @@ def cut(*places):
     return [[(a, c, HEAD[a:b, c:d])] for a, b, c, d in places]
 
 
-def test_a_consolidated_checkpoint_is_read(save):
-    folder = save(enable_consolidation=True)
-    np.testing.assert_array_equal(rows(folder, [0, 19]), HEAD.numpy()[[0, 19]])
+@pytest.mark.parametrize("settings", [{"enable_consolidation": True}, {}])
+def test_what_one_process_stores_is_read_consolidated_or_not(tmp_path, settings):
+    from torch.distributed import checkpoint
 
-
-def test_one_process_stores_the_whole(save):
-    np.testing.assert_array_equal(rows(save(), [3, 19]), HEAD.numpy()[[3, 19]])
+    writer = checkpoint.HuggingFaceStorageWriter(str(tmp_path), save_distributed=True, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tensors = {"lm_head.weight": HEAD, "model.norm.weight": torch.ones(D)}
+        checkpoint.save(tensors, storage_writer=writer, no_dist=True)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    np.testing.assert_array_equal(rows(tmp_path, [0, 19]), HEAD.numpy()[[0, 19]])
 
 
 @pytest.mark.parametrize(
@@ -152,30 +122,25 @@ def test_slices_are_put_together(tmp_path, places, dtype):
 def test_from_afar_only_the_slices_with_needed_rows_are_read(hub, tmp_path):
     hub.add("org/m", write_by_torch(tmp_path / "m", cut((0, 5, 0, D), (5, 10, 0, D), (10, V, 0, D))))
 
-    async def work(budget):
-        async with ours(hub, tmp_path / "cache") as client:
-            snapshot = await client.snapshot("org/m", None, budget)
-            projection = await find_projection(snapshot)
-            before = snapshot.meter.requests
-            return await read_rows(projection, [6, 7]), snapshot.meter.requests - before
-
-    budget = Budget(20)
-    found, requests = asyncio.run(budget.bounded(work(budget)))
+    read(hub, tmp_path / "cache", "org/m", ids=())  # the headers
+    before = len(hub.seen("cdn"))
+    found = read(hub, tmp_path / "cache", "org/m", ids=(6, 7)).rows
     np.testing.assert_array_equal(found, HEAD.numpy()[[6, 7]])
-    assert requests == 1
+    assert len(hub.seen("cdn")) - before == 1
 
 
 @pytest.mark.parametrize(
     ("slices", "says"),
     [
+        # As many numbers as the whole has, and yet row 9 twice and row 19 never, by any count of numbers.
+        ([([0, 0], HEAD[:10]), ([9, 0], HEAD[9:19, :2]), ([9, 2], HEAD[9:, 2:])], "do not make up"),
         ([([0, 0], HEAD[:10])], "make up 10 × 4 of 20 × 4"),  # one process's own disk
         ([([10, 0], HEAD[10:])], "do not make up 20 × 4"),
-        ([([0, 0], HEAD[:, :2].contiguous())], "make up 20 × 2 of 20 × 4"),
+        ([([0, 0], HEAD[:, :2])], "make up 20 × 2 of 20 × 4"),
         ([([0, 0], HEAD[:8]), ([10, 0], HEAD[10:])], "do not make up"),
         ([([0, 0], HEAD[:12]), ([10, 0], HEAD[10:])], "do not make up"),
         ([([0, 0], HEAD[:10]), ([0, 0], HEAD[:10]), ([10, 0], HEAD[10:15])], "do not make up"),
         ([([0, 0.5], HEAD)], "does not say which rows"),
-        ([([0], HEAD)], "does not say which rows"),
         ([("x", HEAD)], "does not say which rows"),
     ],
 )
@@ -185,30 +150,21 @@ def test_what_is_not_known_to_be_the_whole_is_refused_by_name(tmp_path, slices, 
     assert says in refused(tmp_path)
 
 
-def test_overlaps_that_fill_a_gap_are_seen(tmp_path):
-    # As many numbers as the whole has, and yet row 9 twice and row 19 never, by any count of numbers.
-    parts = cut((0, 10, 0, D), (9, 19, 0, 2), (9, V, 2, D))
-    for number, ((row, column, part),) in enumerate(parts, start=1):
-        write_slice(tmp_path, number, [row, column], part.contiguous())
-    assert "do not make up" in refused(tmp_path)
-
-
 def test_fewer_rows_than_the_tokenizer_names_are_never_taken(tmp_path):
     """config.json may be that of a smaller vocabulary: the rows that T and R need are there nevertheless."""
-    d = 8
-    head = torch.randn(WORDS, d, generator=torch.Generator().manual_seed(0))
-    config = CONFIG | {"vocab_size": WORDS - 10, "hidden_size": d}
-    parts = [[(0, 0, head[:200])], [(200, 0, head[200 : WORDS - 10])]]
-    folder = write_by_torch(tmp_path / "short", parts, config)
-    (folder / "tokenizer.json").write_bytes(TOKENIZER)
-    (failed,) = screen([str(folder)]).failed
+    head = torch.randn(WORDS, 8, generator=torch.Generator().manual_seed(0))
+    names = []
+    for count in (WORDS - 10, WORDS):
+        parts = [[(0, 0, head[:200])], [(200, 0, head[200:count])]]
+        config = CONFIG | {"vocab_size": count, "hidden_size": 8}
+        folder = write_by_torch(tmp_path / str(count), parts, config)
+        (folder / "tokenizer.json").write_bytes(TOKENIZER)
+        names.append(str(folder))
+    result = screen(names)
+    (failed,), (whole,) = result.failed, result.checkpoints
     assert failed.error == "SlicedTensor"
     assert f"its {WORDS - 10} rows are fewer than the tokenizer's {WORDS}" in failed.message
-    parts = [[(0, 0, head[:200])], [(200, 0, head[200:])]]
-    folder = write_by_torch(tmp_path / "whole", parts, CONFIG | {"vocab_size": WORDS, "hidden_size": d})
-    (folder / "tokenizer.json").write_bytes(TOKENIZER)
-    (found,) = screen([str(folder)]).checkpoints
-    assert found.shape == (WORDS, d)
+    assert whole.shape == (WORDS, 8)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "index"])

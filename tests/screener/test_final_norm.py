@@ -81,15 +81,18 @@ def test_of_slices(tmp_path, cuts):
         ({"model_type": "cohere"}, {}, "layer", 0),
         ({"model_type": "gpt2"}, {"model.norm.bias": ("F32", np.zeros(16))}, "layer", 0),
         ({"model_type": "new_wrapper", "text_config": {"model_type": "gemma3_text"}}, {}, "rms", 1),
+        ({"model_type": "olmo"}, {"model.norm.weight": None}, "layer", None),
     ],
 )
 def test_kinds_of_norm(tmp_path, config, changes, kind, plus):
     config = {"tie_word_embeddings": False} | config
-    found = norm_of(write_checkpoint(tmp_path / "m", tensors(**changes), config=config))
+    stored = {name: value for name, value in tensors(**changes).items() if value}
+    found = norm_of(write_checkpoint(tmp_path / "m", stored, config=config))
     assert found.kind == kind
-    np.testing.assert_allclose(found.weight, GAMMA + plus, rtol=1e-7)
+    weight = np.ones(16) if plus is None else GAMMA.astype(float) + plus
+    np.testing.assert_allclose(found.weight, weight, rtol=1e-7)
     rows = np.random.default_rng(0).normal(size=(3, 16)).astype(np.float32)
-    expected = rows.astype(float) * (GAMMA.astype(float) + plus)
+    expected = rows.astype(float) * weight
     expected -= expected.mean(axis=1, keepdims=True) if kind == "layer" else 0
     np.testing.assert_allclose(found.effective(rows), expected, rtol=1e-12)
 
@@ -111,48 +114,39 @@ def test_what_is_not_known_is_said(tmp_path, config, norm, reason):
         found.effective(np.ones((3, 16)))
 
 
-def test_without_a_weight(tmp_path):
-    settings = {"model_type": "olmo", "tie_word_embeddings": False}
-    found = norm_of(write_checkpoint(tmp_path / "m", tensors(norm="other.weight"), config=settings))
-    assert (found.name, found.kind) == (None, "layer")
-    np.testing.assert_array_equal(found.weight, np.ones(16))
+@pytest.fixture
+def from_afar(hub, tmp_path):
+    """The norm of a folder on a Hub, with the requests and bytes that rows and norm cost."""
+
+    def read(folder: Path) -> tuple[FinalNorm, int, int]:
+        hub.add("org/m", folder)
+
+        async def work() -> tuple[FinalNorm, int, int]:
+            async with ours(hub, tmp_path / "cache") as client:
+                snapshot = await client.snapshot("org/m", None, budget)
+                projection = await find_projection(snapshot)
+                start = snapshot.meter.requests, snapshot.meter.bytes_read
+                _, norm = await read_rows_and_norm(projection, IDS)
+                return norm, snapshot.meter.requests - start[0], snapshot.meter.bytes_read - start[1]
+
+        budget = Budget(20)
+        return asyncio.run(budget.bounded(work()))
+
+    return read
 
 
-def test_from_afar_it_costs_one_range_and_7_kb(hub, tmp_path):
+def test_from_afar_it_costs_one_range_and_7_kb(from_afar, tmp_path):
     draw = np.random.default_rng(0)
-    folder = write_qwen_7b(tmp_path / "m", rows={i: draw.normal(size=3584) for i in IDS})
-    hub.add("org/m", folder)
-
-    async def work(budget: Budget) -> tuple[Any, int, int, int, int]:
-        async with ours(hub, tmp_path / "cache") as client:
-            snapshot = await client.snapshot("org/m", None, budget)
-            projection = await find_projection(snapshot)
-            meter = snapshot.meter
-            start = meter.requests, meter.bytes_read
-            _, norm = await read_rows_and_norm(projection, IDS)
-            return norm, meter.requests - start[0], meter.bytes_read - start[1]
-
-    budget = Budget(20)
-    norm, requests, size = asyncio.run(budget.bounded(work(budget)))
+    rows = {i: draw.normal(size=3584) for i in IDS}
+    norm, requests, size = from_afar(write_qwen_7b(tmp_path / "m", rows=rows))
     assert requests == len(IDS) + 1
     assert size == (len(IDS) + 1) * 3584 * 2
     assert "zero" in norm.reason, "the sparse file holds no numbers there"
 
 
-def test_from_afar_in_another_shard_it_costs_that_shards_header(hub, tmp_path):
+def test_from_afar_in_another_shard_it_costs_that_shards_header(from_afar, tmp_path):
     blocks = {f"model.layers.{n}.mlp.up_proj.weight": ("F32", np.zeros((16, 512))) for n in range(40)}
-    hub.add("org/m", write_checkpoint(tmp_path / "m", tensors() | blocks, shards=3))
-
-    async def work(budget: Budget) -> tuple[FinalNorm, int, int]:
-        async with ours(hub, tmp_path / "cache") as client:
-            snapshot = await client.snapshot("org/m", None, budget)
-            projection = await find_projection(snapshot)
-            start = snapshot.meter.requests, snapshot.meter.bytes_read
-            _, norm = await read_rows_and_norm(projection, IDS)
-            return norm, snapshot.meter.requests - start[0], snapshot.meter.bytes_read - start[1]
-
-    budget = Budget(20)
-    norm, requests, size = asyncio.run(budget.bounded(work(budget)))
+    norm, requests, size = from_afar(write_checkpoint(tmp_path / "m", tensors() | blocks, shards=3))
     np.testing.assert_array_equal(norm.weight, GAMMA)
     assert requests <= len(IDS) + 4  # where the shard lies, its header, the weight
     assert size < len(IDS) * 64 + 6000

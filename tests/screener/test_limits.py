@@ -128,20 +128,6 @@ def test_the_clock_stands_while_anything_of_a_checkpoint_waits():
     assert asyncio.run(work()) == "Timeout"
 
 
-@pytest.fixture
-def waits(monkeypatch):
-    """The names of the quotas for which requests had to wait."""
-    names, turn = set(), Quota.turn
-
-    async def noted(quota, budget):
-        if quota.room() <= 0:
-            names.add(quota.name)
-        await turn(quota, budget)
-
-    monkeypatch.setattr(Quota, "turn", noted)
-    return names
-
-
 def rows(hub, tmp_path, count, *, timeout):
     """Rows of many checkpoints by name, read side by side; each as it came or its error."""
 
@@ -163,7 +149,7 @@ def rows(hub, tmp_path, count, *, timeout):
     return asyncio.run(work())
 
 
-def test_a_run_above_every_quota_ends_in_one_go(tmp_path, waits):
+def test_a_run_above_every_quota_ends_in_one_go(tmp_path):
     """24 checkpoints of 4 s, 8 API calls and 24 resolver requests in 2 s, next to no pages: all come."""
     quotas = {"api": (8, 2.0), "resolvers": (24, 2.0), "pages": (4, 2.0)}
     with HubServer(quotas=quotas) as hub:
@@ -179,8 +165,6 @@ def test_a_run_above_every_quota_ends_in_one_go(tmp_path, waits):
         # What is not known at the start of a window may be one too many; nothing is tried in between.
         assert hub.quotas.refusals["api"] <= UNTOLD
         assert hub.quotas.refusals["resolvers"] <= UNTOLD
-        assert "api" in waits
-        assert "pages" not in waits, "nobody waits for what is optional"
 
 
 def test_a_server_that_refuses_again_and_again_is_left_alone(hub, tmp_path):

@@ -27,9 +27,7 @@ from lmeval_dispersion.paths import data_folder
 RAY_SETTINGS = {"RAY_worker_niceness": "0"}
 PATIENCE = 300  # seconds for what takes a few on an idle machine
 
-needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="the extra [ray] is not installed"
-)
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="without the extra [ray]")
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +46,8 @@ def zoo(tmp_path_factory):
 @pytest.fixture(scope="module")
 def gaps(zoo):
     """G of each checkpoint as one process reads it."""
-    return {
-        Path(c.repo).name: c.gaps["cosine"].mean for c in screen(sorted(map(str, zoo.glob("m*")))).checkpoints
-    }
+    found = screen(sorted(map(str, zoo.glob("m*")))).checkpoints
+    return {Path(c.repo).name: c.gaps["cosine"].mean for c in found}
 
 
 def gaps_of(rows):
@@ -58,14 +55,10 @@ def gaps_of(rows):
 
 
 class Gate:
-    """A web server of a folder that holds back what a test says until it lets go.
-
-    Attributes:
-        asked: Set for a checkpoint's name as soon as a file of it is asked for.
-        held: First letters of paths that wait.
-    """
+    """A web server of a folder that holds back the paths that begin with ``held`` until it lets go."""
 
     def __init__(self, folder: Path) -> None:
+        # Set for a checkpoint's name as soon as a file of it is asked for.
         self.asked: dict[str, threading.Event] = {p.name: threading.Event() for p in folder.iterdir()}
         self.held: tuple[str, ...] = ()
         self.open = threading.Event()
@@ -155,11 +148,6 @@ def screening(cluster, gate, *words):
         process.communicate()
 
 
-def wait_for_half(process):
-    """Until six checkpoints have ended."""
-    assert any(line.startswith("screen-checkpoints: 6 of 12") for line in process.stderr)
-
-
 @needs_ray
 @pytest.mark.slow
 def test_the_loss_of_one_of_two_nodes_costs_nothing(zoo, gaps):
@@ -173,47 +161,35 @@ def test_the_loss_of_one_of_two_nodes_costs_nothing(zoo, gaps):
     assert gaps_of(json.loads(out)["checkpoints"]) == gaps
 
 
+LOST = "no node of the Ray cluster has answered for 20 s; what was read is kept, run the same command again"
+
+
 @needs_ray
 @pytest.mark.slow
-def test_a_cluster_that_is_lost_half_way_leaves_what_was_read(zoo, gaps):
+@pytest.mark.parametrize("end", ["of the cluster", signal.SIGTERM, signal.SIGINT])
+def test_an_end_half_way_leaves_what_was_read(zoo, gaps, end):
     with ClusterOfTwo() as cluster, Gate(zoo) as gate:
         gate.held = tuple(f"/m{number:02d}" for number in range(6, 12))
         with screening(cluster, gate, "--format", "json") as process:
-            wait_for_half(process)
-            cluster.tell("end")
+            assert any(line.startswith("screen-checkpoints: 6 of 12") for line in process.stderr)
+            if end == "of the cluster":
+                cluster.tell("end")
+            else:
+                process.send_signal(end)
             out, err = process.communicate(timeout=PATIENCE)
+        assert not gate.open.is_set()
     assert process.returncode == 3, err
     assert gaps_of(json.loads(out)["checkpoints"]) == {name: gaps[name] for name in sorted(gaps)[:6]}
     lost = json.loads(out)["failed"]
     assert len(lost) == 6
-    assert {(row["error"], row["message"]) for row in lost} == {
-        (
-            "Interrupted",
-            "no node of the Ray cluster has answered for 20 s; what was read is kept, run the same command "
-            "again",
-        )
-    }
+    if end == "of the cluster":
+        assert {(row["error"], row["message"]) for row in lost} == {("Interrupted", LOST)}
+    else:
+        assert "stopped; the same command goes on from here" in err
 
 
 @needs_ray
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_and_what_was_read_is_kept(zoo, gaps, number):
-    with ClusterOfTwo() as cluster, Gate(zoo) as gate:
-        gate.held = tuple(f"/m{place:02d}" for place in range(6, 12))
-        with screening(cluster, gate, "--format", "json") as process:
-            wait_for_half(process)
-            process.send_signal(number)
-            out, err = process.communicate(timeout=PATIENCE)
-        assert not gate.open.is_set()
-    assert process.returncode == 3
-    assert "stopped; the same command goes on from here" in err
-    assert gaps_of(json.loads(out)["checkpoints"]) == {name: gaps[name] for name in sorted(gaps)[:6]}
-    assert len(json.loads(out)["failed"]) == 6
-
-
-@needs_ray
-def test_relative_folders_on_a_ray_of_its_own_are_as_in_one_process(zoo, gaps, monkeypatch, capsys, tmp_path):
+def test_relative_folders_on_a_ray_of_its_own_are_as_in_one_process(zoo, gaps, monkeypatch, capsys):
     monkeypatch.chdir(zoo)
     for name, value in RAY_SETTINGS.items():
         monkeypatch.setenv(name, value)

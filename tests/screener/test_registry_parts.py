@@ -14,10 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import write_checkpoint
+from faulty_proxy import FaultyProxy
 from hub_server import HubServer
+from huggingface_hub import constants
 from lmeval_screener import screen
 from lmeval_screener.registry import database
 
+from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.paths import data_folder
 
@@ -54,22 +57,11 @@ def test_the_python_call_reads_only_what_is_new(many, tmp_path):
         screen(many, refresh=True)
 
 
-_WRITER = """
-import sys
-from pathlib import Path
-from lmeval_screener import screen
-screen(sys.argv[2:], registry=Path(sys.argv[1]))
-"""
-
-
 def test_writers_that_begin_at_once_lose_nothing(many, tmp_path):
     place = tmp_path / "r.db"
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", _WRITER, place, *many[begin : begin + 3]], stderr=subprocess.PIPE
-        )
-        for begin in (0, 2, 4)
-    ]
+    code = "import sys; from lmeval_screener import screen; screen(sys.argv[2:], registry=sys.argv[1])"
+    program = [sys.executable, "-c", code, place]
+    writers = [subprocess.Popen([*program, *many[k : k + 3]], stderr=subprocess.PIPE) for k in (0, 2, 4)]
     for writer in writers:
         _, err = writer.communicate()
         assert writer.returncode == 0, err
@@ -114,36 +106,26 @@ def test_the_demo_and_its_folders_by_name_are_one_group(tmp_path, capsys):
 
 
 def groups(place, capsys):
-    from lmeval_dispersion.cli import main
-
     assert main(["registry", "query", str(place), "--format", "csv"]) == 0
     rows = csv.DictReader(capsys.readouterr().out.splitlines())
     return {row["group"] for row in rows}
 
 
-def test_a_second_run_over_an_organisation_reads_nothing_new(tmp_path, monkeypatch):
-    from huggingface_hub import constants
-
-    with HubServer() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-0"))
-        changed = "2026-03-0{}T00:00:00.000Z"
-        for number in range(3):
-            folder = make(tmp_path / f"m{number}", number)
-            hub.add(f"acme/m{number}", folder, changed=changed.format(number + 1))
-        first = screen(["acme/*"], registry=tmp_path / "r.db")
-        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-1"))
-        hub.requests.clear()
-        second = screen(["acme/*"], registry=tmp_path / "r.db")
-        assert {request.part for request in hub.requests} == {"list"}
-        assert means(second) == means(first)
+def test_a_second_run_over_an_organisation_reads_nothing_new(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-0"))
+    for number in range(3):
+        changed = f"2026-03-0{number + 1}T00:00:00.000Z"
+        hub.add(f"acme/m{number}", make(tmp_path / f"m{number}", number), changed=changed)
+    first = screen(["acme/*"], registry=tmp_path / "r.db")
+    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-1"))
+    hub.requests.clear()
+    second = screen(["acme/*"], registry=tmp_path / "r.db")
+    assert {request.part for request in hub.requests} == {"list"}
+    assert means(second) == means(first)
 
 
 def test_a_renamed_repository_is_known_by_both_names(tmp_path, monkeypatch, capsys):
-    from huggingface_hub import constants
-
-    from lmeval_dispersion.cli import main
-
     place = tmp_path / "r.db"
     with HubServer() as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
@@ -172,18 +154,11 @@ def test_a_renamed_repository_is_known_by_both_names(tmp_path, monkeypatch, caps
         again, parts = asked("acme/old", "acme/new")
         assert means(again) == means(both)
         assert not parts & {"cdn", "resolve"}
-    with closing(sqlite3.connect(place)) as connection:
-        assert connection.execute("SELECT asked, identity FROM names").fetchall() == [
-            ("hf://acme/old", "hf://acme/old")
-        ]
     assert main(["registry", "show", str(place), "acme/old"]) == 0
     capsys.readouterr()
 
 
 def test_a_second_run_over_a_bucket_reads_no_object(s3_server, tmp_path, monkeypatch):
-    from faulty_proxy import FaultyProxy
-    from huggingface_hub import constants
-
     with FaultyProxy(s3_server.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")

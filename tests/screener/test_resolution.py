@@ -9,15 +9,7 @@ import pytest
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens import Resolution, bundled_token_sets, load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
-from token_cases import (
-    DATA,
-    REFERENCE,
-    TINY,
-    TOKENIZERS,
-    own_set,
-    tokenizer_json,
-    vocabulary,
-)
+from token_cases import DATA, REFERENCE, TINY, TOKENIZERS, own_set, tokenizer_json, vocabulary
 from tokenizers import Tokenizer
 
 # What the seven give, counted from the whole tokenizers: (T of code, T of legal, digit scheme).
@@ -35,16 +27,10 @@ COUNTS = {
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_counts_and_digit_scheme(name):
     words = vocabulary(name)
-    resolutions = {
-        domain: resolve(load_token_set(domain), REFERENCE, words) for domain in ("math", "code", "legal")
-    }
     code, legal, scheme = COUNTS[name]
-    assert {domain: len(found.domain) for domain, found in resolutions.items()} == {
-        "math": 10,
-        "code": code,
-        "legal": legal,
-    }
-    for domain, found in resolutions.items():
+    for domain, count in (("math", 10), ("code", code), ("legal", legal)):
+        found = resolve(load_token_set(domain), REFERENCE, words)
+        assert len(found.domain) == count
         size = len([text for group in load_token_set(domain).groups.values() for text in group.texts()])
         assert len(found.domain) + len(found.dropped) == size
         assert len(found.reference) == 105
@@ -68,31 +54,25 @@ def test_rows_are_those_of_the_tokenizers_library(name, domain):
 def test_digits_are_the_plain_pieces_never_byte_pieces(name):
     found = resolve(load_token_set("math"), REFERENCE, vocabulary(name))
     assert [token.piece for token in found.domain] == list("0123456789")
-    byte_rows = {row for piece, row in pieces(name).items() if re.fullmatch("<0x..>", piece)}
+    pieces = json.loads((DATA / f"{name}.json").read_bytes())["model"]["vocab"]
+    byte_rows = {row for piece, row in pieces.items() if re.fullmatch("<0x..>", piece)}
     assert (name == "mistral-v0.1") == bool(byte_rows)
     assert not byte_rows & set(found.domain_ids)
 
 
-def pieces(name: str) -> dict[str, int]:
-    return json.loads((DATA / f"{name}.json").read_bytes())["model"]["vocab"]
-
-
 def test_bundled_sets_are_disjoint_from_the_reference_in_any_case():
-    everyday = {
-        text.strip().lower()
-        for group in load_token_set(
-            "reference:nouns,verbs,adjectives,function_words", "reference"
-        ).groups.values()
-        for text in group.texts()
-    }
+    def words(*selection):
+        groups = load_token_set(*selection).groups.values()
+        return {text.strip().lower() for group in groups for text in group.texts()}
+
+    everyday = words("reference:nouns,verbs,adjectives,function_words", "reference")
     assert bundled_token_sets() == ["code", "legal", "math", "reference"]
     for selection in (
         "code:keywords,code_only,builtins",
         "legal:contract,court,common,archaisms",
         "math:digits,operators,number_words,math_words",
     ):
-        groups = load_token_set(selection).groups.values()
-        assert not everyday & {text.strip().lower() for group in groups for text in group.texts()}
+        assert not everyday & words(selection)
 
 
 def test_rows_of_the_domain_are_taken_out_of_the_reference(tmp_path):
@@ -110,17 +90,14 @@ def test_two_words_on_one_row_are_noted_and_refused_where_every_item_is_required
     vocab |= {f"Ġ{text.strip()}": 200 + n for n, text in enumerate(REFERENCE.groups["verbs"].texts())}
     vocab["Ġemu"] = vocab["Ġgnu"]
     words = Vocabulary.from_tokenizer_json(tokenizer_json(vocab))
-    found = resolve(
-        load_token_set(own_set(tmp_path, TINY.replace("cat, dog, axolotl", "gnu, emu, ox"))), REFERENCE, words
-    )
+    own = own_set(tmp_path, TINY.replace("cat, dog, axolotl", "gnu, emu, ox"))
+    found = resolve(load_token_set(own), REFERENCE, words)
     assert [token.text for token in found.domain] == [" gnu", " ox"]
     assert found.one_row == ("gnu and emu",)
     assert Resolution.from_json(found.to_json()) == found
     vocab["7"] = vocab["3"]
     words = Vocabulary.from_tokenizer_json(tokenizer_json(vocab))
-    with pytest.raises(
-        ScreeningError, match=r"a row for each of the 10 items .* 3 and 7 share row 6"
-    ) as error:
+    with pytest.raises(ScreeningError, match="3 and 7 share row 6") as error:
         resolve(load_token_set("math"), REFERENCE, words)
     assert error.value.code == "TooFewTokens"
 
@@ -128,9 +105,7 @@ def test_two_words_on_one_row_are_noted_and_refused_where_every_item_is_required
 def test_too_few_tokens_is_refused_with_the_counts():
     vocab = {f"Ġ{word.strip()}": row for row, word in enumerate(REFERENCE.groups["nouns"].texts())}
     words = Vocabulary.from_tokenizer_json(tokenizer_json(vocab))
-    counts = (
-        "legal: expected at least 20 single tokens, found 0 of 81; no single token: agreement, contract, "
-    )
-    with pytest.raises(ScreeningError, match=rf"{counts}.* and 75 more; take more groups") as error:
+    message = "legal: expected at least 20 single tokens, found 0 of 81; .* and 75 more; take more groups"
+    with pytest.raises(ScreeningError, match=message) as error:
         resolve(load_token_set("legal"), REFERENCE, words)
     assert error.value.code == "TooFewTokens"

@@ -6,13 +6,13 @@ import asyncio
 import json
 from itertools import pairwise
 
+import hub_client
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener.checkpoints import Cache
-from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import find_projection, read_rows
@@ -63,38 +63,29 @@ def test_rows_that_are_no_weights_are_named(tmp_path, value, says):
 
 
 @pytest.mark.parametrize("lengths", [1.0, np.linspace(0.3, 7, 120)[:, None]], ids=["equal", "parallel"])
-def test_rows_of_one_direction_are_no_result(tmp_path, lengths):
+def test_rows_of_one_direction_or_outside_the_matrix_are_no_result(tmp_path, lengths):
     tensors = head_and_embedding()
     matrix = tensors["lm_head.weight"][1]
     matrix[:] = matrix[0] * lengths
     projection = local(tmp_path, tensors)
-    with pytest.raises(ScreeningError, match=r"rows 0, 1, 2 of .* all point the same way") as refusal:
-        asyncio.run(read_rows(projection, [0, 1, 2]))
-    assert refusal.value.code == "BadRows"
+    same, outside = r"rows 0, 1, 2 of .* all point the same way", "outside its 120 rows"
+    for ids, message in (([0, 1, 2], same), ([0, 120], outside), ([-1], outside)):
+        with pytest.raises(ScreeningError, match=message) as refusal:
+            asyncio.run(read_rows(projection, ids))
+        assert refusal.value.code == "BadRows"
     matrix[2, 0] *= 1.01
-    projection = local(tmp_path, tensors)
-    assert asyncio.run(read_rows(projection, [0, 1, 2])).shape == (3, 16)
-
-
-@pytest.mark.parametrize("ids", [[0, 120], [-1]])
-def test_rows_outside_the_matrix_are_named(tmp_path, ids):
-    projection = local(tmp_path, head_and_embedding())
-    with pytest.raises(ScreeningError, match="outside its 120 rows") as refusal:
-        asyncio.run(read_rows(projection, ids))
-    assert refusal.value.code == "BadRows"
+    assert asyncio.run(read_rows(local(tmp_path, tensors), [0, 1, 2])).shape == (3, 16)
 
 
 @pytest.fixture
 def read(hub, tmp_path):
     """Reads rows of org/m from the loopback Hub with a cache: rows and meter."""
 
-    async def work(ids, repo, offline):
-        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache", offline=offline) as pool:
-            snapshot = await pool.snapshot(repo)
-            projection = await find_projection(snapshot)
-            return await read_rows(projection, ids), snapshot.meter
+    def rows(ids, repo="org/m", offline=False):
+        found = hub_client.read(hub, tmp_path / "cache", repo, ids=tuple(ids), offline=offline)
+        return found.rows, found.snapshot.meter
 
-    return lambda ids, repo="org/m", offline=False: asyncio.run(work(ids, repo, offline))
+    return rows
 
 
 def test_rows_read_once_are_never_read_again(hub, tmp_path, read):
@@ -120,20 +111,17 @@ def test_rows_read_once_are_never_read_again(hub, tmp_path, read):
     before = len(hub.requests)
     got, _ = read([1, 2, 50, 90], repo="other/copy")
     np.testing.assert_array_equal(got, expected[[1, 2, 50, 90]])
-    assert {request.part for request in hub.requests[before:]} <= {"api", "raw"}, (
-        "the same file by its digest"
-    )
+    asked = {request.part for request in hub.requests[before:]}
+    assert asked <= {"api", "raw"}, "the same file by its digest"
 
     before = len(hub.requests)
     got, meter = read([50, 90, 1], offline=True)
     np.testing.assert_array_equal(got, expected[[50, 90, 1]])
     assert (len(hub.requests), meter.requests, meter.bytes_read) == (before, 0, 0)
-    with pytest.raises(ScreeningError, match="HF_HUB_OFFLINE") as refusal:
-        read([77], offline=True)
-    assert refusal.value.code == "Offline"
-    with pytest.raises(ScreeningError) as refusal:
-        read([1], repo="org/never", offline=True)
-    assert refusal.value.code == "Offline"
+    for ids, repo in (([77], "org/m"), ([1], "org/never")):
+        with pytest.raises(ScreeningError, match="HF_HUB_OFFLINE") as refusal:
+            read(ids, repo=repo, offline=True)
+        assert refusal.value.code == "Offline"
 
 
 def damaged(raw):

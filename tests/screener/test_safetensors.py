@@ -47,24 +47,15 @@ def test_a_good_header_gives_absolute_places_and_parameters():
         pytest.param(b'{"a":' * 100_000, id="deep"),
         pytest.param(b"[" * 100_000 + b"]" * 100_000, id="deep lists"),
         pytest.param(json.dumps(GOOD).replace('"b"', '"a"').encode(), id="a name twice"),
-        pytest.param(
-            json.dumps(GOOD).replace('"dtype": "F32"', '"dtype": "F32", "dtype": "I32"').encode(),
-            id="a key twice",
-        ),
+        pytest.param(json.dumps(GOOD).replace('"F32"', '"F32", "dtype": "I32"').encode(), id="a key twice"),
         pytest.param(changed(data_offsets=[0, 25]), id="ends inside the next"),
-        pytest.param(changed(data_offsets=[0, 20]), id="too few bytes"),
         pytest.param(changed(shape=[2, 4]), id="shape too large"),
         pytest.param(changed(shape=[2, -3]), id="negative"),
         pytest.param(changed(shape=[-2, -3]), id="twice negative"),
-        pytest.param(changed(shape=[2, 3.0]), id="float"),
-        pytest.param(changed(shape=[True, 6]), id="bool"),
-        pytest.param(changed(shape=["2", 3]), id="string"),
+        *(pytest.param(changed(shape=[n, 6 // int(n)]), id=repr(n)) for n in (True, 2.0, "2")),
         pytest.param(changed(shape=6), id="shape no list"),
         pytest.param(changed(shape=[2**40, 2**40]), id="overflow"),
-        pytest.param(changed(dtype="F64"), id="wide dtype"),
-        pytest.param(changed(dtype="F33"), id="unknown dtype"),
-        pytest.param(changed(dtype=["F32"]), id="dtype no string"),
-        pytest.param(changed(dtype=None), id="no dtype"),
+        *(pytest.param(changed(dtype=d), id=f"dtype {d}") for d in ("F64", "F33", ["F32"], None)),
         pytest.param(changed(data_offsets=[0]), id="one offset"),
         pytest.param(changed(data_offsets=[0, 24.0]), id="float offset"),
         pytest.param(changed(data_offsets=[False, 24]), id="bool offset"),
@@ -101,16 +92,13 @@ def test_a_length_that_is_a_little_off_is_refused(tmp_path, off):
 
 @given(st.binary(max_size=80), st.integers(0, 200))
 def test_no_bytes_end_in_anything_but_a_header_or_its_error(body, size):
-    try:
-        parse_header(body, size, "a file")
-    except ScreeningError as error:
-        assert error.code == "BadHeader"  # noqa: PT017
-    try:
-        length = parse_length(body, size, "a file")
-    except ScreeningError as error:
-        assert error.code == "BadHeader"  # noqa: PT017
-    else:
-        assert 8 + length <= size
+    for parse in (parse_header, parse_length):
+        try:
+            found = parse(body, size, "a file")
+        except ScreeningError as error:
+            assert error.code == "BadHeader"  # noqa: PT017
+        else:
+            assert parse is parse_header or 8 + found <= size
 
 
 def test_a_header_longer_than_the_first_request_takes_two(tmp_path):
@@ -124,13 +112,12 @@ def test_a_header_longer_than_the_first_request_takes_two(tmp_path):
         return await ranges(path, spans)
 
     snapshot.ranges = counted
-    whole = asyncio.run(read_header(WeightFile(snapshot, "model.safetensors")))
+    file = WeightFile(snapshot, "model.safetensors")
+    whole = asyncio.run(read_header(file))
     assert len(asked) == 1
-    asked.clear()
-    assert (
-        asyncio.run(read_header(WeightFile(snapshot, "model.safetensors"), guess=20)).tensors == whole.tensors
-    )
-    assert len(asked) == 2
+    again = asyncio.run(read_header(file, guess=20))
+    assert len(asked) == 3
+    assert again.tensors == whole.tensors
 
 
 def test_16_bit_floats_decode_as_wider_arithmetic_says():

@@ -79,8 +79,8 @@ def family(registry, tmp_path):
     for number in (1, 2, 3):
         labels = ["base_model:acme/base-1", tuned, "math" if number > 1 else "code"]
         changed = f"2026-0{number + 3}-01T00:00:00.000Z"
-        registry.make(f"acme/tuned-{number}", v=9, tags=labels, changed=changed)
-    registry.make("other/tuned-9", v=9, tags=[tuned], changed="2026-09-01T10:00:00Z")
+        registry.make(f"acme/tuned-{number}", v=9, labels=labels, changed=changed)
+    registry.make("other/tuned-9", v=9, labels=[tuned], changed="2026-09-01T10:00:00Z")
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "README.md").write_text("nothing here")
     (tmp_path / "texts" / "training_args.bin").write_text("nor here")

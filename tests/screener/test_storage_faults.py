@@ -8,13 +8,12 @@ import fsspec
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
-from faulty_proxy import FaultyProxy, other_version
+from faulty_proxy import FaultyProxy, WebServer, other_version
 from fsspec.implementations.memory import MemoryFileSystem
 from hub_faults import closed, content, shifted, status, truncated, whole, without
 from hub_server import HubServer
 from lmeval_screener.checkpoints import snapshots
 from storages import read, refused, truth
-from web_server import WebServer
 
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
 
@@ -125,48 +124,32 @@ def test_what_stays_wrong_has_a_name(storage, tmp_path, fault, codes):
     assert ";" in str(error), "says what to do next"
 
 
-class Flaky(MemoryFileSystem):
-    """A file system whose reads fail as they are told to."""
+def test_faults_of_a_file_system(folder, tmp_path, monkeypatch):
+    system, faults = fsspec.filesystem("memory"), []
+    system.put(str(folder) + "/", "/flaky/m/", recursive=True)
 
-    protocol = "flaky"
-    store: dict = {}  # noqa: RUF012
-    faults: list = []  # noqa: RUF012
-    cachable = False
+    def flaky(self, path, start=None, end=None, **kwargs):
+        body = whole_file(self, path, start=start, end=end)
+        fault = faults.pop() if faults and path.endswith("model.safetensors") else len(body)
+        if isinstance(fault, Exception):
+            raise fault
+        return body[:fault]
 
-    @classmethod
-    def _strip_protocol(cls, path):
-        return super()._strip_protocol(path.replace("flaky://", "memory://"))
-
-    def cat_file(self, path, start=None, end=None, **kwargs):
-        body = super().cat_file(path, start=start, end=end)
-        if self.faults and path.endswith("model.safetensors"):
-            fault = self.faults.pop(0)
-            if isinstance(fault, Exception):
-                raise fault
-            return body[:fault]
-        return body
-
-
-@pytest.fixture
-def flaky(folder, monkeypatch):
-    fsspec.register_implementation("flaky", Flaky, clobber=True)
-    Flaky.store, Flaky.pseudo_dirs, Flaky.faults = {}, [""], []
-    Flaky().put(str(folder) + "/", "/disk/m/", recursive=True)
-    return Flaky
-
-
-def test_faults_of_a_file_system(flaky, folder, tmp_path):
-    for name, fault in (("reset", ConnectionResetError("reset")), ("short", 5), ("slow", TimeoutError())):
-        flaky.faults[:] = [fault]
-        found = read("flaky://disk/m", tmp_path / name)
-        np.testing.assert_array_equal(found.rows, truth(folder))
+    whole_file = MemoryFileSystem.cat_file
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", flaky)
+    for number, fault in enumerate((ConnectionResetError("reset"), 5, TimeoutError())):
+        faults.append(fault)
+        rows = read("memory://flaky/m", tmp_path / str(number)).rows
+        np.testing.assert_array_equal(rows, truth(folder))
+        assert not faults
     for fault, code in (
         (ConnectionResetError("x"), "Unreachable"),
         (PermissionError("x"), "AccessDenied"),
         (3, "BadResponse"),
         (FileNotFoundError("x"), "BadResponse"),
     ):
-        flaky.faults[:] = [fault] * 50
-        error = refused(read, "flaky://disk/m", tmp_path / "again")
+        faults[:] = [fault] * 50
+        error = refused(read, "memory://flaky/m", tmp_path / "again")
         assert error.code == code
         assert ";" in str(error)
+    system.rm("/flaky", recursive=True)

@@ -9,23 +9,25 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener.tokens import load_token_set
-from token_cases import (
-    TINY,
-    anything,
-    changed,
-    own_set,
-    paths,
-)
+from token_cases import TINY, anything, changed, own_set, paths
 
 from lmeval_dispersion.errors import UsageError
 
 
-def test_groups_are_selected_by_name():
+def test_groups_and_variants_are_selected_by_name():
     assert list(load_token_set("math").groups) == ["digits"]
     chosen = load_token_set("math:operators,digits")
     assert list(chosen.groups) == ["operators", "digits"]
     assert chosen.name == "math:operators,digits"
     assert chosen.digest != load_token_set("math").digest
+    spaced = load_token_set("math:operators,space")
+    assert spaced.name == "math:operators,space"
+    assert spaced.groups["operators"].texts()[0] == " +"
+    default, bare = load_token_set("reference", "reference"), load_token_set("reference:bare", "reference")
+    assert bare.name == "reference:bare"
+    assert {g.variant for g in bare.groups.values()} == {"bare"}
+    assert [g.items for g in bare.groups.values()] == [g.items for g in default.groups.values()]
+    assert bare.digest != default.digest
 
 
 def test_digest_ignores_notes_and_follows_words(tmp_path):
@@ -42,22 +44,15 @@ def test_digest_ignores_notes_and_follows_words(tmp_path):
         (("name: tiny", "name: 7"), "`name`: expected a string, got an integer 7; quote it"),
         (("role: domain", "role: dom"), "`role`: expected one of domain, reference, got a string 'dom'"),
         (("role: domain", "role: reference"), "`role`: expected domain (it is used as the domain set)"),
-        (
-            ("[words]", "[word]"),
-            "`default_groups[0]`: expected one of the groups words, more, got a string 'word'",
-        ),
+        (("[words]", "[word]"), "`default_groups[0]`: expected one of the groups words, more, got a string"),
         (("[words]", "[more]"), "`default_groups[0]`: expected a group that is not optional, got a string"),
         (("[words]", "words"), "`default_groups`: expected a list of strings, got a string 'words'"),
-        (
-            ("min_tokens: 2", "min_tokens: true"),
-            "`min_tokens`: expected an integer of at least 2, got a boolean",
-        ),
+        (("min_tokens: 2", "min_tokens: true"), "`min_tokens`: expected an integer of at least 2, got a"),
         (("min_tokens: 2", "min_tokens: 9"), "expected at least 9 words (`min_tokens`) in words, got 3"),
         (("variant: space", "variant: spaced"), "`groups.words.variant`: expected one of bare, space"),
         (("variant: space", "varient: space"), "`groups.words.varient`: expected one of the keys variant, "),
         (("min_tokens: 2", "minimum: 2"), "`minimum`: expected one of the keys schema, "),
         (("dog,", "no,"), "`groups.words.items[1]`: expected a string, got a boolean False; quote it"),
-        (("dog,", "7,"), "`groups.words.items[1]`: expected a string, got an integer 7; quote it"),
         (("dog,", "cat,"), "`groups.words.items[1]`: expected each item once, got a string 'cat'"),
         (("dog,", '"\\ud800",'), "`groups.words.items[1]`: expected printable signs, got a string"),
         (("dog,", '" dog",'), "`groups.words.items[1]`: expected a word without spaces around it"),
@@ -97,10 +92,9 @@ def test_files_that_are_no_token_set(tmp_path, content, message):
         ("math:digit", "there is no group 'digit'; did you mean digits?; there are digits, operators, "),
         ("missing.yaml", "missing.yaml: expected a readable YAML file, got No such file or directory"),
         ("math:", "there is no token set 'math:'"),
-        (
-            "legal:archaisms",
-            "expected at least 20 words (`min_tokens`) in archaisms, got 13; take more groups",
-        ),
+        ("code:bare,space", "expected one variant, got bare and space"),
+        ("code:bear", "and the variants bare and space"),
+        ("legal:archaisms", "expected at least 20 words (`min_tokens`) in archaisms, got 13; take more"),
     ],
 )
 def test_names_that_mean_nothing(name, message):
@@ -121,18 +115,3 @@ def test_any_change_to_a_token_set_is_understood_or_refused(tmp_path_factory, da
     except UsageError as error:
         said = str(error)
     assert said.startswith(f"{path}: ")
-
-
-def test_a_set_in_another_variant():
-    default, bare = load_token_set("reference", "reference"), load_token_set("reference:bare", "reference")
-    assert bare.name == "reference:bare"
-    assert {g.variant for g in bare.groups.values()} == {"bare"}
-    assert [g.items for g in bare.groups.values()] == [g.items for g in default.groups.values()]
-    assert bare.digest != default.digest
-    spaced = load_token_set("math:operators,space")
-    assert spaced.name == "math:operators,space"
-    assert spaced.groups["operators"].texts()[0] == " +"
-    with pytest.raises(UsageError, match="expected one variant, got bare and space"):
-        load_token_set("reference:bare,space", "reference")
-    with pytest.raises(UsageError, match="and the variants bare and space"):
-        load_token_set("reference:bear", "reference")

@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import random
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -17,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from hub_client import ours
-from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import DTYPE_BITS, WeightFile
@@ -25,17 +25,17 @@ from lmeval_screener.weights.rows import WeightFiles
 from lmeval_screener.weights.torch_archive import locate
 
 FILE = "pytorch_model.bin"
-NUMPY = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "I64": "<i8", "U8": "u1"}
+TORCH = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+TORCH |= {"F64": torch.float64, "I64": torch.int64}
 
 
-def read(folder: Path) -> Any:
+def read(folder):
     return asyncio.run(WeightFiles(open_folder(folder)).header(FILE)).tensors
 
 
-def placed(folder: Path, tensor: Any) -> Any:
+def placed(folder, tensor):
     """A described tensor with its exact bytes."""
-    found = asyncio.run(locate(WeightFile(open_folder(folder), FILE), tensor))
-    return found
+    return asyncio.run(locate(WeightFile(open_folder(folder), FILE), tensor))
 
 
 def refused(folder: Path, content: bytes) -> ScreeningError:
@@ -49,15 +49,10 @@ def values(folder: Path, tensor: Any) -> np.ndarray:
     """The numbers of a described tensor, straight from the file's bytes."""
     raw = (folder / FILE).read_bytes()
     size = DTYPE_BITS[tensor.dtype] // 8
-    if tensor.dtype == "BF16":
-        read_one = lambda at: torch.frombuffer(bytearray(raw[at : at + 2]), dtype=torch.bfloat16).item()  # noqa: E731
-    else:
-        read_one = lambda at: np.frombuffer(raw[at : at + size], NUMPY[tensor.dtype])[0]  # noqa: E731
-    rows, columns = tensor.shape
-    a, b = tensor.strides
-    return np.array(
-        [[read_one(tensor.begin + size * (i * a + j * b)) for j in range(columns)] for i in range(rows)]
-    )
+    (rows, columns), (a, b) = tensor.shape, tensor.strides
+    begins = [tensor.begin + size * (i * a + j * b) for i in range(rows) for j in range(columns)]
+    numbers = b"".join(raw[begin : begin + size] for begin in begins)
+    return torch.frombuffer(bytearray(numbers), dtype=TORCH[tensor.dtype]).reshape(rows, columns).double()
 
 
 def test_every_tensor_is_where_torch_finds_it(tmp_path):
@@ -82,9 +77,7 @@ def test_every_tensor_is_where_torch_finds_it(tmp_path):
         assert found[name].shape == tuple(tensor.shape), name
         if tensor.dim() == 2 and tensor.numel():
             expected = torch.load(tmp_path / FILE)[name].detach().double().numpy()
-            np.testing.assert_array_equal(
-                values(tmp_path, placed(tmp_path, found[name])).astype(float), expected
-            )
+            np.testing.assert_array_equal(values(tmp_path, placed(tmp_path, found[name])), expected)
     assert found["plain"].entry == found["transposed"].entry == found["slice"].entry
     assert found["plain"].entry != found["parameter"].entry
 
@@ -98,10 +91,9 @@ def test_a_name_outside_ascii(tmp_path):
 
 def test_a_state_dict_of_a_module_and_one_inside_a_checkpoint(tmp_path):
     module = torch.nn.Sequential(torch.nn.Embedding(7, 3), torch.nn.Linear(3, 2))
-    torch.save(module.state_dict(), tmp_path / FILE)
-    assert set(read(tmp_path)) == set(module.state_dict())
-    torch.save({"epoch": 3, "loss": 0.5, "state_dict": module.state_dict()}, tmp_path / FILE)
-    assert set(read(tmp_path)) == set(module.state_dict())
+    for saved in (module.state_dict(), {"epoch": 3, "loss": 0.5, "state_dict": module.state_dict()}):
+        torch.save(saved, tmp_path / FILE)
+        assert set(read(tmp_path)) == set(module.state_dict())
 
 
 def test_remote_reading_costs_the_directory_and_the_pickle(hub, tmp_path):
@@ -110,21 +102,16 @@ def test_remote_reading_costs_the_directory_and_the_pickle(hub, tmp_path):
     torch.save({f"layer.{n}.weight": torch.randn(256, 256) for n in range(20)}, folder / FILE)
     hub.add("org/model", folder)
 
-    async def work(budget: Budget) -> Any:
+    async def remote():
         async with ours(hub, tmp_path / "cache") as client:
-            snapshot = await client.snapshot("org/model", None, budget)
+            snapshot = await client.snapshot("org/model")
             return (await WeightFiles(snapshot).header(FILE)).tensors, snapshot.meter.bytes_read
 
-    def remote() -> Any:
-        budget = Budget(20)
-        return asyncio.run(budget.bounded(work(budget)))
-
-    found, cost = remote()
-    assert found == read(folder)
-    assert cost < 80_000 < (folder / FILE).stat().st_size / 50
-    again, cost = remote()
-    assert again == found
-    assert cost < 2000, "a second time nothing is read"
+    assert (folder / FILE).stat().st_size > 50 * 80_000
+    for most in (80_000, 2000):  # a second time nothing is read
+        found, cost = asyncio.run(remote())
+        assert found == read(folder)
+        assert cost < most
 
 
 class _Runs:
@@ -137,13 +124,11 @@ class _Runs:
         return self.call
 
 
-def archive(program: bytes, **entries: bytes) -> bytes:
+def archive(program: bytes) -> bytes:
     """A zip in torch's layout around a pickle."""
     body = io.BytesIO()
     with zipfile.ZipFile(body, "w") as target:
         target.writestr("a/data.pkl", program)
-        for name, content in entries.items():
-            target.writestr(f"a/{name.replace('__', '/')}", content)
     return body.getvalue()
 
 
@@ -173,9 +158,7 @@ def attacks(marker: Path) -> dict[str, bytes]:
         "obj": b"(cos\nsystem\nX\x05\x00\x00\x00toucho.",
         "extension": b"\x80\x02\x82\x01.",
         "persistent id that is no storage": b"\x80\x02X\x01\x00\x00\x00aQ.",
-        "unknown storage": (
-            b"\x80\x02(X\x07\x00\x00\x00storagecos\nsystem\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x01tQ."
-        ),
+        "unknown storage": b"\x80\x02(X\7\0\0\0storagecos\nsystem\nX\1\0\0\x000X\3\0\0\0cpuK\1tQ.",
         "deep nesting": deep,
         "shared nesting as a key": laughs,
         "stack empty": b"\x80\x020.",
@@ -191,16 +174,13 @@ def attacks(marker: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("number", range(27))
-def test_no_pickle_runs(tmp_path, number):
+def test_no_pickle_runs(tmp_path):
     marker = tmp_path / "marker"
-    programs = attacks(marker)
-    assert len(programs) == 27
-    name, program = list(programs.items())[number]
-    error = refused(tmp_path, archive(program))
-    assert error.code in ("UnsafePickle", "BadArchive"), name
-    assert number > 10 or error.code == "UnsafePickle", name
-    assert not marker.exists()
+    for number, (name, program) in enumerate(attacks(marker).items()):
+        error = refused(tmp_path, archive(program))
+        assert error.code in ("UnsafePickle", "BadArchive"), name
+        assert number > 10 or error.code == "UnsafePickle", name
+        assert not marker.exists(), name
 
 
 @pytest.fixture(scope="module")
@@ -232,9 +212,7 @@ def corruptions(good: bytes) -> dict[str, bytes]:
         target.writestr(name, bomb, compress_type=zipfile.ZIP_DEFLATED)
 
     def renamed(new: str) -> Any:
-        return lambda target, name, content: target.writestr(
-            new if name.endswith("/data/0") else name, content
-        )
+        return lambda target, name, content: target.writestr(re.sub("^.*/data/0$", new, name), content)
 
     def twice(target: zipfile.ZipFile, name: str, content: bytes) -> None:
         target.writestr(name, content)
@@ -246,7 +224,7 @@ def corruptions(good: bytes) -> dict[str, bytes]:
         "zip bomb": zipped(good, deflated),
         "parent path": zipped(good, renamed("../../etc/passwd")),
         "absolute path": zipped(good, renamed("/etc/passwd")),
-        "backslashes": zipped(good, renamed("a\\..\\b")),
+        "backslashes": zipped(good, renamed(r"a\\..\\b")),
         "entry twice": zipped(good, twice).replace(b"data/O", b"data/0"),
         "storage missing": zipped(good, renamed(f"{root}/data/9")),
         "short storage": zipped(good, lambda t, n, c: t.writestr(n, c[:-4] if n.endswith("data/0") else c)),
@@ -267,16 +245,11 @@ def corruptions(good: bytes) -> dict[str, bytes]:
     }
 
 
-@pytest.fixture(scope="module")
-def broken(good: bytes) -> dict[str, bytes]:
-    return corruptions(good)
-
-
-@pytest.mark.parametrize("number", range(21))
-def test_a_broken_archive_is_named(tmp_path, broken, number):
-    assert len(broken) == 21
-    name, content = list(broken.items())[number]
-    assert refused(tmp_path, content).code == "BadArchive", name
+def test_a_broken_archive_is_named(tmp_path, good):
+    broken = corruptions(good)
+    assert {name: refused(tmp_path, content).code for name, content in broken.items()} == dict.fromkeys(
+        broken, "BadArchive"
+    )
 
 
 def test_a_bare_pickle_says_what_to_do(tmp_path):

@@ -12,19 +12,10 @@ from hypothesis import strategies as st
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
-from token_cases import (
-    DATA,
-    REFERENCE,
-    anything,
-    changed,
-    paths,
-    tokenizer_json,
-    vocabulary,
-)
+from token_cases import DATA, REFERENCE, anything, changed, paths, tokenizer_json, vocabulary
 
 
-@pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize("order", range(6))
+@pytest.mark.parametrize(("order", "indent"), [(0, None), (1, 2), (2, None), (3, 2)])
 def test_the_order_of_a_file_does_not_matter(order, indent):
     data = json.loads((DATA / "smollm2.json").read_bytes())
     random.Random(order).shuffle(top := list(data))
@@ -32,9 +23,8 @@ def test_the_order_of_a_file_does_not_matter(order, indent):
     data["model"] = {key: data["model"][key] for key in inner}
     text = json.dumps({key: data[key] for key in top}, indent=indent)
     words = Vocabulary.from_tokenizer_json(text.encode())
-    assert resolve(load_token_set("code"), REFERENCE, words) == resolve(
-        load_token_set("code"), REFERENCE, vocabulary("smollm2")
-    )
+    code = load_token_set("code")
+    assert resolve(code, REFERENCE, words) == resolve(code, REFERENCE, vocabulary("smollm2"))
 
 
 def test_added_tokens_take_their_text_before_the_model_does():
@@ -48,21 +38,16 @@ def test_added_tokens_take_their_text_before_the_model_does():
         {"id": 15, "content": "elk", "special": False, "lstrip": True},
     ]
     words = Vocabulary.from_tokenizer_json(tokenizer_json(vocab, added))
-    assert words.row("7") == (10, "7")
-    assert words.row(" cat") is None
-    assert words.row(" catfish") is None
-    assert words.row(" dog") == (3, "Ġdog")
-    assert words.row(" owl") is None
-    # It takes the space before it too.
-    assert words.row(" elk") == (15, " elk")
-    assert words.row("elk") == (15, "elk")
+    assert [words.row(text) for text in (" cat", " catfish", " owl")] == [None] * 3
+    # The last takes the space before it too.
+    found = {"7": (10, "7"), " dog": (3, "Ġdog"), " elk": (15, " elk"), "elk": (15, "elk")}
+    assert {text: words.row(text) for text in found} == found
 
 
-@pytest.mark.parametrize(
-    ("vocab", "piece"), [({"Ġcat": 0, "cat": 1}, "Ġcat"), ({"▁cat": 0, "cat": 1}, "▁cat")]
-)
-def test_vocab_json_shows_its_kind_by_its_pieces(vocab, piece):
-    assert Vocabulary.from_file("vocab.json", json.dumps(vocab).encode()).row(" cat") == (0, piece)
+@pytest.mark.parametrize("piece", ["Ġcat", "▁cat"])
+def test_vocab_json_shows_its_kind_by_its_pieces(piece):
+    content = json.dumps({piece: 0, "cat": 1}).encode()
+    assert Vocabulary.from_file("vocab.json", content).row(" cat") == (0, piece)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +70,6 @@ def test_pre_tokenizer_decides_the_digit_scheme(pre_tokenizer, scheme):
         (b"<html>", "expected JSON in tokenizer.json"),
         (b"[1]", "expected a mapping in tokenizer.json, got list"),
         (b'{"a": 1,}', "expected JSON"),
-        (b'{"a": 1 "b": 2}', "expected JSON"),
-        (b"{[1]: 2}", "expected JSON"),
         (b'{"model": 3}', "expected `model` to be a mapping"),
         (b"\xff", "expected JSON"),
         (b"{}", "expected `model`"),
@@ -96,17 +79,11 @@ def test_pre_tokenizer_decides_the_digit_scheme(pre_tokenizer, scheme):
         (tokenizer_json({"a": True}), "row id"),
         (tokenizer_json({"a": -1}), "row id"),
         (tokenizer_json([["a"]]), "(piece, score)"),
-        (
-            tokenizer_json({"a": 1}, model={"type": "BPE", "vocab": {"a": 1}, "merges": ["a"]}),
-            "list pairs of",
-        ),
-        (tokenizer_json({"a": 1}, model={"type": "BPE", "vocab": {"a": 1}, "merges": [7]}), "list pairs of"),
+        (tokenizer_json({}, model={"type": "BPE", "vocab": {"a": 1}, "merges": ["a"]}), "list pairs of"),
+        (tokenizer_json({}, model={"type": "BPE", "vocab": {"a": 1}, "merges": [7]}), "list pairs of"),
         (tokenizer_json({"a": 1}, [{"content": "a", "id": 2}]), "has id 2 and the vocabulary's id 1"),
         (tokenizer_json({"a": 1}, [{"content": "x"}]), "`added_tokens` with content and id"),
-        (
-            tokenizer_json({"a": 1}, pre_tokenizer={"type": "BertPreTokenizer"}),
-            "byte-level or SentencePiece-style",
-        ),
+        (tokenizer_json({"a": 1}, pre_tokenizer={"type": "BertPreTokenizer"}), "byte-level or SentencePiece"),
     ],
 )
 def test_bad_tokenizer_files(content, message):

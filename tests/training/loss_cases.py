@@ -58,7 +58,6 @@ VARIANTS = {
     "decorrelation": ("decorrelation", {}),
     "decorrelation tokens": ("decorrelation", {"axis": "tokens"}),
 }
-ANGULAR = ["push_away", "push_away in sequences", "squeeze", "angular_spread", "orthogonalization"]
 
 
 def value_and_gradient(loss, z, **options):

@@ -47,17 +47,6 @@ def test_half_precision_input_is_computed_in_float32(variant, dtype):
     torch.testing.assert_close(inside, value, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if "median" not in v and "margin" not in v])
-def test_gradcheck(variant):
-    name, options = VARIANTS[variant]
-    z = random_states(2, 5, 4).requires_grad_()
-    segments = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 1]])
-    mask = torch.tensor([[1, 1, 1, 0, 1], [1, 1, 1, 1, 1]]).bool()
-    assert torch.autograd.gradcheck(
-        lambda x: getattr(losses, name)(x, **({"mask": mask, "segments": segments} | options)), (z,)
-    )
-
-
 @pytest.mark.parametrize("mask", [None, torch.tensor([[1] * 6 + [0], [1] * 7, [1] * 7]).bool()])
 def test_cross_domain(mask):
     z, domains = random_states(3, 7, 5), torch.tensor([4, 2, 4])

@@ -229,16 +229,12 @@ def test_domains_are_told_of_one_pass(mode):
     domains = torch.tensor([0, 1, 1, 0])
     reg.describe(domains=domains)
     out = model(ids, output_hidden_states=True)
-    wanted = losses.cross_domain_push_away(out.hidden_states[-1], domains=domains)
     reg.pop()
+    wanted = losses.cross_domain_push_away(out.hidden_states[-1], domains=domains)
     torch.testing.assert_close(reg.value, wanted.detach())
-
-    def untold():
+    with pytest.raises(UsageError, match="one number a sequence"):  # noqa: PT012
         model(ids)
         reg.pop()
-
-    with pytest.raises(UsageError, match="one number a sequence"):
-        untold()
 
 
 def test_draws_repeat_from_a_step_on():
@@ -263,13 +259,9 @@ def test_nan_names_layer_and_step(mode):
     reg.pop()
     with torch.no_grad():
         model.transformer.h[1].mlp.c_proj.bias[3] = float("nan")
-
-    def one_more_step():
+    with pytest.raises(NonFiniteLossError, match=r"layer\.1, forward pass 1") as caught:  # noqa: PT012
         model(ids)
         reg.pop()
-
-    with pytest.raises(NonFiniteLossError, match=r"layer\.1, forward pass 1") as caught:
-        one_more_step()
     assert (caught.value.layer, caught.value.step) == ("layer.1", 1)
 
 
@@ -278,8 +270,6 @@ def test_nan_names_layer_and_step(mode):
     [
         ({"loss": "angular_sprea"}, "did you mean angular_spread"),
         ({"layers": "middle"}, "last, all, early_half, late_half"),
-        ({"layers": [3]}, "from -3 to 2; got 3"),
-        ({"layers": "layer.0.attn"}, "got 'layer.0.attn'"),
         ({"weight": -0.1}, "at least 0, got -0.1"),
         ({"weight": float("nan")}, "got nan"),
         ({"mode": "hook"}, "add, inject"),

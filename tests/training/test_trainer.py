@@ -7,7 +7,6 @@ import torch
 from tiny_decoders import VOCABULARY, tiny_gpt2, tiny_llama, tokens
 from transformers import TrainerCallback, TrainingArguments
 
-from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.training import losses
 from lmeval_dispersion.training.trainer import DispersionConfig, DispersionTrainer, DispersionTrainerMixin
 
@@ -27,8 +26,8 @@ def dataset(n=8, domains=False):
     return [row | {"domains": i % 2} for i, row in enumerate(rows)] if domains else rows
 
 
-def arguments(folder, **options):
-    return TrainingArguments(
+def arguments(folder, kind=TrainingArguments, **options):
+    return kind(
         output_dir=str(folder),
         **{
             "max_steps": 1,
@@ -44,6 +43,19 @@ def arguments(folder, **options):
             "use_cpu": True,
         }
         | options,
+    )
+
+
+def trainer_of(folder, config, *, n=8, domains=False, callbacks=None, **options):
+    """A trainer of a tiny GPT-2 on ``n`` sequences; with ``model_init``, of what that makes."""
+    model = {key: options.pop(key) for key in ("model", "model_init") if key in options}
+    return DispersionTrainer(
+        **(model or {"model": tiny_gpt2()}),
+        args=arguments(folder, **options),
+        train_dataset=dataset(domains=domains),
+        eval_dataset=dataset(n, domains=domains),
+        dispersion=config,
+        callbacks=callbacks,
     )
 
 
@@ -64,12 +76,9 @@ def one_step_by_hand(model, weight, layers):
 def test_one_step_does_not_depend_on_accumulation(tmp_path, steps, accepts):
     model = tiny_gpt2()
     wanted, ce, aux = one_step_by_hand(model, 0.5, [0, 1, 2])
-    trainer = DispersionTrainer(
-        model=model,
-        args=arguments(tmp_path, per_device_train_batch_size=8 // steps, gradient_accumulation_steps=steps),
-        train_dataset=dataset(),
-        dispersion=DispersionConfig("angular_spread", layers="all", weight=0.5),
-    )
+    config = DispersionConfig("angular_spread", layers="all", weight=0.5)
+    sizes = {"per_device_train_batch_size": 8 // steps, "gradient_accumulation_steps": steps}
+    trainer = trainer_of(tmp_path, config, model=model, **sizes)
     # Both branches of the parent: loss summed over the whole batch, or averaged over micro-batches.
     trainer.model_accepts_loss_kwargs = accepts
     trainer.train()
@@ -84,20 +93,13 @@ def test_one_step_does_not_depend_on_accumulation(tmp_path, steps, accepts):
 
 @pytest.mark.parametrize("batch", [3, 8])
 def test_evaluation_logs_the_dispersion_of_every_chosen_layer(tmp_path, batch):
-    model = tiny_gpt2()
-    trainer = DispersionTrainer(
-        model=model,
-        args=arguments(
-            tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=batch
-        ),
-        train_dataset=dataset(),
-        eval_dataset=dataset(7),
-        dispersion=DispersionConfig("angular_spread", layers="all", weight=0.5),
-    )
+    config = DispersionConfig("angular_spread", layers="all", weight=0.5)
+    steps = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": batch}
+    trainer = trainer_of(tmp_path, config, n=7, **steps)
     trainer.train()
     metrics = [entry for entry in trainer.state.log_history if "eval_loss" in entry][-1]
     with torch.no_grad():
-        states = model(tokens(7, 10), output_hidden_states=True).hidden_states
+        states = trainer.model(tokens(7, 10), output_hidden_states=True).hidden_states
     for layer, k in (("layer.0", 1), ("layer.1", 2), ("last", 3)):
         wanted = -float(losses.push_away(states[k]))
         assert metrics[f"eval_dispersion/{layer}"] == pytest.approx(wanted, abs=1e-6)
@@ -108,13 +110,8 @@ def test_evaluation_logs_the_dispersion_of_every_chosen_layer(tmp_path, batch):
 
 @pytest.mark.parametrize("by_init", [False, True])
 def test_no_hook_stays_after_training_and_evaluation_measures_all_the_same(tmp_path, by_init):
-    model = tiny_gpt2()
-    trainer = DispersionTrainer(
-        **({"model_init": lambda: tiny_gpt2()} if by_init else {"model": model}),
-        args=arguments(tmp_path),
-        train_dataset=dataset(),
-        dispersion=DispersionConfig("angular_spread", layers="all"),
-    )
+    made = {"model_init": lambda: tiny_gpt2()} if by_init else {}
+    trainer = trainer_of(tmp_path, DispersionConfig("angular_spread", layers="all"), **made)
     for _ in range(2):
         trainer.train()
         assert trainer.state.log_history[0]["dispersion_loss"] < 0
@@ -130,17 +127,10 @@ def test_no_hook_stays_after_training_and_evaluation_measures_all_the_same(tmp_p
 def test_a_weight_of_0_only_measures(tmp_path):
     found = []
     for config in (None, DispersionConfig(weight=0.0)):
-        model = tiny_gpt2()
-        trainer = DispersionTrainer(
-            model=model,
-            args=arguments(tmp_path, max_steps=2),
-            train_dataset=dataset(),
-            eval_dataset=dataset(),
-            dispersion=config,
-        )
+        trainer = trainer_of(tmp_path, config, max_steps=2)
         trainer.train()
         assert ("eval_dispersion/last" in trainer.evaluate()) == (config is not None)
-        found.append(torch.cat([p.flatten() for p in model.parameters()]).detach())
+        found.append(torch.cat([p.flatten() for p in trainer.model.parameters()]).detach())
     assert torch.equal(*found)
 
 
@@ -149,13 +139,8 @@ def test_means_over_logged_steps_and_a_weight_that_changes(tmp_path):
         def on_step_begin(self, args, state, control, **_):
             trainer.regularizer.weight = 0.5 * (state.global_step + 1) / 4
 
-    trainer = DispersionTrainer(
-        model=tiny_gpt2(),
-        args=arguments(tmp_path, max_steps=4, logging_steps=2, learning_rate=0.0),
-        train_dataset=dataset(),
-        dispersion=DispersionConfig(weight=0.5),
-        callbacks=[Rising()],
-    )
+    steps = {"max_steps": 4, "logging_steps": 2, "learning_rate": 0.0}
+    trainer = trainer_of(tmp_path, DispersionConfig(weight=0.5), callbacks=[Rising()], **steps)
     trainer.train()
     first, second = trainer.state.log_history[:2]
     # With a learning rate of 0 and the whole data set in each batch only the weight moves.
@@ -166,13 +151,7 @@ def test_means_over_logged_steps_and_a_weight_that_changes(tmp_path):
 
 
 def test_domains_come_from_a_column(tmp_path):
-    trainer = DispersionTrainer(
-        model=tiny_gpt2(),
-        args=arguments(tmp_path),
-        train_dataset=dataset(domains=True),
-        eval_dataset=dataset(domains=True),
-        dispersion=DispersionConfig("cross_domain_push_away", weight=0.5),
-    )
+    trainer = trainer_of(tmp_path, DispersionConfig("cross_domain_push_away", weight=0.5), domains=True)
     trainer.train()
     assert -2 <= trainer.state.log_history[0]["dispersion_loss"] < 0
     trainer.evaluate()
@@ -197,15 +176,9 @@ def test_sft_trainer_with_lora_and_packing(tmp_path):
 
     data = Dataset.from_list([{"input_ids": row.tolist()[: 4 + i]} for i, row in enumerate(tokens(6, 10))])
     common = {
-        "output_dir": str(tmp_path),
         "max_steps": 2,
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2,
-        "logging_steps": 1,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "use_cpu": True,
         "bf16": False,
         "max_length": 16,
         "dataloader_pin_memory": False,
@@ -213,7 +186,7 @@ def test_sft_trainer_with_lora_and_packing(tmp_path):
     for options in ({}, {"packing": True, "padding_free": False, "packing_strategy": "wrapped"}):
         trainer = SpreadSFT(
             model=tiny_llama(),
-            args=trl.SFTConfig(**common, **options),
+            args=arguments(tmp_path, trl.SFTConfig, **common, **options),
             train_dataset=data,
             processing_class=tokenizer,
             peft_config=LoraConfig(target_modules=["q_proj"], r=2),
@@ -223,8 +196,3 @@ def test_sft_trainer_with_lora_and_packing(tmp_path):
         logs = trainer.state.log_history[0]
         assert logs["loss"] == pytest.approx(logs["ce_loss"] + 0.5 * logs["dispersion_loss"], abs=1e-3)
         assert "mean_token_accuracy" in logs  # the parent's own metrics are still there
-
-
-def test_bad_config(tmp_path):
-    with pytest.raises(UsageError, match="expected a loss"):
-        DispersionTrainer(model=tiny_gpt2(), args=arguments(tmp_path), dispersion=DispersionConfig("spread"))
