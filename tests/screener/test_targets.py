@@ -72,24 +72,6 @@ def test_a_text_that_means_nothing_is_explained(text, code, says):
     assert says in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "s3://bucket/run/checkpoint-*",
-        "abfss://box@account.dfs.core.windows.net/a b/m",
-        "https://example.com:8443",
-        "https://example.com/m/model.safetensors?X-Amz-Signature=0f",
-        "hf://buckets/org/name/run/checkpoint-5",
-        "models:/name@champion",
-    ],
-)
-def test_addresses_of_storages_are_taken_as_they_are(address):
-    target = parse_target(address)
-    assert target == Target(address)
-    assert target.scheme == address.partition(":")[0]
-    assert not target.on_hub
-
-
 def test_folders_and_files(tmp_path, monkeypatch):
     for name in ("org/name", "a b", "x@y", "C:\\models"):
         (tmp_path / name).mkdir(parents=True)
@@ -105,6 +87,19 @@ def test_folders_and_files(tmp_path, monkeypatch):
     with pytest.raises(ScreeningError, match="give the folder") as raised:
         parse_name("tokenizer.json")
     assert raised.value.code == "FolderNotFound"
+
+
+def test_addresses_of_storages_are_taken_as_they_are():
+    for address in (
+        "s3://bucket/run/checkpoint-*",
+        "abfss://box@account.dfs.core.windows.net/a b/m",
+        "https://example.com/m/model.safetensors?X-Amz-Signature=0f",
+        "hf://buckets/org/name/run/checkpoint-5",
+        "models:/name@champion",
+    ):
+        target = parse_target(address)
+        assert target == Target(address)
+        assert (target.scheme, target.on_hub) == (address.partition(":")[0], False)
 
 
 @given(st.text(max_size=40))
