@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny_decoders import VOCABULARY, tiny_gpt2, tiny_llama, tokens
+from tiny_decoders import tiny_gpt2, tiny_llama, tokens, word_tokenizer
 from transformers import TrainerCallback, TrainingArguments
 
 from lmeval_dispersion.training import losses
@@ -163,13 +163,6 @@ def test_sft_trainer_with_lora_and_packing(tmp_path):
     trl = pytest.importorskip("trl")
     from datasets import Dataset
     from peft import LoraConfig
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    words = {f"w{i}": i for i in range(VOCABULARY)}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), pad_token="w0", eos_token="w1"
-    )
 
     class SpreadSFT(DispersionTrainerMixin, trl.SFTTrainer):
         pass
@@ -188,7 +181,7 @@ def test_sft_trainer_with_lora_and_packing(tmp_path):
             model=tiny_llama(),
             args=arguments(tmp_path, trl.SFTConfig, **common, **options),
             train_dataset=data,
-            processing_class=tokenizer,
+            processing_class=word_tokenizer(),
             peft_config=LoraConfig(target_modules=["q_proj"], r=2),
             dispersion=DispersionConfig("angular_spread", layers="all", weight=0.5),
         )

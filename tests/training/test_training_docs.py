@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_decoders import VOCABULARY, tiny_gpt2, tokens
+from tiny_decoders import tiny_gpt2, tokens, word_tokenizer
 
 from lmeval_dispersion.paths import data_folder
 
@@ -35,17 +35,6 @@ def one_rank(tmp_path):
     dist.destroy_process_group()
 
 
-@pytest.fixture
-def tokenizer():
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    words = {f"w{i}": i for i in range(VOCABULARY)}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), pad_token="w0", eos_token="w1"
-    )
-
-
 def cases():
     """Every example; those that compile, wrap a process group or need TRL are long."""
     for i, code in enumerate(EXAMPLES):
@@ -54,7 +43,7 @@ def cases():
 
 
 @pytest.mark.parametrize("code", [*cases()])
-def test_example_runs(code, request, tokenizer, tmp_path, monkeypatch):
+def test_example_runs(code, request, tmp_path, monkeypatch):
     from datasets import Dataset
     from transformers import TrainingArguments
 
@@ -81,7 +70,7 @@ def test_example_runs(code, request, tokenizer, tmp_path, monkeypatch):
         "data": Dataset.from_list(
             rows if "SFT" in code else [row | {"labels": row["input_ids"]} for row in rows]
         ),
-        "tokenizer": tokenizer,
+        "tokenizer": word_tokenizer(),
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "DispersionRegularizer": DispersionRegularizer,
         "TrainingArguments": TrainingArguments,
