@@ -25,6 +25,13 @@ def output(*words: str, formats=FORMATS) -> Output:
     return Output.of(parser.parse_args(words))
 
 
+class Stream(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.mark.parametrize(
     ("name", "form"),
     [("x.txt", "table"), ("x.md", "markdown"), ("x.csv", "csv"), ("x.json", "json"), ("x.htm", "html"),
@@ -90,33 +97,21 @@ def test_any_pipe_is_survived(monkeypatch, encoding, form):
 
 
 def test_the_terminal_gives_width_and_colour_and_no_color_only_takes_colour(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     monkeypatch.setenv("COLUMNS", "44")
-    long = Document("Word " * 40)
-    texts = []
-    for plain in (False, True):
-        if plain:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for coloured in (True, False):
+        if not coloured:
             monkeypatch.setenv("NO_COLOR", "1")
-        else:
-            monkeypatch.delenv("NO_COLOR", raising=False)
-        monkeypatch.setattr(sys, "stdout", Terminal())
-        Output("table").write(long)
-        texts.append(sys.stdout.getvalue())
-    assert "\x1b[" in texts[0]
-    assert "\x1b[" not in texts[1]
-    assert 30 < max(map(len, texts[1].splitlines())) <= 44
+        monkeypatch.setattr(sys, "stdout", Stream())
+        Output("table").write(Document("Word " * 40))
+        text = sys.stdout.getvalue()
+        assert ("\x1b[" in text) == coloured
+    assert 30 < max(map(len, text.splitlines())) <= 44
 
 
 @pytest.mark.parametrize("where", ["terminal", "notebook", "pipe"])
 def test_a_bar_comes_after_a_second_and_only_where_somebody_looks(where, monkeypatch):
-    class Stream(io.StringIO):
-        def isatty(self) -> bool:
-            return where == "terminal"
-
-    stream = Stream()
+    stream = Stream() if where == "terminal" else io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
     if where == "notebook":

@@ -105,10 +105,7 @@ def test_details_hold_errors_parts_and_what_was_read(result):
     for text in ("±", "within(R), control", "lm_head.weight", "Permutations", "not the training seed"):
         assert (text in short, text in whole) == (False, True)
     assert "--details" in short
-
-
-def test_markup_in_names_is_text_everywhere(result):
-    assert MARKUP in shown(result)
+    assert MARKUP in short
     assert MARKUP not in render(result.document(), "html")
     assert "accept \\| log in" in result.to_markdown()
 
@@ -152,7 +149,9 @@ def test_a_long_group_is_shortened_to_its_top_the_ties_at_the_cut_and_its_bottom
 # --- forms for programs ---------------------------------------------------------------------------------
 
 
-def test_json_is_the_contract_with_the_agreement(result):
+def test_json_is_the_contract_and_csv_the_frame(result):
+    pytest.importorskip("pandas")
+    assert render(result.document(), "csv") == result.to_frame().to_csv(index=False, lineterminator="\n")
     content = json.loads(render(result.document(), "json"))
     assert faults(content) == []
     assert content["answer"] == result.answer()
@@ -160,11 +159,6 @@ def test_json_is_the_contract_with_the_agreement(result):
     ratios = [c["ratio"] for c in content["checkpoints"] if c["scale"] == "7B"]
     assert [entry["mean"] for entry in ratios] == [c.ratio.mean for c in result.groups[0].checkpoints]
     assert sorted(entry["rank"] for entry in ratios) == [1, 2, 3, 4]
-
-
-def test_csv_is_what_the_frame_writes(result):
-    pytest.importorskip("pandas")
-    assert render(result.document(), "csv") == result.to_frame().to_csv(index=False, lineterminator="\n")
 
 
 def test_a_short_list_shows_what_is_chosen_and_answers_of_all(result):

@@ -1,7 +1,8 @@
 """Tiny real decoders for the training tests, built from configs."""
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 40
 COMMON = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
@@ -23,6 +24,13 @@ def tiny_llama(layers=3, seed=0):
 
 def tokens(b=4, t=12, seed=0):
     return torch.randint(1, VOCABULARY, (b, t), generator=torch.Generator().manual_seed(seed))
+
+
+def word_tokenizer():
+    """A tokenizer of the words w0, w1, …, which are the tokens of these models."""
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    core = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="w0", eos_token="w1")
 
 
 def gradients(model):

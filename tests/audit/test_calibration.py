@@ -51,11 +51,6 @@ def test_where_nothing_tells_slices_apart_it_is_the_trivial_predictor(tmp_path, 
     assert BETTER not in text
 
 
-def test_a_model_of_one_answer_to_everything_is_not_judged(tmp_path):
-    report = audit(read_run(subjects_store(tmp_path, law=0.5, accuracy=0.4, answer="A")))
-    assert not any("held out" in text for text in report.answer())
-
-
 def test_its_errors_are_those_of_the_points_and_of_real_predictions(tmp_path):
     """Each point is what `predict` would say of a slice whose labels were held back."""
     run = read_run(sliced_store(tmp_path, labelled=20, unlabelled=0))

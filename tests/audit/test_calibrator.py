@@ -8,15 +8,7 @@ from synthetic import documents, planted_store, sliced_store, subjects_store
 
 from lmeval_dispersion.auditing import calibrator as calibrators
 from lmeval_dispersion.auditing.calibration import calibrate
-from lmeval_dispersion.auditing.calibrator import (
-    FEATURES,
-    calibrator_json,
-    check_fits,
-    check_worth,
-    document_ids,
-    read_calibrator,
-    rows_of_ids,
-)
+from lmeval_dispersion.auditing.calibrator import FEATURES, calibrator_json, check_fits, read_calibrator
 from lmeval_dispersion.auditing.prediction import predict
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import labels_of, read_run, rows_where
@@ -46,10 +38,6 @@ def noise(tmp_path_factory):
     return halves(tmp_path_factory.mktemp("noise") / "s", effect=0.0, seed=1)
 
 
-def errors(result):
-    return np.array([row.predicted - row.true for row in result.slices[1:] if row.reason is None])
-
-
 @pytest.mark.parametrize("effect", [1.0, -0.5])
 def test_a_law_is_learnt_either_way_round(tmp_path, effect):
     run, fitted = halves(tmp_path / "s", effect=effect)
@@ -60,11 +48,11 @@ def test_a_law_is_learnt_either_way_round(tmp_path, effect):
     result = predict(fitted, run)
     assert result.exchangeable
     assert len(result.slices) == 41
-    trivial = fitted["labelled"]["accuracy"] - np.array([row.true for row in result.slices[1:]])
-    assert np.abs(errors(result)).mean() < 0.5 * np.abs(trivial).mean()
-    covered = [row.low <= row.true <= row.high for row in result.slices if row.reason is None]
-    assert np.mean(covered) > 0.85
-    check_worth(fitted, "cal.json")
+    given = [row for row in result.slices[1:] if row.reason is None]
+    trivial = [abs(row.true - fitted["labelled"]["accuracy"]) for row in result.slices[1:]]
+    assert np.mean([abs(row.predicted - row.true) for row in given]) < 0.5 * np.mean(trivial)
+    assert np.mean([row.low <= row.true <= row.high for row in given]) > 0.85
+    calibrators.check_worth(fitted, "cal.json")
 
 
 def test_without_a_law_it_is_the_trivial_predictor_and_refuses(noise):
@@ -75,7 +63,7 @@ def test_without_a_law_it_is_the_trivial_predictor_and_refuses(noise):
     with pytest.raises(
         UsageError, match=r"should not be used: .* labelled accuracy alone.*force="
     ) as refused:
-        check_worth(fitted, "cal.json")
+        calibrators.check_worth(fitted, "cal.json")
     # The same words as the calibrator's own report.
     report = calibrate(labels_of(run, rows_where(run, "part == 'labelled'")))
     reason = report.answer()[0].removeprefix("Do not use: ").removesuffix(".")
@@ -194,10 +182,10 @@ def test_identity_decides_where_it_is_known(tmp_path, law):
 def test_ids_are_written_as_ranges_and_read_again(law):
     run, _ = law
     rows = np.array([0, 1, 2, 5, 7, 8, 250])
-    ids = document_ids(run, rows)
+    ids = calibrators.document_ids(run, rows)
     assert ids == {"synthetic": "0-2,5,7-8,250"}
-    assert rows_of_ids(run, ids).tolist() == rows.tolist()
-    assert rows_of_ids(run, {"another": "0-9"}).tolist() == []
+    assert calibrators.rows_of_ids(run, ids).tolist() == rows.tolist()
+    assert calibrators.rows_of_ids(run, {"another": "0-9"}).tolist() == []
 
 
 def test_features_are_those_that_every_labelled_document_has(tmp_path, law):

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from synthetic import documents, planted_store, vectors
+from synthetic import documents, planted_store
 
 from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.errors import MixedStoresError, UsageError
@@ -69,10 +69,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         compare_runs([a])
     with pytest.raises(MixedStoresError, match=r"another one in .*b than in .*a \(300 such documents\)"):
         compare_runs([a, store(tmp_path / "b", hashes="other")])
-    other = planted_store(tmp_path / "c", n=30)
-    rng = np.random.default_rng(0)
-    frame = documents(np.ones(30), rng=rng).assign(task="elsewhere")
-    write_store(other, documents=frame, vectors={"last": vectors(np.ones(30), rng=rng)}, manifest={})
+    other = planted_store(tmp_path / "c", n=30, task="elsewhere")
     with pytest.raises(MixedStoresError, match="share no document"):
         compare_runs([a, other])
 

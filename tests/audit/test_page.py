@@ -15,10 +15,6 @@ from lmeval_dispersion.store import write_store
 audit_report = partial(audit, details=True)
 
 
-def report_html(report):
-    return render(report.document(), "html")
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     """57 subjects whose accuracies differ, and a text that tries to break out."""
@@ -44,7 +40,7 @@ def report(store):
 @pytest.fixture(scope="module")
 def page(report, tmp_path_factory):
     file = tmp_path_factory.mktemp("page") / "report.html"
-    file.write_text(report_html(report))
+    file.write_text(render(report.document(), "html"))
     return file
 
 
@@ -73,7 +69,7 @@ def test_nothing_is_asked_of_the_network_and_nothing_complains(browser, page):
 
 def test_a_report_with_gaps_still_makes_a_page(tmp_path):
     run = read_run(planted_store(tmp_path / "s", n=3, correct=np.nan, query_perplexity=np.nan))
-    text = report_html(audit_report(run))
+    text = render(audit_report(run).document(), "html")
     assert text.count("Not available") == 4
     assert "none of these has a label" in text
 

@@ -3,14 +3,9 @@
 import numpy as np
 import pytest
 from sklearn.ensemble import RandomForestRegressor
-from synthetic import documents, vectors
+from synthetic import documents, planted_store, vectors
 
-from lmeval_dispersion.auditing.paper import (
-    Batches,
-    fit_all,
-    mixture_batches,
-    paper_protocol,
-)
+from lmeval_dispersion.auditing.paper import Batches, fit_all, mixture_batches, paper_protocol
 from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.auditing.slices import slice_table, slicings
 from lmeval_dispersion.errors import UsageError
@@ -99,8 +94,5 @@ def test_regressions_are_scikit_learns_and_take_falling_or_constant_data():
 
 
 def test_too_few_labels_are_one_sentence(tmp_path):
-    rng = np.random.default_rng(0)
-    frame = documents(np.arange(60) % 2 == 0, rng=rng)
-    write_store(tmp_path, documents=frame, vectors={"last": vectors(np.ones(60), rng=rng)}, manifest={})
     with pytest.raises(UsageError, match=r"part of 60 labelled documents reaches \d target accuracies"):
-        paper_protocol(read_run(tmp_path))
+        paper_protocol(read_run(planted_store(tmp_path, n=60)))

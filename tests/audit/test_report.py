@@ -23,12 +23,7 @@ def test_noise_is_no_better_than_the_trivial_predictor(noise):
     assert [verdict.kind for verdict in verdicts] == ["whole", "slices", "mixtures"]
     assert not any(verdict.better for verdict in verdicts)
     assert "Whole test part: dispersion is no better than the trivial predictor" in report.to_markdown()
-    assert not report.calibration.better
     assert "no better than the trivial predictor" in report.answer()[3]
-    ours = report.ranking.signals[0]
-    assert abs(ours.auroc - 0.5) < 4 * ours.auroc_se
-    assert "no better than chance" in report.answer()[2]
-    assert "do not differ clearly" in report.answer()[1]
 
 
 def test_same_store_and_seed_same_bytes(planted, tmp_path):
@@ -82,10 +77,9 @@ def test_parts_that_cannot_be_had_say_why_and_the_rest_stays(tmp_path, options, 
 
 def test_documents_without_direction_are_left_out_and_counted(tmp_path):
     rng = np.random.default_rng(0)
-    right = rng.random(200) < 0.5
     x = vectors(np.ones(200), rng=rng)
     x[3], x[50] = 0, np.nan
-    write_store(tmp_path, documents=documents(right, rng=rng), vectors={"last": x}, manifest={})
+    write_store(tmp_path, documents=documents(np.arange(200) % 2, rng=rng), vectors={"last": x}, manifest={})
     run = read_run(tmp_path)
     report = audit_report(run)
     assert report.run["documents"] == 198

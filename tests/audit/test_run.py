@@ -12,15 +12,8 @@ from lmeval_dispersion.store import write_store
 
 
 def test_confidences_by_hand():
-    logprobs = [
-        [-1.0, -2.0, -3.0],
-        [-5.0, -5.0],
-        [],
-        [-1.0],
-        [-math.inf, -2.0],
-        [-math.inf] * 2,
-        [math.nan, 0],
-    ]
+    odd = [[-math.inf, -2.0], [-math.inf] * 2, [math.nan, 0]]
+    logprobs = [[-1.0, -2.0, -3.0], [-5.0, -5.0], [], [-1.0], *odd]
     p = [math.exp(-k) / sum(math.exp(-j) for j in (1, 2, 3)) for k in (1, 2, 3)]
     np.testing.assert_allclose(confidences(logprobs), [p[0], 0.5, *[math.nan] * 2, 1.0, *[math.nan] * 2])
     values = np.random.default_rng(0).normal(size=(50, 4)) * 5
@@ -29,7 +22,7 @@ def test_confidences_by_hand():
     assert len(confidences([])) == 0
 
 
-def test_no_vector_at_all_is_one_sentence(tmp_path):
+def test_stores_that_cannot_be_audited_are_one_sentence(tmp_path):
     frame = documents(np.ones(5), rng=np.random.default_rng(0))
     write_store(tmp_path / "a", documents=frame, vectors={"last": np.zeros((5, 3))}, manifest={})
     with pytest.raises(StoreError, match="none of the 5 documents"):
@@ -39,11 +32,8 @@ def test_no_vector_at_all_is_one_sentence(tmp_path):
         read_run(tmp_path / "b")
     with pytest.raises(StoreError, match="no layer 'x'"):
         read_run(tmp_path / "a", "x")
-
-
-def test_scores_outside_the_unit_interval_are_refused(tmp_path):
     with pytest.raises(StoreError, match=r"scores in \[0, 1\] .* got 50 outside"):
-        read_run(planted_store(tmp_path, n=50, correct=70.0))
+        read_run(planted_store(tmp_path / "c", n=50, correct=70.0))
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +58,11 @@ def test_expressions_choose_rows(run):
         ("", "write comparisons"),
         ("subject ==", "invalid syntax"),
         ("subjct == 'a'", "name 'subjct' is not defined; write comparisons"),
-        ("subject", "not true or false for every document"),
         ("doc_id + 1", "not true or false for every document"),
         ("subject < 3", "write comparisons"),
-        ("doc_id < 'a'", "write comparisons"),
         ("doc_id < -1", "no document satisfies"),
         ("__import__('os').getcwd() == ''", "write comparisons"),
         ("doc_id == 1; doc_id == 2", "write comparisons"),
-        ("x = 3", "write comparisons"),
     ],
 )
 def test_what_is_no_comparison_of_columns_is_one_sentence(run, expression, message):

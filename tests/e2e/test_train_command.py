@@ -2,18 +2,17 @@
 
 import errno
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from processes import environment, torchrun
 from safetensors.torch import load_file
 from threadpoolctl import threadpool_limits
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -24,7 +23,6 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.training.losses import LOSSES
 from lmeval_dispersion.training.train import LOSS_NAMES, claimed_folder, given_settings
 
-ROOT = Path(__file__).parents[2]
 WORDS = "the of a to in and on river stone house light wind old new small"
 
 
@@ -85,10 +83,6 @@ def status(words):
         return main(words)
     except SystemExit as ended:  # argparse's
         return ended.code
-
-
-def environment():
-    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def started(base, out, **options):
@@ -246,24 +240,12 @@ def test_every_argument_is_checked_before_the_first_training(
     assert not (tmp_path / "out").exists()
 
 
-def torchrun(base, out, processes, **options):
-    call = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    call += ["--nproc-per-node", str(processes), "-m", "lmeval_dispersion"]
-    return subprocess.run(
-        [*call, *arguments(base, out, **options)],
-        env=environment() | {"GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-
-
 @pytest.mark.slow
 def test_two_processes_train_what_one_trains_with_batches_as_large(base, tmp_path, capsys):
     """Pairs inside sequences: the loss of two half batches is that of the whole one."""
     pair = {"from_scratch": True, "max_tokens": 0, "tokens": 16 * 4 * 24}
-    done = torchrun(base, tmp_path / "two", 2, batch_size=2, model=base / "undropped", **pair)
+    halves = arguments(base, tmp_path / "two", batch_size=2, model=base / "undropped", **pair)
+    done = torchrun(2, "-m", "lmeval_dispersion", *halves)
     assert done.returncode == 0, done.stderr
     assert main(arguments(base, tmp_path / "one", batch_size=4, model=base / "undropped", **pair)) == 0
     capsys.readouterr()
@@ -274,9 +256,9 @@ def test_two_processes_train_what_one_trains_with_batches_as_large(base, tmp_pat
         for when in ("before", "after"):
             for key in ("perplexity", "tokens"):
                 assert two[when][0][key] == pytest.approx(one[when][0][key], rel=1e-3)
-    again = torchrun(base, tmp_path / "two", 2, batch_size=2, model=base / "undropped", **pair)
+    again = torchrun(2, "-m", "lmeval_dispersion", *halves)
     assert again.stdout == done.stdout  # nothing is done twice
-    assert main(arguments(base, tmp_path / "two", batch_size=2, model=base / "undropped", **pair)) == 2
+    assert main(halves) == 2
     assert "processes 2 -> 1" in capsys.readouterr().err
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "harness"
 LANGUAGES = ("de", "es", "fr", "hi", "it", "pt")
+LETTERS = list("ABCD")
 
 FACTS = [
     ("What do bees make?", ["honey in the hive", "glass", "paper boats", "iron"], 0),
@@ -21,48 +22,38 @@ FACTS = [
     ("Which animal can fly?", ["a cow", "a snail", "an owl", "a shark"], 2),
     ("What do plants need?", ["noise", "television", "money", "light and water"], 3),
 ]
+ARC_ROWS: list[dict[str, Any]] = [
+    {"id": f"q{i}", "question": q, "choices": {"text": c, "label": LETTERS}, "answerKey": LETTERS[a]}
+    for i, (q, c, a) in enumerate(FACTS)
+]
+HELLASWAG_ROWS: list[dict[str, Any]] = [
+    {
+        "activity_label": "Baking",
+        "ctx_a": f"A person asks: {q}",
+        "ctx_b": "another one",
+        "ctx": f"A person asks: {q} another one",
+        "endings": [f"answers that it is {choice}." for choice in c],
+        "label": str(a),
+    }
+    for q, c, a in FACTS
+]
+TRUTHFUL_ROWS = [
+    {"question": q} | {f"mc{i}_targets": {"choices": c, "labels": [1, 0, 0, 0]} for i in (1, 2)}
+    for q, c, _ in FACTS
+]
 
 
 def write_all(root: Path) -> None:
     """Write every data set under ``root/ORG/NAME``."""
     excerpts = json.loads((DATA / "excerpts.json").read_text("utf-8"))
-    mmlu = pd.read_parquet(DATA / "mmlu.parquet")
-    subjects = sorted(mmlu["subject"].unique())
-    write(
-        root / "cais/mmlu",
-        {
-            subject: {
-                split: mmlu[(mmlu["subject"] == subject) & (mmlu["split"] == split)]
-                .drop(columns="split")
-                .to_dict("records")
-                for split in ("test", "dev")
-            }
-            for subject in subjects
-        },
-    )
-    letters = list("ABCD")
-    arc = [
-        {"id": f"q{i}", "question": q, "choices": {"text": c, "label": letters}, "answerKey": letters[a]}
-        for i, (q, c, a) in enumerate(FACTS)
-    ]
-    parts = {"train": arc[:2], "validation": arc[2:4], "test": arc}
-    write(root / "allenai/ai2_arc", {"ARC-Easy": parts, "ARC-Challenge": parts})
-    hellaswag = [
-        {
-            "ind": i,
-            "activity_label": "Baking",
-            "ctx_a": f"A person asks: {q}",
-            "ctx_b": "another one",
-            "ctx": f"A person asks: {q} another one",
-            "endings": [f"answers that it is {choice}." for choice in c],
-            "source_id": f"s{i}",
-            "split": "val",
-            "split_type": "indomain",
-            "label": str(a),
-        }
-        for i, (q, c, a) in enumerate(FACTS)
-    ]
-    write(root / "Rowan/hellaswag", {"default": {"train": hellaswag[:2], "validation": hellaswag}})
+    mmlu: dict[str, dict[str, Any]] = {}
+    for (subject, split), rows in pd.read_parquet(DATA / "mmlu.parquet").groupby(["subject", "split"]):
+        mmlu.setdefault(subject, {})[split] = rows.drop(columns="split").to_dict("records")
+    write(root / "cais/mmlu", mmlu)
+    arc = {"train": ARC_ROWS[:2], "validation": ARC_ROWS[2:4], "test": ARC_ROWS}
+    write(root / "allenai/ai2_arc", {"ARC-Easy": arc, "ARC-Challenge": arc})
+    hellaswag = {"train": HELLASWAG_ROWS[:2], "validation": HELLASWAG_ROWS}
+    write(root / "Rowan/hellaswag", {"default": hellaswag})
     ifeval = [
         {
             "key": i,
@@ -73,126 +64,86 @@ def write_all(root: Path) -> None:
         for i, (q, _, _) in enumerate(FACTS)
     ]
     write(root / "google/IFEval", {"default": {"train": ifeval}})
-    quail = [
-        {
-            "id": f"f{i}",
-            "context_id": "f0",
-            "question_id": str(i),
-            "domain": "fiction",
-            "metadata": {"author": "a", "title": "t", "url": "u"},
-            "context": "Anna walked through the garden and thought of many things.",
-            "question": q,
-            "question_type": "Factual",
-            "answers": c,
-            "correct_answer_id": a,
-        }
-        for i, (q, c, a) in enumerate(FACTS)
-    ]
+    story = "Anna walked through the garden and thought of many things."
+    quail = [{"context": story, "question": q, "answers": c, "correct_answer_id": a} for q, c, a in FACTS]
     write(root / "textmachinelab/quail", {"quail": {"train": quail[:3], "validation": quail}})
     write(root / "openai/gsm8k", {"main": {"train": excerpts["gsm8k"][:6], "test": excerpts["gsm8k"][6:]}})
-    truthful = [
-        {
-            "question": q,
-            "mc1_targets": {"choices": c, "labels": [1, 0, 0, 0]},
-            "mc2_targets": {"choices": c, "labels": [1, 0, 0, 0]},
-        }
-        for q, c, _ in FACTS
-    ]
-    write(root / "truthfulqa/truthful_qa", {"multiple_choice": {"validation": truthful}})
+    write(root / "truthfulqa/truthful_qa", {"multiple_choice": {"validation": TRUTHFUL_ROWS}})
     write(root / "openai/openai_humaneval", {"openai_humaneval": {"test": excerpts["humaneval"]}})
     pages = [{"page": page} for page in excerpts["wikitext"]]
-    write(
-        root / "EleutherAI/wikitext_document_level",
-        {"wikitext-2-raw-v1": {"train": pages[:1], "validation": pages[:1], "test": pages}},
-    )
+    wikitext = {"train": pages[:1], "validation": pages[:1], "test": pages}
+    write(root / "EleutherAI/wikitext_document_level", {"wikitext-2-raw-v1": wikitext})
     boolq = [
-        {"question": f"is {c[a]} the answer", "passage": f"{q} It is {c[0]}.", "idx": i, "label": int(a == 0)}
-        for i, (q, c, a) in enumerate(FACTS)
+        {"question": f"is {c[a]} the answer", "passage": f"{q} It is {c[0]}.", "label": int(a == 0)}
+        for q, c, a in FACTS
     ]
     write(root / "aps/super_glue", {"boolq": {"train": boolq[:2], "validation": boolq}})
     m_mmlu = [
-        {
-            "id": f"anatomy/test/{i}",
-            "instruction": q,
-            **{f"option_{k}": choice for k, choice in zip("abcd", c, strict=True)},
-            "answer": letters[a],
-        }
-        for i, (q, c, a) in enumerate(FACTS)
+        {"instruction": q, "answer": LETTERS[a]}
+        | {f"option_{k}": choice for k, choice in zip("abcd", c, strict=True)}
+        for q, c, a in FACTS
     ]
     write(root / "alexandrainst/m_mmlu", {lang: {"train": m_mmlu[:5], "test": m_mmlu} for lang in LANGUAGES})
-    write_sparse(root, arc, hellaswag)
     details = [
         {
             "subtask_name": f"mmlu_th_chat.{subject}",
             "input_question": FACTS[i % 8][0],
-            "input_choice_list": dict(zip(letters, FACTS[i % 8][1], strict=True)),
-            "input_correct_responses": [letters[FACTS[i % 8][2]]],
+            "input_choice_list": dict(zip(LETTERS, FACTS[i % 8][1], strict=True)),
+            "input_correct_responses": [LETTERS[FACTS[i % 8][2]]],
         }
-        for i, subject in enumerate(subjects * 2)
+        for i, subject in enumerate([*mmlu, *mmlu])
     ]
-    write(
-        root / "meta-llama/Llama-3.1-8B-Instruct-evals",
-        {"Llama-3.1-8B-Instruct-evals__multilingual_mmlu_th__details": {"latest": details}},
-    )
+    name = "Llama-3.1-8B-Instruct-evals"
+    write(root / "meta-llama" / name, {f"{name}__multilingual_mmlu_th__details": {"latest": details}})
 
-
-def write_sparse(root: Path, arc: list[dict[str, Any]], hellaswag: list[dict[str, Any]]) -> None:
-    """tinyBenchmarks and metabench, which holds the examples of every prompt in columns of their own."""
-    letters = list("ABCD")
-    tiny_mmlu = [
+    tiny = [
         {
             "question": q,
             "subject": "anatomy",
             "choices": c,
             "answer": a,
-            "input_formatted": f"{q}\n{' '.join(c)}\nAnswer:",
+            "input_formatted": f"{q}\n{c}\nAnswer:",
         }
         for q, c, a in FACTS
     ]
-    write(root / "tinyBenchmarks/tinyMMLU", {"all": {"test": tiny_mmlu, "dev": tiny_mmlu[:2]}})
-    parts = {"train": arc[:3], "validation": arc[2:4], "test": arc}
-    write(root / "tinyBenchmarks/tinyAI2_arc", {"ARC-Challenge": parts})
-    parts = {"train": hellaswag[:2], "validation": hellaswag}
-    write(root / "tinyBenchmarks/tinyHellaswag", {"default": parts})
+    write(root / "tinyBenchmarks/tinyMMLU", {"all": {"test": tiny, "dev": tiny[:2]}})
+    write(root / "tinyBenchmarks/tinyAI2_arc", {"ARC-Challenge": arc})
+    write(root / "tinyBenchmarks/tinyHellaswag", {"default": hellaswag})
+    splits = {name: {"primary": rows[:6], "secondary": rows[4:]} for name, rows in metabench().items()}
+    write(root / "HCAI/metabench", splits)
 
-    def shots(count: int, columns: dict[str, Any], **long: str) -> dict[str, Any]:
-        return {f"{name}_shot_{i}": v for i in range(1, count + 1) for name, v in columns.items()} | long
+
+def metabench() -> dict[str, list[dict[str, Any]]]:
+    """Rows of metabench, which holds the examples of every prompt in columns of their own."""
+
+    def shots(count: str, numbers: int, kind: str, **columns: Any) -> dict[str, Any]:
+        examples = {f"{kind}_{k}_shot_{i}": v for i in range(1, numbers + 1) for k, v in columns.items()}
+        return {**examples, f"all{count}shot_longprompt": ""}
 
     q, c, a = FACTS[0]
-    choices = {"text": c, "label": letters}
-    of_arc = {"arc_question": q, "arc_answerKey": "A", "arc_choices": choices, "arc_idx": 0}
-    of_gsm8k = {"gsm8k_prompt": q, "gsm8k_answer": "It is 2. #### 2", "gsm8k_idx": 0}
-    of_hellaswag = {
-        **{f"hellaswag_{name}": hellaswag[0][name] for name in ("ctx_a", "ctx_b", "ctx", "endings", "label")},
-        **{"hellaswag_activity_labels": "Baking", "hellaswag_ind": 0, "hellaswag_source_id": "s"},
-        **{"hellaswag_split": "val", "hellaswag_split_type": "indomain"},
-    }
-    of_mmlu = {"mmlu_question": q, "mmlu_choices": c, "mmlu_answers": a, "mmlu_ind": 0}
-    of_winogrande = {"winogrande_prompt": "The _ is sweet.", "winogrande_idx": 0, "winogrande_answer": "1"}
-    of_winogrande |= {"winogrande_option1": "honey", "winogrande_option2": "iron"}
-    rows = {
-        "ARC": [one | shots(25, of_arc, alltwentyfiveshot_longprompt="") for one in arc],
+    arc = shots("twentyfive", 25, "arc", question=q, answerKey="A", choices=ARC_ROWS[0]["choices"], idx=0)
+    gsm8k = shots("five", 5, "gsm8k", prompt=q, answer="It is 2. #### 2", idx=0)
+    origin = {"activity_labels": "Baking", "ind": 0, "source_id": "s", "split": "v", "split_type": "i"}
+    hellaswag = shots("ten", 10, "hellaswag", **{**HELLASWAG_ROWS[0], **origin})
+    mmlu = shots("five", 5, "mmlu", question=q, choices=c, answers=a, ind=0)
+    options = {"option1": "honey", "option2": "iron"}
+    winogrande = shots("five", 5, "winogrande", prompt="The _ is sweet.", idx=0, answer="1", **options)
+    return {
+        "ARC": [row | arc for row in ARC_ROWS],
         "GSM8K": [
-            {"question": q, "answer": f"It is {i}. #### {i}", **shots(5, of_gsm8k, allfiveshot_longprompt="")}
-            for i, (q, _, _) in enumerate(FACTS)
+            {"question": q, "answer": f"It is {i}. #### {i}", **gsm8k} for i, (q, _, _) in enumerate(FACTS)
         ],
-        "HellaSwag": [one | shots(10, of_hellaswag, alltenshot_longprompt="") for one in hellaswag],
+        "HellaSwag": [row | hellaswag for row in HELLASWAG_ROWS],
         "MMLU": [
-            {"question": q, "subject": "anatomy", "choices": c, "answer": a}
-            | shots(5, of_mmlu, allfiveshot_longprompt="")
-            for q, c, a in FACTS
+            {"question": q, "subject": "anatomy", "choices": c, "answer": a, **mmlu} for q, c, a in FACTS
         ],
-        "TruthfulQA": [
-            {"question": q, "mc1_targets": {"choices": c, "labels": [1, 0, 0, 0]}} for q, c, _ in FACTS
-        ],
+        "TruthfulQA": TRUTHFUL_ROWS,
         "Winogrande": [
             {"sentence": f"{q} It is _ today.", "option1": c[0], "option2": c[1], "answer": str(1 + a % 2)}
-            | shots(5, of_winogrande, allfiveshot_longprompt="")
+            | winogrande
             for q, c, a in FACTS
         ],
     }
-    splits = {name: {"primary": some[:6], "secondary": some[4:]} for name, some in rows.items()}
-    write(root / "HCAI/metabench", splits)
 
 
 def write(folder: Path, configs: dict[str, dict[str, list[dict[str, Any]]]]) -> None:

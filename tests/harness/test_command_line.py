@@ -1,21 +1,21 @@
-"""The stock `lm_eval` command with the tasks enabled, a run that is killed, and one of two processes."""
+"""The stock `lm_eval` command: with the tasks enabled, killed, of two processes, of a script."""
 
 from __future__ import annotations
 
 import json
 import math
-import signal
+import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from harness_world import environment, evaluate, hflm, trimmed_copy
+from harness_world import ARC, World, child, environment, trimmed_copy
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import PartialStoreError
@@ -24,51 +24,40 @@ from lmeval_dispersion.harness import install
 from lmeval_dispersion.paths import data_folder
 from lmeval_dispersion.store import read_store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_world")]
 
-HERE = Path(__file__).resolve().parent
-OURS = Path(install.__file__).resolve().parents[2]
-LM_EVAL = [str(Path(sys.executable).parent / "lm_eval"), "--model", "hf", "--device", "cpu", "--tasks"]
+TASK = "mmlu_stem_dispersion"
 MODEL = data_folder("demo") / "sums-20"
+LM_EVAL = [str(Path(sys.executable).parent / "lm_eval"), "--model", "hf", "--device", "cpu", "--tasks", TASK]
+LM_EVAL += ["--model_args", f"pretrained={MODEL},dtype=float32", "--output_path"]
 
 
 @pytest.fixture
-def commands(in_world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Environment of processes with a lm-eval in which the dispersion tasks are enabled."""
-    import datasets
-
-    site = trimmed_copy(tmp_path / "site")
+def site(in_world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A folder with an lm-eval in which the dispersion tasks are enabled."""
+    folder = trimmed_copy(tmp_path / "site")
     with monkeypatch.context() as patch:
-        patch.setattr(install, "harness_tasks", lambda: site / "lm_eval/tasks")
+        patch.setattr(install, "harness_tasks", lambda: folder / "lm_eval/tasks")
         assert main(["enable"]) == 0
-    return environment(
-        PYTHONPATH=f"{site}:{OURS}",
-        HF_DATASETS_CACHE=str(datasets.config.HF_DATASETS_CACHE),
-        HF_DATASETS_OFFLINE="1",
-        XDG_CACHE_HOME=str(tmp_path / "cache"),
-    )
+    return str(folder)
 
 
-def test_the_stock_command_runs_mmlu(commands: dict[str, str], tmp_path: Path) -> None:
+def test_the_stock_command_runs_mmlu(site: str, tmp_path: Path) -> None:
     # One category rather than all 57 subjects, for time; test_task_metrics.py runs the whole group.
-    arguments = ["mmlu_stem_dispersion", "--model_args", f"pretrained={MODEL},dtype=float32", "--log_samples"]
-    arguments += ["--limit", "3", "--num_fewshot", "1", "--batch_size", "16", "--output_path", str(tmp_path)]
-    arguments += ["--metadata", "dispersion_layers=last+layer.-1.attn"]
-    done = subprocess.run(
-        [*LM_EVAL, *arguments], env=commands, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    more = ("--log_samples", "--limit", "3", "--num_fewshot", "1", "--batch_size", "16")
+    done = child(*LM_EVAL, tmp_path, *more, "--metadata", "dispersion_layers=last+layer.-1.attn", path=site)
     stores = next(tmp_path.glob("*/dispersion_*"))
     last = done.stderr.splitlines()[-2:]
     assert last == [f"vectors of 19 tasks: {stores}", f"next: dispersion audit {stores}"]
     results = json.loads(next(stores.parent.glob("results_*.json")).read_text())
-    group = results["groups"]["mmlu_stem_dispersion"]
+    group = results["groups"][TASK]
     rows = [line for line in done.stdout.splitlines() if "|dispersion " in line]
     assert f"|{group['dispersion,none']:.4f}|±  |{group['dispersion_stderr,none']:.4f}|" in rows[-1]
     store = read_store(stores)
-    assert store.manifest["identity"]["weights"].startswith("sha256:")
-    assert store.manifest["identity"]["fewshot_seed"] == "1234"
-    assert not store.manifest["identity"]["prompt_template"].startswith("several:")
+    identity = store.manifest["identity"]
+    assert identity["weights"].startswith("sha256:")
+    assert identity["fewshot_seed"] == "1234"
+    assert not identity["prompt_template"].startswith("several:")
     assert len(store.documents) == 19 * 3 == group["sample_len"]
     assert set(store.documents["category"]) == {"stem"}
     assert store.layers == ["last", "layer.2.attn"]
@@ -83,17 +72,9 @@ def test_the_stock_command_runs_mmlu(commands: dict[str, str], tmp_path: Path) -
     assert max(map(len, samples)) < 8000
 
 
-def test_a_killed_run_leaves_a_store_that_is_refused(commands: dict[str, str], tmp_path: Path) -> None:
-    arguments = [
-        "mmlu_stem_dispersion",
-        "--model_args",
-        f"pretrained={MODEL}",
-        "--output_path",
-        str(tmp_path),
-    ]
-    process = subprocess.Popen(
-        [*LM_EVAL, *arguments], env=commands, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+def test_a_killed_run_leaves_a_store_that_is_refused(site: str, tmp_path: Path) -> None:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([*LM_EVAL, str(tmp_path)], env=environment(site), **quiet)
     try:
         end = time.monotonic() + 120
         while not list(tmp_path.glob("*/dispersion_*/*/documents.parquet")):
@@ -101,7 +82,7 @@ def test_a_killed_run_leaves_a_store_that_is_refused(commands: dict[str, str], t
             assert time.monotonic() < end
             time.sleep(0.005)
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait(timeout=30)
     with pytest.raises(PartialStoreError, match="its run did not finish"):
         read_store(next(tmp_path.glob("*/dispersion_*")))
@@ -114,7 +95,6 @@ from accelerate import Accelerator
 from harness_world import evaluate, hflm
 from lm_eval.tasks import TaskManager
 from lmeval_dispersion.harness import install
-from lmeval_dispersion.paths import data_folder
 import transformers
 
 folder, out = sys.argv[1:]
@@ -135,14 +115,7 @@ os._exit(0)  # gloo's threads may abort an ordinary exit on a busy machine
 """
 
 
-def test_two_processes_give_the_figures_of_one(
-    in_world: Path,
-    commands: dict[str, str],
-    model_folder: Path,
-    tokenizer: Any,
-    task_manager: Callable[..., Any],
-    tmp_path: Path,
-) -> None:
+def test_two_processes_give_the_figures_of_one(world: World, model_folder: Path, tmp_path: Path) -> None:
     import nltk
     import transformers
 
@@ -150,24 +123,13 @@ def test_two_processes_give_the_figures_of_one(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-            *("--master-port", str(port), str(tmp_path / "two.py"), str(model_folder), str(tmp_path)),
-        ],
-        env=commands | {"NLTK_DATA": str(nltk.data.path[0]), "PYTHONPATH": f"{HERE}:{OURS}"},
-        cwd=in_world,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch = (sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    script = ("--master-port", port, tmp_path / "two.py", model_folder, tmp_path)
+    child(*launch, *script, NLTK_DATA=str(nltk.data.path[0]))
     two = json.loads((tmp_path / "results.json").read_text())
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder).float()
-    lm = hflm(model, tokenizer, batch_size=3)
-    manager = task_manager(dispersion_store=str(tmp_path / "one"))
-    one = evaluate(lm, list(two), manager, gen_kwargs={"max_gen_toks": 4}, limit=7)["results"]
-    for task, figures in one.items():
+    lm = world.lm(transformers.AutoModelForCausalLM.from_pretrained(model_folder).float(), batch_size=3)
+    results = world.run(lm, *two, store=tmp_path / "one", gen_kwargs={"max_gen_toks": 4}, limit=7)
+    for task, figures in results["results"].items():
         for key, value in figures.items():
             if isinstance(value, float) and not math.isnan(value):
                 assert two[task][key] == pytest.approx(value, rel=1e-6), (task, key)
@@ -176,3 +138,35 @@ def test_two_processes_give_the_figures_of_one(
     a, b = (s.documents.sort_values(key).reset_index() for s in (first, second))
     assert a[[*key, "doc_hash", "prompt_hash"]].equals(b[[*key, "doc_hash", "prompt_hash"]])
     np.testing.assert_allclose(first.vectors()[a["index"]], second.vectors()[b["index"]], atol=2e-3)
+
+
+def test_the_emitted_script_evaluates_what_has_no_results_and_can_be_verified(
+    in_world: Path, tmp_path: Path
+) -> None:
+    def run(*words: object) -> Any:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return child(*words, cwd=tmp_path, PATH=path, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="1")
+
+    screen = (sys.executable, "-m", "lmeval_screener")
+    chosen = ("--demo", "--shortlist", "1", "--audit-sample", "1", "--emit", "list", "--tasks", ARC)
+    listed = run(*screen, *chosen).stdout.splitlines()
+    assert len(listed) == 2
+    # `datasets` takes "allenai/ai2_arc" for the folder of that name, where the script runs.
+    shutil.copytree(in_world / "allenai/ai2_arc", tmp_path / "list/allenai/ai2_arc")
+    # One of the two is there from an earlier run: it is left alone.
+    first, second = (config.stem for config in sorted((tmp_path / "list/models").glob("*.yaml")))
+    earlier = tmp_path / "list/results" / second / "m"
+    earlier.mkdir(parents=True)
+    content = {"results": {ARC: {"acc,none": 0.25}}, "config": {"model_args": {"pretrained": listed[1]}}}
+    (earlier / "results_1.json").write_text(json.dumps(content))
+    said = run("bash", "list/run.sh", "--device", "cpu", "--limit", "4", "--batch_size", "4").stderr
+    assert f"{first}: evaluating" in said
+    assert f"{second}: has results" in said
+    (file,) = (tmp_path / "list/results" / first).rglob("results_*.json")
+    results = json.loads(file.read_text())
+    assert results["config"]["model_args"]["pretrained"].endswith("/sums-80")
+    assert 0 <= results["results"][ARC]["acc,none"] <= 1
+    assert results["results"][ARC]["dispersion,none"] > 0
+    verdict = json.loads(run(*screen, "verify", "list", "list/results", "--format", "json").stdout)
+    assert verdict["answer"][0].startswith("Not enough results")
+    assert [line["results"] for line in verdict["groups"]] == [2]

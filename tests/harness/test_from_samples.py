@@ -1,4 +1,7 @@
-"""A store from the samples of the stock task is the store that the dispersion task fills."""
+"""A store from samples of the stock task is the one that the dispersion task fills, on a vLLM server as well.
+
+The server here plants defects (`engine_server.py`); `scripts/try_vllm.sh` runs the real one.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
+from engine_server import serving
 from harness_world import World, arguments, check_same_documents, from_folder, tiny_llama
 
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import from_samples, requests
 from lmeval_dispersion.harness.from_samples import stores_from_samples
+from lmeval_dispersion.harness.vllm import agreement
 from lmeval_dispersion.store import Store, read_store
 
 pytestmark = pytest.mark.usefixtures("in_world")
@@ -200,3 +205,73 @@ def test_several_launched_processes_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="several processes were launched"):
         make(stock("arc_easy", families=("arc",), limit=2))
+
+
+def test_a_server_gives_the_store_of_transformers(
+    stock: Stock, make: Callable[..., Store], model_folder: Path, tmp_path: Path
+) -> None:
+    tasks = ["mmlu_anatomy", "gsm8k", "wikitext"]
+    settings: dict[str, Any] = {"gen_kwargs": {"max_gen_toks": 300}, "num_fewshot": 1, "limit": 6}
+    logged = stock(*tasks, families=("mmlu", "gsm8k", "wikitext"), **settings)
+
+    with serving(model_folder) as server:
+        for task in tasks:
+            expected = make(logged, f"{task}/hf", layers="last+norm", tasks=[task])
+            store = make(logged, f"{task}/vllm", base_url=server, tasks=[task])
+            assert store.layers == ["norm"]
+            assert store.manifest["identity"] == expected.manifest["identity"]
+            check_same_documents(store, expected, but="query_perplexity")
+            assert store.documents["query_perplexity"].isna().all()
+            np.testing.assert_allclose(store.vectors("norm"), expected.vectors("norm"), atol=1e-3)  # float16
+            np.testing.assert_allclose(store.norms("norm"), expected.norms("norm"), rtol=1e-4)
+            told = store.manifest["samples"]
+            assert (told["engine"], told["engine_model"]) == ("vllm", "tiny")
+            assert told["engine_check"]["states"] > 1
+            assert told["engine_check"]["difference_max"] < 1e-4
+            assert any("gives no log-probabilities" in note for note in told["notes"])
+            assert store.documents["truncated"].any() == (task == "gsm8k")
+        with pytest.raises(UsageError, match="other samples, another model or other layers"):
+            make(logged, "gsm8k/vllm", layers="norm", tasks=["gsm8k"])
+
+        for defect, message in (
+            ("unit", r"differ by up to \d+.*it divides them by their length.*vllm serve"),
+            ("below", r"vllm does not give the states of transformers: \d+ states"),
+            ("shifted", r"another model, precision, layer or tokenizer; start it with `vllm"),
+            ("short", r"expected \d+ states from .* got \d+"),
+            ("none/other", r"status 404\): .*Not Found"),
+        ):
+            with pytest.raises(HarnessError, match=message):
+                make(logged, "refused", base_url=f"{server}/{defect}", tasks=tasks[:1])
+            assert not list((tmp_path / "refused").rglob("manifest.json"))
+        store = make(logged, "forced", base_url=f"{server}/unit", tasks=tasks[:1], force=True)
+        assert "does not give the states of transformers" in " ".join(store.manifest["samples"]["notes"])
+        with pytest.raises(UsageError, match="vllm gives the layer 'norm' alone, not 'last'"):
+            make(logged, "refused", base_url=server, layers="last")
+    with pytest.raises(HarnessError, match=r"no server answers at http://127\.0\.0\.1:9/v1/models"):
+        make(logged, "refused", base_url="http://127.0.0.1:9", tasks=tasks[:1])
+
+
+def test_the_tolerance_is_fixed_by_the_precision() -> None:
+    random = np.random.default_rng(0)
+    alone = random.normal(size=(8, 1024)) + 3.0
+    lengths = np.linalg.norm(alone, axis=1, keepdims=True)
+    noise = random.normal(size=alone.shape)
+    noise *= lengths / np.linalg.norm(noise, axis=1, keepdims=True)
+    for share, dtype, holds in (
+        (0.009, "float32", True),
+        (0.02, "float32", False),
+        (0.045, "bfloat16", True),
+        (0.045, "float16", True),
+        (0.055, "bfloat16", False),
+    ):
+        assert agreement(alone + share * noise, alone, dtype).holds == holds
+    # Parallel shifts move few vectors' directions much, and the dispersion all the same.
+    both = agreement(alone + 0.049 * lengths * np.ones(1024) / 32.0, alone, "bfloat16")
+    assert both.difference_max < 0.05
+    assert abs(both.dispersion - both.hf_dispersion) > 0.0025
+    assert not both.holds
+    with pytest.raises(HarnessError, match="width 32, and the model has 1024"):
+        agreement(alone[:, :32], alone, "float32")
+    single = agreement(alone[:1], alone[:1], "float32")
+    assert single.dispersion is None
+    assert single.holds

@@ -8,28 +8,24 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from harness_world import check_stored_run, environment
+from harness_world import ARC, check_stored_run, child
 
-from lmeval_dispersion.harness import install
 from lmeval_dispersion.store import read_store
 
-OURS = Path(install.__file__).resolve().parents[2]
 NEXT = os.environ.get("LM_EVAL_NEXT", "")
-needs_next = pytest.mark.skipif(not NEXT, reason="LM_EVAL_NEXT names no folder with lm-eval 0.5")
+pytestmark = pytest.mark.skipif(not NEXT, reason="LM_EVAL_NEXT names no folder with lm-eval 0.5")
 
 RUN = """
 import json, sys
 import transformers
 from harness_world import evaluate, hflm
 from lm_eval.tasks import TaskManager
-from lmeval_dispersion.geometry import dispersion_estimate
 from lmeval_dispersion.harness import install
 folder, out = sys.argv[1:]
 tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -60,35 +56,18 @@ open(out + "/found.json", "w").write(json.dumps({"lm_eval": lm_eval.__file__, "f
 """
 
 
-def run(out: Path, path: str, model: Path, world: Path) -> dict[str, Any]:
-    import datasets
-
-    out.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RUN, str(model), str(out)],
-        env=environment(
-            PYTHONPATH=f"{path}{Path(__file__).parent}:{OURS}",
-            HF_DATASETS_CACHE=str(datasets.config.HF_DATASETS_CACHE),
-            HF_DATASETS_OFFLINE="1",
-            XDG_CACHE_HOME=str(out / "cache"),
-        ),
-        cwd=world,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer: dict[str, Any] = json.loads((out / "found.json").read_text())
-    return answer
-
-
 @pytest.mark.slow
-@needs_next
 def test_the_next_lm_eval_gives_the_same_stores_and_metrics(
     in_world: Path, model_folder: Path, tmp_path: Path
 ) -> None:
-    now = run(tmp_path / "now", "", model_folder, in_world)
-    later = run(tmp_path / "later", f"{NEXT}:", model_folder, in_world)
+    def run(name: str, path: str) -> dict[str, Any]:
+        (tmp_path / name).mkdir()
+        words = (sys.executable, "-W", "ignore", "-c", RUN, model_folder, tmp_path / name)
+        child(*words, path=path, cwd=in_world)
+        answer: dict[str, Any] = json.loads((tmp_path / name / "found.json").read_text())
+        return answer
+
+    now, later = run("now", ""), run("later", NEXT)
     assert later["lm_eval"].startswith(NEXT)
     assert not now["lm_eval"].startswith(NEXT)
     assert set(now["found"]) == set(later["found"])
@@ -103,7 +82,6 @@ def test_the_next_lm_eval_gives_the_same_stores_and_metrics(
             np.testing.assert_array_equal(first.vectors(layer), second.vectors(layer))
 
 
-@needs_next
 @pytest.mark.parametrize(
     "variables",
     [
@@ -115,26 +93,9 @@ def test_the_command_with_default_options_stores_the_run(
     variables: dict[str, str], in_world: Path, model_folder: Path, tmp_path: Path
 ) -> None:
     """As `test_run_command.py` has it of the installed lm-eval."""
-    import datasets
-
-    task = "arc_easy_dispersion"
-    arguments = ["--model", "hf", "--model_args", f"pretrained={model_folder},dtype=float32"]
-    arguments += ["--tasks", task, "--output_path", str(tmp_path / "out")]
-    arguments += ["--device", "cpu", "--metadata", '{"dispersion_layers": "last+layer.0"}']
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "lmeval_dispersion", "run", *arguments],
-        env=environment(
-            PYTHONPATH=f"{NEXT}:{OURS}",
-            HF_DATASETS_CACHE=str(datasets.config.HF_DATASETS_CACHE),
-            HF_DATASETS_OFFLINE="1",
-            XDG_CACHE_HOME=str(tmp_path / "cache"),
-            **variables,
-        ),
-        cwd=in_world,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    model = ("--model", "hf", "--model_args", f"pretrained={model_folder},dtype=float32", "--device", "cpu")
+    more = ("--output_path", tmp_path / "out", "--metadata", '{"dispersion_layers": "last+layer.0"}')
+    command = (sys.executable, "-W", "ignore", "-m", "lmeval_dispersion", "run", *model, "--tasks", ARC)
+    done = child(*command, *more, path=NEXT, cwd=in_world, **variables)
     assert "ootstrapping" not in done.stdout + done.stderr
-    check_stored_run(tmp_path / "out", task)
+    check_stored_run(tmp_path / "out", ARC)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,15 @@ import torch
 from harness_world import ARC, World, records
 
 from lmeval_dispersion.geometry import dispersion, dispersion_estimate
-from lmeval_dispersion.harness.records import METRICS
+from lmeval_dispersion.harness import requests
+from lmeval_dispersion.harness.records import METRICS, DocRecord, DocState, Figure
 from lmeval_dispersion.harness.task import DispersionTask
 from lmeval_dispersion.store import read_store
+
+
+def matrix(records: Iterable[Any]) -> Any:
+    """The last states of records, (n, d)."""
+    return np.concatenate([record.state.vectors["last"] for record in records])
 
 
 @pytest.mark.parametrize(
@@ -36,7 +44,7 @@ def test_groups_are_pooled_over_all_documents(
     tasks = list(results["samples"])
     assert len(tasks) == leaves
     every = [record for task in tasks for record in records(results, task)]
-    rows = np.concatenate([record.state.vectors["last"] for record in every])
+    rows = matrix(every)
     right = np.array([record.correct for record in every]) == 1.0
     group = results["groups"][name]
     expected = dispersion_estimate(rows)
@@ -70,7 +78,7 @@ def test_a_group_of_generations_in_chats_is_pooled(world: World) -> None:
     group = "mmlu_th_llama_dispersion"
     thai = world.run(world.lm(batch_size=16), group, families=("llama3/instruct/mmlu_th",), **settings)
     assert len(thai["samples"]) == 57
-    rows = np.concatenate([r.state.vectors["last"] for t in thai["samples"] for r in records(thai, t)])
+    rows = matrix(record for task in thai["samples"] for record in records(thai, task))
     assert thai["groups"][group]["dispersion,strict_match"] == pytest.approx(dispersion(rows), rel=1e-9)
 
 
@@ -159,3 +167,55 @@ def test_a_task_that_runs_twice_stores_its_latest_run(world: World, tmp_path: Pa
     assert len(read_store(tmp_path / "first").documents) == 8
     assert read_store(tmp_path / "second").documents["doc_id"].tolist() == [0, 1, 2]
     assert results["configs"][ARC]["metadata"]["dispersion"]["documents"] == 3
+
+
+VALUE, ERROR = Figure("dispersion"), Figure("dispersion", error=True)
+
+
+def task_records(*sizes: int) -> list[list[DocRecord]]:
+    rng = np.random.default_rng(3)
+    tasks = []
+    for n in sizes:
+        rows = rng.normal(0.5, 1, (n, 1, 5)).astype(np.float32)
+        states = [DocState({"last": row}, [3], [False], [2.0]) for row in rows]
+        tasks.append([DocRecord(state, i, i % 2, "none", {}) for i, state in enumerate(states)])
+    return tasks
+
+
+@pytest.mark.parametrize("weigh", [True, False])
+@pytest.mark.parametrize("sizes", [(2, 9), (1, 1, 4), (0, 3), (1, 1), (5, 5, 5, 2)])
+def test_a_groups_figure_is_that_of_all_its_tasks_documents(sizes: tuple[int, ...], weigh: bool) -> None:
+    from lm_eval.api.group import Group
+    from lm_eval.api.task import ConfigurableTask
+
+    requests.install()
+    tasks = task_records(*sizes)
+    metrics = [{"metric": name, "weight_by_size": weigh} for name in ("dispersion", "acc")]
+    inner, group = (Group.from_config({"group": g, "aggregate_metric_list": metrics}) for g in ("in", "out"))
+    results: dict[str, dict[str, Any]] = {"other": {"dispersion,none": VALUE(task_records(9)[0])}}
+    for i, rows in enumerate(tasks):
+        leaf = object.__new__(ConfigurableTask)
+        leaf._config = SimpleNamespace(task=f"leaf{i}", _qualified_name=None)
+        (inner if i else group).add(leaf)
+        results[f"leaf{i}"] = {
+            "dispersion,none": VALUE(rows),
+            "dispersion_stderr,none": ERROR(rows),
+            "acc,none": 0.5,
+            "sample_len": len(rows),
+        }
+    group.add(inner)
+    combined = json.loads(json.dumps(group.aggregate(results)))
+    expected = dispersion_estimate(matrix(record for task in tasks for record in task))
+    assert combined["dispersion,none"] == pytest.approx(expected.mean, rel=1e-12)
+    assert combined["dispersion_stderr,none"] == pytest.approx(expected.se, rel=1e-12, nan_ok=True)
+    assert combined["acc,none"] == 0.5
+
+
+def test_only_the_chosen_documents_count_each_once_and_too_few_are_nan() -> None:
+    (records,) = task_records(6)
+    assert type(pickle.loads(pickle.dumps(VALUE(records)))) is float
+    right = Figure("dispersion_correct")
+    expected = dispersion_estimate(matrix(records[1::2])).mean
+    assert right(records) == pytest.approx(expected, rel=1e-12)
+    assert right([*records, *records[3:]]) == right(records[::-1]) == right(records)
+    assert math.isnan(right(records[:2]))

@@ -77,6 +77,3 @@ def test_what_cannot_be_compared_is_said(tmp_path):
         compared(a, other)
     with pytest.raises(UsageError, match=r"share no layer, split or model; make both with the same ones"):
         compared(a, sublayers_study(tmp_path / "c", SECOND, layer="last"))
-    Study.open(tmp_path / "unfinished", "sublayers", {})
-    with pytest.raises(UsageError, match="is not complete; give its command again"):
-        compared(a, tmp_path / "unfinished")

@@ -56,19 +56,6 @@ def law_result(rng, slopes, control=None, kinds=("sequence",), noise=0.3):
     return LawResult(MANIFEST, correlations(points, 0), points, OVERALL, controls)
 
 
-def test_a_planted_law_is_found_where_it_is():
-    slopes = [0, 0, 0, -1.5, -1.5, -1.5, 0, -1.5]
-    answer = law_result(np.random.default_rng(0), slopes).answer()
-    assert (
-        "r of perplexity and dispersion is negative at 4 of 8 layers (layer.3 to layer.5, last) (r -0"
-        in answer[0]
-    )
-    assert answer[-1] == NO_CONTROL
-    reverse = law_result(np.random.default_rng(0), [-s for s in slopes]).answer()
-    assert "is positive at 4 of 8 layers (layer.3 to layer.5, last) (r +0" in reverse[0]
-    assert "negative" not in reverse[0]
-
-
 def test_a_law_that_a_control_shows_too_is_not_the_models():
     rng = np.random.default_rng(1)
     answer = law_result(rng, [-1.5] * 8, {"untrained": -1.5, "shuffled": 0.0}).answer()
@@ -79,6 +66,16 @@ def test_a_law_that_a_control_shows_too_is_not_the_models():
     own = law_result(rng, [-1.5] * 8, {"untrained": 0.0, "shuffled": 0.0}).answer()
     assert "negative at all 8 layers, more so than untrained and shuffled" in own[0]
     assert "not clearly" not in own[0]
+
+
+@pytest.mark.parametrize(("slope", "word", "sign"), [(-1.5, "negative", "-"), (1.5, "positive", "+")])
+def test_a_planted_law_is_found_where_it_is(slope, word, sign):
+    rng = np.random.default_rng(0)
+    answer = law_result(rng, [slope * at for at in (0, 0, 0, 1, 1, 1, 0, 1)]).answer()
+    places = f"{word} at 4 of 8 layers (layer.3 to layer.5, last) (r {sign}0"
+    assert f"r of perplexity and dispersion is {places}" in answer[0]
+    assert "positive" not in answer[0] or "negative" not in answer[0]
+    assert answer[-1] == NO_CONTROL
 
 
 @pytest.mark.parametrize(
@@ -139,16 +136,16 @@ def test_a_key_is_recommended_only_where_the_draws_tell_it_apart():
 
 
 @pytest.mark.parametrize(
-    ("knn", "sentence"),
+    ("low", "high", "start"),
     [
-        ((-0.03, -0.01), "The measured kNN-LM agrees with this recommendation: layer.2.attn costs -0.0200 ("),
-        ((0.01, 0.03), "The measured kNN-LM contradicts this recommendation: layer.2.attn costs +0.0200 ("),
-        ((-0.01, 0.03), "The measured kNN-LMs do not clearly differ: layer.2.attn costs +0.0100 (-0.0100 to"),
+        (-0.03, -0.01, "The measured kNN-LM agrees with this recommendation: layer.2.attn costs -0.0200 ("),
+        (0.01, 0.03, "The measured kNN-LM contradicts this recommendation: layer.2.attn costs +0.0200 ("),
+        (-0.01, 0.03, "The measured kNN-LMs do not clearly differ: layer.2.attn costs +0.0100 (-0.0100 to"),
     ],
 )
-def test_a_measured_key_agrees_only_where_it_is_sure(knn, sentence):
-    answer = sublayer_result(np.random.default_rng(0), 0.1, knn=knn).answer()
-    assert answer[1].startswith(sentence)
+def test_a_measured_key_agrees_only_where_it_is_sure(low, high, start):
+    result = sublayer_result(np.random.default_rng(0), 0.1, knn=(low, high))
+    assert result.answer()[1].startswith(start)
 
 
 def condensation_result(rng, slopes, noise=0.05, texts=40):
@@ -323,6 +320,11 @@ def results(model, data, repeating):
     }
 
 
+def test_studies_are_compared_without_torch():
+    code = "import sys, lmeval_dispersion.laboratory.comparison; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_json_is_the_manifest_and_every_frame_and_csv_the_main_one(results, kind):
     result = results[kind]
@@ -386,8 +388,3 @@ def test_thirty_layers_are_a_dozen_rows_and_a_few_panels():
     lines, bins = (chart.specification()["data"]["values"] for chart in result.charts().values())
     assert {row["layer"] for row in lines} == set(layers)
     assert len({row["panel"] for row in bins}) == 6
-
-
-def test_studies_are_compared_without_torch():
-    code = "import sys, lmeval_dispersion.laboratory.comparison; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
-from slow_states import hidden_states, token_ids
+from slow_states import hidden_states, mean_pair_distance, token_ids
 
 from lmeval_dispersion import condensation
 from lmeval_dispersion.errors import UsageError
@@ -18,11 +18,8 @@ def test_condensation_is_the_mean_over_pairs_of_different_tokens(model, data):
     found = condensation(model, data, segment=30, segments=999, batch=7)
     states = [hidden_states(model, ids) for ids in token_ids(data)]
     for depth, row in enumerate(found.layers.itertuples()):
-        total = []
-        for text in states:
-            u = text[depth] / np.linalg.norm(text[depth], axis=1, keepdims=True)
-            total.append(np.mean([u[i] @ u[j] for i in range(len(u)) for j in range(i)]))
-        assert row.mean == pytest.approx(np.mean(total), abs=1e-5)
+        expected = np.mean([1 - mean_pair_distance(text[depth]) for text in states])
+        assert row.mean == pytest.approx(expected, abs=1e-5)
         assert row.low < row.mean < row.high
         density = found.histogram.query("depth == @depth")
         assert (density["density"] * (density["high"] - density["low"])).sum() == pytest.approx(1)
@@ -47,6 +44,13 @@ def test_histograms_count_every_pair_once():
     assert similarity_counts(torch.tensor([[1.0, 0], [0, 0], [-1, 0]]))[0] == 1  # a zero row has no direction
 
 
+def test_half_precision_is_the_same_study_within_its_rounding(model, data):
+    plain = condensation(model, data, segment=30, segments=30).layers["mean"]
+    half = condensation(ModelChoice(str(model), dtype="bfloat16"), data, segment=30, segments=30)
+    assert half.manifest["models"][0]["dtype"] == "bfloat16"
+    assert 0 < np.abs(plain - half.layers["mean"]).max() < 0.02
+
+
 def test_several_models_stand_side_by_side(model, data, place):
     second = tiny_models.saved(place / "second", tiny_models.llama(seed=1, num_hidden_layers=2))
     found = condensation([model, ModelChoice(str(second))], data, segment=30, segments=20)
@@ -57,23 +61,3 @@ def test_several_models_stand_side_by_side(model, data, place):
     assert np.array_equal(both["mean"], alone.layers["mean"])
     with pytest.raises(UsageError, match=r"different models, got .*model, .*model"):
         condensation([model, model], data)
-
-
-# Raised inside peft.
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_half_precision_and_adapters_are_the_same_study(model, data, place):
-    peft = pytest.importorskip("peft")
-    plain = condensation(model, data, segment=30, segments=30)
-    half = condensation(ModelChoice(str(model), dtype="bfloat16"), data, segment=30, segments=30)
-    assert half.manifest["models"][0]["dtype"] == "bfloat16"
-    assert np.allclose(plain.layers["mean"], half.layers["mean"], atol=0.02)
-    assert not np.array_equal(plain.layers["mean"], half.layers["mean"])
-    torch.manual_seed(0)
-    where = {"target_modules": ["down_proj"], "layers_to_transform": [2]}
-    config = peft.LoraConfig(r=2, init_lora_weights=False, **where)
-    peft.get_peft_model(tiny_models.llama(), config).save_pretrained(place / "adapter")
-    choice = ModelChoice(str(model), adapter=str(place / "adapter"))
-    tuned = condensation(choice, data, segment=30, segments=30)
-    assert tuned.summary["model"].item() == "model + adapter"
-    assert np.allclose(plain.layers["mean"][:3], tuned.layers["mean"][:3], atol=1e-6)  # the last block has it
-    assert abs(plain.layers["mean"][3] - tuned.layers["mean"][3]) > 1e-4

@@ -82,9 +82,8 @@ def test_what_cannot_be_loaded_is_one_sentence(folder, monkeypatch, name, option
 def test_an_adapter_changes_the_output(folder, tmp_path):
     peft = pytest.importorskip("peft")
     torch.manual_seed(1)
-    wrapped = peft.get_peft_model(
-        tiny_models.llama(), peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
-    )
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    wrapped = peft.get_peft_model(tiny_models.llama(), config)
     wrapped.save_pretrained(tmp_path / "adapter")
     ids = torch.tensor([[5, 6, 7]])
     loaded = load_model(folder, adapter=tmp_path / "adapter")

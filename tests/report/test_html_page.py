@@ -60,39 +60,24 @@ def bars() -> dict[str, object]:
     return chart([{"x": 1, "y": "a"}, {"x": 2, "y": "b"}], "bar", x="x:Q", y="y:N")
 
 
-def layers() -> dict[str, object]:
-    return {"layer": [bars(), chart([{"x": 1.5}], "rule", x="x:Q")]}
-
-
-def hostile_bars() -> dict[str, object]:
-    return chart([{"x": HOSTILE, "y": 1}], "bar", x="x:N", y="y:Q", tooltip="x:N")
-
-
-def holes() -> dict[str, object]:
-    values = [{"x": 1.0, "y": float("nan")}, {"x": 2.0, "y": float("inf")}, {"x": 3.0, "y": 1.0}]
-    return chart(values, "point", x="x:Q", y="y:Q")
-
-
-def one(*parts: Part, title: str = "t") -> Document:
-    return Document(title, sections=[Section("", parts)])
-
-
 def page(*parts: Part) -> str:
-    return render(one(*parts), "html")
+    return render(Document("t", sections=[Section("", parts)]), "html")
 
 
 def sample() -> str:
     charts = [
         Note("Do not compare scales.", "warning"),
         Chart(lines(), "A line", "It rises.", meaning="More steps, more `gap`."),
-        Chart(layers(), "Layers", "Two bars."),
+        Chart({"layer": [bars(), chart([{"x": 1.5}], "rule", x="x:Q")]}, "Layers", "Two bars."),
         Chart({"hconcat": [bars(), bars()]}, "Side by side", "Twice two bars."),
     ]
+    evil = chart([{"x": HOSTILE, "y": 1}], "bar", x="x:N", y="y:Q", tooltip="x:N")
+    points = [{"x": 1.0, "y": float("nan")}, {"x": 2.0, "y": float("inf")}, {"x": 3.0, "y": 1.0}]
     hostile = [
         Text(HOSTILE),
         Table([{HOSTILE: HOSTILE, "b": 1}], [Column(HOSTILE, HOSTILE), Column("b", "b")], HOSTILE),
-        Chart(hostile_bars(), HOSTILE, HOSTILE),
-        Chart(holes(), "Holes", "Holes."),
+        Chart(evil, HOSTILE, HOSTILE),
+        Chart(chart(points, "point", x="x:Q", y="y:Q"), "Holes", "Holes."),
         Facts({HOSTILE: HOSTILE}),
         Code(HOSTILE),
         Note(HOSTILE),

@@ -1,18 +1,14 @@
-"""A server in front of another one, whose replies a test changes: the faults of the Hub for any storage.
-
-with FaultyProxy(port) as proxy:
-    proxy.fault("*", truncated(7), times=1) # the next reply breaks off
-    …                                       # the storage's endpoint: proxy.endpoint
-    proxy.requests                          # what arrived
-"""
+"""A server whose replies a test changes in front of a storage, and a plain web server of a folder."""
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import ssl
 from dataclasses import replace
+from pathlib import Path
 
-from hub_wire import Loopback, Reply, Request
+from hub_wire import Loopback, Reply, Request, ranged
 
 
 class FaultyProxy(Loopback):
@@ -53,3 +49,27 @@ def other_version(reply: Reply, request: Request) -> Reply:
     """An ETag of another version."""
     headers = {k: v for k, v in reply.headers.items() if k.lower() != "etag"}
     return replace(reply, headers={**headers, "ETag": '"other"'})
+
+
+class WebServer(FaultyProxy):
+    """Files of a folder by their paths.
+
+    Args:
+        folder: What is served.
+        secret: A value of ``?signature=`` without which nothing is; None for no such thing.
+    """
+
+    def __init__(self, folder: Path, *, secret: str | None = None) -> None:
+        super().__init__(0)
+        self.folder, self.secret = folder, secret
+
+    def usual(self, request: Request) -> Reply:
+        place = self.folder / request.path.lstrip("/")
+        if self.secret is not None and request.query.get("signature") != [self.secret]:
+            return Reply(403, {}, b"<Error><Code>AccessDenied</Code></Error>")
+        if not place.is_file():
+            return Reply(404, {"Content-Type": "text/html"}, b"<h1>Not found</h1>")
+        etag = f'"{hashlib.md5(place.read_bytes()).hexdigest()}"'
+        if request.headers.get("if-match", etag) != etag:
+            return Reply(412, {}, b"changed")
+        return ranged(request, place, {"ETag": etag, "Accept-Ranges": "bytes"})

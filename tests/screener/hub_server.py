@@ -6,12 +6,10 @@
         …                                                 # HF_ENDPOINT=hub.endpoint
         hub.requests                                      # what arrived: host, method, target, headers
 
-Modelled on what huggingface_hub's source and the Hub's documentation say: resolve redirects large files to
-signed, expiring addresses on another host, whose signature covers the range if the resolve request carried
-one; small files go through a relative redirect; text comes gzip'ed; listings come in pages; renamed
-repositories redirect; private ones look missing, gated ones list but do not deliver. Lists of repositories
-are filtered, sorted and paged, and say no sizes; every answer of the first host says what is left of its
-quota.
+Modelled on huggingface_hub's source and the Hub's documentation: resolve redirects large files to signed,
+expiring addresses on another host, whose signature covers the range if the resolve request carried one;
+small files go through a relative redirect; text comes gzip'ed; listings come in pages; renamed repositories
+redirect; private ones look missing, gated ones list but do not deliver; every answer says what is left.
 Files may be sparse and of any size. Digests of files over 64 MB are made up: no range can check them.
 """
 

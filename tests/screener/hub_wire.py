@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
+import functools
 import gzip
 import io
 import json
@@ -78,7 +79,6 @@ class Fault:
     change: Change
     where: str
     match: str
-    method: str
     times: int
 
 
@@ -115,7 +115,6 @@ class Loopback:
             if (
                 fault.times
                 and fault.where in ("*", request.part)
-                and fault.method in ("*", request.method)
                 and fnmatch.fnmatch(unquote(request.path), fault.match)
             ):
                 fault.times -= 1
@@ -133,13 +132,11 @@ class Loopback:
         return self
 
     async def _listen(self) -> list[int]:
-        self.servers = [
-            await self._loop.create_server(
-                lambda second=bool(number): Connection(self, second),
-                "127.0.0.1", 0, backlog=1024, ssl=self.tls,
-            )
-            for number in range(self.ports)
-        ]  # fmt: skip
+        self.servers = []
+        for number in range(self.ports):
+            connect = functools.partial(Connection, self, number > 0)
+            server = await self._loop.create_server(connect, "127.0.0.1", 0, backlog=1024, ssl=self.tls)
+            self.servers.append(server)
         return [server.sockets[0].getsockname()[1] for server in self.servers]
 
     def __exit__(self, *_: object) -> None:
@@ -160,11 +157,9 @@ class Loopback:
         self._thread.join()
         self._loop.close()
 
-    def fault(
-        self, where: str, change: Change, *, match: str = "*", method: str = "*", times: int = -1
-    ) -> None:
+    def fault(self, where: str, change: Change, *, match: str = "*", times: int = -1) -> None:
         """Change replies of a part, or of all, ``*``; `match` globs paths."""
-        self.faults.append(Fault(change, where, match, method, times))
+        self.faults.append(Fault(change, where, match, times))
 
     def seen(self, part: str) -> list[Request]:
         """Requests that one part received."""

@@ -9,10 +9,10 @@ import pytest
 import test_gguf
 import torch
 from checkpoints import slow_gap
+from faulty_proxy import WebServer
 from hub_client import full_matrix
 from lmeval_screener import screen
 from safetensors.torch import load_file
-from web_server import WebServer
 
 from lmeval_dispersion.paths import data_folder
 

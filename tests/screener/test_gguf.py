@@ -30,32 +30,27 @@ WIDTH = 256
 WORDS = [text for group in load_token_set("reference", "reference").groups.values() for text in group.texts()]
 
 
-def vocabulary(space: str) -> tuple[list[str], list[int]]:
-    """Tokens and their types: a control token, byte pieces, the ten digits, every reference word, filling."""
-    bare = [word.strip() for word in WORDS]
-    tokens = ["<s>", "<0x37>", *"0123456789", *(f"{space}{word}" for word in bare)]
-    tokens += [f"filling{n}" for n in range(400 - len(tokens))]
-    types = [3, 6, *[1] * (len(tokens) - 2)]
-    return tokens, types
+# A control token, a byte piece, the ten digits, every reference word, filling.
+TOKENS = ["<s>", "<0x37>", *"0123456789", *(f"Ġ{word.strip()}" for word in WORDS)]
+TOKENS += [f"filling{n}" for n in range(400 - len(TOKENS))]
 
 
 def write(
     place: Path,
     tensors: dict[str, tuple[str, np.ndarray]],
     *,
-    model: str = "gpt2",
     parts: int = 0,
     architecture: str = "llama",
+    tokens: list[str] = TOKENS,
     **pairs: Any,
 ) -> list[Path]:
     """A GGUF file by the format's own writer; tensors are name -> (type, float32 matrix or raw bytes)."""
-    tokens, types = vocabulary("Ġ" if model == "gpt2" else "▁")
     writer = GGUFWriter(place, architecture, split_max_tensors=parts)
-    writer.add_tokenizer_model(model)
+    writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_array("tokenizer.ggml.scores", [0.5] * len(tokens))
     writer.add_token_list(tokens)
-    writer.add_token_types(types)
+    writer.add_token_types([3, 6, *[1] * (len(tokens) - 2)] if tokens is TOKENS else [1] * len(tokens))
     writer.add_token_merges([f"a b{n}" for n in range(500)])
     for key, value in pairs.items():
         writer.add_string(key, value)
@@ -74,14 +69,13 @@ def write(
 
 
 def matrix(seed: int = 0) -> np.ndarray:
-    rows = len(vocabulary("Ġ")[0])
-    return np.random.default_rng(seed).normal(size=(rows, WIDTH)).astype(np.float32)
+    return np.random.default_rng(seed).normal(size=(len(TOKENS), WIDTH)).astype(np.float32)
 
 
 def packed(dtype: str, seed: int = 0) -> np.ndarray:
     """Blocks of a type that only llama.cpp quantises: any bytes whose half floats are finite."""
     weights, size = GGML_QUANT_SIZES[GGMLQuantizationType[dtype]]
-    rows = len(vocabulary("Ġ")[0])
+    rows = len(TOKENS)
     return np.random.default_rng(seed).integers(1, 0x40, size=(rows, WIDTH // weights * size), dtype=np.uint8)
 
 
@@ -95,9 +89,8 @@ def truth(dtype: str, stored: np.ndarray) -> np.ndarray:
 
 def domain_and_reference(full):
     """The rows of the ten digits and of the reference words."""
-    tokens, _ = vocabulary("Ġ")
     pieces = list("0123456789"), [f"Ġ{word.strip()}" for word in WORDS]
-    return [full[[tokens.index(piece) for piece in side]] for side in pieces]
+    return [full[[TOKENS.index(piece) for piece in side]] for side in pieces]
 
 
 def whole_gap(full):
@@ -137,7 +130,7 @@ def test_rows_are_exact_where_the_format_is(tmp_path):
 
     rows, words = asyncio.run(read())
     np.testing.assert_array_equal(rows, full[[7, 3, 399]])
-    assert words.row("7") == (vocabulary("Ġ")[0].index("7"), "7")
+    assert words.row("7") == (TOKENS.index("7"), "7")
     assert words.row("<s>") is None, "a control token is no word"
     assert words.row("<0x37>") is None
 

@@ -155,17 +155,6 @@ def test_every_request_goes_through_the_proxy(hub, tmp_path, monkeypatch):
     assert all(request.target.startswith("http://hub.invalid/") for request in hub.requests)
 
 
-def test_a_refused_connection_is_said_without_objects_of_python(tmp_path):
-    async def work():
-        async with Hub(endpoint="https://127.0.0.1:1", offline=False, cache=tmp_path) as pool:
-            await pool.snapshot("org/m")
-
-    with pytest.raises(ScreeningError, match=r"^the connection to 127\.0\.0\.1 failed") as error:
-        asyncio.run(work())
-    assert error.value.code == "Unreachable"
-    assert "object at" not in str(error.value)
-
-
 def test_waits_between_attempts_grow_and_stay_within_the_budget(monkeypatch):
     """0.25 s and more, twice as long each time; the last attempt's error is the one that is raised."""
     monkeypatch.setattr(http, "FIRST_WAIT", FIRST_WAIT)

@@ -5,23 +5,10 @@ from __future__ import annotations
 import asyncio
 import gzip
 
+import hub_faults as faults
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
-from hub_faults import (
-    HTML,
-    closed,
-    content,
-    drip,
-    header,
-    shifted,
-    shorter,
-    stalled,
-    status,
-    truncated,
-    without,
-)
-from hub_wire import Reply
 from lmeval_screener.checkpoints import snapshots
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
@@ -70,15 +57,15 @@ def refusal(read, timeout=1.5):
 @pytest.mark.parametrize(
     "fault",
     [
-        status(429, {"Retry-After": "0"}),
-        status(429, {"RateLimit": '"api";r=0;t=0'}),
-        status(429),
-        status(500),
-        status(503, {"Retry-After": "0.1"}),
-        closed(),
-        closed(reset=True),
-        truncated(7),
-        truncated(7, reset=True),
+        faults.status(429, {"Retry-After": "0"}),
+        faults.status(429, {"RateLimit": '"api";r=0;t=0'}),
+        faults.status(429),
+        faults.status(500),
+        faults.status(503, {"Retry-After": "0.1"}),
+        faults.closed(),
+        faults.closed(reset=True),
+        faults.truncated(7),
+        faults.truncated(7, reset=True),
     ],
 )
 def test_what_passes_is_retried(hub, checkpoint, where, fault):
@@ -89,17 +76,17 @@ def test_what_passes_is_retried(hub, checkpoint, where, fault):
 @pytest.mark.parametrize(
     "fault",
     [
-        shifted(-2),
-        shorter(1),
-        status(200),
-        status(206),
-        content(HTML),
-        header("Content-Range", "bytes 0-63/64"),
-        header("Content-Range", "bytes 8-71/*"),
-        without("Content-Range"),
-        header("Content-Type", "text/html"),
-        status(416, {"Content-Range": "bytes */64"}),
-        status(404),
+        faults.shifted(-2),
+        faults.shorter(1),
+        faults.status(200),
+        faults.status(206),
+        faults.content(faults.HTML),
+        faults.header("Content-Range", "bytes 0-63/64"),
+        faults.header("Content-Range", "bytes 8-71/*"),
+        faults.without("Content-Range"),
+        faults.header("Content-Type", "text/html"),
+        faults.status(416, {"Content-Range": "bytes */64"}),
+        faults.status(404),
     ],
 )
 @pytest.mark.parametrize("times", [1, -1])
@@ -115,26 +102,30 @@ def test_a_delivery_that_contradicts_itself_is_never_believed(hub, checkpoint, f
 @pytest.mark.parametrize(
     ("where", "fault", "code"),
     [
-        ("cdn", status(503), "ServerError"),
-        ("resolve", status(502), "ServerError"),
-        ("api", status(429, {"Retry-After": "3600"}), "RateLimited"),
-        ("cdn", status(429, {"RateLimit": '"resolvers";r=0;t=2000'}), "RateLimited"),
-        ("api", closed(), "Unreachable"),
-        ("cdn", closed(reset=True), "Unreachable"),
-        ("api", stalled(60), "Timeout"),
-        ("cdn", stalled(60), "Timeout"),
-        ("cdn", drip(0.4), "Timeout"),
-        ("api", status(200), "BadResponse"),
-        ("api", status(200, body=b'{"sha": "main", "siblings": []}'), "BadResponse"),
-        ("api", status(200, body=b'{"sha": "%s", "siblings": [5]}' % (b"0" * 40)), "BadResponse"),
-        ("api", status(200, body=b'{"sha": "%s", "siblings": [{"size": 5}]}' % (b"0" * 40)), "BadResponse"),
-        ("api", status(200, body=b"\xff"), "BadResponse"),
-        ("api", status(200, body=b"[" * 100_000), "BadResponse"),
-        ("api", status(418), "ServerError"),
-        ("cdn", status(403), "AccessDenied"),
-        ("resolve", status(403), "AccessDenied"),
-        ("api", status(307, {"Location": "/api/models/org/m/revision/main"}), "BadResponse"),
-        ("resolve", status(302, {"Location": "/org/m/resolve/main/config.json"}), "BadResponse"),
+        ("cdn", faults.status(503), "ServerError"),
+        ("resolve", faults.status(502), "ServerError"),
+        ("api", faults.status(429, {"Retry-After": "3600"}), "RateLimited"),
+        ("cdn", faults.status(429, {"RateLimit": '"resolvers";r=0;t=2000'}), "RateLimited"),
+        ("api", faults.closed(), "Unreachable"),
+        ("cdn", faults.closed(reset=True), "Unreachable"),
+        ("api", faults.stalled(60), "Timeout"),
+        ("cdn", faults.stalled(60), "Timeout"),
+        ("cdn", faults.drip(0.4), "Timeout"),
+        ("api", faults.status(200), "BadResponse"),
+        ("api", faults.status(200, body=b'{"sha": "main", "siblings": []}'), "BadResponse"),
+        ("api", faults.status(200, body=b'{"sha": "%s", "siblings": [5]}' % (b"0" * 40)), "BadResponse"),
+        (
+            "api",
+            faults.status(200, body=b'{"sha": "%s", "siblings": [{"size": 5}]}' % (b"0" * 40)),
+            "BadResponse",
+        ),
+        ("api", faults.status(200, body=b"\xff"), "BadResponse"),
+        ("api", faults.status(200, body=b"[" * 100_000), "BadResponse"),
+        ("api", faults.status(418), "ServerError"),
+        ("cdn", faults.status(403), "AccessDenied"),
+        ("resolve", faults.status(403), "AccessDenied"),
+        ("api", faults.status(307, {"Location": "/api/models/org/m/revision/main"}), "BadResponse"),
+        ("resolve", faults.status(302, {"Location": "/org/m/resolve/main/config.json"}), "BadResponse"),
     ],
 )
 def test_what_stays_wrong_ends_in_its_named_error(hub, checkpoint, where, fault, code):
@@ -145,11 +136,11 @@ def test_what_stays_wrong_ends_in_its_named_error(hub, checkpoint, where, fault,
 @pytest.mark.parametrize(
     ("where", "fault", "match"),
     [
-        ("resolve", header("X-Linked-Size", "12"), "*.safetensors"),
-        ("resolve", header("X-Linked-ETag", '"' + 64 * "0" + '"'), "*.safetensors"),
-        ("resolve", header("X-Repo-Commit", 40 * "0"), "*.safetensors"),
-        ("raw", content(b"{}"), "*config.json"),
-        ("raw", content(gzip.compress(b" " * 30_000_000)), "*index.json"),
+        ("resolve", faults.header("X-Linked-Size", "12"), "*.safetensors"),
+        ("resolve", faults.header("X-Linked-ETag", '"' + 64 * "0" + '"'), "*.safetensors"),
+        ("resolve", faults.header("X-Repo-Commit", 40 * "0"), "*.safetensors"),
+        ("raw", faults.content(b"{}"), "*config.json"),
+        ("raw", faults.content(gzip.compress(b" " * 30_000_000)), "*index.json"),
     ],
 )
 def test_a_file_that_is_another_or_never_ends_is_refused(hub, checkpoint, where, fault, match):
@@ -159,7 +150,7 @@ def test_a_file_that_is_another_or_never_ends_is_refused(hub, checkpoint, where,
 
 
 def test_a_body_that_breaks_again_and_again_is_resumed_where_it_broke(hub, checkpoint):
-    hub.fault("cdn", truncated(200))
+    hub.fault("cdn", faults.truncated(200))
     check(checkpoint, timeout=30)
     begins = [int(r.headers["range"][6:].split("-")[0]) for r in hub.seen("cdn")]
     assert len(begins) == len(set(begins)), "no byte is asked for twice"
@@ -167,9 +158,7 @@ def test_a_body_that_breaks_again_and_again_is_resumed_where_it_broke(hub, check
 
 def test_an_address_that_expires_is_resolved_again(hub, checkpoint):
     hub.lifetime = 0.5
-    hub.fault("cdn", stalled(0.6), times=1)
-    check(checkpoint, timeout=10)
-    hub.fault("cdn", status(403, body=b"Request has expired"), times=1)
+    hub.fault("cdn", faults.stalled(0.6), times=1)
     check(checkpoint, timeout=10)
 
 
@@ -180,7 +169,7 @@ def test_one_expiry_costs_one_resolve_however_many_wait(hub, checkpoint):
         # Whatever carries the first signature is refused, after the header was read with it.
         first.append(request.query["signature"]) if not first else None
         if request.query["signature"] == first[0] and not request.headers["range"].startswith("bytes=0-"):
-            return Reply(403, {}, b"Request has expired")
+            return faults.Reply(403, {}, b"Request has expired")
         return reply
 
     hub.fault("cdn", expired)

@@ -160,8 +160,9 @@ def test_a_tokenizer_from_elsewhere(s3_server, proxied, tmp_path, monkeypatch):
     ):
         result = screen([addresses[0]], tokenizer=tokenizer)
         assert [c.gaps["cosine"].mean for c in result.checkpoints] == [expected], result.failed
-    failed = {f.error: f.message for f in screen([addresses[0]]).failed}
-    assert "name another place of it with" in failed["TokenizerNotFound"]
+    (failure,) = screen([addresses[0]]).failed
+    assert failure.error == "TokenizerNotFound"
+    assert "name another place of it with" in failure.message
     (failure,) = screen([addresses[0]], tokenizer=str(bare)).failed
     assert "tokenizer" in failure.message
 

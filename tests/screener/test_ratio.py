@@ -6,10 +6,8 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+import test_gguf
 from checkpoints import write_checkpoint
-from gguf import GGUFWriter
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener import screen
@@ -26,6 +24,7 @@ V, D = 420, 64
 SETS = load_token_set("math"), REFERENCE
 WORDS = [text for words in SETS for group in words.groups.values() for text in group.texts()]
 PIECES = {text.replace(" ", "Ġ"): 3 * i for i, text in enumerate(WORDS)}
+TOKENS_BY_ROW = [{row: piece for piece, row in PIECES.items()}.get(i, f"filler{i}") for i in range(V)]
 TOKENIZER = tokenizer_json(PIECES | {f"Ġfiller{i}": i for i in range(V) if i % 3 or i >= 3 * len(WORDS)})
 TOKENS = resolve(*SETS, Vocabulary.from_tokenizer_json(TOKENIZER))
 T, R = TOKENS.domain_ids, TOKENS.reference_ids
@@ -53,7 +52,12 @@ OF_LAYER = {"constants along the width": (HEAD + CONSTANTS, GAMMA)}
 def write(folder, kind, dtype, norm, head, gamma):
     """One checkpoint in a format; returns what is screened."""
     if kind == "gguf":
-        return write_gguf(folder, dtype, norm, head, gamma)
+        folder.mkdir()
+        weights = {"output.weight": (dtype, head.astype("<f4")), "output_norm.weight": ("F32", gamma)}
+        weights |= {"output_norm.bias": ("F32", np.zeros(D))} if norm == "layer" else {}
+        architecture = "llama" if norm == "rms" else "stablelm"
+        test_gguf.write(folder / "m.gguf", weights, architecture=architecture, tokens=TOKENS_BY_ROW)
+        return str(folder / "m.gguf")
     config = {"model_type": "llama" if norm == "rms" else "stablelm", "tie_word_embeddings": False}
     names = "model.embed_tokens.weight", "lm_head.weight"
     tensors = dict.fromkeys(names, (dtype, rounded(head, dtype)))
@@ -76,27 +80,6 @@ def rounded(values, dtype):
         return values
     bits = values.astype("<f4").view("<u4")
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).view("<f4")
-
-
-def write_gguf(folder, dtype, norm, head, gamma):
-    folder.mkdir()
-    pieces = {i: piece for piece, i in PIECES.items()}
-    writer = GGUFWriter(folder / "m.gguf", "llama" if norm == "rms" else "stablelm")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list([pieces.get(i, f"filler{i}") for i in range(V)])
-    writer.add_token_types([1] * V)
-    writer.add_token_merges([f"a b{n}" for n in range(10)])
-    packed = quantize(head.astype("<f4"), GGMLQuantizationType[dtype])
-    writer.add_tensor("output.weight", packed, raw_dtype=GGMLQuantizationType[dtype])
-    writer.add_tensor("output_norm.weight", gamma.astype("<f4"))
-    if norm == "layer":
-        writer.add_tensor("output_norm.bias", np.zeros(D, "<f4"))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return str(folder / "m.gguf")
 
 
 def distances(rows):

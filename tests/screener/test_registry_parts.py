@@ -57,17 +57,10 @@ def test_the_python_call_reads_only_what_is_new(many, tmp_path):
         screen(many, refresh=True)
 
 
-_WRITER = """
-import sys
-from pathlib import Path
-from lmeval_screener import screen
-screen(sys.argv[2:], registry=Path(sys.argv[1]))
-"""
-
-
 def test_writers_that_begin_at_once_lose_nothing(many, tmp_path):
     place = tmp_path / "r.db"
-    program = [sys.executable, "-c", _WRITER, place]
+    code = "import sys; from lmeval_screener import screen; screen(sys.argv[2:], registry=sys.argv[1])"
+    program = [sys.executable, "-c", code, place]
     writers = [subprocess.Popen([*program, *many[k : k + 3]], stderr=subprocess.PIPE) for k in (0, 2, 4)]
     for writer in writers:
         _, err = writer.communicate()
@@ -118,20 +111,18 @@ def groups(place, capsys):
     return {row["group"] for row in rows}
 
 
-def test_a_second_run_over_an_organisation_reads_nothing_new(tmp_path, monkeypatch):
-    with HubServer() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-0"))
-        changed = "2026-03-0{}T00:00:00.000Z"
-        for number in range(3):
-            folder = make(tmp_path / f"m{number}", number)
-            hub.add(f"acme/m{number}", folder, changed=changed.format(number + 1))
-        first = screen(["acme/*"], registry=tmp_path / "r.db")
-        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-1"))
-        hub.requests.clear()
-        second = screen(["acme/*"], registry=tmp_path / "r.db")
-        assert {request.part for request in hub.requests} == {"list"}
-        assert means(second) == means(first)
+def test_a_second_run_over_an_organisation_reads_nothing_new(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-0"))
+    for number in range(3):
+        changed = f"2026-03-0{number + 1}T00:00:00.000Z"
+        hub.add(f"acme/m{number}", make(tmp_path / f"m{number}", number), changed=changed)
+    first = screen(["acme/*"], registry=tmp_path / "r.db")
+    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-1"))
+    hub.requests.clear()
+    second = screen(["acme/*"], registry=tmp_path / "r.db")
+    assert {request.part for request in hub.requests} == {"list"}
+    assert means(second) == means(first)
 
 
 def test_a_renamed_repository_is_known_by_both_names(tmp_path, monkeypatch, capsys):

@@ -8,13 +8,12 @@ import fsspec
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
-from faulty_proxy import FaultyProxy, other_version
+from faulty_proxy import FaultyProxy, WebServer, other_version
 from fsspec.implementations.memory import MemoryFileSystem
 from hub_faults import closed, content, shifted, status, truncated, whole, without
 from hub_server import HubServer
 from lmeval_screener.checkpoints import snapshots
 from storages import read, refused, truth
-from web_server import WebServer
 
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
 

@@ -152,24 +152,19 @@ def test_missing_results_are_named_and_hours_are_counted(tmp_path):
 
 def test_several_groups_are_compared_only_inside_each(tmp_path):
     # Right inside each group; across them the order is turned round.
-    candidates, accuracies = [], []
-    for number, shift in enumerate((0, 10, 20)):
-        for i in range(6):
-            candidates.append(
-                Candidate(Target(f"o/{number}-{i}"), "a" * 40, ("f", str(number)),
-                          "rank" if i < 2 else None, 6 - i + shift)
-            )  # fmt: skip
-            accuracies.append(6 - i - 2 * shift)
-    found = verdict(tmp_path, Manifest("math", "cosine", 2, 0, tuple(candidates), "m"), accuracies)
-    assert found.overall.spearman == 1
-    assert found.overall.right == 1
+    manifest, _ = planted([6, 6, 6], 0.0, listed=2)
+    places = [(6 - place % 6, 10 * (place // 6)) for place in range(18)]
+    candidates = [
+        replace(c, G=float(own + shift)) for c, (own, shift) in zip(manifest.candidates, places, strict=True)
+    ]
+    manifest = replace(manifest, candidates=tuple(candidates))
+    found = verdict(tmp_path, manifest, [own - 2 * shift for own, shift in places])
+    assert (found.overall.spearman, found.overall.right) == (1, 1)
     assert found.answer()[0].startswith("The screen works on these 18 results: 100% of pairs")
-    apart = "Distinguished from chance by itself, all 3 groups counted: f · 0 (right order)"
+    apart = "Distinguished from chance by itself, all 3 groups counted: fam · 0B (right order)"
     assert found.answer()[1].startswith(apart)
-    assert (
-        "The lists contain the best of 3 of 3 groups with all results; they lose 0 on average."
-        in found.answer()
-    )
+    lists = "The lists contain the best of 3 of 3 groups with all results; they lose 0 on average."
+    assert lists in found.answer()
 
 
 # --- two figures ----------------------------------------------------------------------------------------

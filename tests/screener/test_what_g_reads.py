@@ -23,7 +23,8 @@ SHAPE = {
     "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 32,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1}
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+CAPPED = {"head_dim": 8, "final_logit_softcapping": 0.5}
 UNTIED = {"tie_word_embeddings": False}
 IDS = torch.tensor([[3, 9, 4, 17]])
 
@@ -92,18 +93,10 @@ def test_a_folded_final_norm_moves_g_and_not_the_ratio(tmp_path):
     [
         ("Cohere", {"logit_scale": 0.25}, lambda scores, _: scores * 0.25),
         ("Granite", {"logits_scaling": 8.0}, lambda scores, _: scores / 8),
-        (
-            "Gemma2",
-            {"head_dim": 8, "final_logit_softcapping": 0.5},
-            lambda scores, _: np.tanh(scores * 2) / 2,
-        ),
+        ("Gemma2", CAPPED, lambda scores, _: np.tanh(scores * 2) / 2),
         ("Phi", UNTIED, lambda scores, stored: scores + stored["lm_head.bias"].double().numpy()),
         ("Mixtral", UNTIED | {"num_local_experts": 2, "num_experts_per_tok": 1}, None),
-        (
-            "Qwen2Moe",
-            UNTIED | EXPERTS | {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 8},
-            None,
-        ),
+        ("Qwen2Moe", UNTIED | EXPERTS | {"shared_expert_intermediate_size": 8}, None),
         ("Olmoe", EXPERTS | {"tie_word_embeddings": True}, None),
     ],
 )

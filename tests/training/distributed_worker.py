@@ -1,6 +1,6 @@
 """One of two gloo ranks: gradients of a regularized model under DDP and FSDP2, saved by rank 0.
 
-Run as ``python distributed_worker.py RANK FOLDER``.
+Run as ``torchrun --nproc-per-node 2 distributed_worker.py FOLDER``.
 """
 
 import sys
@@ -42,8 +42,9 @@ def gradients_of(model):
     return found
 
 
-def main(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+def main(folder):
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     ids = tokens(4, 10)[2 * rank : 2 * rank + 2]
     results = {}
     for case, (loss, options) in CASES.items():
@@ -62,4 +63,4 @@ def main(rank, folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

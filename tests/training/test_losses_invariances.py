@@ -3,6 +3,7 @@
 import pytest
 import torch
 from loss_cases import VARIANTS, B, D, T, cases, random_states, value_and_gradient
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmeval_dispersion.training import losses
 
@@ -48,22 +49,17 @@ def test_a_stack_of_layers_gives_each_layers_loss(variant):
     torch.testing.assert_close(stacked, torch.stack(apart))
 
 
-class Largest:
+class Largest(TorchDispatchMode):
     """Numbers in the largest tensor that any operation makes."""
 
-    def __init__(self):
-        from torch.utils._python_dispatch import TorchDispatchMode
+    numbers = 0
 
-        class Watch(TorchDispatchMode):
-            def __torch_dispatch__(watch, function, types, args=(), kwargs=None):
-                out = function(*args, **(kwargs or {}))
-                for value in out if isinstance(out, (tuple, list)) else [out]:
-                    if isinstance(value, torch.Tensor):
-                        self.numbers = max(self.numbers, value.numel())
-                return out
-
-        self.numbers = 0
-        self.mode = Watch()
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for value in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(value, torch.Tensor):
+                self.numbers = max(self.numbers, value.numel())
+        return out
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -71,8 +67,7 @@ def test_memory_is_linear_in_the_tokens(variant):
     name, options = VARIANTS[variant]
     peaks = []
     for t in (1024, 2048):
-        largest = Largest()
-        with largest.mode:
+        with Largest() as largest:
             value_and_gradient(getattr(losses, name), random_states(1, t, 8, dtype=torch.float32), **options)
         peaks.append(largest.numbers)
     assert peaks[1] <= 2.05 * peaks[0]

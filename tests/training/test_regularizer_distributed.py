@@ -1,39 +1,22 @@
 """DDP and FSDP2 on two gloo ranks give the gradient of one process with the whole batch."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import torchrun
 from tiny_decoders import assert_same_gradients, gradients, tiny_gpt2, tokens
 
 from lmeval_dispersion.training.regularizer import DispersionRegularizer
 
-HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(
-            [str(HERE.parent), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
-        ),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    command = [sys.executable, str(HERE / "distributed_worker.py")]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder)], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=240)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+    done = torchrun(2, Path(__file__).parent / "distributed_worker.py", folder)
+    assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(folder / "results.pt")
 
 

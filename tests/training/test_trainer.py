@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny_decoders import VOCABULARY, tiny_gpt2, tiny_llama, tokens
+from tiny_decoders import tiny_gpt2, tiny_llama, tokens, word_tokenizer
 from transformers import TrainerCallback, TrainingArguments
 
 from lmeval_dispersion.training import losses
@@ -26,8 +26,8 @@ def dataset(n=8, domains=False):
     return [row | {"domains": i % 2} for i, row in enumerate(rows)] if domains else rows
 
 
-def arguments(folder, **options):
-    return TrainingArguments(
+def arguments(folder, kind=TrainingArguments, **options):
+    return kind(
         output_dir=str(folder),
         **{
             "max_steps": 1,
@@ -163,28 +163,15 @@ def test_sft_trainer_with_lora_and_packing(tmp_path):
     trl = pytest.importorskip("trl")
     from datasets import Dataset
     from peft import LoraConfig
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    words = {f"w{i}": i for i in range(VOCABULARY)}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), pad_token="w0", eos_token="w1"
-    )
 
     class SpreadSFT(DispersionTrainerMixin, trl.SFTTrainer):
         pass
 
     data = Dataset.from_list([{"input_ids": row.tolist()[: 4 + i]} for i, row in enumerate(tokens(6, 10))])
     common = {
-        "output_dir": str(tmp_path),
         "max_steps": 2,
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2,
-        "logging_steps": 1,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "use_cpu": True,
         "bf16": False,
         "max_length": 16,
         "dataloader_pin_memory": False,
@@ -192,9 +179,9 @@ def test_sft_trainer_with_lora_and_packing(tmp_path):
     for options in ({}, {"packing": True, "padding_free": False, "packing_strategy": "wrapped"}):
         trainer = SpreadSFT(
             model=tiny_llama(),
-            args=trl.SFTConfig(**common, **options),
+            args=arguments(tmp_path, trl.SFTConfig, **common, **options),
             train_dataset=data,
-            processing_class=tokenizer,
+            processing_class=word_tokenizer(),
             peft_config=LoraConfig(target_modules=["q_proj"], r=2),
             dispersion=DispersionConfig("angular_spread", layers="all", weight=0.5),
         )

@@ -1,13 +1,18 @@
-"""Every example of docs/reference/training.md runs."""
+"""Every example of docs/reference/training.md runs, and every variant of examples/train_variants.py."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_decoders import VOCABULARY, tiny_gpt2, tokens
+from tiny_decoders import tiny_gpt2, tokens, word_tokenizer
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "training.md"
+from lmeval_dispersion.paths import data_folder
+
+ROOT = Path(__file__).parents[2]
+VARIANTS = runpy.run_path(str(ROOT / "examples" / "train_variants.py"))
+PAGE = ROOT / "docs" / "reference" / "training.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -30,17 +35,6 @@ def one_rank(tmp_path):
     dist.destroy_process_group()
 
 
-@pytest.fixture
-def tokenizer():
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    words = {f"w{i}": i for i in range(VOCABULARY)}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), pad_token="w0", eos_token="w1"
-    )
-
-
 def cases():
     """Every example; those that compile, wrap a process group or need TRL are long."""
     for i, code in enumerate(EXAMPLES):
@@ -49,7 +43,7 @@ def cases():
 
 
 @pytest.mark.parametrize("code", [*cases()])
-def test_example_runs(code, request, tokenizer, tmp_path, monkeypatch):
+def test_example_runs(code, request, tmp_path, monkeypatch):
     from datasets import Dataset
     from transformers import TrainingArguments
 
@@ -76,7 +70,7 @@ def test_example_runs(code, request, tokenizer, tmp_path, monkeypatch):
         "data": Dataset.from_list(
             rows if "SFT" in code else [row | {"labels": row["input_ids"]} for row in rows]
         ),
-        "tokenizer": tokenizer,
+        "tokenizer": word_tokenizer(),
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "DispersionRegularizer": DispersionRegularizer,
         "TrainingArguments": TrainingArguments,
@@ -90,3 +84,16 @@ def test_example_runs(code, request, tokenizer, tmp_path, monkeypatch):
         assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
     else:
         assert space["loss"] < 0 < space["dispersion"]
+
+
+@pytest.mark.parametrize("variant", ["lora", "noise", "forgetting"])
+def test_a_variant_trains_and_saves(variant, tmp_path, capsys):
+    if variant == "lora":
+        pytest.importorskip("peft")
+    (tmp_path / "texts.txt").write_text("12 + 30 = 42, and 42 - 7 = 35.\n\nIt was late in the day.\n")
+    VARIANTS["main"](
+        variant, data_folder("demo") / "sums-20", tmp_path / "texts.txt", str(tmp_path / "out"), steps=2
+    )
+    assert "'dispersion_loss': -" in capsys.readouterr().out
+    saved = "adapter_model.safetensors" if variant == "lora" else "model.safetensors"
+    assert (tmp_path / "out" / saved).is_file()

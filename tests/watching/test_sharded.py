@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from lmeval_screener import screen
+from processes import torchrun
 
 from lmeval_dispersion.watching.report import read_records
 
@@ -18,28 +16,15 @@ HERE = Path(__file__).parent
 pytestmark = [pytest.mark.slow]
 
 
-def run(folder, processes):
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    done = subprocess.run(
-        [sys.executable, *(launcher if processes > 1 else []), str(HERE / "sharded_worker.py"), str(folder)],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parents[1] / "screener")]),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-        },
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+def logs_of(folder, processes):
+    folder.mkdir()
+    done = torchrun(processes, HERE / "sharded_worker.py", folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "logs.json").read_text())
 
 
 def test_two_processes_log_what_one_logs(tmp_path):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    one, two = run(tmp_path / "one", 1), run(tmp_path / "two", 2)
+    one, two = logs_of(tmp_path / "one", 1), logs_of(tmp_path / "two", 2)
     assert len(one) == len(two) == 2
     for whole, sharded in zip(one, two, strict=True):
         names = [name for name in whole if name.startswith("watch/")]

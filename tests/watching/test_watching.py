@@ -212,21 +212,19 @@ def watched(tmp_path, model, tokenizer):
 
 
 def test_the_page_says_what_moved(watched, capsys, tmp_path):
-    assert main(["watch", str(watched / "rising")]) == 0
-    out = capsys.readouterr().out
-    assert "it rose since step 0" in " ".join(out.split())
-    assert main(["watch", str(watched / "still"), "--format", "markdown"]) == 0
-    out = capsys.readouterr().out
-    assert "is not shown" in out
-    assert main(["watch", str(watched / "rising"), "--format", "json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    def shown(name, *options):
+        assert main(["watch", str(watched / name), *options]) == 0
+        return capsys.readouterr().out
+
+    assert "it rose since step 0" in " ".join(shown("rising").split())
+    assert "is not shown" in shown("still", "--format", "markdown")
+    report = json.loads(shown("rising", "--format", "json"))
     assert not faults(report)
     last, records = report["measurements"][-1], read_records(watched / "rising")
     moved = change(records[-1], records[0], "math")
     assert (last["change"], last["change_se"], last["change_p"]) == (moved.mean, moved.se, moved.p)
-    assert main(["watch", str(watched / "rising"), "--format", "csv"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 5
-    assert main(["watch", str(watched / "rising"), "-o", str(tmp_path / "page.html"), "-q"]) == 0
+    assert len(shown("rising", "--format", "csv").splitlines()) == 5
+    shown("rising", "-o", str(tmp_path / "page.html"), "-q")
     page = (tmp_path / "page.html").read_text()
     assert "G of math, change since the first measurement" in page
     assert "paired standard error" in page
