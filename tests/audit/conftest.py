@@ -9,7 +9,7 @@ from lmeval_dispersion.auditing.paper import paper_protocol
 from lmeval_dispersion.auditing.run import read_run
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def two_splits():
     """Forests take most of the time of an audit, and the protocol has tests of its own."""
     with pytest.MonkeyPatch.context() as patch:
