@@ -127,6 +127,7 @@ class HubServer(Loopback):
         self.renamed: dict[str, str] = {}
         self.buckets: dict[str, Path] = {}
         self._digests: dict[tuple[Path, int, int], str] = {}
+        self._delivered: dict[str, Path] = {}
 
     def add(
         self, name: str, folder: Path, *, branch: str = "main", tag: str | None = None, **settings: Any
@@ -167,18 +168,12 @@ class HubServer(Loopback):
         if path == "/api/models":
             return "list", self._list(request)
         if path.startswith("/api/resolve-cache/"):
-            pieces = path.removeprefix("/api/resolve-cache/").removeprefix("models/").split("/")
-            name_ends = 3 if pieces[0] == "datasets" else 2
-            commit, *file = pieces[name_ends:]
-            return "resolve", self._content(request, "/".join(pieces[:name_ends]), commit, "/".join(file))
-        part, rest = "", path[1:]
-        if path.startswith(("/api/models/", "/api/datasets/")):
-            part, rest = "api", path.removeprefix("/api/").removeprefix("models/")
-        pieces = rest.split("/")
-        cut = 2 if len(pieces) > 1 and pieces[1] not in VERBS else 1
-        cut = 3 if pieces[0] == "datasets" else cut
-        asked, (verb, *tail) = "/".join(pieces[:cut]), pieces[cut:] or [""]
-        part = part or verb or "page"
+            name, (commit, *file) = split_name(path.removeprefix("/api/resolve-cache/"))
+            return "resolve", self._content(request, name, commit, "/".join(file))
+        is_api = path.startswith(("/api/models/", "/api/datasets/"))
+        asked, rest = split_name(path.removeprefix("/api/" if is_api else "/"))
+        verb, *tail = rest or [""]
+        part = "api" if is_api else verb or "page"
         name = self.renamed.get(asked) or asked
         if name not in self.repositories:
             name = next((known for known in self.repositories if known.lower() == name.lower()), name)
@@ -230,20 +225,21 @@ class HubServer(Loopback):
             if not place.is_dir():
                 return part, error(404, "EntryNotFound", "Entry not found")
             entries = []
-            for one in sorted(place.iterdir()):
-                entry: dict[str, object] = {"path": one.relative_to(folder).as_posix(), "type": "directory"}
-                if one.is_file():
-                    entry |= {"type": "file", "size": one.stat().st_size, "xetHash": self.digest(one)}
+            for inner in sorted(place.iterdir()):
+                entry: dict[str, object] = {"path": inner.relative_to(folder).as_posix(), "type": "directory"}
+                if inner.is_file():
+                    entry |= {"type": "file", "size": inner.stat().st_size, "xetHash": self.digest(inner)}
                 entries.append(entry)
             return part, self._paged(request, entries)
         assert verb == "resolve"
         if not place.is_file():
             return part, error(404, "EntryNotFound", "Entry not found")
         headers = {"X-Linked-Size": str(place.stat().st_size), "X-Xet-Hash": self.digest(place)}
-        return part, self._signed(f"/buckets/{namespace}/{name}/{quote('/'.join(tail))}", "", headers)
+        return part, self._signed(place, f"/buckets/{namespace}/{name}/{quote('/'.join(tail))}", "", headers)
 
-    def _signed(self, path: str, covered: str, headers: Mapping[str, str]) -> Reply:
+    def _signed(self, place: Path, path: str, covered: str, headers: Mapping[str, str]) -> Reply:
         """The redirect to where a file is delivered for some time."""
+        self._delivered[unquote(path)] = place
         address = f"{path}?expires={time.time() + self.lifetime}&range={quote(covered)}"
         return Reply(302, {**headers, "Location": f"{self.addresses[1]}{address}&signature={sign(address)}"})
 
@@ -258,7 +254,7 @@ class HubServer(Loopback):
             return Reply(307, {"X-Repo-Commit": commit, "Location": place_of_it})
         covered = request.headers.get("range", "" if self.any_range else "none")
         headers |= {"X-Linked-Size": str(place.stat().st_size), "X-Linked-ETag": f'"{self.digest(place)}"'}
-        return self._signed(f"/{name}/{commit}/{file}", covered, headers)
+        return self._signed(place, f"/{name}/{commit}/{file}", covered, headers)
 
     def _cdn(self, request: Request) -> tuple[str, Reply]:
         address, _, signature = request.target.rpartition("&signature=")
@@ -269,15 +265,8 @@ class HubServer(Loopback):
         covered = request.query.get("range", [""])[0]
         if covered and covered != request.headers.get("range"):
             return "cdn", Reply(403, {}, b"Auth failed: invalid range")
-        if request.path.startswith("/buckets/"):
-            namespace, bucket, file = request.path.removeprefix("/buckets/").split("/", 2)
-            place = self.buckets[f"{namespace}/{bucket}"] / unquote(file)
-            return "cdn", ranged(request, place, {"ETag": f'"{self.digest(place)}"'})
-        parts = 4 if request.path.startswith("/datasets/") else 3
-        *name, commit, file = request.path[1:].split("/", parts)
-        place = self.repositories["/".join(name)].commits[commit] / unquote(file)
-        etag = f'"{hashlib.md5(str(place).encode()).hexdigest()}"'
-        return "cdn", ranged(request, place, {"ETag": etag, "Accept-Ranges": "bytes"})
+        place = self._delivered[request.path]
+        return "cdn", ranged(request, place, {"ETag": f'"{self.digest(place)}"', "Accept-Ranges": "bytes"})
 
     def _content(self, request: Request, name: str, commit: str, file: str) -> Reply:
         place = self.repositories[name].commits[commit] / unquote(file)
@@ -378,6 +367,14 @@ class HubServer(Loopback):
     def _json(self, request: Request, value: object) -> Reply:
         kind = {"Content-Type": "application/json"}
         return compressed(request, Reply(200, kind, json.dumps(value).encode()))
+
+
+def split_name(path: str) -> tuple[str, list[str]]:
+    """The name of a repository at the beginning of a path, and the parts behind it."""
+    pieces = path.removeprefix("models/").split("/")
+    cut = 2 if len(pieces) > 1 and pieces[1] not in VERBS else 1
+    cut = 3 if pieces[0] == "datasets" else cut
+    return "/".join(pieces[:cut]), pieces[cut:]
 
 
 def sign(address: str) -> str:

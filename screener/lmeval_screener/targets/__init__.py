@@ -304,8 +304,8 @@ def step_key(revision: str) -> tuple[tuple[int, str], ...]:
 def step_number(revision: str) -> float | None:
     """The training step that a revision's name carries: the number after ``step``, else its first number.
 
-    >>> step_number("stage1-step140000-tokens588B"), step_number("main")
-    (140000.0, None)
+    >>> step_number("stage1-step140000-tokens588B"), step_number("iter_500"), step_number("main")
+    (140000.0, 500.0, None)
     """
     number = re.search(r"step[-_=]?(\d+)", revision, re.IGNORECASE) or re.search(r"(\d+)", revision)
     return float(number.group(1)) if number else None
