@@ -6,7 +6,7 @@ import json
 
 import pytest
 from certificates import make_certificate
-from hub_faults import status, truncated
+from hub_faults import truncated
 from hub_server import HubServer
 from lmeval_screener import screen
 from lmeval_screener.checkpoints import http
@@ -66,13 +66,3 @@ def test_a_certificate_that_is_not_trusted_is_refused_and_a_missing_file_named(
     assert says in failed["message"]
     assert "SSL_CERT_FILE" in failed["message"]
     assert hub.requests == []
-
-
-def test_a_redirect_from_https_to_http_is_refused(hub, screened):
-    """The address that it leads to is never asked."""
-    with HubServer() as plain:
-        hub.fault("resolve", status(302, {"Location": f"{plain.endpoint}/x"}))
-        (failed,) = screened(SSL_CERT_FILE="server.pem")["failed"]
-        assert failed["error"] == "BadResponse"
-        assert "from https to http" in failed["message"]
-        assert plain.requests == []

@@ -19,7 +19,6 @@ import hashlib
 import hmac
 import json
 import math
-import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,38 +89,20 @@ class Quotas:
 
 
 class HubServer(Loopback):
-    """See the module's text.
-
-    Args:
-        latency: Seconds of one round trip; opening a connection costs one more.
-        bandwidth: Bytes per second of the line that all connections share; 0: unlimited.
-        token: The token that opens private and gated repositories.
-        lifetime: Seconds that a signed address is valid.
-        any_range: Whether an address resolved without Range serves every range, as the Hub's do.
-        page: Files per page of the tree, repositories per page of a list.
-        quotas: Requests per window, and the window's seconds, of ``api``, ``resolvers`` and ``pages``.
-        tls: Certificate and key for 127.0.0.1 and localhost: both hosts then speak https.
-    """
+    """See the module's text; settings are its attributes, and quotas those of `Quotas`."""
 
     ports = 2
+    token = "hf_opensesame"  # opens private and gated repositories
+    lifetime = 3600.0  # seconds that a signed address is valid
+    any_range = True  # whether an address resolved without Range serves every range, as the Hub's do
+    page = 1000  # files per page of the tree, repositories per page of a list
+    blobs_in_api = raw = True  # whether the listing has sizes, and texts a short way: not all mirrors do
 
-    def __init__(
-        self,
-        *,
-        latency: float = 0.0,
-        bandwidth: float = 0.0,
-        token: str = "hf_opensesame",
-        lifetime: float = 3600.0,
-        any_range: bool = True,
-        page: int = 1000,
-        quotas: Mapping[str, tuple[int, float]] | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
+    def __init__(self, *, quotas: Mapping[str, tuple[int, float]] | None = None, **settings: Any) -> None:
         super().__init__()
-        self.latency, self.bandwidth, self.token, self.tls = latency, bandwidth, token, tls
-        self.lifetime, self.any_range, self.page = lifetime, any_range, page
-        self.blobs_in_api = True
-        self.raw = True
+        for name, value in settings.items():
+            assert hasattr(self, name), name
+            setattr(self, name, value)
         self.quotas = Quotas(quotas or {})
         self.repositories: dict[str, Repository] = {}
         self.renamed: dict[str, str] = {}
@@ -313,14 +294,9 @@ class HubServer(Loopback):
         return self._paged(request, [self._listed(n, asked.get("expand", [])) for _, n in found], size)
 
     def _listed(self, name: str, expand: Sequence[str]) -> Mapping[str, object]:
-        repository = self.repositories[name]
-        gated = "auto" if repository.gated else False
-        everything: dict[str, object] = {"lastModified": repository.changed, "gated": gated}
+        repository, everything = self.repositories[name], {}
         if commit := repository.branches.get("main"):
-            siblings = [{"rfilename": entry["path"]} for entry in self._entries(name, commit)]
-            everything |= {"sha": commit, "siblings": siblings}
-        if repository.parameters:
-            everything["safetensors"] = {"total": repository.parameters}
+            everything = {**self._info(name, commit, False), "lastModified": repository.changed}
         return {"_id": "6" * 24, "id": name, **{k: v for k, v in everything.items() if k in expand}}
 
     def _entries(self, name: str, commit: str) -> list[dict[str, Any]]:

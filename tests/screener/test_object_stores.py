@@ -25,9 +25,8 @@ def proxied(s3_server, monkeypatch):
         yield proxy
 
 
-def test_a_trajectory_end_to_end(s3_server, proxied, tmp_path, monkeypatch):
+def test_a_trajectory_end_to_end(s3_server, proxied, tmp_path):
     """Three steps of a run: G of each is that of its whole matrix, and the tokenizer is read once for all."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     for step, name in ((10, "sums-00"), (20, "sums-10"), (30, "sums-80")):
         s3_server.put(data_folder("demo") / name, f"train/checkpoint-{step}")
     (tmp_path / "a.csv").write_text("repo,accuracy\ncheckpoint-10,0.1\ncheckpoint-30,0.9\n")
@@ -87,9 +86,8 @@ def test_a_profile_and_no_signature(s3_server, proxied, tmp_path, monkeypatch):
     assert not any("authorization" in request.headers for request in proxied.requests)
 
 
-def test_a_tokenizer_from_elsewhere(s3_server, proxied, tmp_path, monkeypatch):
+def test_a_tokenizer_from_elsewhere(s3_server, proxied, tmp_path):
     """For what stores none: from a folder, a file under any name, and another address."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     demo = data_folder("demo") / "sums-10"
     bare = shutil.copytree(demo, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     expected = screen([str(demo)]).checkpoints[0].gaps["cosine"].mean

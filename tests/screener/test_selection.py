@@ -31,7 +31,6 @@ V, D = 49_152, 4
 def registry(hub, tmp_path, monkeypatch):
     """Two organisations on the loopback Hub, found through huggingface_hub's own settings."""
     monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "downloads"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("lmeval_screener.checkpoints.hub._implicit_token", lambda: None)
