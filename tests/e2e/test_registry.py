@@ -17,7 +17,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from checkpoints import write_checkpoint
+from checkpoints import write_with_words
 from hub_faults import status
 from hub_server import HubServer
 from lmeval_screener.cli import main as screen_checkpoints
@@ -25,8 +25,6 @@ from safetensors.numpy import load_file, save_file
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.paths import data_folder
-
-TOKENIZER = data_folder("demo") / "sums-00"
 
 
 @pytest.fixture
@@ -37,24 +35,14 @@ def hub():
 
 @pytest.fixture
 def add(hub, tmp_path):
-    """Serves a checkpoint that differs from all others: ``add(name, spread=1.0, branch="main")``."""
-    rows = len(json.loads((TOKENIZER / "tokenizer.json").read_text())["model"]["vocab"]) + 40
-    made = []
+    """Serves a checkpoint that differs from all others: ``add(name, spread=1.0)``."""
+    numbers = itertools.count()
 
-    def one(name, spread=1.0, **settings):
-        draw = np.random.default_rng(len(made))
-        matrix = (
-            np.random.default_rng(1).normal(size=(rows, 16))
-            + 0.05 * draw.normal(size=(rows, 16))
-            + 1 / spread
-        )
-        place = tmp_path / "repos" / f"{len(made)}"
-        made.append(place)
-        write_checkpoint(place, {"lm_head.weight": ("F32", matrix)})
-        (place / "tokenizer.json").write_bytes((TOKENIZER / "tokenizer.json").read_bytes())
-        return hub.add(name, place, **settings)
+    def serve(name, spread=1.0):
+        number = next(numbers)
+        return hub.add(name, write_with_words(tmp_path / "repos" / str(number), number, 1 / spread))
 
-    return one
+    return serve
 
 
 @pytest.fixture
@@ -305,7 +293,7 @@ def test_what_is_no_registry_is_refused_and_left_alone(registry, tmp_path, capsy
         place = tmp_path / name
         place.write_bytes(content)
         assert registry("query", place).returncode in (1, 2)
-        assert screen_checkpoints([str(TOKENIZER), "--registry", str(place)]) in (1, 2)
+        assert screen_checkpoints([str(data_folder("demo") / "sums-00"), "--registry", str(place)]) in (1, 2)
         assert sentence in capsys.readouterr().err
         assert place.read_bytes() == content
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmeval_dispersion.paths import data_folder
+
 Matrix = NDArray[Any]
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
@@ -80,6 +82,17 @@ def write_checkpoint(
     for place in sorted(tokenizer.glob("*")) if tokenizer else []:
         if place.name != "config.json":
             shutil.copy(place, folder / place.name)
+    return folder
+
+
+def write_with_words(folder: Path, seed: int = 0, shift: float = 0.0) -> Path:
+    """A small checkpoint that can be screened: near all others of its kind, with a lower G by the shift."""
+    tokenizer = data_folder("demo") / "sums-00" / "tokenizer.json"
+    rows = len(json.loads(tokenizer.read_text())["model"]["vocab"]) + 40
+    head = np.random.default_rng(1).normal(size=(rows, 16)) + shift
+    head += 0.05 * np.random.default_rng(seed).normal(size=(rows, 16))
+    write_checkpoint(folder, {"lm_head.weight": ("F32", head)})
+    shutil.copy(tokenizer, folder / "tokenizer.json")
     return folder
 
 

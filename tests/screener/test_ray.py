@@ -8,16 +8,14 @@ import http.server
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
-from checkpoints import write_checkpoint
+from checkpoints import write_with_words
 from lmeval_screener import ray_reader, screen
 from lmeval_screener.cli import main
 
@@ -32,14 +30,10 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory):
-    """Twelve checkpoints, m00 to m11, and an adapter whose base is named relative to them."""
+    """Twelve checkpoints, m00 to m11."""
     place = tmp_path_factory.mktemp("zoo")
-    tokenizer = data_folder("demo") / "sums-00" / "tokenizer.json"
-    rows = len(json.loads(tokenizer.read_text())["model"]["vocab"]) + 40
     for number in range(12):
-        head = np.random.default_rng(number).normal(size=(rows, 16)) + number / 10
-        write_checkpoint(place / f"m{number:02d}", {"lm_head.weight": ("F32", head)})
-        shutil.copy(tokenizer, place / f"m{number:02d}")
+        write_with_words(place / f"m{number:02d}", number, number / 10)
     return place
 
 
