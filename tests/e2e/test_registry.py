@@ -109,12 +109,6 @@ def signalled(process, number, store, more_than=0):
     return process.communicate(timeout=60)
 
 
-def again(capsys, *args):
-    """Status and standard error of the command, in this process."""
-    status = screen_checkpoints([*map(str, args), "--output", os.devnull, "--format", "json"])
-    return status, capsys.readouterr().err
-
-
 def test_killed_twice_nothing_is_lost_or_doubled(hub, add, start, run, tmp_path):
     names = [f"org/model-{number:02d}" for number in range(24)]
     for number, name in enumerate(names):
@@ -239,15 +233,13 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
     assert [line.split(",")[0] for line in best] == ["checkpoint", "org/b"]
 
 
-def test_since_answers_what_is_new_and_worth_evaluating(add, tmp_path, capsys):
+def test_since_answers_what_is_new_and_worth_evaluating(add, run, tmp_path):
     for number, spread in enumerate((1.0, 2.0, 9.0, 0.5)):
         add(f"org/{number}", spread)
     store, folders = tmp_path / "s.db", [str(tmp_path / "repos" / str(number)) for number in range(4)]
 
     def news(*places, since="yesterday"):
-        words = ["--registry", str(store), "--since", since, "--format", "json", "--quiet"]
-        assert screen_checkpoints([*places, *words]) == 0
-        document = json.loads(capsys.readouterr().out)
+        document = json.loads(run(*places, "--registry", store, "--since", since, "--format", "json").stdout)
         rows = {row["checkpoint"]: (row["what"], row["rank"], row["apart"]) for row in document["rows"]}
         return document["answer"], rows
 
@@ -260,9 +252,10 @@ def test_since_answers_what_is_new_and_worth_evaluating(add, tmp_path, capsys):
     assert answer[1].endswith(": 2 new.")
     assert rows == {"2": ("new", 1, True), "3": ("new", 4, True)}
     # Nothing is read, and nothing is lost, where the time is none.
-    assert screen_checkpoints([*folders, "--registry", str(store), "--since", "soon"]) == 2
-    assert "expected --since as a date, a time, yesterday or a run" in capsys.readouterr().err
-    assert screen_checkpoints([*folders, "--registry", str(store), "--since", last, "--shortlist", "1"]) == 2
+    soon = run(*folders, "--registry", store, "--since", "soon")
+    assert soon.returncode == 2
+    assert "expected --since as a date, a time, yesterday or a run" in soon.stderr
+    assert run(*folders, "--registry", store, "--since", last, "--shortlist", "1").returncode == 2
 
 
 def test_sql_is_read_only_and_shows_every_column(add, run, registry, tmp_path):
@@ -283,7 +276,7 @@ def test_sql_is_read_only_and_shows_every_column(add, run, registry, tmp_path):
     assert "hf://org/a" in shown
 
 
-def test_what_is_no_registry_is_refused_and_left_alone(registry, tmp_path, capsys):
+def test_what_is_no_registry_is_refused_and_left_alone(run, registry, tmp_path):
     wrong = {
         "text": (b"no database, but a text", "expected a registry of screen-checkpoints"),
         "old.duckdb": (b"checksumDUCK" + bytes(4096), "made by an earlier version, in DuckDB's format"),
@@ -293,8 +286,9 @@ def test_what_is_no_registry_is_refused_and_left_alone(registry, tmp_path, capsy
         place = tmp_path / name
         place.write_bytes(content)
         assert registry("query", place).returncode in (1, 2)
-        assert screen_checkpoints([str(data_folder("demo") / "sums-00"), "--registry", str(place)]) in (1, 2)
-        assert sentence in capsys.readouterr().err
+        done = run(data_folder("demo") / "sums-00", "--registry", place)
+        assert done.returncode in (1, 2)
+        assert sentence in done.stderr
         assert place.read_bytes() == content
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection:
         connection.execute("CREATE TABLE runs (name)")
@@ -303,25 +297,25 @@ def test_what_is_no_registry_is_refused_and_left_alone(registry, tmp_path, capsy
     assert registry("query", tmp_path).returncode == 2
 
 
-def test_a_deleted_folder_is_marked_and_does_not_rank(add, registry, tmp_path, capsys):
+def test_a_deleted_folder_is_marked_and_does_not_rank(add, run, registry, tmp_path):
     for number in range(3):
         add(f"org/{number}", 1 + number)
     store, folders = tmp_path / "s.db", [tmp_path / "repos" / str(number) for number in range(3)]
-    assert again(capsys, *folders, "--registry", store)[0] == 0
+    assert run(*folders, "--registry", store).returncode == 0
     shutil.rmtree(folders[1])
     for _ in range(2):  # before and after a run notices
         rows = json.loads(registry("query", store, "--format", "json").stdout)["rows"]
         assert {row["checkpoint"]: (row["rank"], row["note"]) for row in rows} == {
             "0": (2, None), "1": (None, "deleted"), "2": (1, None),
         }  # fmt: skip
-        assert again(capsys, folders[0], folders[2], "--registry", store)[0] == 0
+        assert run(folders[0], folders[2], "--registry", store).returncode == 0
     (last,) = rows_of(store, "SELECT run FROM runs ORDER BY started")[0]
     moved = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)["rows"]
     assert [(row["what"], row["checkpoint"]) for row in moved] == [("deleted", "1")]
     # By the label that was printed, by the path, and a label that several share.
     for name in ("1", str(folders[1]), f"repos/{1}"):
         assert "FolderNotFound" in registry("show", store, name).stdout
-    again(capsys, shutil.copytree(folders[0], tmp_path / "else" / "0"), "--registry", store)
+    run(shutil.copytree(folders[0], tmp_path / "else" / "0"), "--registry", store)
     assert "which is the name of 2" in registry("show", store, "0").stderr
 
 
@@ -361,23 +355,20 @@ def adapter_of(base, folder):
 
 
 @pytest.mark.parametrize("changed", ["the base of an adapter", "the tokenizer that was named"])
-def test_a_checkpoint_is_read_again_when_what_it_rests_on_changed(add, tmp_path, capsys, changed):
-    add("org/base")
-    base, store = tmp_path / "repos" / "0", tmp_path / "s.db"
+def test_a_checkpoint_is_read_again_when_what_it_rests_on_changed(run, tmp_path, changed):
+    base = write_with_words(tmp_path / "base")
     if changed == "the base of an adapter":
-        args, place = (
-            (adapter_of(base, tmp_path / "adapter"), "--registry", store),
-            base / "model.safetensors",
-        )
+        words, place = [adapter_of(base, tmp_path / "adapter")], base / "model.safetensors"
     else:
         place = (base / "tokenizer.json").rename(tmp_path / "tokenizer.json")
-        args = (base, "--tokenizer", place, "--registry", store)
-    assert again(capsys, *args)[0] == 0
-    assert "1 of 1 taken" in again(capsys, *args)[1]
+        words = [base, "--tokenizer", place]
+    words += ["--registry", tmp_path / "s.db"]
+    assert run(*words).returncode == 0
+    assert "1 of 1 taken" in run(*words).stderr
     if place.suffix == ".json":
         place.write_text(json.dumps(json.loads(place.read_text()), indent=1))
     else:
         os.utime(place, ns=(1, 1))
-    status, err = again(capsys, *args)
-    assert (status, "taken from" in err) == (0, False)
-    assert "1 of 1 taken" in again(capsys, *args)[1]
+    read_again = run(*words)
+    assert (read_again.returncode, "taken from" in read_again.stderr) == (0, False)
+    assert "1 of 1 taken" in run(*words).stderr

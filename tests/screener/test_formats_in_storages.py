@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import test_gguf
 import torch
-from checkpoints import slow_gap
 from faulty_proxy import WebServer
-from hub_client import full_matrix
+from hub_client import full_matrix, gap_of
 from lmeval_screener import screen
 from safetensors.torch import load_file
 
@@ -59,13 +58,9 @@ def test_g_is_that_of_the_whole_matrix(folders, tmp_path, monkeypatch, storage, 
     is_file = storage.startswith("http") and kind == "gguf"
     address = f"{storage}/{kind}" + ("/m-Q8_0.gguf" if is_file else "")
     (found,) = screen([address]).checkpoints
-    if kind == "gguf":
-        assert found.gaps["cosine"].mean == pytest.approx(test_gguf.whole_gap(quantised), abs=1e-6)
-    else:
-        matrix = full_matrix(DEMO / "model-00001-of-00002.safetensors", "lm_head.weight")
-        sides = found.resolution.domain, found.resolution.reference
-        expected = slow_gap(*(matrix[[token.id for token in side]] for side in sides))
-        assert found.gaps["cosine"].mean == pytest.approx(expected, abs=1e-6)
+    plain = full_matrix(DEMO / "model-00001-of-00002.safetensors", "lm_head.weight")
+    expected = gap_of(quantised if kind == "gguf" else plain, found)
+    assert found.gaps["cosine"].mean == pytest.approx(expected, abs=1e-6)
     stored = sum(place.stat().st_size for place in (made / kind).iterdir())
     assert 0 < found.bytes_read < 1.5 * stored
     assert 0 < found.requests < 150
