@@ -15,16 +15,22 @@ from token_cases import DATA, vocabulary
 from lmeval_dispersion.geometry import METRICS
 
 D = 8
+#: Beside each: what has a word of a head or an embedding in its name, and is neither.
+OTHERS = [
+    *("model.norm.weight", "visual.embed_tokens.weight", "mtp.lm_head.weight"),
+    *("model.layers.0.lm_head.weight", "model.layers.0.embed_tokens.weight"),
+]
 
 
 def variants():
     """Label → tensors' names (the last is read), dtype, shards, config."""
     untied, tied = {"tie_word_embeddings": False}, {"tie_word_embeddings": True}
+    by_default = {"model_type": "gemma2"}
     embedding = "model.embed_tokens.weight"
     for name in HEADS:
         yield f"head {name}", [embedding, name], "F32", 1, untied
     for name in EMBEDDINGS:
-        yield f"tied {name}", [name], "F32", 1, tied
+        yield f"tied {name}", [name], "F32", 1, by_default
     for wrapper in WRAPPERS[1:]:
         yield f"wrapped {wrapper}", [wrapper + embedding, f"{wrapper}lm_head.weight"], "F32", 2, untied
         yield f"wrapped and tied {wrapper}", [wrapper + embedding], "F32", 1, {"text_config": tied}
@@ -37,7 +43,7 @@ def test_gaps_equal_the_full_matrix_for_every_naming_dtype_and_sharding(tmp_path
     tokenizer, v = (DATA / "smollm2.json").read_bytes(), vocabulary("smollm2").size
     draw, expected = np.random.default_rng(0), {}
     for number, (label, names, dtype, shards, config) in enumerate(variants()):
-        tensors = {"first.norm.weight": ("F32", draw.normal(size=D))}
+        tensors = {name: ("F32", draw.normal(size=(4, D))) for name in OTHERS}
         tensors |= {name: (dtype, draw.normal(size=(v, D)) + 0.2) for name in names}
         config = {"model_type": "llama", **config}
         folder = tmp_path / f"{number:02d}"
@@ -48,7 +54,7 @@ def test_gaps_equal_the_full_matrix_for_every_naming_dtype_and_sharding(tmp_path
     assert len(result.checkpoints) == len(expected)
     for c in result.checkpoints:
         label, tensor = expected[c.repo]
-        assert c.tensor == tensor, label
+        assert (c.tensor, c.notes) == (tensor, ()), label
         for metric in METRICS:
             # Numbers of 64 bits are rounded to 32.
             right = pytest.approx(whole_gap(Path(c.repo), c, metric), abs=1e-7 if c.dtype == "F64" else 1e-9)

@@ -50,22 +50,20 @@ def start(hub, tmp_path):
     """Starts the command in a process of its own, each time with an empty cache."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     env |= {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "OPENBLAS_NUM_THREADS": "1"}
-    homes, begun = [], []
+    begun = []
 
     def popen(*args):
-        homes.append(tmp_path / f"hf-{len(homes)}")
         process = subprocess.Popen(
             [sys.executable, "-m", "lmeval_screener", *map(str, args)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-            env=env | {"HF_HOME": str(homes[-1])},
+            env=env | {"HF_HOME": str(tmp_path / f"hf-{len(begun)}")},
         )  # fmt: skip
         begun.append(process)
         return process
 
     yield popen
     for process in begun:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
         process.communicate()
 
 
@@ -217,45 +215,37 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
     (last,) = rows_of(store, "SELECT run FROM runs ORDER BY started DESC")[0]
     assert "nothing moved" in registry("diff", store, "--since", last).stdout.splitlines()[0]
 
-    add("org/b", 9.0)  # the same repository, trained on
+    add("org/b", 4.0)  # the same repository, trained on
+    add("org/best", 9.0)
     add("org/new", 0.5)
     del hub.repositories["org/gone"]
-    assert run("org/a", "org/b", "org/gone", "org/new", "--registry", store).returncode == 3
-    moved = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)["rows"]
-    by_kind = {row["what"]: row for row in moved}
-    assert {(row["what"], row["checkpoint"]) for row in moved} == {
-        *(("new", "org/new"), ("changed", "org/b"), ("deleted", "org/gone")),
-    }
-    assert by_kind["changed"]["apart"] is True
-    assert by_kind["changed"]["gain"] > 0
-    assert by_kind["changed"]["rank"] == 1
+    assert run("org/a", "org/b", "org/gone", "org/new", "org/best", "--registry", store).returncode == 3
+    document = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)
+    assert {row["checkpoint"]: (row["what"], row["rank"], row["apart"]) for row in document["rows"]} == {
+        "org/best": ("new", 1, True), "org/new": ("new", 4, True),
+        "org/b": ("changed", 2, True), "org/gone": ("deleted", None, None),
+    }  # fmt: skip
+    assert {row["checkpoint"]: row["gain"] > 0 for row in document["rows"] if row["gain"]} == {
+        "org/best": True, "org/new": False, "org/b": True,
+    }  # fmt: skip
+    assert document["answer"][0] == "Worth evaluating, above the former best: org/best (rank 1)."
+    assert document["answer"][-1].endswith(": 2 new, 1 changed, 1 deleted.")
     best = registry("query", store, "--top", "1", "--format", "csv").stdout.splitlines()
-    assert [line.split(",")[0] for line in best] == ["checkpoint", "org/b"]
+    assert [line.split(",")[0] for line in best] == ["checkpoint", "org/best"]
 
 
-def test_since_answers_what_is_new_and_worth_evaluating(add, run, tmp_path):
-    for number, spread in enumerate((1.0, 2.0, 9.0, 0.5)):
-        add(f"org/{number}", spread)
-    store, folders = tmp_path / "s.db", [str(tmp_path / "repos" / str(number)) for number in range(4)]
-
-    def news(*places, since="yesterday"):
-        document = json.loads(run(*places, "--registry", store, "--since", since, "--format", "json").stdout)
-        rows = {row["checkpoint"]: (row["what"], row["rank"], row["apart"]) for row in document["rows"]}
-        return document["answer"], rows
-
-    answer, rows = news(*folders[:2])
-    assert answer[0] == "Best of a new group: 1 (rank 1)."
-    assert rows == {"1": ("new", 1, None), "0": ("new", 2, None)}
-    (last,) = rows_of(store, "SELECT run FROM runs")[0]
-    answer, rows = news(*folders, since=last)
-    assert answer[0] == "Worth evaluating, above the former best: 2 (rank 1)."
-    assert answer[1].endswith(": 2 new.")
-    assert rows == {"2": ("new", 1, True), "3": ("new", 4, True)}
+def test_since_answers_what_is_new_and_worth_evaluating(run, tmp_path):
+    folders = [write_with_words(tmp_path / str(number), number, 1.0 - number / 2) for number in range(2)]
+    words = [*folders, "--registry", tmp_path / "s.db", "--since"]
+    document = json.loads(run(*words, "yesterday", "--format", "json").stdout)
+    assert document["answer"][0] == "Best of a new group: 1 (rank 1)."
+    rows = [(row["checkpoint"], row["what"], row["rank"], row["apart"]) for row in document["rows"]]
+    assert rows == [("1", "new", 1, None), ("0", "new", 2, None)]
     # Nothing is read, and nothing is lost, where the time is none.
-    soon = run(*folders, "--registry", store, "--since", "soon")
+    soon = run(*words, "soon")
     assert soon.returncode == 2
     assert "expected --since as a date, a time, yesterday or a run" in soon.stderr
-    assert run(*folders, "--registry", store, "--since", last, "--shortlist", "1").returncode == 2
+    assert run(*words, "yesterday", "--shortlist", "1").returncode == 2
 
 
 def test_sql_is_read_only_and_shows_every_column(add, run, registry, tmp_path):

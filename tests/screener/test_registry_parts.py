@@ -61,8 +61,7 @@ def parts_asked(asked, hub, monkeypatch):
 
 def test_the_python_call_reads_only_what_is_new(many, tmp_path):
     place = tmp_path / "r.db"
-    first = screen(many[:5], registry=place)
-    assert all(c.seconds > 0 for c in first.checkpoints)
+    screen(many[:5], registry=place)
     second = screen(many, registry=str(place))
     assert means(second) == pytest.approx(means(screen(many)), abs=1e-15)
     taken = {c.repo for c in second.checkpoints if c.seconds == 0}  # what was read takes time
