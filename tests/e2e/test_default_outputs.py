@@ -1,24 +1,21 @@
-"""Default outputs as terminals of 80 and of 120 columns show them.
-
-`WRITE_CAPTURES=1` writes the captures anew: look at the difference before you commit it.
-"""
+"""Default outputs as terminals of 80 and of 120 columns show them."""
 
 from __future__ import annotations
 
 import io
-import os
 import shlex
 import sys
 from pathlib import Path
 
 import pytest
+from command import captured
 
 from lmeval_dispersion.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
-CAPTURES = ROOT / "tests" / "data" / "terminal"
 #: Name of the capture: the most lines that the answer may take, and the commands, of which the last is shown.
 LOOKS = {
+    "screen": (26, ["screen --demo"]),
     "shortlist": (26, ["screen --demo --shortlist 3"]),
     "verify": (
         18,
@@ -71,7 +68,4 @@ def test_a_default_output_fits_one_look(name, tmp_path, monkeypatch):
         lines = text.splitlines()
         assert len(lines) <= most
         assert max(map(len, lines)) <= width
-        capture = CAPTURES / f"{name}-{width}.txt"
-        if os.environ.get("WRITE_CAPTURES"):
-            capture.write_text(text, encoding="utf-8")
-        assert text == capture.read_text(encoding="utf-8")
+        assert text == captured(f"{name}-{width}", text)

@@ -7,14 +7,14 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import lmeval_screener
+import lmeval_screener.result
 import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.answer import course, not_screened, overlaps
 from lmeval_screener.figures import Ratio, gap
+from lmeval_screener.result.answer import course, not_screened, overlaps
 from lmeval_screener.screened import Group, Ranks
 from screenings import GAPS, failed, result, screened
 
@@ -170,7 +170,7 @@ def test_the_sentence_on_seeds_is_the_demos_own_figures():
     assert [len(values) for values in seeds.values()] == [3] * 11
     moves = [max(values) - min(values) for values in seeds.values()]
     steps = [b - a for a, b in pairwise(sorted(values[0] for values in seeds.values()))]
-    text = (Path(lmeval_screener.__file__).parent / "screening.jinja").read_text("utf-8")
+    text = (Path(lmeval_screener.result.__file__).parent / "screening.jinja").read_text("utf-8")
     assert f"11 checkpoints, trained from 3 seeds, spans {min(moves):.3f} to {max(moves):.3f}" in text
     assert f"differ by {min(steps):.3f} to {max(steps):.3f}" in text
 

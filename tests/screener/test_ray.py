@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from checkpoints import write_with_words
 from faulty_proxy import WebServer
-from lmeval_screener import ray_reader, screen
+from lmeval_screener import screen
 from lmeval_screener.cli import main
+from lmeval_screener.reading import ray_reader
 
 from lmeval_dispersion.paths import data_folder
 

@@ -1,27 +1,84 @@
-"""The gate, and what is said while a screening runs."""
+"""A screening in Python and by its command: order, tokens and ties in every form, the gate, progress."""
 
 from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
+import sys
 from dataclasses import replace
 
 import pytest
 from lmeval_screener.cli import main, progress_lines
-from lmeval_screener.figures import difference
 from lmeval_screener.result import Gate
 from lmeval_screener.screening import reference_among, screen
 from lmeval_screener.targets import parse_target
 from screenings import failed, result, screened
+from tokenizers import Tokenizer
 
 from lmeval_dispersion.cli import main as dispersion
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.paths import data_folder
-from lmeval_dispersion.report import Table
 
 DEMO = data_folder("demo")
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return screen(demo=True)
+
+
+def test_the_readmes_three_words(demo, monkeypatch, tmp_path):
+    assert demo.best.label == "sums-80"
+    assert [c.label for c in demo.shortlist(3).chosen] == ["sums-80", "sums-45", "sums-30"]
+    measured = tmp_path / "measured.csv"
+    measured.write_text("\n".join(["repo,accuracy", *(f"{c.repo},{c.accuracy}" for c in demo.checkpoints)]))
+    assert demo.verify(measured).answer()[0].startswith("The screen works on these 11 results")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'lmeval-dispersion\[audit\]'"):
+        demo.to_frame()
+
+
+def test_failed_checkpoints_come_in_the_order_in_which_they_were_asked_for(tmp_path):
+    names = [str(tmp_path / name) for name in "cab"]
+    for name in names[:2]:
+        (tmp_path / name).mkdir()
+    result = screen([*names, str(DEMO / "sums-80")])
+    assert [(line.repo, line.error) for line in result.failed] == [(name, "FolderNotFound") for name in names]
+    assert screen(result.best.repo).best.repo == result.best.repo  # one name in place of a list
+
+
+def test_the_tokens_of_a_tokenizer_are_listed_once_with_their_variants(demo):
+    (entry,) = demo.to_dict()["tokens"]
+    assert entry["family"] == demo.best.family
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    for side, variant in (("domain", "bare"), ("reference", "space")):
+        assert entry[side]["variants"] == [variant]
+        assert len(entry[side]["pieces"]) == demo.to_dict()["checkpoints"][0]["tokens"][side]
+        assert all(tokenizer.token_to_id(piece) == row for piece, row in entry[side]["pieces"].items())
+    table = demo.document().tables()["tokens"]
+    assert [row["variant"] for row in table.rows] == ["bare", "space"]
+    assert all(f"{digit}:" in table.rows[0]["tokens"] for digit in "0123456789")
+
+
+def test_every_form_has_the_same_ties(demo, capsys, tmp_path):
+    ties = {c.label: list(c.tied_with) for c in demo.checkpoints}
+    assert any(ties.values())
+    assert {c["label"]: c["tied_with"] for c in demo.to_dict()["checkpoints"]} == ties
+    rows = demo.document().tables()["ranking-demo-370K"].rows
+    assert {row["called"]: row["no_clear_order_with"] for row in rows} == {
+        label: " ".join(map(str, ranks)) for label, ranks in ties.items()
+    }
+    store = str(tmp_path / "s.db")
+    assert main(["--demo", "--registry", store, "--format", "csv", "-q"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["label"]: [int(rank) for rank in row["tied_with"].split()] for row in rows} == ties
+    assert dispersion(["registry", "query", store, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["checkpoint"]: row["tied_with"] for row in rows} == ties
+
+
+# --- the gate -------------------------------------------------------------------------------------------
 
 
 def gate_of(result, reference):
@@ -70,43 +127,13 @@ def test_a_reference_that_is_screened_anyway_is_screened_once():
 def test_the_command_ends_with_the_gates_status_and_takes_the_tables_names(capsys, reference, below, demo):
     names = ["sums-80", "sums-45", "sums-00"]
     words = ["--demo"] if demo else [str(DEMO / name) for name in names]
-    status = 4 if below else 0
-    assert main([*words, "--fail-if-below", reference]) == status
-    assert capsys.readouterr().out.startswith("Failed: " if below else "Passed: ")
-    assert main([*words, "--fail-if-below", reference, "--format", "json"]) == status
+    assert main([*words, "--fail-if-below", reference, "--format", "json"]) == (4 if below else 0)
     document = json.loads(capsys.readouterr().out)
+    assert document["answer"][0].startswith("Failed: " if below else "Passed: ")
     gate = document["gate"]
     assert (gate["reference"], document["failed"]) == (reference, [])
     assert (gate["passed"], gate["compared"]) == (not below, 10 if demo else 2)
     assert [name for name in gate["below"] if name.rpartition("/")[2] in names] == below
-
-
-def test_one_truth_of_ties(capsys, tmp_path):
-    """The table, JSON, CSV and registry of the demo name the ranks that an own count of all pairs finds."""
-    demo = screen(demo=True)
-    gaps = {c.label: c.gaps["cosine"] for c in demo.checkpoints}
-    p = {frozenset(pair): difference(*(gaps[c] for c in pair)).p for pair in itertools.combinations(gaps, 2)}
-    order = sorted(p, key=p.get)
-    first_kept = next(i for i, pair in enumerate(order) if p[pair] > 0.05 / (len(order) - i))
-    ranks = {c.label: c.rank for c in demo.checkpoints}
-    ties = {
-        label: sorted(ranks[o] for pair in order[first_kept:] if label in pair for o in pair - {label})
-        for label in gaps
-    }
-    assert {c["label"]: c["tied_with"] for c in demo.to_dict()["checkpoints"]} == ties
-    assert main(["--demo", "--format", "csv"]) == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert {row["label"]: [int(rank) for rank in row["tied_with"].split()] for row in rows} == ties
-    store = str(tmp_path / "s.db")
-    assert main(["--demo", "--registry", store, "-q"]) == 0
-    capsys.readouterr()
-    assert dispersion(["registry", "query", store, "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert {row["checkpoint"]: row["tied_with"] for row in rows} == ties
-    (table, *_) = (t for s in demo.document().sections for t in s.parts if isinstance(t, Table))
-    assert {row["called"]: row["no_clear_order_with"] for row in table.rows} == {
-        label: " ".join(map(str, t)) for label, t in ties.items()
-    }
 
 
 def test_lines_of_progress_come_every_half_minute_and_name_failures():
