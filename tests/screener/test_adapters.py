@@ -10,16 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hub_client import ours
+from hub_client import ours, refused
 from lmeval_screener import screen, screening
 from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.cli import main
-from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.adapters import adapted_projection, is_adapter, read_adapter
 from lmeval_screener.weights.projection import read_rows, read_rows_and_norm
 from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from test_ratio import TOKENIZER, R, T, V
+from test_figures import TOKENIZER, R, T, V
 from transformers import LlamaConfig, LlamaForCausalLM
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -101,12 +100,6 @@ def projection_of(folder, base):
 def rows(folder, base):
     projection = projection_of(folder, base)
     return asyncio.run(read_rows(projection, list(range(projection.shape[0]))))
-
-
-def refused(folder, base):
-    with pytest.raises(ScreeningError) as caught:
-        rows(folder, base)
-    return caught.value
 
 
 def edit(folder, **changes):
@@ -268,7 +261,7 @@ TOKENS_LEFT_OPEN = "does not say of which tokens the 3 rows"
 def test_what_is_another_method_or_does_not_fit_is_refused_by_name(tied, tmp_path, settings, changes, says):
     folder = adapter(tied, tmp_path / "a", settings)
     edit(folder, **changes)
-    error = refused(folder, tied)
+    error = refused(rows, folder, tied)
     assert error.code == "AdapterOnly"
     assert says in str(error)
     assert "merge it into its base" in str(error)
@@ -308,7 +301,7 @@ def test_tensors_that_do_not_fit_are_refused(untied, tmp_path, name, tensor, say
     np.testing.assert_allclose(rows(folder, untied), merged(untied, folder), atol=1e-6, rtol=1e-6)
     tensors[f"{stem}{name}"] = tensor
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / FILE)
-    error = refused(folder, untied)
+    error = refused(rows, folder, untied)
     assert (error.code, says in str(error)) == ("AdapterOnly", True), error
 
 
@@ -324,4 +317,4 @@ def test_what_a_training_leaves_beside_its_adapter_is_no_model(untied, tmp_path)
         (folder / name).unlink()
     for content in (b"[]", b"\xff"):
         (folder / "adapter_config.json").write_bytes(content)
-        assert refused(folder, untied).code == "BadConfig"
+        assert refused(rows, folder, untied).code == "BadConfig"

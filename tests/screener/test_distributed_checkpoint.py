@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import header, write_index
-from hub_client import read, read_folder
+from hub_client import read, read_folder, refused
 from lmeval_screener import screen
-from lmeval_screener.errors import ScreeningError
-from test_ratio import TOKENIZER
-from test_ratio import V as WORDS
+from test_figures import TOKENIZER
+from test_figures import V as WORDS
 
 torch = pytest.importorskip("torch")
 V, D = 20, 4
@@ -63,11 +62,11 @@ def rows(folder, ids):
     return read_folder(folder, tuple(ids)).rows
 
 
-def refused(folder) -> str:
-    with pytest.raises(ScreeningError, match="enable_consolidation=True") as raised:
-        rows(folder, [0])
-    assert raised.value.code == "SlicedTensor"
-    return str(raised.value)
+def refusal(folder) -> str:
+    error = refused(rows, folder, [0])
+    assert error.code == "SlicedTensor"
+    assert "enable_consolidation=True" in str(error)
+    return str(error)
 
 
 def write_slices(folder, number, **slices):
@@ -150,7 +149,7 @@ def test_from_afar_only_the_slices_with_needed_rows_are_read(hub, tmp_path):
 def test_what_is_not_known_to_be_the_whole_is_refused_by_name(tmp_path, slices, says):
     for number, (offsets, part) in enumerate(slices, start=1):
         write_slice(tmp_path, number, offsets, part)
-    assert says in refused(tmp_path)
+    assert says in refusal(tmp_path)
 
 
 def test_fewer_rows_than_the_tokenizer_names_are_never_taken(tmp_path):
@@ -176,11 +175,11 @@ def test_slices_under_the_usual_file_names_are_refused_too(tmp_path, name):
     (file,) = tmp_path.glob("shard*")
     file.rename(tmp_path / name)
     write_index(tmp_path, {"lm_head.weight": name})  # of no meaning beside model.safetensors
-    assert "make up 10 × 4 of 20 × 4" in refused(tmp_path)
+    assert "make up 10 × 4 of 20 × 4" in refusal(tmp_path)
 
 
 def test_without_sizes_in_the_configuration_nothing_says_that_it_is_whole(tmp_path):
     write_slice(tmp_path, 1, [0, 0], HEAD)
     assert rows(tmp_path, [1]).shape == (1, D)
     (tmp_path / "config.json").write_text("{}")
-    assert "no vocab_size and hidden_size" in refused(tmp_path)
+    assert "no vocab_size and hidden_size" in refusal(tmp_path)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import test_distributed_checkpoint as distributed
 from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
-from hub_client import ours
+from hub_client import within
+from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.weights.projection import FinalNorm, find_projection, read_rows_and_norm
@@ -113,16 +114,14 @@ def from_afar(hub, tmp_path):
     def read(folder: Path) -> tuple[FinalNorm, int, int]:
         hub.add("org/m", folder)
 
-        async def work() -> tuple[FinalNorm, int, int]:
-            async with ours(hub, tmp_path / "cache") as client:
-                snapshot = await client.snapshot("org/m", None, budget)
-                projection = await find_projection(snapshot)
-                start = snapshot.meter.requests, snapshot.meter.bytes_read
-                _, norm = await read_rows_and_norm(projection, IDS)
-                return norm, snapshot.meter.requests - start[0], snapshot.meter.bytes_read - start[1]
+        async def work(client: Hub, budget: Budget) -> tuple[FinalNorm, int, int]:
+            snapshot = await client.snapshot("org/m", None, budget)
+            projection = await find_projection(snapshot)
+            start = snapshot.meter.requests, snapshot.meter.bytes_read
+            _, norm = await read_rows_and_norm(projection, IDS)
+            return norm, snapshot.meter.requests - start[0], snapshot.meter.bytes_read - start[1]
 
-        budget = Budget(20)
-        return asyncio.run(budget.bounded(work()))
+        return within(work, tmp_path / "cache", endpoint=hub.endpoint)
 
     return read
 

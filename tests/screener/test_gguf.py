@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import struct
 import sys
@@ -14,15 +13,13 @@ import pytest
 from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from hub_client import IDS, gap_of, ours
+from hub_client import IDS, gap_of, refused, within
 from lmeval_screener import screen
-from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens import load_token_set
 from lmeval_screener.weights.gguf import GGUF_TYPES, choose_files, read_gguf
 from lmeval_screener.weights.projection import read_rows
 
-from lmeval_dispersion.geometry import within
+from lmeval_dispersion import geometry
 
 WIDTH = 256
 WORDS = [text for group in load_token_set("reference", "reference").groups.values() for text in group.texts()]
@@ -140,10 +137,8 @@ def test_the_file_that_is_meant():
     for choice in ("F16", "M-F16-00001-of-00002.gguf"):
         assert len(choose_files(names, choice, "r")) == 2
     for choice, code in ((None, "SeveralFiles"), ("Q4_K", "SeveralFiles"), ("Q9", "FileNotFound")):
-        with pytest.raises(ScreeningError) as caught:
-            choose_files(names, choice, "r")
-        assert caught.value.code == code
-        assert "M-Q4_K_S.gguf" in str(caught.value)
+        error = refused(choose_files, names, choice, "r")
+        assert (error.code, "M-Q4_K_S.gguf" in str(error)) == (code, True)
 
 
 def test_two_quantisations_of_one_model_are_one_group(tmp_path):
@@ -167,17 +162,15 @@ def test_types_are_those_of_the_gguf_package():
 
 
 def remote(hub, cache):
-    async def work(budget):
-        async with ours(hub, cache) as client:
-            snapshot = await client.snapshot("org/model", None, budget)
-            model = await read_gguf(snapshot, ["m.gguf"])
-            words = await model.vocabulary()
-            assert words.row("7") == (TOKENS.index("7"), "7")
-            assert words.row("<s>") is words.row("<0x37>") is None, "neither is a word"
-            return await read_rows(model.projection, IDS), snapshot.meter
+    async def work(client, budget):
+        snapshot = await client.snapshot("org/model", None, budget)
+        model = await read_gguf(snapshot, ["m.gguf"])
+        words = await model.vocabulary()
+        assert words.row("7") == (TOKENS.index("7"), "7")
+        assert words.row("<s>") is words.row("<0x37>") is None, "neither is a word"
+        return await read_rows(model.projection, IDS), snapshot.meter
 
-    budget = Budget(20)
-    return asyncio.run(budget.bounded(work(budget)))
+    return within(work, cache, endpoint=hub.endpoint)
 
 
 def test_remote_bytes_stay_near_header_and_rows(hub, tmp_path):
@@ -309,7 +302,7 @@ def test_the_ratio_is_that_of_llama_cpps_norm(tmp_path, architecture, gamma, mor
     seen = full.astype(float) * (1 if gamma is None else gamma)
     seen -= seen.mean(axis=1, keepdims=True) if takes_mean else 0
     sides = found.resolution.domain_ids, found.resolution.reference_ids
-    t, r = (within(seen[ids], metric="euclidean").mean for ids in sides)
+    t, r = (geometry.within(seen[ids], metric="euclidean").mean for ids in sides)
     assert found.ratio.mean == pytest.approx(t / r, abs=1e-6)
 
 

@@ -8,10 +8,9 @@ import json
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, header, write_checkpoint, write_index, write_safetensors
-from hub_client import read
+from hub_client import read, refused
 from lmeval_screener import screen
 from lmeval_screener.checkpoints.snapshots import open_folder
-from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.architectures import UNTIED_BY_DEFAULT, choose_tensor
 from lmeval_screener.weights.projection import find_projection
 
@@ -24,12 +23,6 @@ def matrix(seed=0, v=V, d=D):
 
 def found(folder):
     return asyncio.run(find_projection(open_folder(folder)))
-
-
-def refusal(folder):
-    with pytest.raises(ScreeningError) as error:
-        found(folder)
-    return error.value
 
 
 def test_a_head_under_an_unknown_wrapper_is_found_and_a_draft_head_is_not():
@@ -56,12 +49,12 @@ def test_a_stored_head_is_read_with_what_contradicts_it(tmp_path, config, warnin
 @pytest.mark.parametrize("config", [{"tie_word_embeddings": False}, {"model_type": "llama"}])
 def test_untied_without_a_head_is_a_contradiction(tmp_path, config):
     tensors = {"model.embed_tokens.weight": ("F32", matrix())}
-    error = refusal(write_checkpoint(tmp_path / "m", tensors, config=config))
+    error = refused(found, write_checkpoint(tmp_path / "m", tensors, config=config))
     assert error.code == "NoOutputProjection"
     assert str(error).startswith("cannot be screened because config.json says")
     for shape in ((V,), (V, D, 2), (0, D)):
         folder = write_checkpoint(tmp_path / "m", {"lm_head.weight": ("F32", np.zeros(shape))}, config=config)
-        assert refusal(folder).code == "NoOutputProjection"
+        assert refused(found, folder).code == "NoOutputProjection"
 
 
 def test_no_config_at_all_ties_with_a_warning(tmp_path):
@@ -127,7 +120,7 @@ def test_layouts_of_quantised_models(tmp_path, name, stem, shards):
     if LAYOUTS[name].get("weight") in ("BF16", "F32"):
         assert found(folder).name == f"{stem}.weight"
     else:
-        error = refusal(folder)
+        error = refused(found, folder)
         assert error.code == "QuantizedTensor"
         assert f"{stem}." in str(error)
         assert "unquantised" in str(error)
@@ -138,9 +131,9 @@ def test_a_packed_embedding_names_what_to_screen_instead(tmp_path):
     tensors = {f"{stem}.weight": ("U32", matrix()), f"{stem}.scales": ("F16", matrix())}
     folder = write_checkpoint(tmp_path / "m", tensors, config={"tie_word_embeddings": True})
     because = f"cannot be screened because {stem}.weight is stored as U32 with {stem}.scales"
-    assert str(refusal(folder)).startswith(because)
+    assert str(refused(found, folder)).startswith(because)
     (folder / "README.md").write_text(CARD)
-    assert "; screen org/base, which its README.md names" in str(refusal(folder))
+    assert "; screen org/base, which its README.md names" in str(refused(found, folder))
 
 
 CARD = "---\nlicense: mit\nbase_model:\n- org/base\n---\n# Title\n"
@@ -204,14 +197,14 @@ def test_a_broken_or_stale_index_is_refused(tmp_path, index):
     right = json.loads(place.read_text())["weight_map"]["lm_head.weight"]
     assert right == "model-00001-of-00002.safetensors"
     place.write_bytes(index)
-    assert refusal(folder).code == "BadIndex"
+    assert refused(found, folder).code == "BadIndex"
 
 
 @pytest.mark.parametrize("config", [b"{", b"[1]", b'{"a":' * 50_000, b"\xff"])
 def test_a_broken_config_is_refused(tmp_path, config):
     folder = write_checkpoint(tmp_path / "m", head_and_embedding())
     (folder / "config.json").write_bytes(config)
-    assert refusal(folder).code == "BadConfig"
+    assert refused(found, folder).code == "BadConfig"
 
 
 @pytest.mark.parametrize(

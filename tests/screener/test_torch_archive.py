@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hub_client import refused
 from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import DTYPE_BITS, WeightFile
@@ -37,11 +38,9 @@ def placed(folder, tensor):
     return asyncio.run(locate(WeightFile(open_folder(folder), FILE), tensor))
 
 
-def refused(folder: Path, content: bytes) -> ScreeningError:
+def refusal(folder: Path, content: bytes) -> ScreeningError:
     (folder / FILE).write_bytes(content)
-    with pytest.raises(ScreeningError) as caught:
-        read(folder)
-    return caught.value
+    return refused(read, folder)
 
 
 def values(folder: Path, tensor: Any) -> np.ndarray:
@@ -153,7 +152,7 @@ def attacks(marker: Path) -> dict[str, bytes]:
 def test_no_pickle_runs(tmp_path):
     marker = tmp_path / "marker"
     for number, (name, program) in enumerate(attacks(marker).items()):
-        error = refused(tmp_path, archive(program))
+        error = refusal(tmp_path, archive(program))
         assert error.code in ("UnsafePickle", "BadArchive"), name
         assert number > 10 or error.code == "UnsafePickle", name
         assert not marker.exists(), name
@@ -223,7 +222,7 @@ def corruptions(good: bytes) -> dict[str, bytes]:
 
 def test_a_broken_archive_is_named(tmp_path, good):
     broken = corruptions(good)
-    assert {name: refused(tmp_path, content).code for name, content in broken.items()} == dict.fromkeys(
+    assert {name: refusal(tmp_path, content).code for name, content in broken.items()} == dict.fromkeys(
         broken, "BadArchive"
     )
 
@@ -231,7 +230,7 @@ def test_a_broken_archive_is_named(tmp_path, good):
 def test_a_bare_pickle_says_what_to_do(tmp_path):
     body = io.BytesIO()
     torch.save({"a": torch.zeros(2, 2)}, body, _use_new_zipfile_serialization=False)
-    error = refused(tmp_path, body.getvalue())
+    error = refusal(tmp_path, body.getvalue())
     assert error.code == "LegacyPickle"
     assert "save_pretrained" in str(error)
 

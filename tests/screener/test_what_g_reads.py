@@ -11,8 +11,8 @@ from lmeval_screener import screen
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.architectures import choose_tensor
 from safetensors.torch import load_file
-from test_ratio import TOKENIZER
-from test_ratio import V as WORDS
+from test_figures import TOKENIZER
+from test_figures import V as WORDS
 
 V, D = 48, 16
 SHAPE = {
