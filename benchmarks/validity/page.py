@@ -66,7 +66,7 @@ def counted(lines: Sequence[Verdict]) -> str:
 
 
 def headline(kinds: dict[str, Kind]) -> str:
-    """What a reader should take away who reads nothing else."""
+    """The lines for a reader who reads nothing else."""
     own = kinds["mix"]
     g, ratio, both = (own.shares[name]["mean"] for name in ("G", "ratio", "mean rank"))
     agree, right = (own.agreement[part]["mean"] for part in ("agree", "right"))

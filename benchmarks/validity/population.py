@@ -162,7 +162,7 @@ def text_loss(model: Decoder, ids: torch.Tensor, length: int = 64) -> float:
 
 
 def examined(model: Decoder, texts: Texts, parts: tuple[str, ...] = ("truth", "labels")) -> dict[str, object]:
-    """What a checkpoint can do: flags of every question by part and skill, and the loss on held-out text."""
+    """A checkpoint's answers: flags of every question by part and skill; and its loss on held-out text."""
     right: dict[str, dict[str, str]] = {}
     accuracy: dict[str, float] = {}
     for part in parts:
