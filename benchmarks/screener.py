@@ -105,8 +105,8 @@ def child(name: str, repos: list[str]) -> None:
     huggingface_hub.utils.disable_progress_bars()
     if name == "ours":
         # Imports are not the work, also those that wait for the first checkpoint on a server.
-        import lmeval_screener.answer
         import lmeval_screener.checkpoints.hub
+        import lmeval_screener.result.answer
         import lmeval_screener.screening  # noqa: F401
     elif "safe_open" in name:
         import safetensors.torch  # noqa: F401

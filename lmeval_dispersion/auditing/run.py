@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.vectors import CentredVectors
 from lmeval_dispersion.errors import StoreError, UsageError
+from lmeval_dispersion.geometry.centred import CentredVectors
 from lmeval_dispersion.statistics import wilson
 from lmeval_dispersion.store import Store, read_store
 

@@ -22,13 +22,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from lmeval_dispersion.errors import HarnessError, UsageError
-from lmeval_dispersion.harness import requests, vllm
-from lmeval_dispersion.harness.records import (
-    DocState,
-    Prompt,
-    TaskMetrics,
-    Vectors,
-)
+from lmeval_dispersion.harness import recording, vllm
+from lmeval_dispersion.harness.records import DocState, Prompt, TaskMetrics, Vectors
 from lmeval_dispersion.harness.samples import LoggedRun, LoggedTask, find_run, read_task
 from lmeval_dispersion.harness.saving import manifest_of, model_identity, write
 from lmeval_dispersion.model.capture import resolve, split_names
@@ -54,7 +49,7 @@ class _Job:
     judge: str | None
     force: bool
     notes: list[str]
-    recorders: Mapping[str, requests.MakesRecorder]
+    recorders: Mapping[str, recording.MakesRecorder]
     engine: dict[str, Any]  # of a server, for the manifest
 
 
@@ -90,7 +85,7 @@ def stores_from_samples(
     lm = _model(run, arguments)
     notes = _model_notes(run, lm, arguments)
     engine: dict[str, Any] = {}
-    recorders: Mapping[str, requests.MakesRecorder] = requests.PREFILL
+    recorders: Mapping[str, recording.MakesRecorder] = recording.PREFILL
     if base_url:
         server = vllm.VllmServer(base_url, str(arguments["pretrained"]))
         recorders = vllm.recorders(server)
@@ -130,7 +125,7 @@ def _model(run: LoggedRun, arguments: Mapping[str, Any]) -> Any:
         lm = HFLM(**options)
     except (OSError, ValueError) as error:
         raise HarnessError(f"{arguments['pretrained']} cannot be loaded: {error}") from error
-    requests.check_model(lm, "a store from samples")
+    recording.check_model(lm, "a store from samples")
     return lm
 
 
@@ -194,7 +189,7 @@ def _check_server(
 
 
 def _store_task(job: _Job, task: LoggedTask) -> None:
-    """Fill one task's store."""
+    """Fill one task's store, unless it is there."""
     folder = job.output / task.store_name
     source = {
         "results": job.logged.file.name,
@@ -217,15 +212,15 @@ def _store_task(job: _Job, task: LoggedTask) -> None:
     run_key = json.dumps([source, manifest["identity"], job.layers], sort_keys=True)
     _run_parts(job, task.kind, unique, run_key, folder / PARTS)
     for prompt in prompts:
-        run = unique[prompt.key]
-        prompt.dispersion_state = run.dispersion_state
-        prompt.answer = prompt.answer if run.answer is None else run.answer
-    agreement, remark = _agreement(task, job.force)
+        answered = unique[prompt.key]
+        prompt.dispersion_state = answered.dispersion_state
+        prompt.answer = prompt.answer if answered.answer is None else answered.answer
+    agreement, far = _agreement(task, job.force)
     for document in task.documents:
         document.record.state = document.prompt.dispersion_state
     records = [document.record for document in task.documents]
     metrics = TaskMetrics(task.store_name, records)
-    notes = [*task.notes, *job.notes, *remark]
+    notes = [*task.notes, *job.notes, *far]
     manifest["figures"] = {**metrics.summary(), "correct_by": task.correct_by}
     manifest["samples"] = {**source, **job.engine, **agreement, "notes": notes}
     write(folder, metrics, task.category, manifest)
@@ -246,8 +241,8 @@ def _is_done(
     if not (folder / MANIFEST).exists():
         return False
     manifest = read_store(folder).manifest
-    there = manifest.get("samples") or {}
-    same = all(there.get(key) == value for key, value in source.items())
+    stored = manifest.get("samples") or {}
+    same = all(stored.get(key) == value for key, value in source.items())
     if same and manifest.get("identity") == identity and set(manifest["layers"]) == set(layers):
         return True
     raise UsageError(
@@ -269,7 +264,7 @@ def _run_parts(job: _Job, kind: str, unique: Mapping[str, Prompt], run_key: str,
         if file.exists():
             _load(file, chunk)
         else:
-            requests.prefilled(job.lm, kind, chunk, job.recorders)
+            recording.prefill(job.lm, kind, chunk, job.recorders)
             _save(file, chunk)
 
 
@@ -303,7 +298,7 @@ def _agreement(task: LoggedTask, force: bool) -> tuple[dict[str, float], list[st
     if not pairs:
         return {}, []
     if task.kind == "generate_until":
-        greedy = [(d.first, answer) for d, answer in pairs if not d.prompt.args[1].get("do_sample")]
+        greedy = [(d.logged_answer, answer) for d, answer in pairs if not d.prompt.args[1].get("do_sample")]
         if not greedy:
             return {}, ["answers were drawn at random: that this model gave them is not checked"]
         same = [str(logged).lstrip().startswith(str(answer).strip()) for logged, answer in greedy]
@@ -314,7 +309,7 @@ def _agreement(task: LoggedTask, force: bool) -> tuple[dict[str, float], list[st
         tokens = [sum(d.prompt.dispersion_state.prompt_tokens) for d, _ in pairs]
         rolling = task.kind == "loglikelihood_rolling"  # compared by token; an empty text has none
         gaps = [
-            abs(float(answer) - float(d.first)) / (n if rolling else 1)
+            abs(float(answer) - float(d.logged_answer)) / (n if rolling else 1)
             for (d, answer), n in zip(pairs, tokens, strict=True)
             if n
         ]

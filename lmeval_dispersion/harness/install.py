@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.paths import cache_folder, data_folder
 
 FOLDER = "lmeval_dispersion"
 _PATTERN = re.compile(r"^# for NAME in ([^;\n]+)(?:; CATEGORY = (\w+))?\n", re.MULTILINE)
@@ -114,8 +113,8 @@ def tasks_path() -> Path:
         for name, text in task_files().items()
     }
     key = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmeval-dispersion"
-    folder = root / f"tasks-{key}"
+    folder = cache_folder(f"tasks-{key}")
+    root = folder.parent
     if folder.is_dir():
         return folder
     try:

@@ -22,7 +22,7 @@ Vectors = NDArray[np.float32]
 # Which metric says whether a document was answered correctly: the first of these that the task has.
 CORRECT = ("acc", "exact_match", "prompt_level_strict_acc", "pass@1", "em", "acc_norm")
 
-# Metric of ours -> which documents it is over, by their score.
+# Metric of ours -> the documents whose dispersion it is, by their score.
 METRICS = {"dispersion": "all", "dispersion_correct": "correct", "dispersion_incorrect": "incorrect"}
 
 _BLOCK = 4096  # documents whose states are put together at a time
@@ -49,7 +49,7 @@ class Prompt:
     query: str | None  # as the task renders it
     task_name: str
     dispersion_layers: tuple[str, ...] = ()
-    idx: int = 0  # its state is wanted
+    idx: int = 0  # first of its document: the one whose state is kept
     dispersion_state: Any = None  # a DocState once it has run
     answer: float | str | None = None  # the model's own log-probability or first token; None: not asked
 
@@ -141,7 +141,7 @@ def check_judge(task: str, named: str | None, filters: Sequence[str], metrics: I
 
 
 def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:
-    """Name and value of the metric that tells correct answers: ``named`` or the first known; (None, NaN)."""
+    """Name and value of the metric that judges: ``named`` or the first one known; (None, NaN) without."""
     for name in (named,) if named else CORRECT:
         if name in metrics and isinstance(metrics[name], int | float):
             return name, float(metrics[name])
@@ -158,14 +158,14 @@ class Figure:
 
     metric: str
     error: bool = False
-    # Told of the records: those of other processes reach a task in no other way.
-    note: Callable[[Sequence[DocRecord]], None] | None = None
+    # Called with the records: those of other processes reach a task in no other way.
+    keep: Callable[[Sequence[DocRecord]], None] | None = None
 
     def __call__(self, records: Sequence[DocRecord]) -> Pooled:
         """A float that knows its documents, so that a group's figure is over those of all its tasks."""
-        if self.note is not None:
-            self.note(records)
-        return Pooled.of(over(self.metric, with_states(records)), self.measure)
+        if self.keep is not None:
+            self.keep(records)
+        return Pooled.of(records_of(self.metric, with_states(records)), self.measure)
 
     def measure(self, records: tuple[DocRecord, ...]) -> float:
         """The figure over exactly these records."""
@@ -182,8 +182,8 @@ def with_states(records: Sequence[DocRecord]) -> list[DocRecord]:
     return [records_by_id[doc_id] for doc_id in sorted(records_by_id)]
 
 
-def over(metric: str, records: Sequence[DocRecord]) -> tuple[DocRecord, ...]:
-    """The records that ``metric`` is over."""
+def records_of(metric: str, records: Sequence[DocRecord]) -> tuple[DocRecord, ...]:
+    """The documents whose dispersion ``metric`` is."""
     which = METRICS[metric]
     if which == "all":
         return tuple(records)
@@ -232,7 +232,7 @@ class TaskMetrics:
         warnings = []
         labelled = any(not math.isnan(record.correct) for record in self.records)
         for metric, which in METRICS.items():
-            n = estimate(over(metric, self.records)).n
+            n = estimate(records_of(metric, self.records)).n
             if n < 2 and (labelled or which == "all"):
                 kind = "" if which == "all" else f"{which} "
                 shared = f"{metric} is NaN (fewer than two {kind}documents)"
@@ -251,7 +251,7 @@ class TaskMetrics:
         layers: dict[str, dict[str, float | None]] = {layer: {} for layer in self.layers}
         for layer, figures in layers.items():
             for metric in METRICS:
-                mean, error, n = estimate(over(metric, self.records), layer)
+                mean, error, n = estimate(records_of(metric, self.records), layer)
                 figures[metric] = None if math.isnan(mean) else mean
                 figures[f"{metric}_stderr"] = None if math.isnan(error) else error
                 figures[f"{metric}_n"] = n

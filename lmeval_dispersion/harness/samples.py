@@ -46,7 +46,7 @@ class LoggedDocument:
 
     record: DocRecord  # whose state is still missing
     prompt: Prompt  # its first request
-    first: float | str  # the logged answer to it: log-probability or text
+    logged_answer: float | str  # to it: log-probability or text
     metrics: dict[str, Any]
 
 
@@ -105,33 +105,13 @@ def read_task(
     config = (results.get("configs") or {}).get(task)
     if not isinstance(config, dict) or "output_type" not in config:
         raise HarnessError(f"{run.file} has no configuration of task {task!r}; run it with lm-eval 0.4.13")
-    notes = []
-    template = _template(config.get("doc_to_text"))
+    template, notes = _template(config.get("doc_to_text")), []
     if template is None and config.get("doc_to_text") is not None:
         notes.append(
             "the prompts come from a function of the task: which part is the query cannot be told, and the "
             "perplexity is that of the whole prompt"
         )
-    filters: dict[str, dict[int, LoggedDocument]] = {}
-    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        sample = _json(line, f"{file}: line {number}")
-        missing = [key for key in _NEEDED if key not in sample]
-        if missing:
-            raise HarnessError(
-                f"{file}: line {number} has no {missing[0]!r}: another lm-eval wrote it; this version reads "
-                "the samples of 0.4.13 and 0.5.0.dev2"
-            )
-        document = _document(file, task, config, sample, template)
-        of_filter, doc_id = filters.setdefault(str(sample["filter"]), {}), document.record.doc_id
-        if doc_id in of_filter:
-            raise HarnessError(
-                f"{file} holds document {doc_id} twice: two runs were written into it; run it again"
-            )
-        of_filter[doc_id] = document
-    if not filters:
-        raise HarnessError(f"{file} is empty; run it again")
+    filters = _documents_by_filter(file, task, config, template)
     count = ((results.get("n-samples") or {}).get(task) or {}).get("effective")
     notes += _holes(file, filters, count, allow_holes)
     first, (named_filter, metric) = next(iter(filters)), split_judge(judge)
@@ -158,6 +138,33 @@ def read_task(
         version=(results.get("versions") or {}).get(task),
         notes=notes,
     )
+
+
+def _documents_by_filter(
+    file: Path, task: str, config: Mapping[str, Any], template: str | None
+) -> dict[str, dict[int, LoggedDocument]]:
+    """Filter -> index -> document, of all lines of a file of samples."""
+    filters: dict[str, dict[int, LoggedDocument]] = {}
+    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        sample = _json(line, f"{file}: line {number}")
+        missing = [key for key in _NEEDED if key not in sample]
+        if missing:
+            raise HarnessError(
+                f"{file}: line {number} has no {missing[0]!r}: another lm-eval wrote it; this version reads "
+                "the samples of 0.4.13 and 0.5.0.dev2"
+            )
+        document = _document(file, task, config, sample, template)
+        documents, doc_id = filters.setdefault(str(sample["filter"]), {}), document.record.doc_id
+        if doc_id in documents:
+            raise HarnessError(
+                f"{file} holds document {doc_id} twice: two runs were written into it; run it again"
+            )
+        documents[doc_id] = document
+    if not filters:
+        raise HarnessError(f"{file} is empty; run it again")
+    return filters
 
 
 def _json(text: str, place: str) -> dict[str, Any]:
@@ -240,18 +247,18 @@ def _holes(
     file: Path, filters: Mapping[str, Mapping[int, Any]], count: int | None, allowed: bool
 ) -> list[str]:
     """A note on documents that are missing, or HarnessError where that is not allowed."""
-    everyone = set().union(*filters.values())
-    expected = len(everyone) if count is None else int(count)
-    absent = {i for documents in filters.values() for i in everyone - set(documents)}
+    present = set().union(*filters.values())
+    expected = len(present) if count is None else int(count)
+    absent = {i for documents in filters.values() for i in present - set(documents)}
     uneven = bool(absent)
-    if len(everyone) < expected:
-        absent |= set(range(expected)) - everyone
+    if len(present) < expected:
+        absent |= set(range(expected)) - present
     if not absent:
         return []
     named = ", ".join(map(str, sorted(absent)[:_SHOWN])) + (", …" if len(absent) > _SHOWN else "")
     if uneven or not allowed:
         raise HarnessError(
-            f"{file} lacks {len(absent)} of {max(expected, len(everyone))} documents ({named}); run it "
+            f"{file} lacks {len(absent)} of {max(expected, len(present))} documents ({named}); run it "
             "again, or pass --force where they were left out on purpose (--samples)"
         )
     return [f"{len(absent)} of {expected} documents are not in the samples ({named})"]

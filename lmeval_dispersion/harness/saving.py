@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.harness.records import DocRecord, TaskMetrics
-from lmeval_dispersion.harness.seams import Surroundings
+from lmeval_dispersion.harness.seams import Evaluation
 from lmeval_dispersion.model.capture import depth
 from lmeval_dispersion.model.loading import (
     adapter_identity,
@@ -35,68 +35,68 @@ if TYPE_CHECKING:
 
 VARIABLE = "LMEVAL_DISPERSION_STORE"
 
-failures: list[Path] = []  # stores of this process that could not be written
-written: list[Path] = []  # stores of this process, told at its end
-remarks: dict[str, dict[str, str]] = {}  # shared words -> task -> its own, likewise
+# Of this process: stores that could not be written, and for its last lines those that were, and warnings.
+failures: list[Path] = []
+written: list[Path] = []
+remarks: dict[str, dict[str, str]] = {}  # what tasks share -> task -> its own sentence
 
 log = logging.getLogger(__name__)
-_stamps: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_stamps: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # tracker -> date of its stores
 
 
 @dataclass(frozen=True)
 class Run:
     """One task's run, from its start to its store."""
 
-    around: Surroundings
+    evaluation: Evaluation
     options: Mapping[str, Any]
     folder: Path | None  # None: this process writes no store
 
 
-def begin(task: str, metadata: Mapping[str, Any], around: Surroundings, options: Mapping[str, Any]) -> Run:
+def begin(task: str, metadata: Mapping[str, Any], evaluation: Evaluation, options: Mapping[str, Any]) -> Run:
     """Start a run: its store's folder is marked as one whose run has not finished."""
     # torchrun on CPUs runs all processes as rank 0: the first of its machine writes.
-    writes = os.environ.get("LOCAL_RANK", "0") == "0" and getattr(around.lm, "rank", 0) == 0
-    folder = _store_folder(task, metadata, around) if writes else None
+    writes = os.environ.get("LOCAL_RANK", "0") == "0" and getattr(evaluation.lm, "rank", 0) == 0
+    folder = _store_folder(task, metadata, evaluation) if writes else None
     if folder is not None:
         begin_store(folder)
-    return Run(around, options, folder)
+    return Run(evaluation, options, folder)
 
 
 def finish(run: Run, task: Any, metrics: TaskMetrics, correct_by: str | None) -> dict[str, Any]:
-    """Pass the task's warnings on and write its store; returns the summary for lm-eval's results.
+    """Write the task's store and pass its warnings on; returns the summary for lm-eval's results.
 
-    Under lm-eval's command both are told at its end, for all tasks together.
+    Under lm-eval's command :func:`report_at_exit` says both, for all tasks together.
     """
-    name, at_the_end = task.task_name, run.around.command_line
+    name, evaluation, options = task.task_name, run.evaluation, run.options
     for shared, sentence in metrics.remarks():
-        if at_the_end:
+        if evaluation.command_line:
             remarks.setdefault(shared, {})[name] = sentence
         else:
             log.warning("%s: %s", name, sentence)
-    summary: dict[str, Any] = {**metrics.summary(), "correct_by": correct_by, "store": None}
+    figures = {**metrics.summary(), "correct_by": correct_by}
     if run.folder is None:
-        return summary
+        return {**figures, "store": None}
     try:
-        figures = {key: value for key, value in summary.items() if key != "store"}
         prompts = prompt_manifest(
             vars(task.config),
-            fewshot_seed=run.around.fewshot_seed,
-            chat_template=_chat_template(run.around.lm) if run.options.get("apply_chat_template") else None,
-            multiturn=bool(run.options.get("fewshot_as_multiturn")),
-            system=run.options.get("system_instruction"),
+            fewshot_seed=evaluation.fewshot_seed,
+            chat_template=_chat_template(evaluation.lm) if options.get("apply_chat_template") else None,
+            multiturn=bool(options.get("fewshot_as_multiturn")),
+            system=options.get("system_instruction"),
         )
-        arguments = json.loads(json.dumps(run.around.model_args, default=str))
-        manifest = manifest_of(run.around.lm, arguments, prompts, {name: task.VERSION}, run.around.limit)
-        write(run.folder, metrics, run.around.category(name), {**manifest, "figures": figures})
+        arguments = json.loads(json.dumps(evaluation.model_args, default=str))
+        manifest = manifest_of(evaluation.lm, arguments, prompts, {name: task.VERSION}, evaluation.limit)
+        write(run.folder, metrics, evaluation.category(name), {**manifest, "figures": figures})
     except Exception as error:  # whatever it is: hours of evaluation must not end for want of a store
         failures.append(run.folder)
         log.error("%s: the store %s could not be written: %s; the metrics stand", name, run.folder, error)
-        return summary
-    if at_the_end:
+        return {**figures, "store": None}
+    if evaluation.command_line:
         written.append(run.folder)
     else:
         log.info("%s: the vectors are in %s", name, run.folder)
-    return {**summary, "store": str(run.folder)}
+    return {**figures, "store": str(run.folder)}
 
 
 def write(folder: Path, metrics: TaskMetrics, category: str | None, manifest: Mapping[str, Any]) -> None:
@@ -110,12 +110,12 @@ def write(folder: Path, metrics: TaskMetrics, category: str | None, manifest: Ma
 
 
 @atexit.register
-def tell() -> None:
-    """Say on stderr what lm-eval's command left to warn of, where the vectors are, and what is next."""
-    for shared, of_task in remarks.items():
-        tasks = list(of_task)
+def report_at_exit() -> None:
+    """Print to stderr the warnings of a run of lm-eval's command, where its vectors are, and what is next."""
+    for shared, sentences in remarks.items():
+        tasks = list(sentences)
         if len(tasks) == 1:
-            print(f"warning: {tasks[0]}: {of_task[tasks[0]]}", file=sys.stderr)
+            print(f"warning: {tasks[0]}: {sentences[tasks[0]]}", file=sys.stderr)
         else:
             named = ", ".join(tasks[:3]) + (", …" if len(tasks) > 3 else "")
             print(f"warning: {len(tasks)} tasks ({named}): {shared}", file=sys.stderr)
@@ -125,14 +125,14 @@ def tell() -> None:
         print(f"{kept}: {folder}\nnext: dispersion audit {shlex.quote(str(folder))}", file=sys.stderr)
 
 
-def _store_folder(task: str, metadata: Mapping[str, Any], around: Surroundings) -> Path | None:
+def _store_folder(task: str, metadata: Mapping[str, Any], evaluation: Evaluation) -> Path | None:
     """The folder for the store of ``task``, or None with a warning where nothing says where."""
     given = metadata.get("dispersion_store") or os.environ.get(VARIABLE)
     if given:
         return Path(str(given)).expanduser() / task
-    output = around.output_folder()
+    output = evaluation.output_folder()
     if output is not None:
-        stamp = _stamps.setdefault(around.tracker, datetime.now().strftime("%Y-%m-%dT%H-%M-%S"))
+        stamp = _stamps.setdefault(evaluation.tracker, datetime.now().strftime("%Y-%m-%dT%H-%M-%S"))
         return output / f"dispersion_{stamp}" / task
     log.warning(
         "%s: the vectors of this run are not kept; give --output_path, --metadata dispersion_store=DIR or %s",
@@ -164,7 +164,7 @@ def _document_table(task: str, records: Sequence[DocRecord], category: str | Non
     frame = pd.DataFrame(rows)
     if frame["segment"].max() == 0:
         return frame.drop(columns="segment")
-    # A document has several rows: number the rows, keep the document beside.
+    # Segments are rows of their own, which ``doc_id`` numbers.
     return frame.assign(document=frame["doc_id"], doc_id=range(len(frame)))
 
 

@@ -1,6 +1,6 @@
 """The seams to lm-eval: all that works around it, and nothing else does.
 
-lm-eval has no public way to do five things that a dispersion task needs. Each is done here, once:
+lm-eval has no public way to do six things that a dispersion task needs. Each is done here, once:
 
 ===================================  ==================================================  ==================
 a task needs                         what is done                                        upstream
@@ -9,31 +9,34 @@ a request type of its own            :func:`add_request_types`: methods on lm-ev
                                      model for transformers
 the tokens of a running batch        :func:`shadowed`: functions over one model's        issue 2871
                                      methods for a while
-what the running evaluation knows,   :func:`surroundings`: the stack frames of the       issue 1119
-and its end                          callers; ``dump_config``, asked for after the
+what the running evaluation knows,   :func:`running_evaluation`: the stack frames of     issue 1119
+and its end                          the callers; ``dump_config``, asked for after the
                                      task's metrics, saves the run
+a document's score with its          :class:`TaskBase`: a base class for each            none
+requests and filter                  generation of lm-eval, 0.4 and 0.5
 a group's figure over all documents  :func:`pool_groups`: lm-eval's group computes it    issue 823,
                                      from floats that know their documents               pull request 2198
 tasks from two folders               :func:`more_tasks`: lm-eval's task manager with     pull request 4015
                                      one more folder
 ===================================  ==================================================  ==================
 
-How a task scores its documents differs between generations of lm-eval: the module of the
-task has a base class for each, and the rest of the harness does not ask which lm-eval is installed.
+The rest of the harness does not ask which lm-eval is installed.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.group import Group
+from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.models.huggingface import HFLM
 
 from lmeval_dispersion.errors import HarnessError
@@ -42,7 +45,7 @@ Parts = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Evaluation:
     """The running evaluation as lm-eval knows it and does not hand it to tasks.
 
     Every value may be None: nothing here may decide a metric.
@@ -75,7 +78,7 @@ class Surroundings:
         return path / str(model) if model else path
 
 
-def surroundings() -> Surroundings:
+def running_evaluation() -> Evaluation:
     """Read what lm-eval's ``evaluate`` and ``simple_evaluate`` know, if they are among the callers."""
     known: dict[str, Any] = {}
     frame = sys._getframe(1)
@@ -95,7 +98,136 @@ def surroundings() -> Surroundings:
                 known["limit"] = scope.get("limit")
                 known["fewshot_seed"] = scope.get("fewshot_random_seed")
         frame = frame.f_back  # type: ignore[assignment]
-    return Surroundings(**known)
+    return Evaluation(**known)
+
+
+def _requests_by_document(instances: Sequence[Any]) -> dict[int, list[Any]]:
+    """Each document's requests in order."""
+    of_document: dict[int, list[Any]] = defaultdict(list)
+    for instance in sorted(instances, key=lambda instance: instance.idx):
+        of_document[instance.doc_id].append(instance)
+    return of_document
+
+
+class _Task04(ConfigurableTask):  # type: ignore[misc]
+    """0.4 scores a document in ``process_results``, which gets neither its requests nor the filter.
+
+    Both follow from where lm-eval is in the task's own ``doc_iterator``, which it asks for once a filter.
+    """
+
+    _selected: Sequence[int] = ()  # of --samples, ascending: instances are numbered by their place in it
+    _filters_left: Iterator[str] = iter(())
+    _place: tuple[int, Any, str | None] = (-1, None, None)  # the document's number, itself, the filter
+
+    @property
+    def only_predicts(self) -> bool:
+        """Whether ``--predict_only`` replaced the metrics, so that nothing of ours applies."""
+        return "bypass" in self._metric_fn_list
+
+    @property
+    def filter_names(self) -> list[str]:
+        """The filters, each of which judges every answer."""
+        return [ensemble.name for ensemble in self._filters]
+
+    def document_index(self, doc_id: int) -> int:
+        """Index in the task's split of the document that lm-eval's instances call ``doc_id``."""
+        return self._selected[doc_id] if self._selected else doc_id
+
+    def build_all_requests(self, **options: Any) -> None:
+        """As lm-eval's; the selection of documents is remembered."""
+        self._selected = sorted(set(options.get("samples") or ()))
+        super().build_all_requests(**options)
+
+    def apply_filters(self) -> Any:
+        """As lm-eval's, which then goes through the documents filter by filter."""
+        self._of_document = _requests_by_document(self._instances or [])
+        self._filters_left = iter(self.filter_names)
+        return super().apply_filters()
+
+    def doc_iterator(self, **options: Any) -> Iterator[tuple[int, Any]]:
+        """As lm-eval's; notes which document it is at, and for which filter."""
+        filter_name = next(self._filters_left, None)
+        for number, doc in super().doc_iterator(**options):
+            self._place = number, doc, filter_name
+            yield number, doc
+
+    def process_results(self, doc: Any, results: Sequence[Any]) -> Any:
+        """As lm-eval's, with what ``judged`` adds."""
+        metrics = super().process_results(doc, results)
+        if self.only_predicts:
+            return metrics
+        number, scored_doc, filter_name = self._place
+        if scored_doc is not doc or filter_name is None:
+            raise HarnessError(
+                f"{self.task_name}: lm-eval goes through its documents in a way that this version does not "
+                "know; use lm-eval 0.4.13, or the stock task"
+            )
+        return {**metrics, **self.judged(self._of_document[number], results, metrics, filter_name)}
+
+
+class _Task05(Task):  # type: ignore[misc]
+    """0.5 has a class for each output type, whose scorers score a task's documents at once.
+
+    Making a task gives a subclass that is also lm-eval's class of the output type.
+    """
+
+    def __new__(cls, config: Any = None, **_: Any) -> Any:
+        """An object of lm-eval's class for the configuration's output type, with this class before it."""
+        kind = Task._registry.get((config or {}).get("output_type"))
+        if kind is not None and not issubclass(cls, kind):
+            cls = type(cls.__name__, (cls, kind), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+        return super().__new__(cls)
+
+    @property
+    def only_predicts(self) -> bool:
+        return bool(self._has_metric("bypass"))
+
+    @property
+    def filter_names(self) -> list[str]:
+        return [scorer.name for scorer in self._scorers]
+
+    def document_index(self, doc_id: int) -> int:
+        return doc_id
+
+    def process_instances(self) -> None:
+        """As lm-eval's, with what ``judged`` adds to every document's scores."""
+        super().process_instances()
+        if self.only_predicts:
+            return
+        of_document = _requests_by_document(self._instances or [])
+        for scorer in self._scorers:
+            results = {}
+            for doc_id, scored in scorer.raw_docs.items():
+                instances = of_document[doc_id]
+                answers = [answer for i in instances for answer in i.filtered_resps[scorer.name]]
+                ours = self.judged(instances, answers, scorer.reduced_docs[doc_id], scorer.name)
+                scores = {name: [value] for name, value in ours.items()}
+                results[doc_id] = replace(scored, scores={**scored.scores, **scores})
+            scorer.set_results(results)
+
+    def aggregate(self, bootstrap_iters: int | None = 100000) -> tuple[dict[str, Any], int]:
+        """As lm-eval's, which bootstraps all that is no mean: metrics of ours bring their own errors."""
+        if self.only_predicts:
+            return super().aggregate(bootstrap_iters)  # type: ignore[no-any-return]
+        functions, figures, documents = self.aggregation(), {}, 0
+        for scorer in self._scorers:
+            for ours, draws in ((False, bootstrap_iters), (True, 0)):
+                scores = {
+                    doc_id: {name: v for name, v in of_document.items() if (name in self.our_metrics) is ours}
+                    for doc_id, of_document in scorer.reduced_docs.items()
+                }
+                aggregated, count = scorer.aggregate(scores, draws, functions)
+                figures.update(aggregated)
+                documents = max(documents, count)
+        return figures, documents
+
+
+if TYPE_CHECKING:
+    TaskBase = _Task04
+elif hasattr(Task, "process_instances"):
+    TaskBase = _Task05
+else:
+    TaskBase = _Task04
 
 
 def add_request_types(methods: Mapping[str, Callable[..., Any]], needed: Sequence[str]) -> None:
@@ -113,7 +245,7 @@ def add_request_types(methods: Mapping[str, Callable[..., Any]], needed: Sequenc
 
 @contextmanager
 def shadowed(lm: Any, replacements: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Put functions over methods of one model object; its own come back afterwards, whatever happens."""
+    """Put functions over methods of one model object; the methods come back afterwards, whatever happens."""
     originals = {name: lm.__dict__[name] for name in replacements if name in lm.__dict__}
     try:
         for name, replacement in replacements.items():

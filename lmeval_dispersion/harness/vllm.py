@@ -25,14 +25,15 @@ from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.harness.recording import (
     ContextRecorder,
+    MakesRecorder,
     PrefillRecorder,
     Recorder,
     SegmentRecorder,
     TokenRecorder,
     Wanted,
+    prefill,
 )
 from lmeval_dispersion.harness.records import Prompt
-from lmeval_dispersion.harness.requests import MakesRecorder, prefilled
 
 LAYER = "norm"
 
@@ -236,8 +237,8 @@ def check_server(server: VllmServer, lm: Any, prompts: Sequence[tuple[str, Promp
     for i in [order[place] for place in places]:
         kind, prompt = prompts[i]
         by_server, by_hf = (replace(prompt, dispersion_layers=(LAYER,)) for _ in range(2))
-        prefilled(lm, kind, [by_hf])
-        prefilled(lm, kind, [by_server], recorders(server))
+        prefill(lm, kind, [by_hf])
+        prefill(lm, kind, [by_server], recorders(server))
         prompt.answer = by_hf.answer
         if by_hf.dispersion_state.vectors:
             ours.append(by_server.dispersion_state.vectors[LAYER])

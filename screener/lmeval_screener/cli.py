@@ -246,7 +246,7 @@ def run(args: argparse.Namespace) -> int:
         accuracies = read_accuracies(args.accuracy, named)
     reader_type: type[Reader] = Reader
     if args.engine == "ray":
-        from lmeval_screener.ray_reader import RayReader, check_ray
+        from lmeval_screener.reading.ray_reader import RayReader, check_ray
 
         check_ray(selected.targets)
         reader_type = RayReader
@@ -278,7 +278,7 @@ def run(args: argparse.Namespace) -> int:
 
             news = diff(session.connection, session.tokens, since, args.metric)
     if not result.checkpoints and news is None and output.format not in ("json", "csv"):
-        from lmeval_screener.answer import not_screened
+        from lmeval_screener.result.answer import not_screened
 
         # Programs get the failures as data; for readers there is nothing to report.
         print(f"screen-checkpoints: {not_screened(result.failed)}", file=sys.stderr)

@@ -17,7 +17,7 @@ from engine_server import serving
 from harness_world import World, arguments, check_same_documents, from_folder, tiny_llama
 
 from lmeval_dispersion.errors import HarnessError, UsageError
-from lmeval_dispersion.harness import from_samples, requests
+from lmeval_dispersion.harness import from_samples, recording
 from lmeval_dispersion.harness.from_samples import stores_from_samples
 from lmeval_dispersion.harness.vllm import agreement
 from lmeval_dispersion.store import Store, read_store
@@ -106,15 +106,15 @@ def test_a_killed_run_goes_on_and_equal_prompts_run_once(
     lines[1] = {**lines[0], "doc_id": 1}
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr(from_samples, "_PART", 3)
-    prefilled, ran, killed = requests.prefilled, list[int](), True
+    prefill, ran, killed = recording.prefill, list[int](), True
 
     def counted(lm: Any, kind: str, prompts: Any, recorders: Any) -> None:
         if killed and ran:
             raise KeyboardInterrupt
         ran.append(len(prompts))
-        prefilled(lm, kind, prompts, recorders)
+        prefill(lm, kind, prompts, recorders)
 
-    monkeypatch.setattr(requests, "prefilled", counted)
+    monkeypatch.setattr(recording, "prefill", counted)
     with pytest.raises(KeyboardInterrupt):
         make(logged)
     assert not list((tmp_path / "s").rglob("manifest.json"))

@@ -13,7 +13,7 @@ import transformers
 from harness_world import ARC, SIZES, World, check_vectors, hflm, hooks_left, records, tiny_llama
 
 from lmeval_dispersion.errors import HarnessError, UsageError
-from lmeval_dispersion.harness import requests
+from lmeval_dispersion.harness import recording
 from lmeval_dispersion.harness.records import Prompt
 from lmeval_dispersion.model.loading import load_model
 from lmeval_dispersion.store import read_store
@@ -264,4 +264,4 @@ def test_an_lm_eval_without_what_recording_stands_on_is_refused(monkeypatch: pyt
 
     monkeypatch.delattr(HFLM, "_select_cont_toks")
     with pytest.raises(HarnessError, match=r"has no HFLM\._select_cont_toks, which dispersion tasks need"):
-        requests.install()
+        recording.prepare_lm_eval()

@@ -84,7 +84,7 @@ def test_what_concerns_many_tasks_is_one_warning(
     tasks = [f"{name}_dispersion" for name in ("arc_challenge", "arc_easy", "hellaswag", "truthfulqa_mc1")]
     assert run(model_folder, ",".join(tasks), "--limit", 1, store=tmp_path / "store") == 0
     assert "is NaN" not in capsys.readouterr().err
-    saving.tell()
+    saving.report_at_exit()
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if "dispersion is NaN" in line] == [
         f"warning: 4 tasks ({', '.join(tasks[:3])}, …): dispersion is NaN (fewer than two documents)"

@@ -17,7 +17,7 @@ import torch
 from harness_world import ARC, World, records
 
 from lmeval_dispersion.geometry import dispersion, dispersion_estimate
-from lmeval_dispersion.harness import requests
+from lmeval_dispersion.harness import recording
 from lmeval_dispersion.harness.records import METRICS, DocRecord, DocState, Figure
 from lmeval_dispersion.harness.task import DispersionTask
 from lmeval_dispersion.store import read_store
@@ -188,7 +188,7 @@ def test_a_groups_figure_is_that_of_all_its_tasks_documents(sizes: tuple[int, ..
     from lm_eval.api.group import Group
     from lm_eval.api.task import ConfigurableTask
 
-    requests.install()
+    recording.prepare_lm_eval()
     tasks = task_records(*sizes)
     metrics = [{"metric": name, "weight_by_size": weigh} for name in ("dispersion", "acc")]
     inner, group = (Group.from_config({"group": g, "aggregate_metric_list": metrics}) for g in ("in", "out"))

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot, entry_of, single_file
-from lmeval_screener.checkpoints.http import AgainError, retried, side_by_side
+from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot, entry_of, side_by_side, single_file
+from lmeval_screener.checkpoints.http import AgainError, retried
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Account, Budget
 from lmeval_screener.checkpoints.snapshots import RangedSnapshot

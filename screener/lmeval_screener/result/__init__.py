@@ -15,9 +15,9 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.document import fields_of
-from lmeval_screener import answer
 from lmeval_screener.figures import difference
 from lmeval_screener.ranking import Agreement, agreements
+from lmeval_screener.result import answer
 from lmeval_screener.screened import Failed, Group, Screened, entry, flat_row
 
 if TYPE_CHECKING:
@@ -356,8 +356,8 @@ class Result(Report):
 
 
 def _draw(name: str, of: Group | Sequence[Group], metric: Metric) -> dict[str, Any]:
-    """A chart by its function in `lmeval_screener.charts`, which is imported only where a page is drawn."""
-    from lmeval_screener import charts
+    """A chart by its function in `charts`, which is imported only where a page is drawn."""
+    from lmeval_screener.result import charts
 
     specification: dict[str, Any] = getattr(charts, name)(of, metric)
     return specification
