@@ -24,7 +24,7 @@ from benchmarks.validity.analysis import (
 )
 from benchmarks.validity.study import Study
 
-HOLDS, PART, FAILS, TIED = "holds", "holds in part", "does not hold", "not told apart"
+HOLDS, PART, FAILS, TIED = "holds", "holds in part", "does not hold", "inconclusive"
 UNTESTED = "not tested"
 STEPS = ("text", "sums-words", "wrong-sums")  # checkpoints whose changes the page shows
 HARDLY = ("head in 8 bits", "head in 4 bits")  # changes that it does not
