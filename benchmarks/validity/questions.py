@@ -26,6 +26,7 @@ from benchmarks.validity.texts import (
     VALUES,
     call,
     cloze,
+    completed,
     legal,
     looked_up,
     matter,
@@ -34,7 +35,6 @@ from benchmarks.validity.texts import (
     word_problem,
 )
 
-SKILLS = ("math", "code", "legal", "text")
 PAD_ID = 2
 
 
@@ -51,34 +51,31 @@ class Question:
 def questions(skill: str, count: int, seed: int, *, calls: bool = False) -> list[Question]:
     """``count`` questions of a skill, the same for every model; ``calls`` makes those of code harder."""
     rng = random.Random(f"{skill} {seed}")
-    found = []
-    for number in range(count):
-        if skill == "math" and number % 2 == 0:
-            shown = [problem(rng) for _ in range(3)]
-            before = " ".join(f"{a}{sign}{b}={answer}." for a, sign, b, answer in shown)
-            a, sign, b, answer = problem(rng)
-            found.append(Question(skill, f"{BOS}{before} {a}{sign}{b}=", (str(answer),)))
-        elif skill == "math":
-            told, answer = word_problem(rng)
-            ask, right = word_problem(rng)
-            found.append(Question(skill, f"{BOS}{told}{answer} .{ask}", (str(right),), " ."))
-        elif skill == "code" and calls:
-            (shown, word), (text, right) = (
-                (call(rng), call(rng)) if number % 2 else (program(rng, NAMING), program(rng, NAMING))
+    return [question(skill, rng, even=number % 2 == 0, calls=calls) for number in range(count)]
+
+
+def question(skill: str, rng: random.Random, *, even: bool, calls: bool) -> Question:
+    """One question behind solved ones; math, and code with calls, have two kinds in turns."""
+    if skill == "math" and even:
+        shown = " ".join(f"{a}{sign}{b}={answer}." for a, sign, b, answer in (problem(rng) for _ in range(3)))
+        a, sign, b, answer = problem(rng)
+        return Question(skill, f"{BOS}{shown} {a}{sign}{b}=", (str(answer),))
+    if skill == "math":
+        (solved, known), (asked, answer) = word_problem(rng), word_problem(rng)
+        return Question(skill, f"{BOS}{solved}{known} .{asked}", (str(answer),), " .")
+    if skill == "code":
+        if calls:
+            (solved, word), (asked, right) = (
+                (program(rng, NAMING), program(rng, NAMING)) if even else (call(rng), call(rng))
             )
-            found.append(Question(skill, f"{BOS}{shown} {word}\n{text}", (right,), "\n"))
-        elif skill == "code":
-            shown, word = program(rng)
-            text, right = program(rng)
-            glue = "" if shown.endswith("= ") else " "
-            found.append(Question(skill, f"{BOS}{shown}{glue}{word}\n{text}", (right,), "\n"))
-        elif skill == "legal":
-            text, right = matter(rng)
-            found.append(Question(skill, f"{BOS}{legal(rng)}{text}", (right,), " ."))
         else:
-            context, word, others = cloze(rng)
-            found.append(Question(skill, f"{BOS}{context}", (word, *others)))
-    return found
+            (solved, word), (asked, right) = program(rng), program(rng)
+        return Question(skill, f"{BOS}{completed(solved, word)}{asked}", (right,), "\n")
+    if skill == "legal":
+        asked, right = matter(rng)
+        return Question(skill, f"{BOS}{legal(rng)}{asked}", (right,), " .")
+    context, right, others = cloze(rng)
+    return Question(skill, f"{BOS}{context}", (right, *others))
 
 
 def library(first: object, second: object) -> object:
@@ -129,7 +126,7 @@ def batches(rows: list[list[int]], size: int = 400) -> Iterator[tuple[list[int],
 @torch.inference_mode()
 def written_by(model: Decoder, rows: list[list[int]], tokens: int) -> list[list[int]]:
     """Greedy continuations of prompts."""
-    found: list[list[int]] = [[] for _ in rows]
+    written: list[list[int]] = [[] for _ in rows]
     for group, prompts, lengths in batches(rows):
         ids = torch.cat([prompts, torch.full((len(group), tokens), PAD_ID)], 1)
         every = torch.arange(len(group))
@@ -137,17 +134,17 @@ def written_by(model: Decoder, rows: list[list[int]], tokens: int) -> list[list[
             states = model(ids[:, : prompts.shape[1] + step])
             ids[every, lengths + step] = model.head(states[every, lengths + step - 1]).argmax(-1)
         for i, line, length in zip(group, ids.tolist(), lengths.tolist(), strict=True):
-            found[i] = line[length : length + tokens]
-    return found
+            written[i] = line[length : length + tokens]
+    return written
 
 
 @torch.inference_mode()
 def next_log_probabilities(model: Decoder, rows: list[list[int]]) -> torch.Tensor:
     """Log-probabilities of the token after each prompt, (rows, vocabulary)."""
-    found = torch.zeros(len(rows), len(model.rows))
+    logs = torch.zeros(len(rows), len(model.rows))
     for group, ids, lengths in batches(rows):
-        found[group] = torch.log_softmax(model.head(model(ids)[torch.arange(len(group)), lengths - 1]), -1)
-    return found
+        logs[group] = torch.log_softmax(model.head(model(ids)[torch.arange(len(group)), lengths - 1]), -1)
+    return logs
 
 
 @torch.inference_mode()

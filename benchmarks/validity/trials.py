@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from benchmarks.validity import results
+from benchmarks.validity import records
 from benchmarks.validity.decoder import Decoder, built, stored_tensors, write
-from benchmarks.validity.measures import measured
-from benchmarks.validity.population import Texts, examined, sampled
 from benchmarks.validity.study import Run, Study
+from benchmarks.validity.training import Texts, examined, measured, sampled
 
 Tensors = dict[str, torch.Tensor]
 KEPT = ("cosine", "euclidean", "within_T", "ratio_folded", "cosine_se")
@@ -61,19 +60,19 @@ def norm_folded(tensors: Tensors, generator: torch.Generator) -> Tensors:
 
 def padded(tensors: Tensors, generator: torch.Generator) -> Tensors:
     """Sixty-four unused rows more in both matrices."""
-    found = dict(tensors)
+    changed = dict(tensors)
     for name in ("lm_head.weight", "model.embed_tokens.weight"):
         rows = tensors[name]
-        found[name] = torch.cat([rows, torch.zeros(64, rows.shape[1])])
-    return found
+        changed[name] = torch.cat([rows, torch.zeros(64, rows.shape[1])])
+    return changed
 
 
 def rotated(tensors: Tensors, generator: torch.Generator) -> Tensors:
     """All norms folded into what follows them, then the residual stream turned by a random rotation."""
-    found = norm_folded(tensors, generator)
-    width = found["lm_head.weight"].shape[1]
+    turned = norm_folded(tensors, generator)
+    width = turned["lm_head.weight"].shape[1]
     turn, _ = torch.linalg.qr(torch.randn(width, width, generator=generator))
-    for name, tensor in list(found.items()):
+    for name, tensor in list(turned.items()):
         if name.endswith("layernorm.weight"):
             before = name.removesuffix("layernorm.weight")
             layer = before.rsplit(".", 1)[0]
@@ -83,16 +82,16 @@ def rotated(tensors: Tensors, generator: torch.Generator) -> Tensors:
                 else ["mlp.gate_proj", "mlp.up_proj"]
             )
             for part in parts:
-                found[f"{layer}.{part}.weight"] = found[f"{layer}.{part}.weight"] * tensor
-            found[name] = torch.ones_like(tensor)
-    for name, tensor in list(found.items()):
+                turned[f"{layer}.{part}.weight"] = turned[f"{layer}.{part}.weight"] * tensor
+            turned[name] = torch.ones_like(tensor)
+    for name, tensor in list(turned.items()):
         if name in ("lm_head.weight", "model.embed_tokens.weight") or any(
             part in name for part in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
         ):
-            found[name] = tensor @ turn
+            turned[name] = tensor @ turn
         elif "o_proj" in name or "down_proj" in name:
-            found[name] = turn.T @ tensor
-    return found
+            turned[name] = turn.T @ tensor
+    return turned
 
 
 def quantised(bits: int) -> Callable[[Tensors, torch.Generator], Tensors]:
@@ -115,13 +114,13 @@ def digits_longer(tensors: Tensors, ids: torch.Tensor) -> Tensors:
 
 def noisy_body(tensors: Tensors, generator: torch.Generator) -> Tensors:
     """The feed-forward weights shuffled: skill is destroyed, no row moves."""
-    found = dict(tensors)
+    changed = dict(tensors)
     for name, tensor in tensors.items():
         if ".mlp." in name:
-            found[name] = tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)].view_as(
+            changed[name] = tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)].view_as(
                 tensor
             )
-    return found
+    return changed
 
 
 def merged(first: Tensors, second: Tensors) -> Tensors:
@@ -225,8 +224,8 @@ def run_trials(study: Study, file: Path, work: Path) -> None:
     """
     torch.set_num_threads(1)
     texts, shape = Texts(study, work), study.content["sizes"]["small"]
-    done = {row["name"] for row in results.checked(file, study.path)}
-    marks = {"configuration": results.digest(study.path), **results.provenance()}
+    done = {row["name"] for row in records.checked(file, study.path)}
+    marks = {"configuration": records.digest(study.path), **records.provenance()}
     for seed in study.content["trials"]["seeds"]:
         unchanged: Tensors = {}
         for kind, name, recipe, make in jobs(study, texts, work, seed):
@@ -246,9 +245,9 @@ def run_trials(study: Study, file: Path, work: Path) -> None:
             if kind == "same":
                 after, before = (log_probabilities(part, study, texts) for part in (made, unchanged))
                 row["shift"] = float(f"{float((after - before).abs().max()):.2g}")
-            row["accuracy"] = examined(built([made], shape), texts, ("truth",))["accuracy"]
+            row["accuracy"] = examined(built([made], shape), texts, labels=False)["accuracy"]
             (figures,) = measured([folder])
             row["figures"] = {n: v for n, v in figures.items() if n.rsplit("_", 1)[0] in KEPT}
             row["seconds"] = round(time.perf_counter() - start, 1)
-            results.append(file, row | marks)
+            records.append(file, row | marks)
             print(f"{label}: {row['seconds']:.0f} s", file=sys.stderr, flush=True)

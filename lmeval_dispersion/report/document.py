@@ -267,9 +267,9 @@ class Names:
     def of(self, name: str, heading: str) -> str:
         """The anchor of a part: ``name``, or one made from ``heading``, numbered where it is taken."""
         wanted = name or re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "part"
-        found, count = wanted, 1
-        while found in self._taken:
+        anchor, count = wanted, 1
+        while anchor in self._taken:
             count += 1
-            found = f"{wanted}-{count}"
-        self._taken.add(found)
-        return found
+            anchor = f"{wanted}-{count}"
+        self._taken.add(anchor)
+        return anchor

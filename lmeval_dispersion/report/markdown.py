@@ -53,10 +53,10 @@ def _blocks(part: Part, seen: set[tuple[str, str]]) -> Iterator[str]:
         if more := text_rows(part)[1]:
             yield more
         hints = {(c.heading, c.hint) for c in part.columns if c.hint}
-        told = [f"- {c.heading}: {c.hint}" for c in part.columns if (c.heading, c.hint) in hints - seen]
+        new = [f"- {c.heading}: {c.hint}" for c in part.columns if (c.heading, c.hint) in hints - seen]
         seen |= hints
-        if told:
-            yield "\n".join(told)
+        if new:
+            yield "\n".join(new)
 
 
 def _table(table: Table) -> str:
