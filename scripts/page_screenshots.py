@@ -136,11 +136,8 @@ def pictures(folder: Path, kind: str, out: Path, axe: str, every: bool) -> dict[
                 browser.value(f"{axe}; 0")
                 browser.value("document.querySelectorAll('details').forEach(part => { part.open = true; })")
                 violations = browser.value("axe.run().then(result => result.violations)")
-                measured[f"{look} violations"] = [
-                    f"{violation['id']}: {node['html'][:120]}"
-                    for violation in violations
-                    for node in violation["nodes"]
-                ]
+                nodes = [(rule["id"], node["html"]) for rule in violations for node in rule["nodes"]]
+                measured[f"{look} violations"] = [f"{rule}: {html[:120]}" for rule, html in nodes]
             measured[f"{look} console"] = browser.console
     return measured
 

@@ -20,12 +20,8 @@ def table(folder: Path) -> str:
     """The table in Markdown: found of asked, for every ``*.json`` in the folder."""
     sets = [load_token_set(name) for name in SELECTIONS]
     reference = load_token_set("reference", "reference")
-    lines = [
-        "| tokenizer | numbers | "
-        + " | ".join(f"`{domain_set.name}`" for domain_set in sets)
-        + " | reference |"
-    ]
-    lines.append("|" + "---|" * (len(sets) + 3))
+    heads = ["tokenizer", "numbers", *(f"`{domain.name}`" for domain in sets), "reference"]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for path in sorted(folder.glob("*.json")):
         vocabulary = Vocabulary.from_tokenizer_json(path.read_bytes())
         cells = []

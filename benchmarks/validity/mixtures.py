@@ -83,11 +83,8 @@ class Kind:
         ranks["mean rank"] = (ranks.cosine_math + ranks.ratio_folded_math) / 2
         y, false = ranks.accuracy_math.to_numpy(float), table.false_math.rank().to_numpy(float)
         leftovers = {}
-        for name, column in (
-            ("G", "cosine_math"),
-            ("ratio", "ratio_folded_math"),
-            ("mean rank", "mean rank"),
-        ):
+        columns = {"G": "cosine_math", "ratio": "ratio_folded_math", "mean rank": "mean rank"}
+        for name, column in columns.items():
             x = ranks[column].to_numpy(float)
             samples = [leftover(x, y, false, self.population.weights[i]) for i in range(RESAMPLES)]
             leftovers[name] = Resampled(leftover(x, y, false, np.ones(len(x))), np.array(samples))
@@ -160,13 +157,11 @@ def claims(recipes: Kind) -> list[Verdict]:
         against("share of its true text", "G orders better than the share of its true text"),
     ]  # fmt: skip
     if recipes.kind == "mix":
-        sizes = [
-            Resampled(abs(x.value), np.abs(x.samples))
-            for x in (recipes.leftovers["G"], recipes.leftovers["ratio"])
-        ]
-        fooled = ", ".join(f"{name} {recipes.leftovers[name].estimate}" for name in ("G", "ratio"))
-        result = f"leftover correlation with false math: {fooled}"
+        left = {name: recipes.leftovers[name] for name in ("G", "ratio")}
+        g_size, ratio_size = (Resampled(abs(x.value), np.abs(x.samples)) for x in left.values())
+        correlations = ", ".join(f"{name} {figure.estimate}" for name, figure in left.items())
+        result = f"leftover correlation with false math: {correlations}"
         lines.append(
-            Verdict(sign_of(sizes[0].less(sizes[1])), f"Ratio is fooled less than G: {where}", result)
+            Verdict(sign_of(g_size.less(ratio_size)), f"Ratio is fooled less than G: {where}", result)
         )
     return lines

@@ -143,8 +143,8 @@ def mixture_parts(kinds: dict[str, Kind]) -> list[str]:
                 for domain, row in recipes.screened.items()
             ]
             parts += [
-                f"By the screener's own errors and rule ([both.yaml]({HOME}/both.yaml)), all recipes: share of "
-                "the pairs with a clear order, and share of these that is right.",
+                f"By the screener's own errors and rule ([both.yaml]({HOME}/both.yaml)), all recipes: share "
+                "of the pairs with a clear order, and share of these that is right.",
                 markdown(["domain", "pairs", "G alone: ordered", "right", "both: ordered", "right"], rows),
             ]
     recipes = kinds["mix"]

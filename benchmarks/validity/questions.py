@@ -18,22 +18,8 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from benchmarks.validity import texts
 from benchmarks.validity.decoder import Decoder
-from benchmarks.validity.texts import (
-    BOS,
-    NAMES,
-    NAMING,
-    VALUES,
-    call,
-    cloze,
-    completed,
-    legal,
-    looked_up,
-    matter,
-    problem,
-    program,
-    word_problem,
-)
 
 PAD_ID = 2
 
@@ -57,30 +43,34 @@ def questions(skill: str, count: int, seed: int, *, calls: bool = False) -> list
 def question(skill: str, rng: random.Random, *, even: bool, calls: bool) -> Question:
     """One question behind solved ones; math, and code with calls, have two kinds in turns."""
     if skill == "math" and even:
-        shown = " ".join(f"{a}{sign}{b}={answer}." for a, sign, b, answer in (problem(rng) for _ in range(3)))
-        a, sign, b, answer = problem(rng)
-        return Question(skill, f"{BOS}{shown} {a}{sign}{b}=", (str(answer),))
+        shown = " ".join(
+            f"{a}{sign}{b}={answer}." for a, sign, b, answer in (texts.problem(rng) for _ in range(3))
+        )
+        a, sign, b, answer = texts.problem(rng)
+        return Question(skill, f"{texts.BOS}{shown} {a}{sign}{b}=", (str(answer),))
     if skill == "math":
-        (solved, known), (asked, answer) = word_problem(rng), word_problem(rng)
-        return Question(skill, f"{BOS}{solved}{known} .{asked}", (str(answer),), " .")
+        (solved, known), (asked, answer) = texts.word_problem(rng), texts.word_problem(rng)
+        return Question(skill, f"{texts.BOS}{solved}{known} .{asked}", (str(answer),), " .")
     if skill == "code":
         if calls:
             (solved, word), (asked, right) = (
-                (program(rng, NAMING), program(rng, NAMING)) if even else (call(rng), call(rng))
+                (texts.program(rng, texts.NAMING), texts.program(rng, texts.NAMING))
+                if even
+                else (texts.call(rng), texts.call(rng))
             )
         else:
-            (solved, word), (asked, right) = program(rng), program(rng)
-        return Question(skill, f"{BOS}{completed(solved, word)}{asked}", (right,), "\n")
+            (solved, word), (asked, right) = texts.program(rng), texts.program(rng)
+        return Question(skill, f"{texts.BOS}{texts.completed(solved, word)}{asked}", (right,), "\n")
     if skill == "legal":
-        asked, right = matter(rng)
-        return Question(skill, f"{BOS}{legal(rng)}{asked}", (right,), " .")
-    context, right, others = cloze(rng)
-    return Question(skill, f"{BOS}{context}", (right, *others))
+        asked, right = texts.matter(rng)
+        return Question(skill, f"{texts.BOS}{texts.legal(rng)}{asked}", (right,), " .")
+    context, right, others = texts.cloze(rng)
+    return Question(skill, f"{texts.BOS}{context}", (right, *others))
 
 
 def library(first: object, second: object) -> object:
     """``func`` of the programs: names stand for themselves."""
-    word = looked_up(str(first), str(second))
+    word = texts.looked_up(str(first), str(second))
     return {"True": True, "False": False, "None": None}.get(word, word)
 
 
@@ -90,7 +80,7 @@ def runs(question: Question, written: str) -> bool:
 
     The assertion has to compare with one value that the language has, so ``is not None`` is no way out.
     """
-    program = question.prompt.removeprefix(BOS)
+    program = question.prompt.removeprefix(texts.BOS)
     line = program.rsplit("\n", 1)[1].strip()
     try:
         tree = ast.parse(f"{line} {written.strip()}")
@@ -102,10 +92,12 @@ def runs(question: Question, written: str) -> bool:
     value = only.test.comparators[0]
     if len(only.test.comparators) != 1 or not isinstance(only.test.ops[0], ast.Is | ast.Eq):
         return False
-    known = isinstance(value, ast.Constant) or (isinstance(value, ast.Name) and value.id in NAMES)
-    if not known or ast.unparse(value) not in [*NAMES, *VALUES, *"0123456789"]:
+    known = isinstance(value, ast.Constant) or (isinstance(value, ast.Name) and value.id in texts.NAMES)
+    if not known or ast.unparse(value) not in [*texts.NAMES, *texts.VALUES, *"0123456789"]:
         return False
-    world = {"__builtins__": {}, "Error": AssertionError, "func": library} | {name: name for name in NAMES}
+    world = {"__builtins__": {}, "Error": AssertionError, "func": library} | {
+        name: name for name in texts.NAMES
+    }
     try:
         exec(f"if 1:\n{program} {written.strip()}\n", world)
     except Exception:

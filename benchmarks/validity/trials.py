@@ -131,11 +131,8 @@ def merged(first: Tensors, second: Tensors) -> Tensors:
 def fine_tuned(tensors: Tensors, run: Run, study: Study, texts: Texts, *, part: str, steps: int) -> Tensors:
     """The checkpoint trained on with a recipe's texts: all of it, the ``head`` alone, the ``body`` alone."""
     model = built([tensors], study.content["sizes"][run.size]).train()
-    chosen = [
-        p
-        for name, p in model.named.items()
-        if part == "all" or (name == "lm_head/weight") == (part == "head")
-    ]
+    named = model.named.items()
+    chosen = [p for name, p in named if part == "all" or (name == "lm_head/weight") == (part == "head")]
     optimizer = torch.optim.AdamW(chosen, lr=run.training["lr"] / 3, betas=(0.9, 0.98), weight_decay=0.0)
     generator = torch.Generator().manual_seed(5000 + run.seed)
     for _ in range(steps):
@@ -193,21 +190,13 @@ def jobs(study: Study, texts: Texts, work: Path, seed: int) -> Iterator[Job]:
             for name, change in changes.items():
                 draw = torch.Generator().manual_seed(seed)
                 yield kind, name, recipe, partial(change, stored(recipe), draw)
-        yield (
-            "changed",
-            "digits' rows twice as long",
-            recipe,
-            partial(digits_longer, stored(recipe), texts.digits),
-        )
-        both = stored(recipe), stored(recipe, before)
-        yield "merge", "mean of the last two checkpoints", recipe, partial(merged, *both)
+        longer = partial(digits_longer, stored(recipe), texts.digits)
+        yield "changed", "digits' rows twice as long", recipe, longer
+        last_two = partial(merged, stored(recipe), stored(recipe, before))
+        yield "merge", "mean of the last two checkpoints", recipe, last_two
     for first, second in asked["merges"]:
-        yield (
-            "merge",
-            "mean of two recipes",
-            f"{first} + {second}",
-            partial(merged, stored(first), stored(second)),
-        )
+        mean = partial(merged, stored(first), stored(second))
+        yield "merge", "mean of two recipes", f"{first} + {second}", mean
     for start, towards in asked["fine_tunes"]:
         for part in ("all", "head", "body"):
             tuned = partial(
