@@ -1,4 +1,4 @@
-"""A report as data: what a tool found, before anybody decides how it looks.
+"""A report as data, without its looks.
 
 A tool builds a `Document`; the renderers of this package turn it into text for a terminal, Markdown, CSV,
 JSON or a page. A document knows none of them: it holds sentences, tables with typed columns, charts that
@@ -20,6 +20,7 @@ from typing import Any, Literal, get_type_hints
 from lmeval_dispersion.version import __version__
 
 Row = Mapping[str, Any]
+LIMITS = "What this does not support"  # above `Document.limits`, where a format has headings
 
 
 @dataclass(frozen=True)
