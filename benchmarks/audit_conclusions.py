@@ -2,8 +2,8 @@
 
 Right and wrong answers are drawn independently of the vectors; subjects have directions of their own, as
 real ones do. A claim is a sentence with a direction or a difference; a report may make none. `coverage` is
-how often the intervals hold the truth: no difference, AUROC 0.5, no correlation. What a
-calibration's own intervals cover is benchmarks/audit_coverage.py.
+how often the intervals hold the truth: no difference, AUROC 0.5, no correlation. The
+intervals of calibrations are those of benchmarks/audit_coverage.py.
 """
 
 from __future__ import annotations

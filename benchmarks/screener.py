@@ -1,4 +1,4 @@
-"""What one screening costs beside the other ways to read the same rows, on one loopback registry.
+"""The cost of one screening beside the other ways to read the same rows, on one loopback registry.
 
 Every contender runs in a fresh process against the same server, which answers after 40 ms (opening a
 connection costs as much again) over a line of 200 MB/s that all connections share. Checkpoints have

@@ -1,4 +1,4 @@
-"""What the benchmarks share: processes of their own for what is measured, and servers in others."""
+"""Shared by the benchmarks: a process for each measurement, and servers in others."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ServerProcess:
         self.endpoint = self._process.stdout.readline().strip()
 
     def counts(self) -> dict[str, Any]:
-        """What it has counted so far."""
+        """Its counts so far."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("\n")

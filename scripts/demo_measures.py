@@ -1,4 +1,4 @@
-"""What is measured on a checkpoint of the demo family: accuracy, perplexity and G."""
+"""Measurements of a checkpoint of the demo family: accuracy, perplexity and G."""
 
 from __future__ import annotations
 

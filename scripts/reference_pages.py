@@ -1,4 +1,4 @@
-"""What the reference pages are made from, through cog: every command's help, every public name."""
+"""The sources of the reference pages, through cog: every command's help, every public name."""
 
 from __future__ import annotations
 

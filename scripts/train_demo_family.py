@@ -182,7 +182,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 class Run(NamedTuple):
-    """What all jobs of one call share. ``work`` holds the texts as ids, the tokenizer and the bases."""
+    """Shared by all jobs of one call. ``work`` holds the texts as ids, the tokenizer and the bases."""
 
     work: Path
     recipe: dict[str, Any]

@@ -133,7 +133,7 @@ class Decoder(nn.Module):
         return linear(states * self.scale, self.rows)
 
     def member(self, number: int) -> dict[str, torch.Tensor]:
-        """What is stored of one member: BF16 tensors by name, the factor folded into the final norm."""
+        """The stored form of one member: BF16 tensors by name, the factor folded into the final norm."""
         tensors = {name.replace("/", "."): p.detach()[number].clone() for name, p in self.named.items()}
         tensors["model.norm.weight"] *= self.scale
         return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}

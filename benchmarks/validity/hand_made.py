@@ -1,4 +1,4 @@
-"""What the hand-made recipes say of each claim of full.yaml: its rules as code, a line of the page each."""
+"""The hand-made recipes' verdict on each claim of full.yaml: its rules as code, a line of the page each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What random mixtures and fine-tunes say: the figures and the claims of mixtures.yaml, by its rules."""
+"""Random mixtures and fine-tunes: the figures and the claims of mixtures.yaml, by its rules."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def counted(lines: Sequence[Verdict]) -> str:
 
 
 def headline(kinds: dict[str, Kind]) -> str:
-    """What a reader should take away who reads nothing else."""
+    """The lines for a reader who reads nothing else."""
     mixed = kinds["mix"]
     g, ratio, both = (mixed.shares[name]["mean"] for name in ("G", "ratio", "mean rank"))
     agree, right = (mixed.agreement[part]["mean"] for part in ("agree", "right"))

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent / "results"
 
 
 def digest(path: Path) -> str:
-    """What says that a configuration is the one that a result was made with."""
+    """The mark of the configuration that a result was made with."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 

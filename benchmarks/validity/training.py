@@ -165,7 +165,7 @@ def trained(
 def loss_of(
     model: Decoder, teachers: Decoder | None, batch: torch.Tensor, label_smoothing: float, z_loss: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is minimised over all models, and each model's own mean cross-entropy.
+    """The loss over all models, and each model's own mean cross-entropy.
 
     A sum over models: the gradient of each is that of its own mean.
     """
@@ -183,7 +183,7 @@ def loss_of(
     return loss, by_model.detach()
 
 
-# --- what a checkpoint can do, and its figures ----------------------------------------------------------
+# --- the skills of a checkpoint, and its figures ----------------------------------------------------------
 
 
 @torch.inference_mode()

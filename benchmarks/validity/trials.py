@@ -1,8 +1,8 @@
 """Can G be fooled? Changes that move no prediction, and changes that move skill but not rows.
 
 Every trial takes last checkpoints of the small size and writes changed ones, which are asked and screened
-like the population's. What a change must leave alone is checked, not assumed: ``shift`` is the largest change
-of any log-probability on a fixed batch.
+like the population's. That a change leaves predictions alone is checked, not assumed: ``shift`` is the
+largest change of any log-probability on a fixed batch.
 """
 
 from __future__ import annotations

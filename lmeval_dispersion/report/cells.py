@@ -11,7 +11,7 @@ from lmeval_dispersion.report.document import Column, Row, Table, fields_of
 
 
 def cell(row: Row, column: Column) -> str:
-    """What stands in a cell: the value, with ``± error`` where both are numbers."""
+    """The text of a cell: the value, with ``± error`` where both are numbers."""
     value = row.get(column.key)
     text = shown(value, column.format)
     error = row.get(column.error) if column.error else None

@@ -85,7 +85,7 @@ def html_fragment(document: Document) -> str:
 
 
 class _Page:
-    """What the template is given of each part, with anchors that occur once."""
+    """The template's view of each part, with anchors that occur once."""
 
     def __init__(self, *, sortable: bool = True) -> None:
         self._sortable = sortable
