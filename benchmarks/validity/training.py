@@ -183,7 +183,7 @@ def loss_of(
     return loss, by_model.detach()
 
 
-# --- the skills of a checkpoint, and its figures ----------------------------------------------------------
+# --- the skills of a checkpoint, and its figures --------------------------------------------------------
 
 
 @torch.inference_mode()
