@@ -85,8 +85,8 @@ def alike(seed: int, folder: Path, subjects: int, each: int) -> bool:
     rng = np.random.default_rng([seed, 1])
     run = read_run(subjects_store(folder, subjects=1, each=subjects * each, seed=seed))
     run.documents["subject"] = [f"s{i}" for i in rng.permutation(np.repeat(np.arange(subjects), each))]
-    found = slice_table(run, slicings(run)["subject"]).least_dispersed
-    return found.not_clear < found.others
+    least = slice_table(run, slicings(run)["subject"]).least_dispersed
+    return least.not_clear < least.others
 
 
 def main() -> None:

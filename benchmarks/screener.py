@@ -120,8 +120,8 @@ def child(name: str, repos: list[str]) -> None:
 def measured(server: Any, home: Path, name: str, repos: list[str]) -> dict[str, float]:
     """One run of a contender in a fresh process."""
     requests, sent, start = len(server.requests), server.sent, time.perf_counter()
-    own = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(home), "OPENBLAS_NUM_THREADS": "1"}
-    figures = in_a_child(sys.executable, __file__, "--child", name, *repos, **without_hub(**own))
+    variables = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(home), "OPENBLAS_NUM_THREADS": "1"}
+    figures = in_a_child(sys.executable, __file__, "--child", name, *repos, **without_hub(**variables))
     figures["process"] = time.perf_counter() - start
     return figures | {"requests": len(server.requests) - requests, "MB": (server.sent - sent) / 1e6}
 

@@ -134,9 +134,9 @@ class Decoder(nn.Module):
 
     def member(self, number: int) -> dict[str, torch.Tensor]:
         """The stored form of one member: BF16 tensors by name, the factor folded into the final norm."""
-        found = {name.replace("/", "."): p.detach()[number].clone() for name, p in self.named.items()}
-        found["model.norm.weight"] *= self.scale
-        return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in found.items()}
+        tensors = {name.replace("/", "."): p.detach()[number].clone() for name, p in self.named.items()}
+        tensors["model.norm.weight"] *= self.scale
+        return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
 
     def clip(self, limit: float) -> None:
         """Scale each member's gradient down to a norm of ``limit``."""

@@ -52,16 +52,16 @@ def checked(file: Path, configuration: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: Some were made with another configuration.
     """
-    found = read(file)
+    rows = read(file)
     now = digest(configuration)
-    other = [row["name"] for row in found if row["configuration"] != now]
+    other = [row["name"] for row in rows if row["configuration"] != now]
     if other:
         raise ValueError(
             f"{file}: expected results of {configuration.name} as it is now ({now}), got {len(other)} of "
             "another "
             f"version ({other[0]} first); put the file back, or remove the results and run again"
         )
-    return found
+    return rows
 
 
 def screened(file: Path) -> dict[str, Any]:
