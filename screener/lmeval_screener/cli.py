@@ -30,9 +30,15 @@ from lmeval_dispersion.options import (
 from lmeval_screener.targets.selection import add_selection_options
 
 if TYPE_CHECKING:
+    from lmeval_dispersion.report import Document
+    from lmeval_screener.accuracies import Accuracies
+    from lmeval_screener.checkpoints.limits import Allowance
+    from lmeval_screener.result import Result
     from lmeval_screener.screened import Failed, Reading
     from lmeval_screener.screening import OnDone
     from lmeval_screener.shortlist import Shortlist
+    from lmeval_screener.targets.selection import Selected
+    from lmeval_screener.tokens import TokenSet
 
 _EVERY = 30.0  # seconds between two lines of progress
 _ABOUT = (
@@ -208,8 +214,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
 
     from lmeval_screener.checkpoints.limits import Allowance
-    from lmeval_screener.reading import Reader
-    from lmeval_screener.screening import Screening, add_named, reference_among, session_in
+    from lmeval_screener.screening import add_named, floor_among
     from lmeval_screener.targets.selection import select_targets, selection_of
     from lmeval_screener.tokens import load_token_set
 
@@ -227,7 +232,7 @@ def run(args: argparse.Namespace) -> int:
     add_named(selected, args.family, demo=args.demo)
     named = list(selected.targets)
     if args.fail_if_below is not None:
-        named = list(dict.fromkeys([*named, reference_among(named, args.fail_if_below, args.tokenizer)]))
+        named = list(dict.fromkeys([*named, floor_among(named, args.fail_if_below, args.tokenizer)]))
     domain, reference = load_token_set(args.domain, "domain"), load_token_set(args.reference, "reference")
     tasks: tuple[str, ...] = ()
     if args.emit is not None:
@@ -244,6 +249,39 @@ def run(args: argparse.Namespace) -> int:
         from lmeval_screener.accuracies import read_accuracies
 
         accuracies = read_accuracies(args.accuracy, named)
+    result, news, reused = _screened(args, selected, (domain, reference), accuracies, allowance)
+    if not result.checkpoints and news is None and output.format not in ("json", "csv"):
+        from lmeval_screener.result.answer import not_screened
+
+        # Programs get the failures as data; for readers there is nothing to report.
+        print(f"screen-checkpoints: {not_screened(result.failed)}", file=sys.stderr)
+        return 1
+    if reused:
+        output.say(f"{reused} of {len(result.checkpoints)} taken from {args.registry}")
+    if news is not None:
+        output.write(news)
+    meaning = accuracies.meaning if accuracies else "measured when the demo was trained" * args.demo
+    names_only = news is None and _write(args, output, result, tasks, meaning)
+    if names_only or output.format == "csv":
+        # These forms have no place for failures, and nothing may be lost silently.
+        for failed in result.failed:
+            print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
+    if any(failed.error == "Interrupted" for failed in result.failed):
+        output.say("stopped; the same command goes on from here")
+    return result.exit_code
+
+
+def _screened(
+    args: argparse.Namespace,
+    selected: Selected,
+    sets: tuple[TokenSet, TokenSet],
+    accuracies: Accuracies | None,
+    allowance: Allowance,
+) -> tuple[Result, Document | None, int]:
+    """The result, the document of ``--since``, and how many readings a registry had."""
+    from lmeval_screener.reading import Reader
+    from lmeval_screener.screening import Screening, session_in
+
     reader_type: type[Reader] = Reader
     if args.engine == "ray":
         from lmeval_screener.reading.ray_reader import RayReader, check_ray
@@ -252,14 +290,13 @@ def run(args: argparse.Namespace) -> int:
         reader_type = RayReader
     since, news = None, None
     run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
-    with session_in(args.registry, domain, reference, **run_of) as session, _progress(args.quiet) as show:
+    with session_in(args.registry, *sets, **run_of) as session, _progress(args.quiet) as show:
         if session is not None and args.since is not None:
             from lmeval_screener.registry.queries import since_time
 
             since = since_time(session.connection, args.since)
-        screening = Screening(
-            domain,
-            reference,
+        result = Screening(
+            *sets,
             metric=args.metric,
             timeout=args.timeout,
             tokenizer=args.tokenizer,
@@ -270,44 +307,33 @@ def run(args: argparse.Namespace) -> int:
             allowance=allowance,
             keep_on_interrupt=True,
             on_done=show,
-        )
-
-        result = screening.result(selected)
+        ).result(selected)
         if session is not None and since is not None:
             from lmeval_screener.registry.queries import diff
 
             news = diff(session.connection, session.tokens, since, args.metric)
-    if not result.checkpoints and news is None and output.format not in ("json", "csv"):
-        from lmeval_screener.result.answer import not_screened
+    return result, news, 0 if session is None else session.reused
 
-        # Programs get the failures as data; for readers there is nothing to report.
-        print(f"screen-checkpoints: {not_screened(result.failed)}", file=sys.stderr)
-        return 1
-    if session is not None and session.reused:
-        output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
-    chosen = None
-    if args.shortlist is not None:
-        chosen = result.shortlist(args.shortlist, audit_sample=args.audit_sample)
-    if chosen is not None and args.emit is not None and chosen.chosen:
+
+def _write(
+    args: argparse.Namespace, output: Output, result: Result, tasks: tuple[str, ...], meaning: str
+) -> bool:
+    """Write the report or the short list, and the folder of ``--emit``; whether names alone were written."""
+    if args.shortlist is None:
+        output.write(result.shown(None, accuracy=meaning).document())
+        return False
+    chosen = result.shortlist(args.shortlist, audit_sample=args.audit_sample)
+    if args.emit is not None and chosen.chosen:
         from lmeval_screener.shortlist.manifest import emit
 
         manifest = emit(args.emit, result.head(), chosen, tasks=tasks, command=args.command)
         output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
-    only_names = chosen is not None and args.format is None and output.format == "table"
-    if news is not None:
-        output.write(news)
-    elif chosen is not None and only_names:
+    names_only: bool = args.format is None and output.format == "table"
+    if names_only:
         _print_names(chosen, output)
     else:
-        meaning = accuracies.meaning if accuracies else "measured when the demo was trained" * args.demo
         output.write(result.shown(chosen, accuracy=meaning).document())
-    if only_names or output.format == "csv":
-        # These forms have no place for failures, and nothing may be lost silently.
-        for failed in result.failed:
-            print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
-    if any(failed.error == "Interrupted" for failed in result.failed):
-        output.say("stopped; the same command goes on from here")
-    return result.exit_code
+    return names_only
 
 
 def _check(args: argparse.Namespace) -> None:
