@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,14 +32,11 @@ from lmeval_screener.targets.selection import add_selection_options
 
 if TYPE_CHECKING:
     from lmeval_dispersion.report import Document
-    from lmeval_screener.accuracies import Accuracies
-    from lmeval_screener.checkpoints.limits import Allowance
     from lmeval_screener.result import Result
     from lmeval_screener.screened import Failed, Reading
-    from lmeval_screener.screening import OnDone
+    from lmeval_screener.screening import OnDone, Screening
     from lmeval_screener.shortlist import Shortlist
     from lmeval_screener.targets.selection import Selected
-    from lmeval_screener.tokens import TokenSet
 
 _EVERY = 30.0  # seconds between two lines of progress
 _ABOUT = (
@@ -214,7 +212,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
 
     from lmeval_screener.checkpoints.limits import Allowance
-    from lmeval_screener.screening import add_named, floor_among
+    from lmeval_screener.screening import Screening, add_named, floor_among
     from lmeval_screener.targets.selection import select_targets, selection_of
     from lmeval_screener.tokens import load_token_set
 
@@ -249,91 +247,83 @@ def run(args: argparse.Namespace) -> int:
         from lmeval_screener.accuracies import read_accuracies
 
         accuracies = read_accuracies(args.accuracy, named)
-    result, news, reused = _screened(args, selected, (domain, reference), accuracies, allowance)
+    screening = Screening(
+        domain,
+        reference,
+        metric=args.metric,
+        timeout=args.timeout,
+        tokenizer=args.tokenizer,
+        accuracies=accuracies,
+        fail_if_below=args.fail_if_below,
+        allowance=allowance,
+        keep_on_interrupt=True,
+    )
+    if args.engine == "ray":
+        from lmeval_screener.reading.ray_reader import RayReader, check_ray
+
+        check_ray(selected.targets)
+        screening.reader_type = RayReader
+    result, news = _screened(args, output, screening, selected)
+    meaning = accuracies.meaning if accuracies else "measured when the demo was trained" * args.demo
+    return _write(args, output, replace(result, accuracy=meaning), news, tasks)
+
+
+def _screened(
+    args: argparse.Namespace, output: Output, screening: Screening, selected: Selected
+) -> tuple[Result, Document | None]:
+    """The result, and what a registry says is new ``--since``."""
+    from lmeval_screener.screening import session_in
+
+    sets = screening.domain, screening.reference
+    run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
+    news = None
+    with session_in(args.registry, *sets, **run_of) as session, _progress(args.quiet) as screening.on_done:
+        screening.session = session
+        if session is None or args.since is None:
+            result = screening.result(selected)
+        else:
+            from lmeval_screener.registry.queries import diff, since_time
+
+            since = since_time(session.connection, args.since)
+            result = screening.result(selected)
+            news = diff(session.connection, session.tokens, since, args.metric)
+    if session is not None and session.reused:
+        output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
+    return result, news
+
+
+def _write(
+    args: argparse.Namespace, output: Output, result: Result, news: Document | None, tasks: tuple[str, ...]
+) -> int:
+    """Write what was asked for, and say what it has no place for; the exit code."""
     if not result.checkpoints and news is None and output.format not in ("json", "csv"):
         from lmeval_screener.result.answer import not_screened
 
         # Programs get the failures as data; for readers there is nothing to report.
         print(f"screen-checkpoints: {not_screened(result.failed)}", file=sys.stderr)
         return 1
-    if reused:
-        output.say(f"{reused} of {len(result.checkpoints)} taken from {args.registry}")
-    if news is not None:
-        output.write(news)
-    meaning = accuracies.meaning if accuracies else "measured when the demo was trained" * args.demo
-    names_only = news is None and _write(args, output, result, tasks, meaning)
-    if names_only or output.format == "csv":
+    chosen = None
+    if args.shortlist is not None:
+        chosen = result.shortlist(args.shortlist, audit_sample=args.audit_sample)
+    if chosen is not None and args.emit is not None and chosen.chosen:
+        from lmeval_screener.shortlist.manifest import emit
+
+        manifest = emit(args.emit, result.head(), chosen, tasks=tasks, command=args.command)
+        output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
+    only_names = chosen is not None and args.format is None and output.format == "table"
+    if chosen is None:
+        output.write(news or result.document())
+    elif only_names:
+        _print_names(chosen, output)
+    else:
+        output.write(result.shown(chosen).document())
+    if only_names or output.format == "csv":
         # These forms have no place for failures, and nothing may be lost silently.
         for failed in result.failed:
             print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
     if any(failed.error == "Interrupted" for failed in result.failed):
         output.say("stopped; the same command goes on from here")
     return result.exit_code
-
-
-def _screened(
-    args: argparse.Namespace,
-    selected: Selected,
-    sets: tuple[TokenSet, TokenSet],
-    accuracies: Accuracies | None,
-    allowance: Allowance,
-) -> tuple[Result, Document | None, int]:
-    """The result, the document of ``--since``, and how many readings a registry had."""
-    from lmeval_screener.reading import Reader
-    from lmeval_screener.screening import Screening, session_in
-
-    reader_type: type[Reader] = Reader
-    if args.engine == "ray":
-        from lmeval_screener.reading.ray_reader import RayReader, check_ray
-
-        check_ray(selected.targets)
-        reader_type = RayReader
-    since, news = None, None
-    run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
-    with session_in(args.registry, *sets, **run_of) as session, _progress(args.quiet) as show:
-        if session is not None and args.since is not None:
-            from lmeval_screener.registry.queries import since_time
-
-            since = since_time(session.connection, args.since)
-        result = Screening(
-            *sets,
-            metric=args.metric,
-            timeout=args.timeout,
-            tokenizer=args.tokenizer,
-            accuracies=accuracies,
-            fail_if_below=args.fail_if_below,
-            session=session,
-            reader_type=reader_type,
-            allowance=allowance,
-            keep_on_interrupt=True,
-            on_done=show,
-        ).result(selected)
-        if session is not None and since is not None:
-            from lmeval_screener.registry.queries import diff
-
-            news = diff(session.connection, session.tokens, since, args.metric)
-    return result, news, 0 if session is None else session.reused
-
-
-def _write(
-    args: argparse.Namespace, output: Output, result: Result, tasks: tuple[str, ...], meaning: str
-) -> bool:
-    """Write the report or the short list, and the folder of ``--emit``; whether names alone were written."""
-    if args.shortlist is None:
-        output.write(result.shown(None, accuracy=meaning).document())
-        return False
-    chosen = result.shortlist(args.shortlist, audit_sample=args.audit_sample)
-    if args.emit is not None and chosen.chosen:
-        from lmeval_screener.shortlist.manifest import emit
-
-        manifest = emit(args.emit, result.head(), chosen, tasks=tasks, command=args.command)
-        output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
-    names_only: bool = args.format is None and output.format == "table"
-    if names_only:
-        _print_names(chosen, output)
-    else:
-        output.write(result.shown(chosen, accuracy=meaning).document())
-    return names_only
 
 
 def _check(args: argparse.Namespace) -> None:

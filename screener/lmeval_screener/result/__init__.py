@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from lmeval_screener.shortlist.verdict import Verdict
 
 SCHEMA = "screen-checkpoints/3"
-#: Every standard error of a gap is of this. Not of training: runs that differ in their seed alone differ too.
-SE_COVERS = "choice of tokens"
-#: Exit status where a checkpoint is below that of ``--fail-if-below``.
-EXIT_BELOW = 4
 _SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
 _DRAWN = 40  # checkpoints of a group that a chart shows
 _LONG = 40  # rows of a group that a terminal shows whole
@@ -115,7 +111,7 @@ class Result(Report):
     def exit_code(self) -> int:
         """Exit status of the command: 4 below the gate, 1 where there is no answer, 3 where some failed."""
         if self.gate is not None and not self.gate.passed:
-            return EXIT_BELOW if self.gate.below else 1
+            return 4 if self.gate.below else 1
         return (3 if self.checkpoints else 1) if self.failed else 0
 
     def shortlist(self, k: int, *, audit_sample: int = 0, seed: int = 0) -> Shortlist:
@@ -144,15 +140,14 @@ class Result(Report):
         content = manifest_dict(self.head(), chosen, tasks=(), command="")
         return verify(manifest_of(content, "the screening"), [str(source) for source in results])
 
-    def shown(self, chosen: Shortlist | None, *, accuracy: str = "") -> Result:
-        """The same result as a report shows it: a short list, and in words what accuracies are."""
-        checkpoints = self.checkpoints
-        if chosen is not None:
-            checkpoints = tuple(
-                replace(c, chosen=chosen.why(c), inclusion_probability=chosen.probability(c))
-                for c in checkpoints
-            )
-        return replace(self, checkpoints=checkpoints, chosen=chosen, accuracy=accuracy)
+    def shown(self, chosen: Shortlist) -> Result:
+        """The same result as the report of a short list shows it."""
+        checkpoints = tuple(
+            replace(c, chosen=choice.why.get(c), inclusion_probability=choice.probability(c))
+            for choice in chosen.groups
+            for c in choice.group.checkpoints
+        )
+        return replace(self, checkpoints=checkpoints, chosen=chosen)
 
     @cached_property
     def agreement(self) -> list[Agreement]:
@@ -188,7 +183,7 @@ class Result(Report):
             "domain": self.domain,
             "reference": self.reference,
             "metric": self.metric,
-            "se_covers": SE_COVERS,
+            "se_covers": "choice of tokens",  # not training: runs that differ in their seed alone differ too
             "checkpoints": [],
             "tokens": self._tokens(),
             "failed": [
