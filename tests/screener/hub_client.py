@@ -114,11 +114,15 @@ def full_matrix(file: Path, name: str) -> NDArray[np.float64]:
     return decoded(code, exponent_bits, mantissa_bits, reserved)
 
 
-def whole_gap(folder: Path, checkpoint: Any) -> float:
+def whole_gap(folder: Path, checkpoint: Any, metric: str = "cosine") -> float:
     """G of a screened checkpoint by its definition, from the whole matrix in a folder."""
-    matrix = full_matrix(folder / checkpoint.file, checkpoint.tensor)
-    sides = checkpoint.resolution.domain, checkpoint.resolution.reference
-    return slow_gap(*(matrix[[token.id for token in side]] for side in sides))
+    return gap_of(full_matrix(folder / checkpoint.file, checkpoint.tensor), checkpoint, metric)
+
+
+def gap_of(matrix: NDArray[Any], checkpoint: Any, metric: str = "cosine") -> float:
+    """The same of a matrix that is known."""
+    tokens = checkpoint.resolution
+    return slow_gap(matrix[tokens.domain_ids], matrix[tokens.reference_ids], metric)
 
 
 def decoded(

@@ -16,7 +16,7 @@ import test_gguf
 from checkpoints import head_and_embedding, write_checkpoint
 from faulty_proxy import FaultyProxy, WebServer
 from fsspec.implementations.memory import MemoryFileSystem
-from hub_client import FILE, refused, truth, whole_gap, within
+from hub_client import FILE, HEAD, full_matrix, gap_of, refused, truth, within
 from hub_faults import closed, content, header, shifted, status, truncated, whole, without
 from hub_server import HubServer
 from lmeval_screener import screen
@@ -134,15 +134,15 @@ def test_g_is_that_of_the_whole_matrix(storage, tmp_path, monkeypatch, form):
         full = test_gguf.matrix()
         tensors = {"token_embd.weight": ("F16", test_gguf.matrix(1)), "output.weight": ("Q8_0", full)}
         test_gguf.write(made / "m-Q8_0.gguf", tensors)
-        expected = test_gguf.whole_gap(test_gguf.truth("Q8_0", full))
+        matrix = test_gguf.truth("Q8_0", full)
         file = "/m-Q8_0.gguf" if storage.address.startswith("http") else ""
     else:
         state = {k: v for shard in sorted(DEMO.glob("*.safetensors")) for k, v in load_file(shard).items()}
         torch.save(state, made / "pytorch_model.bin")
-        expected = whole_gap(DEMO, screen([str(DEMO)]).checkpoints[0])
+        matrix = full_matrix(DEMO / "model-00001-of-00002.safetensors", HEAD)
     storage.put(made, form)
     (found,) = screen([f"{storage.address}/{form}{file}"]).checkpoints
-    assert found.gaps["cosine"].mean == pytest.approx(expected, abs=1e-6)
+    assert found.gaps["cosine"].mean == pytest.approx(gap_of(matrix, found), abs=1e-6)
     assert 0 < found.bytes_read < 1.5 * sum(place.stat().st_size for place in made.iterdir())
     assert 0 < found.requests < 150
 
