@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Annotated, Any, ClassVar
 
@@ -68,21 +68,22 @@ class Comparison(Report):
         """The comparison of trainings, by their ``result.json``; ``domains`` are their texts, in order."""
         names = [domain.replace("\\", "/").rstrip("/").split("/")[-1] for domain in domains]
         names = names if len(set(names)) == len(names) else list(domains)
+        losses = list(dict.fromkeys(result["arm"] for result in results))
+        comparisons = (len(losses) - 1) * len(names)
         rows = []
-        for loss in dict.fromkeys(result["arm"] for result in results):
-            for k, name in enumerate(names):
+        for loss in losses:
+            for number, name in enumerate(names):
                 ours, base = ([r for r in results if r["arm"] == arm] for arm in (loss, BASE))
                 before, after, baseline = (
-                    [result[when][k] for result in trainings]
+                    [result[when][number] for result in trainings]
                     for trainings, when in ((ours, "before"), (ours, "after"), (base, "after"))
                 )
-                ratios = [
+                shifts = [
                     100 * math.log(figures["perplexity"] / others["perplexity"])
                     for figures, others in zip(after, baseline, strict=True)  # seed by seed
                 ]
-                rows.append(_row(loss, name, before, after, ratios if loss != BASE else []))
-        compared = sum(row.versus_base_sd is not None for row in rows)
-        return cls([_with_interval(row, compared) for row in rows])
+                rows.append(_row(loss, name, before, after, shifts if loss != BASE else [], comparisons))
+        return cls(rows)
 
     def tables(self) -> dict[str, Table]:
         """A row for each training and domain, after training and before it."""
@@ -141,28 +142,26 @@ def _row(
     domain: str,
     before: Sequence[Mapping[str, Any]],
     after: Sequence[Mapping[str, Any]],
-    ratios: Sequence[float],
+    shifts: Sequence[float],
+    comparisons: int,
 ) -> Trained:
+    """The means over seeds, whose figures ``before`` and ``after`` hold; ``shifts`` are those from base."""
     perplexities = [figures["perplexity"] for figures in after]
     texts = [figures["texts"][-1] for figures in after if figures["texts"][-1] is not None]
+    sd, half = (stdev(shifts) if shifts[1:] else None), None
+    if sd is not None:
+        half = student_quantile(1 - 0.025 / comparisons, len(shifts) - 1) * sd / math.sqrt(len(shifts))
     return Trained(
         loss=loss,
         domain=domain,
         seeds=len(after),
         perplexity=fmean(perplexities),
         sd=stdev(perplexities) if after[1:] else None,
-        versus_base=fmean(ratios) if ratios else None,
-        versus_base_sd=stdev(ratios) if ratios[1:] else None,
-        half=None,
+        versus_base=fmean(shifts) if shifts else None,
+        versus_base_sd=sd,
+        half=half,
         before=fmean(figures["perplexity"] for figures in before),
         tokens=fmean(figures["tokens"][-1] for figures in after),
         tokens_before=fmean(figures["tokens"][-1] for figures in before),
         texts=fmean(texts) if texts else None,
     )
-
-
-def _with_interval(row: Trained, compared: int) -> Trained:
-    if row.versus_base_sd is None:
-        return row
-    quantile = student_quantile(1 - 0.025 / compared, row.seeds - 1)
-    return replace(row, half=quantile * row.versus_base_sd / math.sqrt(row.seeds))
