@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
             f"expected one GPU a process, got {torch.cuda.device_count()}; launch with `torchrun "
             "--nproc-per-node N --no-python dispersion train …`, or set CUDA_VISIBLE_DEVICES"
         )
-    # Accelerate takes several processes without a GPU for single ones unless it is told.
+    # Without `cpu`, Accelerate takes several processes on a machine that has no GPU for single ones.
     processes = PartialState(cpu=settings.processes > 1 and not torch.cuda.is_available())
     tokenizer = checked_tokenizer(settings)
     try:
