@@ -32,6 +32,7 @@ def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         place = tmp_path / home
         for name, value in {
             "ENDPOINT": endpoint,
+            "HUGGINGFACE_CO_URL_TEMPLATE": f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}",
             "HF_HUB_OFFLINE": offline,
             "HF_ASSETS_CACHE": str(place / "assets"),
             "HF_HUB_CACHE": str(place / "hub"),

@@ -43,13 +43,6 @@ def test_mixtures_have_the_expected_dispersion_and_rise(planted):
     assert abs(found.query_perplexity_trend.spearman) < 0.9
 
 
-def test_mixtures_of_noise_have_no_trend(noise):
-    found = mixture_curves(noise)
-    assert found.dispersion_trend.shape == "not monotone"
-    for pools in (found.pools, found.inside["subject"].pools):
-        assert pools.difference_low < 0 < pools.difference_high
-
-
 def test_pools_inside_subjects_are_those_of_a_loop_over_pairs(tmp_path):
     """Slow: pairs of right documents, each pair weighted by the shares of its two subjects."""
     run = read_run(subjects_store(tmp_path, subjects=6, each=14, between=0.3, law=0.3, seed=2))
@@ -70,15 +63,6 @@ def test_pools_inside_subjects_are_those_of_a_loop_over_pairs(tmp_path):
     found = mixture_curves(run).inside["subject"].pools
     assert [found.correct, found.incorrect] == pytest.approx(expected, rel=1e-5)
     assert found.difference == pytest.approx(expected[0] - expected[1], rel=1e-4)
-
-
-def test_a_subject_effect_raises_the_curve_and_not_the_pools_inside_subjects(tmp_path):
-    run = read_run(subjects_store(tmp_path, between=0.8, subjects=10, each=150))
-    found = mixture_curves(run)
-    assert found.dispersion_trend.spearman > 0.95
-    assert found.pools.difference_low > 0.05
-    inside = found.inside["subject"].pools
-    assert inside.difference_low < 0 < inside.difference_high
 
 
 def test_few_documents_have_fewer_targets_and_no_interval(tmp_path):

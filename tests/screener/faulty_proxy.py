@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import ssl
-from dataclasses import replace
 from pathlib import Path
 
 from hub_wire import Loopback, Reply, Request, ranged
@@ -43,12 +42,6 @@ class FaultyProxy(Loopback):
         connection.close()
         is_head = request.method == "HEAD" and length is not None
         return Reply(answer.status, headers, body, length=int(length) if is_head else None)
-
-
-def other_version(reply: Reply, request: Request) -> Reply:
-    """An ETag of another version."""
-    headers = {k: v for k, v in reply.headers.items() if k.lower() != "etag"}
-    return replace(reply, headers={**headers, "ETag": '"other"'})
 
 
 class WebServer(FaultyProxy):

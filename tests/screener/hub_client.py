@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from checkpoints import slow_gap
 from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshots import open_folder
+from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows
 from numpy.typing import NDArray
 
@@ -21,6 +24,7 @@ from numpy.typing import NDArray
 IDS = (7, 3, 4, 6, 90, 119)
 HEAD = "lm_head.weight"
 FILE = "model.safetensors"
+NO_HUB = "http://127.0.0.1:9"
 #: Exponent bits, mantissa bits, whether the largest exponent is reserved for Inf and NaN.
 FORMATS = {
     "F64": (11, 52, True),
@@ -46,6 +50,17 @@ def ours(hub: Any, cache: Path, **settings: Any) -> Hub:
     return Hub(**{"endpoint": hub.endpoint, "cache": cache, "offline": False, **settings})
 
 
+def within(work: Callable[[Hub, Budget], Any], cache: Path, *, timeout: float = 20.0, **settings: Any) -> Any:
+    """The result of work with a client of a cache; fails if it hangs."""
+
+    async def run(budget: Budget) -> Any:
+        async with Hub(**{"endpoint": NO_HUB, "offline": False, **settings}, cache=cache) as client:
+            return await work(client, budget)
+
+    budget = Budget(timeout)
+    return asyncio.run(asyncio.wait_for(budget.bounded(run(budget)), 60))
+
+
 def read(
     hub: Any,
     cache: Path,
@@ -53,18 +68,21 @@ def read(
     revision: str | None = None,
     *,
     ids: tuple[int, ...] = IDS,
-    timeout: float = 20.0,
     **settings: Any,
 ) -> Read:
-    """Rows of the output projection of a checkpoint on the loopback Hub; fails if it hangs."""
+    """Rows of the output projection of a checkpoint on the loopback Hub."""
 
-    async def work(budget: Budget) -> Read:
-        async with ours(hub, cache, **settings) as client:
-            snapshot = await client.snapshot(repo, revision, budget)
-            return await read_of(snapshot, ids)
+    async def work(client: Hub, budget: Budget) -> Read:
+        return await read_of(await client.snapshot(repo, revision, budget), ids)
 
-    budget = Budget(timeout)
-    return asyncio.run(asyncio.wait_for(budget.bounded(work(budget)), 40))
+    return within(work, cache, endpoint=hub.endpoint, **settings)
+
+
+def refused(work: Callable[..., Any], *args: Any, **settings: Any) -> ScreeningError:
+    """The error that some work ends in."""
+    with pytest.raises(ScreeningError) as raised:
+        work(*args, **settings)
+    return raised.value
 
 
 async def read_of(snapshot: Snapshot, ids: tuple[int, ...] = IDS) -> Read:
@@ -76,6 +94,12 @@ async def read_of(snapshot: Snapshot, ids: tuple[int, ...] = IDS) -> Read:
 def read_folder(folder: Path, ids: tuple[int, ...] = IDS) -> Read:
     """Rows of the output projection of a checkpoint in a folder."""
     return asyncio.run(read_of(open_folder(folder), ids))
+
+
+def truth(folder: Path, ids: tuple[int, ...] = IDS) -> NDArray[np.float64]:
+    """The same rows by the whole matrix of a folder, whichever file has it."""
+    (file,) = (place for place in folder.glob("*.safetensors") if HEAD.encode() in place.read_bytes())
+    return full_matrix(file, HEAD)[list(ids)]
 
 
 def full_matrix(file: Path, name: str) -> NDArray[np.float64]:
@@ -90,11 +114,15 @@ def full_matrix(file: Path, name: str) -> NDArray[np.float64]:
     return decoded(code, exponent_bits, mantissa_bits, reserved)
 
 
-def whole_gap(folder: Path, checkpoint: Any) -> float:
+def whole_gap(folder: Path, checkpoint: Any, metric: str = "cosine") -> float:
     """G of a screened checkpoint by its definition, from the whole matrix in a folder."""
-    matrix = full_matrix(folder / checkpoint.file, checkpoint.tensor)
-    sides = checkpoint.resolution.domain, checkpoint.resolution.reference
-    return slow_gap(*(matrix[[token.id for token in side]] for side in sides))
+    return gap_of(full_matrix(folder / checkpoint.file, checkpoint.tensor), checkpoint, metric)
+
+
+def gap_of(matrix: NDArray[Any], checkpoint: Any, metric: str = "cosine") -> float:
+    """The same of a matrix that is known."""
+    tokens = checkpoint.resolution
+    return slow_gap(matrix[tokens.domain_ids], matrix[tokens.reference_ids], metric)
 
 
 def decoded(

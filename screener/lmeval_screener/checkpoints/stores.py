@@ -1,8 +1,8 @@
 """Storages of folders, afar: globs over them, training runs in them, checkpoints and single files.
 
 A `Store` lists a folder and reads a range, which is all that S3, Azure, a bucket of the Hub or any file
-system of fsspec has to do. What is listed names each file's version (an ETag, a generation); what is read
-must be of that version, and what is kept is kept under it.
+system of fsspec has to do. A listing names each file's version (an ETag, a generation); what is read must be
+of that version, and is cached under it.
 
 fsspec is the fallback for every other scheme (``sftp://``, ``hdfs://``, ``smb://``, …). It has no condition
 for a read, so a file's entry is looked up again after its ranges. One call, in a thread, counts as a request.
@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot, entry_of, single_file
-from lmeval_screener.checkpoints.http import AgainError, retried, side_by_side
+from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot, entry_of, side_by_side, single_file
+from lmeval_screener.checkpoints.http import AgainError, retried
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Account, Budget
 from lmeval_screener.checkpoints.snapshots import RangedSnapshot

@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from lmeval_screener.checkpoints import Cache, FileEntry, Snapshot
-from lmeval_screener.checkpoints.http import Transport, contradiction, drained, offline, retried, side_by_side
+from lmeval_screener.checkpoints import Cache, FileEntry, Snapshot, side_by_side
+from lmeval_screener.checkpoints.http import Transport, contradiction, drained, offline, retried
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Account, Budget
 from lmeval_screener.checkpoints.snapshots import FilePlace, RemoteSnapshot

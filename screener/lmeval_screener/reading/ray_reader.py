@@ -248,7 +248,7 @@ def read_block(
     """Some checkpoints, each within its time, as a worker reads them.
 
     Returns:
-        What came of each; then what travelled for all.
+        The outcome of each; then the traffic of all.
     """
     with contextlib.suppress(OSError):
         os.chdir(folder)

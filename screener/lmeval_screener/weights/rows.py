@@ -15,11 +15,10 @@ config.json has to say. Source: torch 2.13, ``torch/distributed/checkpoint/_hf_u
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Any, Protocol
@@ -27,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints import Snapshot, content_key
+from lmeval_screener.checkpoints import Snapshot, content_key, side_by_side
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import (
     DTYPE_BITS,
@@ -47,16 +46,6 @@ BRIDGE = 65_536
 _SCALE_DTYPES = ("F32", "F16", "BF16", "F64", "F8_E8M0")
 _USUAL_BLOCK = 128
 _SLICE = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
-
-
-async def side_by_side(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
-    """The results of all parts; where one fails, the others are stopped, not left running behind."""
-    tasks = [asyncio.create_task(part) for part in parts]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 class WeightFiles:
@@ -213,7 +202,7 @@ class ScaledRows:
         """See `Rows`."""
         high, wide = self.block
         blocks, place = np.unique(np.asarray(ids, dtype=int) // high, return_inverse=True)
-        codes, scales = await side_by_side(self.codes.read(ids), self.scales.read(blocks.tolist()))
+        codes, scales = await side_by_side([self.codes.read(ids), self.scales.read(blocks.tolist())])
         spread = np.repeat(scales[place], wide, axis=1)
         result: NDArray[np.float32] = codes * spread[:, : self.shape[1]]
         return result
@@ -267,7 +256,7 @@ class PiecedRows:
                 part = await matrix.read((numbers[here] - row).tolist())
                 rows[here, column : column + matrix.shape[1]] = part
 
-        await side_by_side(*(fill(*piece) for piece in self.pieces))
+        await side_by_side(fill(*piece) for piece in self.pieces)
         return rows
 
 
