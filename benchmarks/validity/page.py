@@ -71,8 +71,8 @@ def counted(lines: Sequence[Verdict]) -> str:
     numbers = [sum(line.verdict == verdict for line in lines) for verdict in (HOLDS, PART, FAILS, TIED)]
     hold, part, fail, tied = numbers
     return (
-        f"Of {len(lines)} claims {hold} hold, {part} hold in part, {fail} do not hold and {tied} are not "
-        "told apart"
+        f"Of {len(lines)} claims {hold} hold, {part} hold in part, {fail} do not hold and {tied} are "
+        "inconclusive"
         + (f"; {len(lines) - sum(numbers)} are not tested." if sum(numbers) < len(lines) else ".")
     )
 
