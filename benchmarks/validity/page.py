@@ -19,6 +19,7 @@ from benchmarks.validity.analysis import (
     FIGURES,
     HOLDS,
     PART,
+    SHARES,
     TIED,
     Estimate,
     Resampled,
@@ -163,7 +164,7 @@ def mixture_parts(kinds: dict[str, Kind]) -> list[str]:
 
 def hand_made_parts(data: HandMade) -> list[str]:
     """Tables of the hand-made recipes."""
-    names, rows = list(FIGURES), []
+    names, rows = [*FIGURES, *SHARES], []
     for recipes, holding in (("all", False), ("holding the domain", True)):
         for domain in DOMAINS:
             pairs = data.population.pairs(domain, holding=holding)
