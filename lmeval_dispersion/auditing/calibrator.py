@@ -17,19 +17,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from lmeval_dispersion.auditing import shrinkage
 from lmeval_dispersion.auditing.ranking import clustered
-from lmeval_dispersion.auditing.run import Run, check_labels
+from lmeval_dispersion.auditing.run import Array, Rows, Run, check_labels
 from lmeval_dispersion.auditing.shrinkage import Estimator
 from lmeval_dispersion.auditing.slices import Slice, by_column, by_value
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.store.format import DOCUMENTS
 from lmeval_dispersion.version import __version__
-
-Array = NDArray[np.float64]
-Rows = NDArray[np.int64]
 
 FORMAT = "dispersion-calibrator/2"
 TRIVIAL, OURS = "labelled accuracy alone", "this estimate"

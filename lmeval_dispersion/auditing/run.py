@@ -10,7 +10,7 @@ nothing of it: :func:`answers_of` finds that, and reports say it first and concl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.errors import StoreError, UsageError
+from lmeval_dispersion.errors import DispersionError, StoreError, UsageError
 from lmeval_dispersion.geometry.centred import CentredVectors
 from lmeval_dispersion.statistics import wilson
 from lmeval_dispersion.store import Store, read_store
@@ -84,8 +84,8 @@ class Run:
     vectors: CentredVectors
     score: Array
     confidence: Array
-    choices: NDArray[np.int64]
-    chosen: NDArray[np.int64]
+    choices: Rows
+    chosen: Rows
     without_direction: int
     notes: list[str] = field(default_factory=list)
 
@@ -128,7 +128,7 @@ class Run:
         return run
 
     @property
-    def labelled(self) -> NDArray[np.int64]:
+    def labelled(self) -> Rows:
         """Rows with a label."""
         return np.flatnonzero(~np.isnan(self.score))
 
@@ -175,6 +175,14 @@ class Run:
 def read_run(run: Run | str | Path, layer: str | None = None) -> Run:
     """The run whose store is in a folder; a run that was read already is given back."""
     return run if isinstance(run, Run) else Run.of(read_store(run), layer)
+
+
+def part_of(build: Callable[..., Any], run: Run, **options: Any) -> Any:
+    """A part of a report on a run, or why it cannot be had."""
+    try:
+        return build(run, **options)
+    except DispersionError as error:
+        return Missing(str(error))
 
 
 def check_labels(run: Run, what: str) -> None:
