@@ -113,15 +113,16 @@ class Run:
                 f"expected scores in [0, 1] in the column `correct` of {store.path}, got {outside} outside; "
                 "divide them by their maximum"
             )
+        logprobs = documents["logprobs"].tolist()
         run = cls(
             store=store,
             layer=name,
             documents=documents,
             vectors=CentredVectors(unit),
             score=score,
-            confidence=confidences(logprobs := documents["logprobs"].tolist()),
+            confidence=confidences(logprobs),
             choices=np.array([len(values) for values in logprobs], dtype=np.int64),
-            chosen=np.array([_place(values) for values in logprobs], dtype=np.int64),
+            chosen=np.array([_likeliest(values) for values in logprobs], dtype=np.int64),
             without_direction=without,
         )
         run.notes.extend(_notes(run))
@@ -218,7 +219,7 @@ def _notes(run: Run) -> list[str]:
     return notes
 
 
-def _place(values: Sequence[float]) -> int:
+def _likeliest(values: Sequence[float]) -> int:
     return int(np.nanargmax(values)) if len(values) >= 2 and np.isfinite(values).any() else -1
 
 
@@ -288,7 +289,7 @@ def answers_of(run: Run) -> Answers:
         count,
         given,
         count / given if given else float("nan"),
-        _score_of(answer, run),
+        _score_of_constant(answer, run),
         _repeated(run),
     )
     return replace(answers, cautions=list(_cautions(answers, len(run.vectors))))
@@ -302,7 +303,7 @@ def _commonest(answers: Counter[str]) -> tuple[str | None, int, int]:
     return answer, count, answers.total()
 
 
-def _score_of(answer: str | None, run: Run) -> float:
+def _score_of_constant(answer: str | None, run: Run) -> float:
     """What always giving this answer would score; NaN unless the targets tell who is right."""
     documents = run.documents.iloc[run.labelled]
     is_target = (documents["target"] == answer).to_numpy()
