@@ -202,8 +202,7 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
         note = f"same rows as its base {adapter.label}: G cannot tell them apart"
         return replace(projection, warnings=(*warnings, note), norm=norm)
     rows = await _adapted_rows(adapter, parts, projection.rows)
-    ensured = adapter.settings.get("ensure_weight_tying")
-    if any(update.embedding for update in rows.updates) and not ensured:
+    if any(update.embedding for update in rows.updates):
         note = (
             f"the adapter changes the input embedding, which {adapter.label} ties to its head: the rows are "
             "those of the merged model; before it is merged, its head lacks that change"
