@@ -1,4 +1,4 @@
-"""What commands share: their parser, options with the same names and help, and where a report goes.
+"""Shared by the commands: their parser, options with the same names and help, and where a report goes.
 
 Only the standard library is imported before a report is written.
 """
@@ -35,7 +35,7 @@ _SUFFIXES = {
 
 
 _PATIENCE = 1.0  # seconds without progress
-# What people type for an option that has another name here.
+# Words that people type for an option of another name.
 _OTHER_NAMES = {"--top": "--shortlist", "--layers": "--layer", "--seeds": "--seed", "--batch": "--batch-size"}
 
 
@@ -380,6 +380,6 @@ def _print(text: str, form: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # What is still buffered would fail once more when Python exits.
+        # Text that is still buffered would fail once more when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise DispersionError(f"could not write to standard output: {error.strerror or error}") from error

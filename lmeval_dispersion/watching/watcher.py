@@ -101,7 +101,7 @@ class Watcher:
         """Count a step of the loop and measure at every ``every``-th, and where a checkpoint was ``saved``.
 
         Returns:
-            What to log, or None where nothing was measured.
+            The figures to log, or None where nothing was measured.
         """
         self._steps += 1
         if self._steps % self.every and not saved:
@@ -209,7 +209,7 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
 
     ``watch/gap_DOMAIN`` (with ``_se``), ``watch/dispersion``, ``watch/condensation`` and
     ``watch/effective_rank`` go to whatever the trainer reports to, and to its ``log_history``;
-    ``dispersion_watch.jsonl`` in the folder has more. What is measured at a save is what the saved checkpoint
+    ``dispersion_watch.jsonl`` in the folder has more. A measurement at a save is what the saved checkpoint
     has. Add it to the trainer that it is given::
 
         trainer.add_callback(DispersionCallback(trainer, domains=["math"]))

@@ -1,8 +1,8 @@
 """Storages of folders, afar: globs over them, training runs in them, checkpoints and single files.
 
 A `Store` lists a folder and reads a range, which is all that S3, Azure, a bucket of the Hub or any file
-system of fsspec has to do. What is listed names each file's version (an ETag, a generation); what is read
-must be of that version, and what is kept is kept under it.
+system of fsspec has to do. A listing names each file's version (an ETag, a generation); what is read must be
+of that version, and is cached under it.
 
 fsspec is the fallback for every other scheme (``sftp://``, ``hdfs://``, ``smb://``, …). It has no condition
 for a read, so a file's entry is looked up again after its ranges. One call, in a thread, counts as a request.

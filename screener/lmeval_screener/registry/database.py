@@ -362,7 +362,7 @@ def folder_is_gone(identity: str) -> bool:
 
 
 def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> str:
-    """What says whether a checkpoint is as it was, its base and a tokenizer that was named included."""
+    """The marks by which a checkpoint is as it was, those of its base and of a named tokenizer included."""
     states = [_state(snapshot.checkpoint if isinstance(snapshot, WithTokenizer) else snapshot)]
     if base is not None:
         states.append(_state(base))

@@ -36,7 +36,7 @@ from lmeval_screener.weights.rows import Matrix, Rows, WeightFiles, safetensors_
 CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _PREFIX = "base_model.model."
-#: What may stand behind a module's name: parts that are read.
+#: Endings of a module's name whose tensors are read.
 _PART = re.compile(
     r"(?:modules_to_save\.)?(?:"
     r"lora_(?P<linear>A|B)(?:\.\w+)?\.weight|lora_embedding_(?P<embedding>A|B)(?:\.\w+)?|"
