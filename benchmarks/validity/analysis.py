@@ -22,7 +22,7 @@ from benchmarks.validity.texts import HOLD
 
 Floats = NDArray[np.float64]
 #: What comes out of a claim.
-HOLDS, PART, FAILS, TIED = "holds", "holds in part", "does not hold", "not told apart"
+HOLDS, PART, FAILS, TIED = "holds", "holds in part", "does not hold", "inconclusive"
 UNTESTED = "not tested"
 RESAMPLES, DRAWS = 2000, 200  # of recipes; of labelled questions
 MOST_LABELS = 100
