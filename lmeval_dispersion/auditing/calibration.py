@@ -1,4 +1,4 @@
-"""What a calibration is worth, and what labels would have said: the report of ``dispersion calibrate``.
+"""The worth of a calibration beside that of labels: the report of ``dispersion calibrate``.
 
 Labels of k documents, drawn at random without replacement, estimate an accuracy by their mean. Where scores
 are right or wrong the number of right ones is hypergeometric, and the expected error and the interval of the

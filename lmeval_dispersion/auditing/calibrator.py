@@ -65,7 +65,7 @@ _KEYS = {
 
 
 def document_features(run: Run, threshold: float) -> dict[str, Array]:
-    """What every document shows, NaN where it does not; their means are the features of slices.
+    """Signals of every document, NaN where there is none; their means are the features of slices.
 
     ATC counts the documents above ``threshold``, of :func:`confidence_threshold`.
     """

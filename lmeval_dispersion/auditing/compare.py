@@ -222,7 +222,7 @@ def _interval(name: str, first: float, second: float, error: float) -> dict[str,
 
 
 def _names(runs: Sequence[Run], paths: Sequence[str | Path]) -> list[str]:
-    """What to call the runs: their models, with the revision or the folder where these are alike."""
+    """Names for the runs: their models, with the revision or the folder where these are alike."""
     models = [run.store.model for run in runs]
     revisions = [f"{run.store.model}@{run.store.manifest.get('revision')}" for run in runs]
     return next(

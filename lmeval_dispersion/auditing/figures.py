@@ -1,4 +1,4 @@
-"""What reports on runs share: numbers with their intervals, claims made of them, and pieces of charts.
+"""Shared by reports on runs: numbers with their intervals, claims made of them, and pieces of charts.
 
 A claim is made only where the interval over all documents leaves out "nothing is there". The same number
 inside subjects (or tasks) stands beside it: the claim holds there too, is the reverse, or lies between the

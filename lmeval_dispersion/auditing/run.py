@@ -158,7 +158,7 @@ class Run:
         return np.asarray(unit * norms[:, None].astype(np.float32))
 
     def describe(self) -> dict[str, Any]:
-        """What was measured on what, as reports carry it."""
+        """The model, the texts and the settings, as reports carry them."""
         manifest = self.store.manifest
         keys = ("model", "revision", "num_fewshot", "chat_template", "prompt_format", "limit", "created")
         tasks = {task: None for task in sorted(self.documents["task"].unique())}
@@ -304,7 +304,7 @@ def _commonest(answers: Counter[str]) -> tuple[str | None, int, int]:
 
 
 def _score_of_constant(answer: str | None, run: Run) -> float:
-    """What always giving this answer would score; NaN unless the targets tell who is right."""
+    """The accuracy of always giving this answer; NaN unless the targets tell who is right."""
     documents = run.documents.iloc[run.labelled]
     is_target = (documents["target"] == answer).to_numpy()
     given = (documents["prediction"] == answer).to_numpy()

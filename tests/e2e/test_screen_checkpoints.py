@@ -57,8 +57,7 @@ def small(hub, tmp_path):
         matrix[list(rows)] = np.concatenate(list(rows.values()))
         write_checkpoint(place, {"lm_head.weight": ("F32", matrix), "model.norm.weight": ("F32", np.ones(d))})
         shutil.copy(tokenizer, place / "tokenizer.json")
-        if folder is None:
-            hub.add(name, place, branch=branch)
+        hub.add(name, place, branch=branch)
         return gap
 
     return add
@@ -164,28 +163,23 @@ def test_a_family_is_ranked_on_the_tokens_of_all_and_without_other_tokenizers(co
     assert "differs from that of org/a" in failed["message"]
 
 
-@pytest.mark.parametrize("where", ["the Hub", "a folder"])
-def test_a_training_run_is_printed_in_step_order(command, small, tmp_path, where):
-    local, gaps = where == "a folder", {}
-    for step, spread in ((1000, 0.3), (200, 0.2), (30000, 0.8)):
-        name = f"checkpoint-{step}" if local else f"step{step}"
-        gaps[name] = small("org/run", spread, **({"folder": f"run/{name}"} if local else {"branch": name}))
-    if local:
-        (tmp_path / "repos" / "run" / "runs").mkdir()
-        done = command("repos/run", endpoint="http://127.0.0.1:9")
-    else:
-        small("org/run", 2.0, branch="main")
-        done = command("org/run@step*")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("run: G rises from ")
-    names = list(gaps)[1::-1] + list(gaps)[2:]  # in the order of the steps
-    assert f" at {names[0]} to " in done.stdout
-    lines = [words for line in done.stdout.splitlines() if (words := line.split())[1:2] and words[1] in names]
-    assert [(words[0], words[1]) for words in lines] == list(zip("321", names, strict=True))
-    for words in lines:
-        assert float(words[2]) == pytest.approx(gaps[words[1]], abs=1e-3)
-    if local:
-        assert command("repos/run", "--shortlist", "1").stdout == f"repos/run/{names[-1]}\n"
+def test_a_training_run_is_printed_in_step_order(command, small, hub, tmp_path):
+    spreads = {"step_1000": 0.3, "step_200": 0.2, "step_30000": 0.8}
+    gaps = {
+        name: small("org/run", spread, branch=name, folder=f"run/{name}") for name, spread in spreads.items()
+    }
+    small("org/run", 2.0)
+    (tmp_path / "repos" / "run" / "runs").mkdir()
+    names = ["step_200", "step_1000", "step_30000"]
+    for run, endpoint in (("org/run@step*", hub.endpoint), ("repos/run", "http://127.0.0.1:9")):
+        done = command(run, endpoint=endpoint)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("run: G rises from ")
+        assert " at step_200 to " in done.stdout
+        lines = [line.split() for line in done.stdout.splitlines() if re.match(r" +\d +step_", line)]
+        assert [line[:2] for line in lines] == [["3", names[0]], ["2", names[1]], ["1", names[2]]]
+        assert [float(line[2]) for line in lines] == pytest.approx([gaps[name] for name in names], abs=1e-3)
+    assert command("repos/run", "--shortlist", "1").stdout == "repos/run/step_30000\n"
 
 
 def test_one_bad_checkpoint_stops_no_other(command, small, hub):
@@ -280,16 +274,3 @@ def test_families_domains_and_the_version_are_told(command):
     taken = {(row["set"], row["group"]): row["default"] for row in rows}
     assert (taken["math", "digits"], taken["math", "operators"]) == ("True", "False")
     assert command("--version").stdout.startswith("lmeval-dispersion ")
-
-
-def test_the_demo_needs_no_network_and_shows_measured_accuracy_beside_the_gap(command):
-    assert "0 requests" in command("--demo", "--details", endpoint="http://127.0.0.1:9").stdout
-    document = json.loads(command("--demo", "--format", "json").stdout)
-    found = {Path(c["repo"]).name: c for c in document["checkpoints"]}
-    assert len(found) == 11
-    # The family's own truth: who can add has a larger gap than who learned from wrong answers.
-    assert found["sums-80"]["accuracy"] > 0.9 > 0.4 > found["wrong-sums-80"]["accuracy"]
-    wrong = [c["rank"] for name, c in found.items() if name.startswith("wrong")]
-    assert min(wrong) > found["sums-20"]["rank"]
-    overall = document["agreement"][0]
-    assert (overall["n"], overall["scope"]) == (11, "group")

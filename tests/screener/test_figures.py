@@ -13,7 +13,7 @@ from checkpoints import slow_gap, write_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener import screen
-from lmeval_screener.figures import difference, figures_of, gap, gaps, numbers_of, ranks, ratio
+from lmeval_screener.figures import difference, figures_of, gap, gaps, numbers_of, ratio
 from lmeval_screener.ranking import ALL_PAIRS, rank_gaps
 from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
@@ -87,10 +87,6 @@ def test_the_same_rows_are_not_separated_and_a_spread_domain_is():
             difference(gap(t, r), other)
 
 
-def test_ranks_count_from_the_largest_and_ties_share():
-    assert ranks([0.1, 0.5, 0.5, 0.9]) == [4, 2, 2, 1]
-
-
 # --- copies that predict the same -----------------------------------------------------------------------
 
 V, D = 420, 64
@@ -118,8 +114,7 @@ SAME = {
     "times two": (HEAD * 2, GAMMA / 2),
     "folded": (HEAD * GAMMA, np.ones(D)),
 }
-OF_RMS = {"rotated": ((HEAD * GAMMA) @ ROTATION, np.ones(D))}
-OF_LAYER = {"constants along the width": (HEAD + CONSTANTS, GAMMA)}
+OF_NORM = {"rms": ((HEAD * GAMMA) @ ROTATION, np.ones(D)), "layer": (HEAD + CONSTANTS, GAMMA)}
 
 
 def write(folder, kind, dtype, norm, head, gamma):
@@ -162,7 +157,7 @@ def rounded(values, dtype):
      ("gguf", "F16"), ("gguf", "Q8_0"), ("gguf", "Q4_0")],
 )  # fmt: skip
 def test_copies_that_predict_the_same_have_no_order(tmp_path, kind, dtype, norm):
-    copies = {"as it is": (HEAD, GAMMA), **SAME, **(OF_RMS if norm == "rms" else OF_LAYER)}
+    copies = {"as it is": (HEAD, GAMMA), **SAME, norm: OF_NORM[norm]}
     names = [write(tmp_path / name, kind, dtype, norm, *copy) for name, copy in copies.items()]
     result = screen(names)
     assert not result.failed, result.failed

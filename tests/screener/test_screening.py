@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 from lmeval_screener.cli import main, progress_lines
 from lmeval_screener.result import Gate
-from lmeval_screener.screening import reference_among, screen
+from lmeval_screener.screening import floor_among, screen
 from lmeval_screener.targets import parse_target
-from screenings import failed, result, screened
+from screenings import failed, ranking, result, screened
 from tokenizers import Tokenizer
 
 from lmeval_dispersion.cli import main as dispersion
@@ -85,26 +85,22 @@ def gate_of(result, reference):
     return replace(result, gate=Gate.of(result.groups, result.failed, reference))
 
 
-def members(*ranges):
-    return [screened(f"org/{'abcdef'[i]}", i + 1, ends) for i, ends in enumerate(ranges)]
-
-
 def test_tied_passes_and_clearly_below_fails():
-    of_four = result(members((1, 2), (1, 3), (2, 3), (4, 4)))
-    first = gate_of(of_four, "org/a")
-    assert (first.gate.below, first.gate.compared, first.exit_code) == (("org/c", "org/d"), 3, 4)
-    assert first.answer()[0] == "Failed: org/c, org/d clearly below org/a (3 compared)."
-    assert gate_of(of_four, "org/b").gate.below == ("org/d",)
+    of_four = result(ranking((1, 2), (1, 3), (2, 3), None))
+    first = gate_of(of_four, "a")
+    assert (first.gate.below, first.gate.compared, first.exit_code) == (("c", "d"), 3, 4)
+    assert first.answer()[0] == "Failed: c, d clearly below a (3 compared)."
+    assert gate_of(of_four, "b").gate.below == ("d",)
     many = gate_of(result(screened(f"org/{i}", i + 1) for i in range(10)), "org/0")
     assert many.answer()[0].endswith("org/4, org/5 and 4 more clearly below org/0 (9 compared).")
-    last = gate_of(of_four, "org/d")
+    last = gate_of(of_four, "d")
     assert (last.gate.passed, last.exit_code) == (True, 0)
-    assert last.answer()[0] == "Passed: none of 3 is clearly below org/d."
+    assert last.answer()[0] == "Passed: none of 3 is clearly below d."
 
 
 def test_what_cannot_be_compared_does_not_pass():
-    lonely = result([*members((1, 1)), screened("org/x", 1, scale="1B")], [failed("org/y", "Timeout", "")])
-    alone = gate_of(lonely, "org/a")
+    lonely = result([*ranking(None), screened("org/x", 1, scale="1B")], [failed("org/y", "Timeout", "")])
+    alone = gate_of(lonely, "a")
     assert (alone.gate.compared, alone.gate.not_compared, alone.gate.passed) == (0, 2, False)
     assert alone.exit_code == 1
     unjudged = gate_of(lonely, "org/y")
@@ -114,12 +110,12 @@ def test_what_cannot_be_compared_does_not_pass():
 
 def test_a_reference_that_is_screened_anyway_is_screened_once():
     targets = [parse_target(f"{DEMO}/sums-10"), parse_target("org/a@v1")]
-    assert reference_among(targets, "org/a@v1") == targets[1]
-    assert reference_among(targets, "org/a") not in targets
-    assert reference_among(targets, f"{DEMO}/../demo/sums-10") == targets[0]
-    assert reference_among(targets, "sums-10") == targets[0]
+    assert floor_among(targets, "org/a@v1") == targets[1]
+    assert floor_among(targets, "org/a") not in targets
+    assert floor_among(targets, f"{DEMO}/../demo/sums-10") == targets[0]
+    assert floor_among(targets, "sums-10") == targets[0]
     with pytest.raises(UsageError, match="names several"):
-        reference_among(targets, "org/a@step*")
+        floor_among(targets, "org/a@step*")
 
 
 @pytest.mark.parametrize(("reference", "below"), [("sums-80", ["sums-45", "sums-00"]), ("sums-00", [])])
@@ -139,12 +135,8 @@ def test_the_command_ends_with_the_gates_status_and_takes_the_tables_names(capsy
 def test_lines_of_progress_come_every_half_minute_and_name_failures():
     now, said = [0.0], []
     lines = progress_lines(said.append, lambda: now[0])
-    for done in range(1, 1001):
+    for done in range(1, 1201):
         now[0] += 0.1
-        lines(failed("org/x", "GatedRepo") if done % 100 == 0 else object(), done, 1000)
-    assert said[0] == "300 of 1000, about 0:01:10 left; failed: 3 GatedRepo"
+        lines(failed("org/x", "GatedRepo") if done % 100 == 0 else object(), done, 1200)
+    assert said[0] == "300 of 1200, about 0:01:30 left; failed: 3 GatedRepo"
     assert len(said) == 3  # not of the last
-    quick = progress_lines(said.append, lambda: 0.5)
-    for done in range(1, 11):
-        quick(object(), done, 10)
-    assert len(said) == 3
