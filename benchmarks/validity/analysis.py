@@ -21,7 +21,7 @@ from benchmarks.validity.study import Study
 from benchmarks.validity.texts import HOLD
 
 Floats = NDArray[np.float64]
-HOLDS, PART, FAILS, TIED = "holds", "holds in part", "does not hold", "not told apart"
+HOLDS, PART, FAILS, INCONCLUSIVE = "holds", "holds in part", "does not hold", "inconclusive"
 UNTESTED = "not tested"
 RESAMPLES, DRAWS = 2000, 200  # of recipes; of labelled questions
 MOST_LABELS = 100
@@ -86,7 +86,7 @@ def outcome(holds: bool, part: bool = False) -> str:
 def sign_of(difference: Resampled) -> str:
     """Holds where a difference lies above 0, does not where it lies below."""
     estimate = difference.estimate
-    return TIED if estimate.includes(0) else outcome(estimate.low > 0)
+    return INCONCLUSIVE if estimate.includes(0) else outcome(estimate.low > 0)
 
 
 def mean_of(parts: Sequence[Resampled]) -> Resampled:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from benchmarks.validity.analysis import (
-    TIED,
+    INCONCLUSIVE,
     UNTESTED,
     Floats,
     Population,
@@ -208,7 +208,7 @@ def _trajectory(data: HandMade) -> Verdict:
 def _seeds(data: HandMade) -> Verdict:
     share = data.seeds()
     right = share.estimate
-    verdict = TIED if right.includes(0.5) else outcome(right.low > 0.75, right.low > 0.5)
+    verdict = INCONCLUSIVE if right.includes(0.5) else outcome(right.low > 0.75, right.low > 0.5)
     moved = (data.matrix(column).std(0, ddof=1).mean() for column in ("accuracy_math", "cosine_math"))
     spread = "accuracy {:.3f}, G {:.3f}".format(*moved)
     return Verdict(

@@ -18,9 +18,9 @@ from benchmarks.validity.analysis import (
     FAILS,
     FIGURES,
     HOLDS,
+    INCONCLUSIVE,
     PART,
     SHARES,
-    TIED,
     Estimate,
     Resampled,
     Verdict,
@@ -69,11 +69,13 @@ def provenance(study: Study, rows: Sequence[dict[str, Any]]) -> str:
 
 def counted(lines: Sequence[Verdict]) -> str:
     """How many claims came out how."""
-    numbers = [sum(line.verdict == verdict for line in lines) for verdict in (HOLDS, PART, FAILS, TIED)]
+    numbers = [
+        sum(line.verdict == verdict for line in lines) for verdict in (HOLDS, PART, FAILS, INCONCLUSIVE)
+    ]
     hold, part, fail, tied = numbers
     return (
-        f"Of {len(lines)} claims {hold} hold, {part} hold in part, {fail} do not hold and {tied} are not "
-        "told apart"
+        f"Of {len(lines)} claims {hold} hold, {part} hold in part, {fail} do not hold and {tied} are "
+        "inconclusive"
         + (f"; {len(lines) - sum(numbers)} are not tested." if sum(numbers) < len(lines) else ".")
     )
 

@@ -95,7 +95,7 @@ class Watcher:
         self._steps = 0
         # States after the final norm need no logits; a few models have no such norm.
         self._place = "norm" if "norm" in Decoder.of(model).names() else "last"
-        self._rows([0])  # what cannot be read is told before the first step
+        self._rows([0])  # raises before the first step where the head cannot be read
 
     def step(self, *, saved: bool = False) -> dict[str, float] | None:
         """Count a step of the loop and measure at every ``every``-th, and where a checkpoint was ``saved``.

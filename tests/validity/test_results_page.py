@@ -13,7 +13,7 @@ import yaml
 from scipy.stats import spearmanr
 
 from benchmarks.validity import analysis, records
-from benchmarks.validity.analysis import FAILS, HOLDS, TIED, UNTESTED, Estimate, Population
+from benchmarks.validity.analysis import FAILS, HOLDS, INCONCLUSIVE, UNTESTED, Estimate, Population
 from benchmarks.validity.hand_made import HandMade, verdicts
 from benchmarks.validity.mixtures import Kind, claims, conditions
 from benchmarks.validity.page import BEGIN, END, provenance, write_pages
@@ -141,7 +141,7 @@ def test_a_planted_law_is_found_and_noise_claims_nothing():
     noise = {line.claim: line.verdict for line in verdicts(hand_made(0.0))}
     assert sum(noise[claim] != FAILS for claim in law) <= 1  # of six at 5 %, one by chance and in part
     assert HOLDS not in {noise[claim] for claim in law}
-    assert noise["Ratio, which nothing moves, orders better than G"] == TIED
+    assert noise["Ratio, which nothing moves, orders better than G"] == INCONCLUSIVE
     assert noise["G does not move where no prediction moves"] == UNTESTED  # without trials
 
 
@@ -203,7 +203,7 @@ def test_a_figure_that_is_noise_orders_no_mixture_and_one_that_is_accuracy_order
     assert found["G orders better than 7 labelled questions"] == FAILS
     found = verdicts_of(kind_of(planted(MIXTURES, law=1.0), "tuned"))
     assert found["G orders recipes that hold the domain"] == HOLDS
-    assert found["Ratio orders better than G"] == TIED
+    assert found["Ratio orders better than G"] == INCONCLUSIVE
     assert found["G orders better than the share of the domain seen"] == HOLDS
     assert found["Both figures by the screener's rule keep what both.yaml asks for"] == UNTESTED
 
