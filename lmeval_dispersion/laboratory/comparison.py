@@ -49,6 +49,10 @@ class Correlated(NamedTuple):
     interval: statistics.Interval
     samples: Array
 
+    def on_fishers_scale(self) -> Array:
+        """The value, then its samples."""
+        return statistics.fisher([self.interval.value, *self.samples])
+
 
 def leading(bins: pd.DataFrame) -> Array:
     """The side of r that is no measure: mean perplexity of segments, mean log perplexity of single tokens."""

@@ -42,7 +42,7 @@ from lmeval_dispersion.laboratory.causal_model import (
     prefix_of,
 )
 from lmeval_dispersion.laboratory.comparison import pairs_left_out
-from lmeval_dispersion.laboratory.frames import bounded, records, table
+from lmeval_dispersion.laboratory.frames import bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.study import Study, Unit
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
@@ -52,10 +52,6 @@ from lmeval_dispersion.statistics import Array
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_SUMMARY = [
-    *("model", "layer", "clusters", "within", "within_low", "within_high", "between", "between_se"),
-    *("ratio", "ratio_low", "ratio_high", "perplexity"),
-]
 _SHOWN = 12  # rows of a default answer
 _SHOWN_NGRAMS = 20
 
@@ -214,11 +210,14 @@ def _one_model(
     for place, layer in enumerate(layers):
         inside, centres = within[:, place], centroids[:, place]
         apart, between = contributions(centres), dispersion_estimate(centres)
-        row = (count, *within_interval(inside), between.mean, between.se, *ratio_interval(inside, apart))
-        rows.append((label, layer, *row, float(perplexity(np.mean(nll)))))
+        row = {"model": label, "layer": layer, "clusters": count}
+        row |= with_ends("within", within_interval(inside))
+        row |= {"between": between.mean, "between_se": between.se}
+        row |= with_ends("ratio", ratio_interval(inside, apart))
+        rows.append({**row, "perplexity": float(perplexity(np.mean(nll)))})
         about = {"model": label, "layer": layer, "cluster": np.arange(count)}
         each.append(pd.DataFrame({**about, "within": inside, "apart": apart}))
-    return pd.DataFrame(rows, columns=_SUMMARY), pd.concat(each)
+    return pd.DataFrame(rows), pd.concat(each)
 
 
 def within_interval(within: Array) -> statistics.Interval:

@@ -30,7 +30,7 @@ from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.laboratory import frames
 from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, Run, StudyResult, analyse
 from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors
-from lmeval_dispersion.laboratory.frames import bounded, records, table
+from lmeval_dispersion.laboratory.frames import bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.study import Unit
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
@@ -48,10 +48,6 @@ EVALUATED = 50  # at most so many segments to tune on, and as many to test on
 WEIGHTS = np.linspace(0.0, 0.95, 20)
 TEMPERATURES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # multiples of the median distance to the nearest key
 
-_KNN_COLUMNS = [
-    *("layer", "keys", "segments", "base_perplexity", "perplexity"),
-    *("gain", "gain_low", "gain_high", "weight", "temperature"),
-]
 _POOL = 10  # segments to draw from, as a multiple of the largest draw
 
 _DRAWS = {
@@ -279,11 +275,12 @@ def _evaluated(segments: int) -> int:
 
 
 def _compared_keys(names: list[str], rows: Array, base: Array, seed: int) -> dict[str, pd.DataFrame]:
-    measured, pairs = [], []
+    measured, pairs = list[dict[str, Any]](), []
     for name, (weight, temperature, keys, *mixed) in zip(names, rows, strict=True):
-        gain, low, high = mean_interval(base - np.array(mixed), seed)
-        perplexities = float(np.exp(base.mean())), float(np.exp(np.mean(mixed)))
-        measured.append((name, int(keys), len(base), *perplexities, gain, low, high, weight, temperature))
+        row = {"layer": name, "keys": int(keys), "segments": len(base)}
+        row |= {"base_perplexity": float(np.exp(base.mean())), "perplexity": float(np.exp(np.mean(mixed)))}
+        row |= with_ends("gain", mean_interval(base - np.array(mixed), seed))
+        measured.append({**row, "weight": weight, "temperature": temperature})
     couples = list(itertools.combinations(range(len(names)), 2))
     for first, second in couples:
         difference = rows[first, 3:] - rows[second, 3:]
@@ -291,7 +288,7 @@ def _compared_keys(names: list[str], rows: Array, base: Array, seed: int) -> dic
         bounds = student_interval(difference, 1 - (1 - LEVEL) / len(couples))
         pairs.append((names[first], names[second], float(difference.mean()), *bounds))
     return {
-        "knn": pd.DataFrame(measured, columns=_KNN_COLUMNS),
+        "knn": pd.DataFrame(measured),
         "knn_differences": pd.DataFrame(pairs, columns=["first", "second", "difference", "low", "high"]),
     }
 

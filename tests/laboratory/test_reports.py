@@ -13,7 +13,7 @@ import pytest
 
 from lmeval_dispersion.laboratory.comparison import StudiesCompared, bounds_together, told_apart
 from lmeval_dispersion.laboratory.context_clusters import ClustersResult, ratio_interval
-from lmeval_dispersion.laboratory.perplexity_law import LawResult, control_correlations, correlations
+from lmeval_dispersion.laboratory.perplexity_law import LawResult, correlations
 from lmeval_dispersion.laboratory.sublayer_choice import SublayersResult, agreement, recommendation
 from lmeval_dispersion.laboratory.token_condensation import CondensationResult, model_tables
 from lmeval_dispersion.report import render
@@ -50,8 +50,8 @@ def law_result(rng, slopes, control=None, kinds=("sequence",), noise=0.3):
 
 
 def law_of(points, controls=()):
-    others = control_correlations(points, controls, 0) if controls else None
-    return LawResult(MANIFEST, correlations(points, 0), points, OVERALL, others)
+    tables = {"controls": None, **correlations(points, controls, 0)}
+    return LawResult(MANIFEST, points=points, overall=OVERALL, **tables)
 
 
 ALL, SOME = [1] * 8, [0, 0, 0, 1, 1, 1, 0, 1]
@@ -249,7 +249,7 @@ def false_claim(what, rng):
         return bool(sublayer_result(rng, 0.0).recommendation["told_apart"].item())
     if what == "condensation":
         noise = condensation_result(rng, {("m", ""): 0.0, ("m", "shuffled"): 0.0})
-        return noise.context()["trends"][0].verdict != "none"
+        return noise.context()["trends"][0]["verdict"] != "none"
     if what == "clusters":
         return "not" not in clusters_result(rng, {"a": 1.0, "b": 1.0}).context()["against"][0][0]
     return told_apart(differences(rng.normal(size=30), 1.96)).any()
