@@ -249,14 +249,14 @@ def analyse(
     batch = run.get("batch")
     if batch is not None and batch < 1:
         raise UsageError(f"expected a batch size of at least 1, got {batch}")
-    every = [models] if isinstance(models, (str, Path, ModelChoice, LoadedModel)) else list(models)
-    names = [str(model_choice(model)) for model in every]
+    chosen = [models] if isinstance(models, (str, Path, ModelChoice, LoadedModel)) else list(models)
+    names = [str(model_choice(model)) for model in chosen]
     if len(set(names)) < len(names) or not names:
         raise UsageError(f"expected different models, got {', '.join(names) or 'none'}")
     sources = {"data": data, **({} if held_out is None else {"held_out": held_out})}
     texts = {name: source if isinstance(source, Texts) else Texts(source) for name, source in sources.items()}
     identity = {
-        "models": [model_settings(model) for model in every],
+        "models": [model_settings(model) for model in chosen],
         **{name: data_settings(source) for name, source in texts.items()},
         **settings,
         "pack": run.get("pack", False),
@@ -265,7 +265,7 @@ def analyse(
     readable = {"models": names, "texts": [source.source for source in texts.values()]}
     with opened(result.kind, identity, readable, run.get("folder"), run.get("quiet", False)) as study:
         if not study.manifest["complete"]:
-            named = dict(zip(labels(every), every, strict=True))
+            named = dict(zip(labels(chosen), chosen, strict=True))
             measure(Analysis(study, named, texts, identity, batch))
         tables = study.tables()
         frames = [each.name for each in fields(result) if each.name != "manifest"]

@@ -16,18 +16,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
+from lmeval_dispersion.laboratory.study import Unit
 from lmeval_dispersion.model.capture import Decoder, capture, unwrapped
 from lmeval_dispersion.model.loading import ModelLike, loaded_model
 
 #: What is kept of the states (b, t, d) of a batch: an array of b rows.
 Reduce = Callable[[Tensor], NDArray[Any]]
 CONTROLS = ("untrained", "shuffled")
-
-_Arrays = dict[str, NDArray[Any]]
 
 _LARGEST_BATCH = 64
 _CPU_BYTES = 2**30  # more does not make a CPU faster
@@ -119,7 +118,7 @@ class CausalModel:
         *,
         length: int | None = None,
         losses: bool = False,
-    ) -> _Arrays:
+    ) -> Unit:
         """Run segments (n rows of them, their first ``length`` tokens) in batches.
 
         Returns:
@@ -130,7 +129,7 @@ class CausalModel:
             NonFiniteStateError: A number is not finite; names layer and text.
             DispersionError: A single segment does not fit into memory.
         """
-        tokens = self._seen(np.asarray(segments.tokens[rows])[:, :length], rows)
+        tokens = self._ordered(np.asarray(segments.tokens[rows])[:, :length], rows)
         run = partial(self._pass, layers=layers, reduce=reduce, losses=losses)
         batches = [tokens[start : start + self.batch] for start in range(0, len(rows), self.batch)]
         parts = [part for batch in batches for part in self._in_halves(run, batch)]
@@ -140,14 +139,14 @@ class CausalModel:
             self._check_finite(values, name, segments.origins[rows], segments.source)
         return results
 
-    def _in_halves(self, run: Callable[[NDArray[Any]], _Arrays], tokens: NDArray[Any]) -> list[_Arrays]:
+    def _in_halves(self, run: Callable[[NDArray[Any]], Unit], tokens: NDArray[Any]) -> list[Unit]:
         """What ``run`` makes of a batch, in one piece where that fits into memory."""
         try:
             return [run(tokens)]
         except (MemoryError, RuntimeError) as error:
             # torch has no type of its own for the CPU's memory.
-            known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
-            if not known and not any(words in str(error) for words in _NO_CPU_MEMORY):
+            is_known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
+            if not is_known and not any(words in str(error) for words in _NO_CPU_MEMORY):
                 raise
             if len(tokens) == 1:
                 raise DispersionError(
@@ -161,7 +160,7 @@ class CausalModel:
         return [*self._in_halves(run, tokens[:middle]), *self._in_halves(run, tokens[middle:])]
 
     @torch.no_grad()
-    def _pass(self, tokens: NDArray[Any], *, layers: Sequence[str], reduce: Reduce, losses: bool) -> _Arrays:
+    def _pass(self, tokens: NDArray[Any], *, layers: Sequence[str], reduce: Reduce, losses: bool) -> Unit:
         """One batch."""
         highest, known = int(tokens.max()), self.loaded.model.get_input_embeddings().weight.shape[0]
         if highest >= known:
@@ -170,7 +169,7 @@ class CausalModel:
             )
         ids = torch.as_tensor(tokens.astype(np.int64), device=self.loaded.device)
         length = ids.shape[1]
-        arrays: _Arrays = {}
+        arrays: Unit = {}
 
         def sink(name: str, state: Tensor) -> None:
             arrays[name] = reduce(state[:, -length:])  # prompt tuning puts virtual tokens in front
@@ -243,7 +242,7 @@ class CausalModel:
         built = built.eval().requires_grad_(False)
         return CausalModel(self.loaded._replace(model=built, name=name), self.batch)
 
-    def _seen(self, tokens: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
+    def _ordered(self, tokens: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
         """The segments (b, t) that are run; a shuffled order depends on a segment's number and the seed."""
         if self._shuffled_by is None:
             return tokens
@@ -278,11 +277,6 @@ def _nll(logits: Tensor, ids: Tensor) -> NDArray[np.float64]:
     """Negative log-probability of every token of a text after its first, float64."""
     losses = nn.functional.cross_entropy(logits[:-1].float(), ids[1:].to(logits.device), reduction="none")
     return np.asarray(losses.to("cpu", torch.float64).numpy())
-
-
-def perplexity(mean_nll: ArrayLike) -> NDArray[np.float64]:
-    """Perplexity, exp of the mean negative log-probability (nats) a token; >= 1, lower is easier."""
-    return np.asarray(np.exp(np.asarray(mean_nll, dtype=np.float64)))
 
 
 def last_vectors(states: Tensor) -> NDArray[np.float32]:

@@ -40,7 +40,6 @@ from lmeval_dispersion.laboratory.causal_model import (
     Segments,
     as_controls,
     last_vectors,
-    perplexity,
     token_dispersions,
 )
 from lmeval_dispersion.laboratory.comparison import SEQUENCE, Correlated, bounds_together, correlated, leading
@@ -151,32 +150,29 @@ class LawResult(StudyResult):
     def context(self) -> dict[str, Any]:
         """For the template: of each perplexity where r is clear of 0 and of its controls."""
         rows = _of_dispersion(self.correlations)
-        controls = pd.DataFrame(
-            columns=["perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
-        )
-        if self.controls is not None:
-            controls = _of_dispersion(self.controls)
+        columns = ["perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
+        controls = pd.DataFrame(columns=columns) if self.controls is None else _of_dispersion(self.controls)
         kinds = [_verdict(kind, rows, controls) for kind in dict.fromkeys(rows["perplexity"])]
         return {**super().context(), "kinds": kinds}
 
 
 def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows that the answer is about."""
     return frame.query("measure == 'dispersion' and split == 'data'")
 
 
-def _verdict(kind: str, every: pd.DataFrame, controls: pd.DataFrame) -> dict[str, Any]:
+def _verdict(kind: str, rows: pd.DataFrame, controls: pd.DataFrame) -> dict[str, Any]:
     """The claims about one perplexity, and r at the layer that stands for all."""
-    rows = every[every["perplexity"] == kind]
+    rows, controls = rows[rows["perplexity"] == kind], controls[controls["perplexity"] == kind]
     layers = rows["layer"].tolist()
     shown = "last" if "last" in layers else layers[-1]
-    beside = controls[controls["perplexity"] == kind]
-    there = beside[beside["layer"] == shown]
+    at_shown = controls[controls["layer"] == shown]
     return {
         "after": kind.removeprefix("last@"),
-        "claims": [claim for sign in (-1, 1) for claim in _claims(rows, beside, sign)],
+        "claims": [claim for sign in (-1, 1) for claim in _claims(rows, controls, sign)],
         "layers": len(layers),
         "row": records(rows[rows["layer"] == shown])[0],
-        "controls": dict(zip(there["control"], there["pearson"], strict=True)),
+        "controls": dict(zip(at_shown["control"], at_shown["pearson"], strict=True)),
     }
 
 
@@ -275,11 +271,11 @@ def _measure(analysis: Analysis) -> None:
     ((_, causal, layers),) = analysis.models(losses=True)
     splits = [_first_pass(analysis, causal, layers, source) for source in analysis.texts]
     bins = [each for split in splits for each in _bins(split, settings)]
-    values = {}
+    values = {}  # by control; "" is the model
     for control in ("", *settings["control"]):
         model = causal.control(control, settings["seed"])
-        one_bin = partial(_one_bin, model, layers, bins, not control)
-        units = study.units(f"bins{control}", len(bins), one_bin)
+        measured = partial(_measured_bin, model, layers, bins, not control)
+        units = study.units(f"bins{control}", len(bins), measured)
         values[control] = units.stacked("values")
     points = pd.concat(_points(bins, layers, values))
     tables = {
@@ -337,23 +333,25 @@ def _bins(split: _Split, settings: Mapping[str, Any]) -> Iterator[_Bin]:
     for column, (kind, length) in enumerate(kinds):
         values = split.nll[:, column]
         if kind == SEQUENCE:
-            values = perplexity(values)
+            values = np.exp(values)
         every = sorted_bins(values, settings["bin_size"])
         for number in uniform_bins(values[every].mean(axis=1), settings["bins"]):
             yield _Bin(split, kind, column, length, int(number), np.sort(every[number]))
 
 
-def _one_bin(causal: CausalModel, layers: list[str], bins: list[_Bin], every: bool, number: int) -> Unit:
-    """The dispersions of a bin at every layer, (layers, values); for ``every`` the other measures too."""
-    each = bins[number]
-    reduce = _with_spread if each.perplexity == SEQUENCE else last_vectors
-    states = causal.run(each.split.segments, each.members, layers, reduce, length=each.length)
+def _measured_bin(
+    causal: CausalModel, layers: list[str], bins: list[_Bin], all_measures: bool, number: int
+) -> Unit:
+    """The dispersions of a bin at every layer, (layers, values); the other measures where asked for."""
+    chosen = bins[number]
+    reduce = _with_spread if chosen.perplexity == SEQUENCE else last_vectors
+    states = causal.run(chosen.split.segments, chosen.members, layers, reduce, length=chosen.length)
     rows = []
     for layer in layers:
         vectors = states[layer][:, : causal.width].astype(np.float32)
         spread = states[layer][:, causal.width :].mean() if reduce is _with_spread else np.nan
         estimate = dispersion_estimate(vectors)
-        others = (vendi_score(vectors), *spectrum(vectors), estimate.se) if every else ()
+        others = (vendi_score(vectors), *spectrum(vectors), estimate.se) if all_measures else ()
         rows.append((estimate.mean, spread, *others))
     return {"values": np.array(rows)}
 
@@ -364,7 +362,7 @@ def _points(bins: list[_Bin], layers: list[str], values: dict[str, NDArray[Any]]
         losses = each.split.nll[each.members, each.column]
         about = {"split": each.split.name, "perplexity": each.perplexity, "bin": each.number}
         about |= {"segments": len(losses), "layer": layers}
-        means = {"mean_perplexity": float(perplexity(losses).mean()), "mean_nll": float(losses.mean())}
+        means = {"mean_perplexity": float(np.exp(losses).mean()), "mean_nll": float(losses.mean())}
         columns = zip((*MEASURES, "dispersion_se"), values[""][number].T, strict=True)
         controls = {
             f"{measure}.{control}": column
@@ -382,7 +380,7 @@ def _overall(split: _Split, layers: list[str], seed: int) -> pd.DataFrame:
         mean, error, n = total.estimate()
         row = {"split": split.name, "layer": layer, "texts": n, "dispersion": mean, "dispersion_se": error}
         rows.append({**row, **with_ends("token_dispersion", mean_interval(spread, seed))})
-    return pd.DataFrame(rows).assign(perplexity=float(perplexity(split.nll[:, 0].mean())))
+    return pd.DataFrame(rows).assign(perplexity=float(np.exp(split.nll[:, 0].mean())))
 
 
 def _left_out(split: _Split, layers: list[str]) -> pd.DataFrame:

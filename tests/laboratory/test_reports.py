@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lmeval_dispersion.laboratory.comparison import StudiesCompared, bounds_together, told_apart
+from lmeval_dispersion.laboratory.comparison import StudiesCompared, bounds_together, clear_of_zero
 from lmeval_dispersion.laboratory.context_clusters import ClustersResult, ratio_interval
 from lmeval_dispersion.laboratory.perplexity_law import LawResult, correlations
 from lmeval_dispersion.laboratory.sublayer_choice import SublayersResult, agreement, recommendation
@@ -236,7 +236,7 @@ def test_a_comparison_counts_only_what_is_sure_among_all_rows():
     # Alone 0.21 leaves 0 out, among five it does not.
     none = StudiesCompared(differences([0.21, 0.1, 0, 0, 0], 0.2), "x", "y").answer()
     assert none == ["y minus x: none of 5 differences is clear of 0."]
-    assert told_apart(differences([0.21], 0.2)).all()
+    assert clear_of_zero(differences([0.21], 0.2)).all()
 
 
 def false_claim(what, rng):
@@ -252,7 +252,7 @@ def false_claim(what, rng):
         return noise.context()["trends"][0]["verdict"] != "none"
     if what == "clusters":
         return "not" not in clusters_result(rng, {"a": 1.0, "b": 1.0}).context()["against"][0][0]
-    return told_apart(differences(rng.normal(size=30), 1.96)).any()
+    return clear_of_zero(differences(rng.normal(size=30), 1.96)).any()
 
 
 @pytest.mark.parametrize(
