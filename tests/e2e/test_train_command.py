@@ -176,7 +176,9 @@ def test_base_and_losses_on_two_domains(base, tmp_path, capsys):
         ({"layer": "layer.2"}, "from -2 to 1"),
         ({"block": "2000", "tokens": "8k"}, "at most 32"),
         ({"weight": "inf"}, "--weight: expected at least 0 and finite, got inf"),
+        ({"tokens": "infM"}, "--tokens: expected at least 1 and finite, got infM"),
         ({"seed": "-1"}, "--seed: expected at least 0"),
+        ({"seed": "4294967296"}, "below 4294967296"),  # what numpy takes
         ({"lr": "fast"}, "argument --lr: invalid number value: 'fast'"),
         ({"max_tokens": "1"}, "make a pair"),
         ({"loss": "cross_domain_push_away"}, "two --data"),

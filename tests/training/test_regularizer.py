@@ -1,12 +1,15 @@
 """The regularizer in every kind of loop gives the gradient that a hand-written loss gives."""
 
 import copy
+from functools import partial
 
 import pytest
 import slow_losses
 import torch
 from tiny_decoders import assert_same_gradients, gradients, tiny_gpt2, tiny_llama, tokens
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from lmeval_dispersion.errors import CaptureError, GeometryError, NonFiniteLossError, UsageError
 from lmeval_dispersion.training import losses
@@ -65,36 +68,46 @@ def test_equals_hidden_states_by_hand(make, layers, indices, names, loss):
     assert list(reg.values) == reg.layers == names
 
 
-def with_lora(model):
+def tiny_lora():
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False)
     torch.manual_seed(1)
-    return peft.get_peft_model(model, config).train()
+    return peft.get_peft_model(tiny_llama(), config).train()
 
 
-def checkpointed(model, reentrant=False):
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+class Recomputed(LlamaDecoderLayer):
+    """A block that is computed again in the backward pass with its hooks, as transformers had them."""
+
+    reentrant = False
+
+    def __call__(self, *args, **kwargs):
+        call = partial(super().__call__, **kwargs)
+        return checkpoint(call, *args, use_reentrant=self.reentrant) if self.training else call(*args)
+
+
+class RecomputedReentrant(Recomputed):
+    reentrant = True
+
+
+def checkpointed(model, block):
+    """With transformers' own checkpointing, or with blocks of another class."""
     model.enable_input_require_grads()
+    if block is None:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in model.model.layers if block else ():
+        layer.__class__ = block
     return model
 
 
-SETTINGS = {
-    "plain": lambda model: model,
-    "checkpointed": checkpointed,
-    "checkpointed, reentrant": lambda model: checkpointed(model, reentrant=True),
-    "LoRA": with_lora,
-}
-
-
-@pytest.mark.filterwarnings(
-    "ignore:.*gradient_checkpointing:FutureWarning", "ignore:.*gradient_checkpointing_enable:FutureWarning"
-)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("make", [tiny_llama, tiny_lora, None, Recomputed, RecomputedReentrant])
 @pytest.mark.parametrize("mode", ["add", "inject"])
-def test_the_gradient_is_the_same_however_the_model_runs(mode, setting):
+def test_the_gradient_is_the_same_however_the_model_runs(mode, make):
     """Also after an evaluation between the forward and the backward pass."""
-    model, batch = SETTINGS[setting](tiny_llama()), batch_of()
+    plain = make in (tiny_llama, tiny_lora)
+    model, batch = make() if plain else tiny_llama(), batch_of()
     wanted, wanted_gradients = by_hand(model, batch, [0, 1, 2])
+    if not plain:
+        checkpointed(model, make)
     reg = DispersionRegularizer(model, layers="all", weight=WEIGHT, mode=mode)
     loss = model(**batch).loss
     aux = reg.pop()
@@ -105,16 +118,13 @@ def test_the_gradient_is_the_same_however_the_model_runs(mode, setting):
     assert_same_gradients(gradients(model), wanted_gradients)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*gradient_checkpointing:FutureWarning", "ignore:.*gradient_checkpointing_enable:FutureWarning"
-)
 def test_of_two_training_passes_the_latest_counts_or_each_where_each_is_popped():
     model, first = tiny_llama(), batch_of()
     second = {name: value.flip(0) for name, value in batch_of(b=6, t=9).items()}
     (one, one_gradients), (two, two_gradients) = (
         by_hand(model, batch, [0, 1, 2]) for batch in (first, second)
     )
-    reg = DispersionRegularizer(checkpointed(model), layers="all", weight=WEIGHT)
+    reg = DispersionRegularizer(checkpointed(model, Recomputed), layers="all", weight=WEIGHT)
     model(**first)
     model(**second)
     torch.testing.assert_close(reg.pop().detach(), two)

@@ -12,13 +12,13 @@ import pytest
 import yaml
 from scipy.stats import spearmanr
 
-from benchmarks.validity import analysis, results
-from benchmarks.validity.analysis import DOMAINS, SKILLS, Estimate, Population, Resampled, leftover
+from benchmarks.validity import analysis, records
+from benchmarks.validity.analysis import FAILS, HOLDS, TIED, UNTESTED, Estimate, Population, Resampled
+from benchmarks.validity.hand_made import HandMade, verdicts
 from benchmarks.validity.mixtures import Kind, claims, conditions
 from benchmarks.validity.page import BEGIN, END, provenance, write_pages
 from benchmarks.validity.study import read_study
-from benchmarks.validity.texts import HOLD
-from benchmarks.validity.verdicts import FAILS, HOLDS, TIED, UNTESTED, HandMade, sign_of, verdicts
+from benchmarks.validity.texts import DOMAINS, HOLD, SKILLS
 
 PAGES = Path("docs/results")
 FULL, MIXTURES = (read_study(Path(f"benchmarks/validity/{name}.yaml")) for name in ("full", "mixtures"))
@@ -51,7 +51,7 @@ def planted(study, *, law, noise=0.02):
                     figures[f"{name}_{domain}"] = 1 + law * known[domain] + noise * rng.normal()
             losses = {"train_loss": rng.uniform(1, 2), "text_loss": rng.uniform(1, 2)}
             accuracy = {skill: round(value * count) / count for skill, value in known.items()}
-            labels = {skill: results.packed(rng.random(count) < known[skill]) for skill in SKILLS}
+            labels = {skill: records.packed(rng.random(count) < known[skill]) for skill in SKILLS}
             checkpoints.append(
                 {"step": step, **losses, "digit_share": rng.uniform(0, 0.3), "accuracy": accuracy,
                  "figures": figures, "right": {"labels": labels}}
@@ -117,11 +117,11 @@ def test_a_leftover_is_what_accuracy_does_not_explain():
     rng = np.random.default_rng(1)
     y, z = rng.normal(size=(2, 4000))
     ones = np.ones(4000)
-    assert leftover(2 * y + rng.normal(size=4000), y, z, ones) == pytest.approx(0, abs=0.05)
-    assert leftover(2 * y + z, y, z, ones) == pytest.approx(1, abs=0.01)
+    assert analysis.leftover(2 * y + rng.normal(size=4000), y, z, ones) == pytest.approx(0, abs=0.05)
+    assert analysis.leftover(2 * y + z, y, z, ones) == pytest.approx(1, abs=0.01)
     half = np.repeat([1.0, 0.0], 2000)
-    assert leftover(y + z, y, z, half) == pytest.approx(
-        leftover(*(v[:2000] for v in (y + z, y, z)), half[:2000])
+    assert analysis.leftover(y + z, y, z, half) == pytest.approx(
+        analysis.leftover(*(v[:2000] for v in (y + z, y, z)), half[:2000])
     )
 
 
@@ -233,13 +233,17 @@ def test_intervals_that_hold_a_point():
     assert [estimate.includes(0) for estimate in estimates] == [True, False, True]
     assert [str(Estimate(*x)) for x in ((0.2, 0.1, 0.3), (0.2,))] == ["0.20 (0.10 to 0.30)", "0.20"]
     samples = np.linspace(0.1, 0.3, 50)
-    assert [sign_of(Resampled(0.2, s)) for s in (samples, -samples, samples - 0.2)] == [HOLDS, FAILS, TIED]
+    assert [analysis.sign_of(Resampled(0.2, s)) for s in (samples, -samples, samples - 0.2)] == [
+        HOLDS,
+        FAILS,
+        TIED,
+    ]
 
 
 def test_the_page_keeps_what_others_wrote(tmp_path):
-    row = {"configuration": results.digest(MIXTURES.path)}
+    row = {"configuration": records.digest(MIXTURES.path)}
     for made in planted(MIXTURES, law=0.5):
-        results.append(tmp_path / "mixtures.jsonl", made | row)
+        records.append(tmp_path / "mixtures.jsonl", made | row)
     (tmp_path / "README.md").write_text(f"# Title\n\n{BEGIN}\nstale\n{END}\n\nother part\n", "utf-8")
     write_pages(tmp_path, tmp_path)
     whole = (tmp_path / "README.md").read_text("utf-8")
@@ -255,7 +259,7 @@ def test_the_page_keeps_what_others_wrote(tmp_path):
 
 def test_the_committed_pages_are_those_of_the_results(tmp_path):
     (tmp_path / "README.md").write_text((PAGES / "README.md").read_text("utf-8"), "utf-8")
-    write_pages(results.FOLDER, tmp_path, draw=False)
+    write_pages(records.FOLDER, tmp_path, draw=False)
     for name in ("population.md", "README.md"):
         assert (tmp_path / name).read_text("utf-8") == (PAGES / name).read_text("utf-8"), name
 
