@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from datasets_layout import write_all
-from harness_world import World, from_folder, tiny_llama, trained_tokenizer
+from harness_world import World, from_folder, tiny_llama, trained_tokenizer, trimmed_copy
 
 from lmeval_dispersion.store import Store, read_store
 
-# HumanEval's metric comes from the Hub; in its place one that compiles and does not run what a model wrote.
+# HumanEval's metric comes from the Hub; in its place one that does not run what a model wrote.
 CODE_EVAL = """
 import datasets
 import evaluate
@@ -28,13 +28,7 @@ class CodeEval(evaluate.Metric):
         )
 
     def _compute(self, predictions, references, k):
-        def compiles(code):
-            try:
-                return bool(compile(code, "candidate", "exec"))
-            except (SyntaxError, ValueError):
-                return False
-
-        return {"pass@1": sum(compiles(first) for first, *_ in predictions) / len(predictions)}, {}
+        return {"pass@1": sum(first.endswith("\\n") for first, *_ in predictions) / len(predictions)}, {}
 """
 
 
@@ -110,6 +104,16 @@ def task_manager() -> Callable[..., Any]:
         )
 
     return make
+
+
+@pytest.fixture
+def harness_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of tasks as lm-eval has it, with two families; ours find it in place of the real one."""
+    from lmeval_dispersion.harness import install
+
+    tasks = trimmed_copy(tmp_path / "site") / "lm_eval/tasks"
+    monkeypatch.setattr(install, "harness_tasks", lambda: tasks)
+    return tasks
 
 
 @pytest.fixture

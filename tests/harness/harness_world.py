@@ -181,7 +181,7 @@ def alone(lm: Any, tokens: list[int], layer: str = "last") -> tuple[Any, Any]:
             handle = norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
             out = lm.model(inputs)
             handle.remove()
-        scores = torch.log_softmax(out.logits[0].float(), dim=-1)
+        scores = torch.log_softmax(out.logits[0, -len(tokens) :].float(), dim=-1)
     logprobs = scores[:-1].gather(1, inputs[0, 1:, None])[:, 0]
     return seen[0][0, -1].float().numpy(), logprobs.numpy()
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from harness_world import trimmed_copy
+import yaml
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.harness.cli import failure_sentence
-
-
-@pytest.fixture
-def harness_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of tasks as lm-eval has it, with two families; ours find it in place of the real one."""
-    tasks = trimmed_copy(tmp_path) / "lm_eval/tasks"
-    monkeypatch.setattr(install, "harness_tasks", lambda: tasks)
-    return tasks
+from lmeval_dispersion.harness.records import METRICS
 
 
 def test_enable_status_and_undo_leave_no_trace(
@@ -87,6 +81,31 @@ def test_tasks_path_names_lm_evals_files_and_all_of_its_subjects(
         f"mmlu/{name}_dispersion.yaml" for name in subjects
     }
     assert [name for name in install.task_names() if not name.endswith("_dispersion")] == ["quail"]
+
+
+def test_every_task_is_a_stock_one_with_our_class_and_every_group_has_our_metrics() -> None:
+    def read(text: str) -> Any:
+        return yaml.safe_load(text.replace("!function ", ""))
+
+    files = {name: read(text) for name, text in install.task_files().items() if name != "quail/quail.yaml"}
+    tasks = {name: config for name, config in files.items() if "group" not in config}
+    for config in tasks.values():
+        assert config["task"] == f"{Path(config['include']).stem}_dispersion"
+        assert config["class"] == "lmeval_dispersion.harness.DispersionTask"
+        assert config.keys() <= {"include", "task", "tag", "class"}
+    known = {*install.task_names(), *(config.get("tag") for config in tasks.values())}
+    groups = [config for config in files.values() if "group" in config]
+    for config in groups:
+        assert [entry["metric"] for entry in config["aggregate_metric_list"][1:]] == [*METRICS]
+        assert {child for child in config["task"] if isinstance(child, str)} <= known
+    # metabench is listed by name, in tasks and in groups.
+    stock = {path.stem: read(path.read_text()) for path in install.harness_tasks().glob("metabench/*.yaml")}
+    ours = {config["group"]: config for config in groups}
+    assert {f"{name}_dispersion" for name in stock} <= known
+    for theirs in (config for config in stock.values() if "group" in config):
+        group = ours[f"{theirs['group']}_dispersion"]
+        assert group["task"] == [f"{task}_dispersion" for task in theirs["task"]]
+        assert group["aggregate_metric_list"][:1] == theirs["aggregate_metric_list"]
 
 
 @pytest.mark.parametrize(

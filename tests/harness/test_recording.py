@@ -104,30 +104,17 @@ def test_rolling_requests_give_every_segments_last_state_and_perplexity(world: W
         np.testing.assert_allclose(state.vectors["last"][0], first, atol=1e-5, rtol=0)
 
 
-def test_peft_and_bfloat16_match(world: World) -> None:
+def test_peft_prompt_tuning_and_bfloat16_match(world: World) -> None:
     peft = pytest.importorskip("peft")
     torch.manual_seed(1)
-    config = peft.LoraConfig(target_modules=["q_proj", "lm_head"], r=2, init_lora_weights=False)
-    lora = world.lm(peft.get_peft_model(tiny_llama(world.tokenizer), config).eval())
-    check_vectors(lora, world.run(lora))
+    lora = peft.LoraConfig(target_modules=["q_proj", "lm_head"], r=2, init_lora_weights=False)
+    # Prompt tuning shifts all positions by its virtual tokens.
+    tuning = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    for config in (lora, tuning):
+        lm = world.lm(peft.get_peft_model(tiny_llama(world.tokenizer), config).eval())
+        check_vectors(lm, world.run(lm))
     half = world.lm(tiny_llama(world.tokenizer).to(torch.bfloat16))
     check_vectors(half, world.run(half), within=0.02)
-
-
-def test_prompt_tuning_shifts_positions(world: World) -> None:
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(1)
-    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    tuned = peft.get_peft_model(tiny_llama(world.tokenizer), config).eval()
-    base = tuned.get_base_model()
-    lm = world.lm(tuned, batch_size=3)
-    for sample in world.run(lm)["samples"][ARC]:
-        tokens = torch.tensor([lm.tok_encode(sample["arguments"][0][0])])
-        states = torch.cat([tuned.get_prompt(1), base.get_input_embeddings()(tokens)], dim=1)
-        with torch.no_grad():
-            out = base(inputs_embeds=states, output_hidden_states=True)
-        vector = sample["dispersion"].state.vectors["last"][0]
-        np.testing.assert_allclose(vector, out.hidden_states[-1][0, -1].numpy(), atol=1e-5)
 
 
 def test_a_model_spread_over_devices(world: World, tmp_path: Path) -> None:
@@ -225,24 +212,19 @@ def test_runs_that_cannot_work_are_refused_before_the_model_runs(world: World, t
         world.run(world.lm(transformers.T5ForConditionalGeneration(config).eval()))
 
 
-def test_a_backend_that_runs_requests_otherwise_ends_the_run_loudly(world: World) -> None:
+def test_an_lm_eval_that_runs_requests_otherwise_or_lacks_a_method_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from lm_eval.models.huggingface import HFLM
 
-    class Elsewhere(HFLM):  # type: ignore[misc]
-        """Scores without the model: what a later lm-eval with another way of running would look like."""
+    def without_the_model(_: Any, requests: Any, **__: Any) -> list[tuple[float, bool]]:
+        return [(-1.0, False)] * len(requests)
 
-        def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
-            return [(-1.0, False)] * len(requests)
-
-    lm = Elsewhere(pretrained=tiny_llama(world.tokenizer), tokenizer=world.tokenizer)
+    lm = world.lm()
+    monkeypatch.setattr(HFLM, "_loglikelihood_tokens", without_the_model)
     with pytest.raises(HarnessError, match=r"8 of 8 requests were not seen: lm-eval .* use lm-eval"):
         world.run(lm)
     assert not hooks_left(lm.model)
-
-
-def test_an_lm_eval_without_what_recording_stands_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lm_eval.models.huggingface import HFLM
-
     monkeypatch.delattr(HFLM, "_select_cont_toks")
     with pytest.raises(HarnessError, match=r"has no HFLM\._select_cont_toks, which dispersion tasks need"):
         recording.prepare_lm_eval()

@@ -1,8 +1,9 @@
 """The store: what is written comes back; what is not a whole store of one model and one run is refused."""
 
 import json
+import multiprocessing
+import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
@@ -257,65 +258,43 @@ def test_only_tasks_that_both_have_need_one_prompt_and_unknown_identities_are_no
     assert len(check_comparable(read_store(tmp_path / "two").parts, read_store(changed).parts)) == 1
 
 
-# One process forks for every step, so that each begins as a fresh one and only the first import is paid.
-KILLED = """
-import os, sys
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-from lmeval_dispersion.errors import PartialStoreError
-from lmeval_dispersion.store import read_store
-from test_store import written
-
-def forked(run):
-    child = os.fork()
-    if not child:
-        os._exit(run())
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-def old():
-    for file in folder.iterdir():
-        file.unlink()
-    written(folder, created="old")
-    return 0
-
-def killed():
+def killed_writer(folder, step):
+    """Write a newer store, and die before the rename or removal of this number."""
     left = step
+
     def hook(event, _):
         nonlocal left
         if event in ("os.rename", "os.remove"):
             left -= 1
             if left < 0:
                 os._exit(7)
+
     sys.addaudithook(hook)
     written(folder, 20, created="new")
-    return 0
-
-def read():
-    try:
-        store = read_store(folder)
-    except PartialStoreError:
-        return 3
-    return 0 if len(store.vectors()) == (20 if store.manifest["created"] == "new" else 30) else 4
-
-folder = Path(sys.argv[1])
-for step in range(40):
-    assert forked(old) == 0
-    code = forked(killed)
-    print(code, forked(read))
-    if code == 0:
-        break
-"""
 
 
 def test_a_writer_killed_at_any_moment_leaves_a_whole_store_or_a_partial_one(tmp_path):
     """A process dies before each of its renames and removals in turn; the reader sees old, new or refuses."""
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(ROOT), str(ROOT / "tests/store")]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-    steps = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
-    assert steps[-1] == (0, 0)
-    assert {code for code, _ in steps[:-1]} == {7}
-    assert {outcome for _, outcome in steps} == {0, 3}
-    assert len(steps) > 6
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["pytest", "pandas", "pyarrow.parquet", "lmeval_dispersion.store"])
+    outcomes, codes = [], []
+    while not codes or codes[-1]:
+        folder = tmp_path / str(len(codes))
+        written(folder, created="old")
+        writer = processes.Process(target=killed_writer, args=(folder, len(codes)))
+        writer.start()
+        writer.join(60)
+        codes.append(writer.exitcode)
+        try:
+            store = read_store(folder)
+        except PartialStoreError:
+            outcomes.append("partial")
+        else:
+            outcomes.append(store.manifest["created"])
+            assert len(store.vectors()) == {"new": 20, "old": 30}[outcomes[-1]]
+    assert set(codes[:-1]) == {7}
+    assert len(codes) > 6
+    assert (outcomes[0], outcomes[-1], set(outcomes)) == ("old", "new", {"old", "new", "partial"})
 
 
 def test_a_full_disk_leaves_no_file_behind_and_a_store_that_is_partial(tmp_path):
