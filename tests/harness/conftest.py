@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture
-def in_world(datasets_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def in_world(datasets_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Run in the folder of the data sets: `datasets` takes "cais/mmlu" for the folder of that name."""
     import datasets
     import evaluate
@@ -84,8 +84,7 @@ def in_world(datasets_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.delenv("LMEVAL_DISPERSION_STORE", raising=False)
     datasets.disable_progress_bars()
-    yield datasets_root
-    datasets.enable_progress_bars()
+    return datasets_root
 
 
 @pytest.fixture(scope="session")

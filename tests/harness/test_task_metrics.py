@@ -107,14 +107,15 @@ def test_records_of_other_processes_are_kept_whatever_samples_of_them_are_drawn(
             figure = self.aggregation()["dispersion"]
             for sample in (items, random.Random(1).choices(items, k=8)):
                 copied, records = pickle.loads(pickle.dumps((figure, sample)))  # as a bootstrap does
+                assert copied.keep is None  # the task stays here
                 assert copied(records) == pytest.approx(figure(sample), rel=1e-12)
         return dumped(self)
 
     monkeypatch.setattr(DispersionTask, "dump_config", gathered)
     world.run(lm, store=tmp_path / "gathered", limit=4)
     same = ["doc_id", "doc_hash", "correct"]
-    expected, found = (read_store(tmp_path / name).documents[same] for name in ("plain", "gathered"))
-    assert found.equals(expected)
+    expected, stored = (read_store(tmp_path / name).documents[same] for name in ("plain", "gathered"))
+    assert stored.equals(expected)
 
 
 def test_a_task_that_runs_twice_stores_its_latest_run(world: World, tmp_path: Path) -> None:

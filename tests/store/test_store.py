@@ -17,8 +17,7 @@ from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.store import COLUMNS, begin_store, check_comparable, read_store, write_store
 from lmeval_dispersion.store.identity import MODEL_KEYS, RUN_KEYS, TASK_KEYS
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reference" / "store.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/store.md"
 
 
 def vectors(n=30, d=16, seed=0):
