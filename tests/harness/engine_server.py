@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
     model: Any
 
     def do_GET(self) -> None:
-        served = self.path.endswith("/v1/models")
+        served = re.fullmatch(r"(/[a-z]+)?/v1/models", self.path)
         self.answer([{"id": "tiny", "max_model_len": LONGEST}] if served else None)
 
     def do_POST(self) -> None:
