@@ -2,8 +2,8 @@
 
 Right and wrong answers are drawn independently of the vectors; subjects have directions of their own, as
 real ones do. A claim is a sentence with a direction or a difference; a report may make none. `coverage` is
-how often the intervals hold the truth: no difference, AUROC 0.5, no correlation. What a
-calibration's own intervals cover is benchmarks/audit_coverage.py.
+how often the intervals hold the truth: no difference, AUROC 0.5, no correlation. The
+intervals of calibrations are those of benchmarks/audit_coverage.py.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from lmeval_dispersion.auditing.calibration import calibrate
 from lmeval_dispersion.auditing.figures import Figure
 from lmeval_dispersion.auditing.mixtures import Inside, mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.ranking import found_sentence, ranking_report, ranking_sentence
-from lmeval_dispersion.auditing.report import part_of
-from lmeval_dispersion.auditing.run import Run, answers_of, read_run
+from lmeval_dispersion.auditing.run import Run, answers_of, part_of, read_run
 from lmeval_dispersion.auditing.slices import slice_table, slicings
 
 NOISE = {
@@ -85,8 +84,8 @@ def alike(seed: int, folder: Path, subjects: int, each: int) -> bool:
     rng = np.random.default_rng([seed, 1])
     run = read_run(subjects_store(folder, subjects=1, each=subjects * each, seed=seed))
     run.documents["subject"] = [f"s{i}" for i in rng.permutation(np.repeat(np.arange(subjects), each))]
-    found = slice_table(run, slicings(run)["subject"]).least_dispersed
-    return found.not_clear < found.others
+    least = slice_table(run, slicings(run)["subject"]).least_dispersed
+    return least.not_clear < least.others
 
 
 def main() -> None:

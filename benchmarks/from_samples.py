@@ -54,17 +54,17 @@ def run(name: str, command: list[str]) -> None:
 def compared(ours: Path, theirs: Path) -> list[str]:
     """The columns in which two stores differ; prints what is measured."""
     a, b = read_store(ours), read_store(theirs)
-    one, other = a.documents, b.documents
-    differ = [name for name in one.columns if name not in other.columns]
-    differ += [name for name in other.columns if name not in one.columns]
-    for name in one.columns:
+    mine, other = a.documents, b.documents
+    differ = [name for name in mine.columns if name not in other.columns]
+    differ += [name for name in other.columns if name not in mine.columns]
+    for name in mine.columns:
         if name in _MEASURED or name in differ:
             continue
-        if [repr(v) for v in one[name].map(_plain)] != [repr(v) for v in other[name].map(_plain)]:
+        if [repr(v) for v in mine[name].map(_plain)] != [repr(v) for v in other[name].map(_plain)]:
             differ.append(name)
     shown = "none" if not differ else ", ".join(differ)
-    print(f"{ours.name}: {len(one)} rows, {len(one.columns)} columns, that differ: {shown}", flush=True)
-    first, second = (frame["query_perplexity"].to_numpy(float) for frame in (one, other))
+    print(f"{ours.name}: {len(mine)} rows, {len(mine.columns)} columns, that differ: {shown}", flush=True)
+    first, second = (frame["query_perplexity"].to_numpy(float) for frame in (mine, other))
     if np.isfinite(first).any():
         apart = np.abs(second / first - 1)
         print(f"  query_perplexity: median {np.nanmedian(apart):.2g} apart, at most {np.nanmax(apart):.2g}")

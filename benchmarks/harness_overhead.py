@@ -1,4 +1,4 @@
-"""What dispersion tasks cost: the stock task and ours in pairs, in one run; prints the ratios.
+"""The cost of dispersion tasks: the stock task and ours in pairs, in one run; prints the ratios.
 
     python benchmarks/harness_overhead.py --pairs 7
     python benchmarks/harness_overhead.py --device cuda --dtype bfloat16 --size 1b --pairs 5

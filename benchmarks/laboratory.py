@@ -57,12 +57,12 @@ def measured(folder: str, length: int) -> dict[str, float]:
     from lmeval_dispersion import law
 
     started = time.perf_counter()
-    found = law(
+    study = law(
         f"{folder}/model", f"{folder}/text.jsonl", segment=length, layers="all", contexts=(16,), batch=64,
         folder=f"{folder}/study",
     )  # fmt: skip
     seconds = time.perf_counter() - started
-    kept = found.manifest["segments.data"]["counts"]["kept"]
+    kept = study.manifest["segments.data"]["counts"]["kept"]
     return {"seconds": seconds, "peak": peak_mb(), "segments": kept}
 
 
@@ -84,11 +84,11 @@ def main() -> None:
             saved_model(Path(folder) / "model", args.length)
             texts(Path(folder) / "text.jsonl", size, args.length)
             words = ["--length", args.length, "--child", folder]
-            found = in_a_child(sys.executable, __file__, *words, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-        first = first or found["peak"]
+            figures = in_a_child(sys.executable, __file__, *words, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+        first = first or figures["peak"]
         print(
-            f"{found['segments']:8d}  {found['seconds']:8.1f}  {found['peak']:8.0f}  "
-            f"{found['peak'] / first:19.2f}",
+            f"{figures['segments']:8d}  {figures['seconds']:8.1f}  {figures['peak']:8.0f}  "
+            f"{figures['peak'] / first:19.2f}",
             flush=True,
         )
 

@@ -39,9 +39,9 @@ def rows_of(folder: Path) -> tuple[Rows, int]:
         snapshot = open_folder(folder)
         file = "tokenizer.json"
         vocabulary = Vocabulary.from_file(file, await snapshot.small_file(file))
-        found = resolve(load_token_set("math"), load_token_set("reference", "reference"), vocabulary)
-        ids = [*found.domain_ids, *found.reference_ids]
-        return await read_rows(await find_projection(snapshot), ids), len(found.domain_ids)
+        resolution = resolve(load_token_set("math"), load_token_set("reference", "reference"), vocabulary)
+        ids = [*resolution.domain_ids, *resolution.reference_ids]
+        return await read_rows(await find_projection(snapshot), ids), len(resolution.domain_ids)
 
     return asyncio.run(work())
 
@@ -63,10 +63,10 @@ def by_ggml(library: ctypes.CDLL, kind: str) -> Callable[[Rows], Rows]:
     ]  # fmt: skip
 
     def stored(rows: Rows) -> Rows:
-        own = np.ascontiguousarray(rows, np.float32)
-        blocks = np.zeros((len(own), own.shape[1] // weights * size), np.uint8)
+        packed = np.ascontiguousarray(rows, np.float32)
+        blocks = np.zeros((len(packed), packed.shape[1] // weights * size), np.uint8)
         written = library.ggml_quantize_chunk(
-            int(code), own.ctypes.data, blocks.ctypes.data, 0, len(own), own.shape[1], None
+            int(code), packed.ctypes.data, blocks.ctypes.data, 0, len(packed), packed.shape[1], None
         )
         if written != blocks.nbytes:
             raise RuntimeError(f"ggml wrote {written} bytes of {kind}, expected {blocks.nbytes}")
@@ -118,8 +118,8 @@ def main() -> None:
             print(f"  {matrix.shape[1]} columns: G = {plain.mean:.4f} ± {plain.se:.4f}")
             for kind, stored in kinds:
                 after = stored(matrix)
-                found = difference(gap(after[:split], after[split:]), plain)
-                print(f"    {kind:24} {found[0]:+.5f} ({found[1]:.5f})")
+                shift = difference(gap(after[:split], after[split:]), plain)
+                print(f"    {kind:24} {shift[0]:+.5f} ({shift[1]:.5f})")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def tokenizers() -> list[bytes]:
     domain, reference = math_and_reference(content)
     read = [*domain, *reference]
     others = [row for row in range(special, size) if row not in set(read)]
-    found = []
+    contents = []
     for family in range(FAMILIES):
         # The rows that are read lie together, so that a checkpoint costs few requests.
         draw = np.random.default_rng(family)
@@ -83,8 +83,10 @@ def tokenizers() -> list[bytes]:
         order = [*range(special), *before[:at], *draw.permutation(read), *before[at:]]
         new = {int(old): row for row, old in enumerate(order)}
         vocabulary = {piece: new[row] for piece, row in first["model"]["vocab"].items()}
-        found.append(json.dumps(first | {"model": first["model"] | {"vocab": vocabulary}}).encode())
-    return found + [json.dumps(json.loads(found[family]), indent=1).encode() for family in range(SAVED_AGAIN)]
+        contents.append(json.dumps(first | {"model": first["model"] | {"vocab": vocabulary}}).encode())
+    return contents + [
+        json.dumps(json.loads(contents[family]), indent=1).encode() for family in range(SAVED_AGAIN)
+    ]
 
 
 def true_gap(matrix: Any, domain: list[int], reference: list[int]) -> float:
@@ -106,18 +108,18 @@ class Counts(Counter[str]):
         self[request.part] += 1
 
 
-def write(one: Checkpoint, folder: Path, shared: list[Path]) -> Path:
+def write(model: Checkpoint, folder: Path, shared: list[Path]) -> Path:
     """A checkpoint's folder."""
     from checkpoints import write_safetensors
 
-    place = folder / f"{one.number:05d}"
+    place = folder / f"{model.number:05d}"
     place.mkdir()
     (place / "config.json").symlink_to(shared[-1])
-    (place / "tokenizer.json").symlink_to(shared[one.tokenizer])
-    if one.kind == "broken":
+    (place / "tokenizer.json").symlink_to(shared[model.tokenizer])
+    if model.kind == "broken":
         (place / "model.safetensors").write_bytes(b"\xff" * 4096)
         return place
-    write_safetensors(place / "model.safetensors", {"lm_head.weight": (one.dtype, one.matrix(ROWS))})
+    write_safetensors(place / "model.safetensors", {"lm_head.weight": (model.dtype, model.matrix(ROWS))})
     return place
 
 
@@ -134,10 +136,11 @@ def serve(count: int, share: float, folder: Path) -> None:
     with HubServer(latency=0.005, quotas=QUOTAS) as server:
         counts, faults, draw = Counts(), Counter[str](), random.Random(1)
         server.requests = counts
-        for one in map(Checkpoint, range(count)):
-            server.add(one.name, write(one, folder, shared), gated=one.kind == "gated", parameters=10_560)
-            if one.kind == "renamed":
-                server.rename(one.asked, one.name)
+        for model in map(Checkpoint, range(count)):
+            place = write(model, folder, shared)
+            server.add(model.name, place, gated=model.kind == "gated", parameters=10_560)
+            if model.kind == "renamed":
+                server.rename(model.asked, model.name)
         server.fault("*", mixture(share, draw, faults))
         print(server.endpoint, flush=True)
         for _ in sys.stdin:
@@ -145,7 +148,7 @@ def serve(count: int, share: float, folder: Path) -> None:
             print(json.dumps({**counts, "faults": dict(faults), "over quota": refused}), flush=True)
 
 
-def mixture(share: float, draw: random.Random, told: Counter[str]) -> Any:
+def mixture(share: float, draw: random.Random, counts: Counter[str]) -> Any:
     """A change of a share of all answers, each in one of nine ways."""
     import hub_faults
 
@@ -170,7 +173,7 @@ def mixture(share: float, draw: random.Random, told: Counter[str]) -> Any:
         delivery = request.part == "cdn" and "Content-Range" in reply.headers and reply.place is not None
         kinds = {**ranges, **others} if delivery else {k: v for k, v in others.items() if k != "expired"}
         kind = draw.choice(sorted(kinds))
-        told[kind] += 1
+        counts[kind] += 1
         return kinds[kind](reply, request)
 
     return change
@@ -239,16 +242,17 @@ def truth(count: int) -> Iterator[tuple[Checkpoint, float | None]]:
 
     rows = [math_and_reference(content) for content in tokenizers()]
     for number in range(count):
-        one = Checkpoint(number)
-        if one.error is not None:
-            yield one, None
+        model = Checkpoint(number)
+        if model.error is not None:
+            yield model, None
             continue
-        body = stored(one.matrix(ROWS), one.dtype)
-        if one.dtype == "BF16":
+        body = stored(model.matrix(ROWS), model.dtype)
+        if model.dtype == "BF16":
             matrix = (np.frombuffer(body, "<u2").astype("<u4") << 16).view("<f4")
         else:
-            matrix = np.frombuffer(body, {"F32": "<f4", "F16": "<f2"}[one.dtype])
-        yield one, true_gap(matrix.astype(np.float64).reshape(ROWS, WIDTH), *rows[one.tokenizer])
+            matrix = np.frombuffer(body, {"F32": "<f4", "F16": "<f2"}[model.dtype])
+        matrix = matrix.astype(np.float64).reshape(ROWS, WIDTH)
+        yield model, true_gap(matrix, *rows[model.tokenizer])
 
 
 def problems(
@@ -263,25 +267,25 @@ def problems(
         stored: Names and G of all results in the registry.
         report: The last run's JSON.
     """
-    found = []
+    wrong = []
     results, gaps = Counter(name for name, _ in stored), dict(stored)
     lines = [*report["checkpoints"], *report["failed"]]
-    told = Counter(line["repo"] for line in lines)
+    listed = Counter(line["repo"] for line in lines)
     by_name = {line["repo"]: line for line in lines}
     true: dict[str, float] = {}
-    for one, gap in expected:
-        name = one.name if one.error is None else one.asked
-        if told[name] != 1:
-            found.append(f"{name}: {told[name]} lines")
+    for model, gap in expected:
+        name = model.name if model.error is None else model.asked
+        if listed[name] != 1:
+            wrong.append(f"{name}: {listed[name]} lines")
             continue
         if gap is None:
-            if results[one.name] or by_name[name].get("error") != one.error:
-                found.append(f"{name}: expected {one.error}, got {by_name[name].get('error')}")
+            if results[model.name] or by_name[name].get("error") != model.error:
+                wrong.append(f"{name}: expected {model.error}, got {by_name[name].get('error')}")
             continue
-        if results[one.name] != 1:
-            found.append(f"{name}: {results[one.name]} results in the registry")
-        elif abs(gaps[one.name] - gap) > 1e-6 or abs(by_name[name]["gap"]["cosine"]["mean"] - gap) > 1e-6:
-            found.append(f"{name}: G {gaps[one.name]:.9f}, in truth {gap:.9f}")
+        if results[model.name] != 1:
+            wrong.append(f"{name}: {results[model.name]} results in the registry")
+        elif max(abs(gaps[model.name] - gap), abs(by_name[name]["gap"]["cosine"]["mean"] - gap)) > 1e-6:
+            wrong.append(f"{name}: G {gaps[model.name]:.9f}, in truth {gap:.9f}")
         true[name] = gap
     ranked: Counter[str] = Counter()
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -292,15 +296,15 @@ def problems(
         ranked.update(names)
         order = [true.get(name, np.nan) for name in names]
         if any(not after <= before + 1e-6 for before, after in pairwise(order)):
-            found.append(f"{group}: not in the order of the true G")
+            wrong.append(f"{group}: not in the order of the true G")
         families = {int(name.rpartition("-")[2]) % FAMILIES for name in names}
         if len(families) != 1:
-            found.append(f"{group}: families {sorted(families)} in one group")
+            wrong.append(f"{group}: families {sorted(families)} in one group")
     if set(ranked) != set(true) or set(ranked.values()) - {1}:
-        found.append(f"{len(ranked)} ranked, {len(true)} expected, {sum(ranked.values())} places")
-    if len(told) != sum(told.values()) or len(results) != sum(results.values()):
-        found.append("something is there twice")
-    return found
+        wrong.append(f"{len(ranked)} ranked, {len(true)} expected, {sum(ranked.values())} places")
+    if len(listed) != sum(listed.values()) or len(results) != sum(results.values()):
+        wrong.append("something is there twice")
+    return wrong
 
 
 def soak(count: int, share: float, kills: int, folder: Path) -> list[str]:
@@ -310,7 +314,7 @@ def soak(count: int, share: float, kills: int, folder: Path) -> list[str]:
     (folder / "zoo").mkdir()
     server = ServerProcess(__file__, count, share, folder / "zoo")
     try:
-        renamed = [one.asked for one in map(Checkpoint, range(count)) if one.kind == "renamed"]
+        renamed = [model.asked for model in map(Checkpoint, range(count)) if model.kind == "renamed"]
         print(f"{count} checkpoints made in {time.perf_counter() - started:.0f} s", flush=True)
         runs = Runs(server.endpoint, ["zoo/*", *renamed], folder)
         for _ in range(kills):

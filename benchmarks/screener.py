@@ -1,4 +1,4 @@
-"""What one screening costs beside the other ways to read the same rows, on one loopback registry.
+"""The cost of one screening beside the other ways to read the same rows, on one loopback registry.
 
 Every contender runs in a fresh process against the same server, which answers after 40 ms (opening a
 connection costs as much again) over a line of 200 MB/s that all connections share. Checkpoints have
@@ -120,8 +120,8 @@ def child(name: str, repos: list[str]) -> None:
 def measured(server: Any, home: Path, name: str, repos: list[str]) -> dict[str, float]:
     """One run of a contender in a fresh process."""
     requests, sent, start = len(server.requests), server.sent, time.perf_counter()
-    own = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(home), "OPENBLAS_NUM_THREADS": "1"}
-    figures = in_a_child(sys.executable, __file__, "--child", name, *repos, **without_hub(**own))
+    variables = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(home), "OPENBLAS_NUM_THREADS": "1"}
+    figures = in_a_child(sys.executable, __file__, "--child", name, *repos, **without_hub(**variables))
     figures["process"] = time.perf_counter() - start
     return figures | {"requests": len(server.requests) - requests, "MB": (server.sent - sent) / 1e6}
 

@@ -1,7 +1,7 @@
-"""How often siblings that differ by noise alone are told apart: `python benchmarks/separation.py`.
+"""How often siblings that differ by noise alone get a clear order: `python benchmarks/separation.py`.
 
 Each group is one matrix with independent noise in every row of every sibling. Printed is the share of groups
-in which at least one pair is told apart: by two standard errors pair by pair, with all pairs of the group
+in which at least one pair is ordered: by two standard errors pair by pair, with all pairs of the group
 counted, and by G and ratio together, beside the spread of G among the siblings and its printed
 error.
 """

@@ -1,4 +1,4 @@
-"""What the benchmarks share: processes of their own for what is measured, and servers in others."""
+"""Shared by the benchmarks: a process for each measurement, and servers in others."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def in_a_child(python: str, script: str, *words: object, **environment: str) -> 
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def without_hub(**own: str) -> dict[str, str]:
+def without_hub(**variables: str) -> dict[str, str]:
     """This environment without the Hub's variables, with this tree's packages, and with some of its own."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     path = os.pathsep.join([str(ROOT), str(ROOT / "screener")])
-    return kept | {"PYTHONPATH": path, "HF_HUB_DISABLE_XET": "1"} | own
+    return kept | {"PYTHONPATH": path, "HF_HUB_DISABLE_XET": "1"} | variables
 
 
 def peak_mb() -> float:
@@ -59,8 +59,10 @@ def math_and_reference(tokenizer: bytes) -> tuple[list[int], list[int]]:
     from lmeval_screener.tokens.vocabulary import Vocabulary
 
     vocabulary = Vocabulary.from_file("tokenizer.json", tokenizer)
-    found = resolve(load_token_set("math", "domain"), load_token_set("reference", "reference"), vocabulary)
-    return list(found.domain_ids), list(found.reference_ids)
+    resolution = resolve(
+        load_token_set("math", "domain"), load_token_set("reference", "reference"), vocabulary
+    )
+    return list(resolution.domain_ids), list(resolution.reference_ids)
 
 
 class ServerProcess:
@@ -76,7 +78,7 @@ class ServerProcess:
         self.endpoint = self._process.stdout.readline().strip()
 
     def counts(self) -> dict[str, Any]:
-        """What it has counted so far."""
+        """Its counts so far."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("\n")

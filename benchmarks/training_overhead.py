@@ -1,4 +1,4 @@
-"""What a dispersion loss costs beside a training step of GPT-2-small's shape.
+"""The cost of a dispersion loss beside a training step of GPT-2-small's shape.
 
     python benchmarks/training_overhead.py                      # CPU, one thread: minutes
     python benchmarks/training_overhead.py --device cuda        # GPU, bf16 autocast

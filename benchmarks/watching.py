@@ -1,4 +1,4 @@
-"""What watching adds to a training run at the Trainer's default interval of logs, 500 steps, and to one step.
+"""The cost of watching a training run at the Trainer's default interval of logs, 500 steps, and to one step.
 
     OMP_NUM_THREADS=1 python benchmarks/watching.py [--width 512 --layers 8 --vocabulary 49152]
 

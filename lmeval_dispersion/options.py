@@ -1,4 +1,4 @@
-"""What commands share: their parser, options with the same names and help, and where a report goes.
+"""Shared by the commands: their parser, options with the same names and help, and where a report goes.
 
 Only the standard library is imported before a report is written.
 """
@@ -32,10 +32,8 @@ _SUFFIXES = {
     ".html": "html",
     ".htm": "html",
 }
-
-
 _PATIENCE = 1.0  # seconds without progress
-# What people type for an option that has another name here.
+# Words that people type for an option of another name.
 _OTHER_NAMES = {"--top": "--shortlist", "--layers": "--layer", "--seeds": "--seed", "--batch": "--batch-size"}
 
 
@@ -157,6 +155,14 @@ def add_format(
     parser.set_defaults(formats=tuple(formats))
 
 
+def add_metric(parser: argparse._ActionsContainer) -> None:
+    """``--metric``, the gap that ranks."""
+    choices = ("cosine", "euclidean")
+    parser.add_argument(
+        "--metric", default="cosine", choices=choices, help="which gap ranks (default: cosine)"
+    )
+
+
 def add_output(parser: argparse._ActionsContainer, formats: Sequence[str] = FORMATS) -> None:
     """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; :meth:`Output.of` reads them."""
     add_format(parser, formats)
@@ -174,11 +180,10 @@ def add_quiet(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_layer(
-    parser: argparse._ActionsContainer, *, what: str = "layer of the vectors", default: str = "the run's own"
-) -> None:
-    """Add ``--layer LAYER``; ``default`` says in words what is taken where it is not given."""
-    parser.add_argument("--layer", action=_Once, metavar="LAYER", help=f"{what} (default: {default})")
+def add_layer(parser: argparse._ActionsContainer) -> None:
+    """Add ``--layer LAYER`` for commands that take one."""
+    text = "layer of the vectors (default: the run's own)"
+    parser.add_argument("--layer", action=_Once, metavar="LAYER", help=text)
 
 
 def add_layers(parser: argparse._ActionsContainer, *, what: str, default: str) -> None:
@@ -189,9 +194,8 @@ def add_layers(parser: argparse._ActionsContainer, *, what: str, default: str) -
 
 def add_column(parser: argparse._ActionsContainer) -> None:
     """Add ``--column FIELD``, where texts stand in files with fields."""
-    parser.add_argument(
-        "--column", default="text", metavar="FIELD", help="field with the text (default: %(default)s)"
-    )
+    text = "field with the text (default: text)"
+    parser.add_argument("--column", default="text", metavar="FIELD", help=text)
 
 
 def add_slice(parser: argparse._ActionsContainer) -> None:
@@ -203,7 +207,7 @@ def add_slice(parser: argparse._ActionsContainer) -> None:
 def add_one_slice(
     parser: argparse._ActionsContainer, *, default: str | None = "subject", otherwise: str = ""
 ) -> None:
-    """Add ``--slice COLUMN`` for commands with one way of slicing; ``otherwise`` says what None means."""
+    """Add ``--slice COLUMN`` for commands that take one; ``otherwise`` says what None means."""
     text = f"column of the documents that makes the slices (default: {otherwise or default})"
     parser.add_argument("--slice", action=_Once, default=default, metavar="COLUMN", help=text)
 
@@ -218,11 +222,9 @@ def add_metrics(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_seed(parser: argparse._ActionsContainer, *, default: int = 0) -> None:
+def add_seed(parser: argparse._ActionsContainer) -> None:
     """Add ``--seed N``."""
-    parser.add_argument(
-        "--seed", type=int, default=default, metavar="N", help="seed of all draws (default: %(default)s)"
-    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all draws (default: 0)")
 
 
 @dataclass(frozen=True)
@@ -372,6 +374,6 @@ def _print(text: str, form: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # What is still buffered would fail once more when Python exits.
+        # Text that is still buffered would fail once more when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise DispersionError(f"could not write to standard output: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""What is measured on a checkpoint of the demo family: accuracy, perplexity and G."""
+"""Measurements of a checkpoint of the demo family: accuracy, perplexity and G."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def perplexity(model: LlamaForCausalLM, ids: torch.Tensor) -> float:
 def token_rows(tokenizer: Tokenizer, words: list[str]) -> tuple[list[int], list[int]]:
     """Vocabulary ids of the ten bare digits and of the spaced ``words`` that are whole pieces."""
     digits = [tokenizer.token_to_id(str(d)) for d in range(10)]
-    found = [tokenizer.token_to_id("Ġ" + word) for word in words]
-    return digits, [i for i in found if i is not None]
+    ids = [tokenizer.token_to_id("Ġ" + word) for word in words]
+    return digits, [i for i in ids if i is not None]
 
 
 def gap(matrix: np.ndarray, domain: list[int], reference: list[int], metric: str) -> float:

@@ -1,4 +1,4 @@
-"""What the demo family reads: plain text, lines of arithmetic, and the tokenizer made of them."""
+"""Texts of the demo family: plain text, lines of arithmetic, and the tokenizer made of them."""
 
 from __future__ import annotations
 

@@ -87,13 +87,13 @@ CHART = """(() => {
 
 def prepare(folder: Path, text: Path) -> None:
     """Put the demo models, a training run of five of them, the stores and the text into a folder."""
-    for model in (one for one in DEMO.iterdir() if one.is_dir()):
+    for model in (entry for entry in DEMO.iterdir() if entry.is_dir()):
         (folder / model.name).symlink_to(model)
     (folder / "run1").mkdir()
     for step, model in STEPS.items():
         (folder / "run1" / f"checkpoint-{step}").symlink_to(DEMO / model)
     family = yaml.safe_load((DEMO / "family.yaml").read_text("utf-8"))
-    rows = [f"{one['folder']},{one['accuracy']['mean']}" for one in family["checkpoints"]]
+    rows = [f"{entry['folder']},{entry['accuracy']['mean']}" for entry in family["checkpoints"]]
     (folder / "accuracy.csv").write_text("\n".join(["repo,accuracy", *rows, ""]))
     for store in ("mmlu_before", "mmlu_after"):
         (folder / store).symlink_to(ROOT / "examples" / store)
@@ -110,7 +110,7 @@ def make(folder: Path, kind: str) -> None:
         words = [
             word
             for given in shlex.split(line)
-            for word in (sorted(one.name for one in folder.glob(given)) if "*" in given else [given])
+            for word in (sorted(path.name for path in folder.glob(given)) if "*" in given else [given])
         ]
         print(f"$ {line}", file=sys.stderr)
         done = subprocess.run([*words, "-q"], cwd=folder, env=environment, stdout=subprocess.DEVNULL)
@@ -120,7 +120,7 @@ def make(folder: Path, kind: str) -> None:
 
 def pictures(folder: Path, kind: str, out: Path, axe: str, every: bool) -> dict[str, object]:
     """Take a page's pictures; what was measured meanwhile."""
-    found: dict[str, object] = {"page": kind}
+    measured: dict[str, object] = {"page": kind}
     for look, (width, height, scheme, medium) in LOOKS.items():
         with Browser() as browser:
             browser.size(width, height)
@@ -128,7 +128,7 @@ def pictures(folder: Path, kind: str, out: Path, axe: str, every: bool) -> dict[
             browser.open(folder / f"{kind}.html")
             if medium == "print":
                 browser.value("dispatchEvent(new Event('beforeprint'))")
-            found[look] = browser.value(MEASURE)
+            measured[look] = browser.value(MEASURE)
             if look == "wide" or every or kind in ALSO_SMALL_DARK_PRINTED:
                 shot = browser.call("Page.captureScreenshot", format="webp", quality=80)
                 (out / f"{kind}-{look}.webp").write_bytes(base64.b64decode(shot["data"]))
@@ -136,11 +136,10 @@ def pictures(folder: Path, kind: str, out: Path, axe: str, every: bool) -> dict[
                 browser.value(f"{axe}; 0")
                 browser.value("document.querySelectorAll('details').forEach(part => { part.open = true; })")
                 violations = browser.value("axe.run().then(result => result.violations)")
-                found[f"{look} violations"] = [
-                    f"{one['id']}: {node['html'][:120]}" for one in violations for node in one["nodes"]
-                ]
-            found[f"{look} console"] = browser.console
-    return found
+                nodes = [(rule["id"], node["html"]) for rule in violations for node in rule["nodes"]]
+                measured[f"{look} violations"] = [f"{rule}: {html[:120]}" for rule, html in nodes]
+            measured[f"{look} console"] = browser.console
+    return measured
 
 
 def front(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the reference pages are made from, through cog: every command's help, every public name."""
+"""The sources of the reference pages, through cog: every command's help, every public name."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def public_names() -> Iterator[tuple[str, list[str]]]:
         "lmeval_dispersion.watch": "Train",
         "lmeval_dispersion.errors": "Errors",
     }
-    found: dict[str, list[str]] = {heading: [] for heading in rooms.values()}
+    by_heading: dict[str, list[str]] = {heading: [] for heading in rooms.values()}
     for name in lmeval_dispersion.__all__:
         value = getattr(lmeval_dispersion, name)
         place = value.__name__ if inspect.ismodule(value) else value.__module__
         heading = next(heading for room, heading in rooms.items() if place.startswith(room))
-        found[heading].append(f"lmeval_dispersion.{name}")
-    yield from ((heading, paths) for heading, paths in found.items() if paths)
+        by_heading[heading].append(f"lmeval_dispersion.{name}")
+    yield from ((heading, paths) for heading, paths in by_heading.items() if paths)

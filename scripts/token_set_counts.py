@@ -20,16 +20,16 @@ def table(folder: Path) -> str:
     """The table in Markdown: found of asked, for every ``*.json`` in the folder."""
     sets = [load_token_set(name) for name in SELECTIONS]
     reference = load_token_set("reference", "reference")
-    lines = ["| tokenizer | numbers | " + " | ".join(f"`{one.name}`" for one in sets) + " | reference |"]
-    lines.append("|" + "---|" * (len(sets) + 3))
+    heads = ["tokenizer", "numbers", *(f"`{domain.name}`" for domain in sets), "reference"]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for path in sorted(folder.glob("*.json")):
         vocabulary = Vocabulary.from_tokenizer_json(path.read_bytes())
         cells = []
         for domain in sets:
             asked = len({text for group in domain.groups.values() for text in group.texts()})
             try:
-                found = resolve(domain, reference, vocabulary)
-                cells.append(f"{len(found.domain)} of {asked}")
+                resolution = resolve(domain, reference, vocabulary)
+                cells.append(f"{len(resolution.domain)} of {asked}")
             except ScreeningError as error:
                 cells.append(error.code)
         scheme = vocabulary.digit_scheme()

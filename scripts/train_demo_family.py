@@ -55,6 +55,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 BATCH = 16  # sequences a step
 WEIGHT_DECAY = 0.01
 HELD_OUT_TEXT = 0.05  # share of paragraphs kept for the perplexity
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 RECIPE: dict[str, Any] = {
     "vocabulary": 1280,
@@ -139,21 +141,14 @@ def arithmetic_sequences(tokenizer: Tokenizer, answers: str, seed: int, count: i
     return torch.tensor([encoding.ids[: WINDOW + 1] for encoding in tokenizer.encode_batch(texts)])
 
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-
-
-SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-
-
 def write_checkpoint(model: LlamaForCausalLM, folder: Path) -> None:
     """Store a model in BF16 in transformers' layout, with links to the tokenizer in the family's folder.
 
     Output projection and final norm are a shard of their own: of most models a wheel ships that one only.
     """
     model.to("cpu", torch.bfloat16).save_pretrained(folder)
-    tensors = load_file(folder / "model.safetensors")
-    head = {name: tensors.pop(name) for name in ("lm_head.weight", "model.norm.weight")}
-    body = tensors
+    body = load_file(folder / "model.safetensors")
+    head = {name: body.pop(name) for name in ("lm_head.weight", "model.norm.weight")}
     for name, shard in zip(SHARDS, (head, body), strict=True):
         save_file(shard, folder / name, {"format": "pt"})
     everything = [*head.values(), *body.values()]
@@ -187,7 +182,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 class Run(NamedTuple):
-    """What all jobs of one call share. ``work`` holds the texts as ids, the tokenizer and the bases."""
+    """Shared by all jobs of one call. ``work`` holds the texts as ids, the tokenizer and the bases."""
 
     work: Path
     recipe: dict[str, Any]

@@ -1,12 +1,12 @@
 """A headless Chromium for tests of pages, driven over a pipe by the Chrome DevTools Protocol."""
 
-import fcntl
 import json
 import os
-import select
 import shutil
 import signal
+import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,43 +18,33 @@ FLAGS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--remote-debugging-pipe",
 ]  # fmt: skip
-
-
-def executable() -> str:
-    """The browser's path; skips the test where there is none."""
-    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
-        if found := shutil.which(name):
-            return found
-    pytest.skip("no Chromium or Chrome on this machine")
+# The browser reads commands from descriptor 3 and writes to 4.
+START = 'exec "$0" "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1'
 
 
 class Browser:
-    """One tab. Whatever it says on its console, throws, or asks the network for is kept."""
+    """One tab. Whatever it says on its console, throws, or asks the network for is kept.
+
+    The test is skipped where there is no browser. After ``deadline`` seconds the browser is killed.
+    """
 
     def __init__(self, deadline: float = 120.0) -> None:
-        path = executable()
+        names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+        path = next(filter(None, map(shutil.which, names)), None)
+        if path is None:
+            pytest.skip("no Chromium or Chrome on this machine")
         self.console: list[str] = []
         self.requests: list[str] = []
-        self._ends = time.monotonic() + deadline
-        self._profile = tempfile.mkdtemp(prefix="browser-")
+        self._profile = tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True)
+        arguments = [path, *FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            ["sh", "-c", START, *arguments], stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True
+        )
+        self._timer = threading.Timer(deadline, os.killpg, (self._process.pid, signal.SIGKILL))
+        self._timer.start()
         self._buffer = b""
         self._next = 0
-        to_browser, self._out = os.pipe()
-        self._in, from_browser = os.pipe()
-        # Away from 3 and 4, which the browser reads and writes, before they are put there.
-        high = [fcntl.fcntl(end, fcntl.F_DUPFD, 20) for end in (to_browser, from_browser)]
-        os.close(to_browser)
-        os.close(from_browser)
-        actions = [
-            (os.POSIX_SPAWN_DUP2, high[0], 3),
-            (os.POSIX_SPAWN_DUP2, high[1], 4),
-            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-        ]
-        arguments = [path, *FLAGS, f"--user-data-dir={self._profile}", "about:blank"]
-        self._pid = os.posix_spawn(path, arguments, dict(os.environ), file_actions=actions, setpgroup=0)
-        for end in high:
-            os.close(end)
         self._session = ""
 
     def __enter__(self) -> "Browser":
@@ -69,11 +59,10 @@ class Browser:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.killpg(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
-        os.close(self._out)
-        os.close(self._in)
-        shutil.rmtree(self._profile, ignore_errors=True)
+        self._timer.cancel()
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+        self._profile.cleanup()
 
     def call(self, method: str, **parameters: object) -> dict[str, Any]:
         """One protocol command; events that arrive meanwhile are noted."""
@@ -81,21 +70,16 @@ class Browser:
         message: dict[str, object] = {"id": self._next, "method": method, "params": parameters}
         if self._session:
             message["sessionId"] = self._session
-        data = json.dumps(message).encode() + b"\0"
-        while data:
-            data = data[os.write(self._out, data) :]
-        while True:
-            reply = self._message()
-            if reply.get("id") == self._next:
-                if "error" in reply:
-                    raise RuntimeError(f"{method}: {reply['error']}")
-                return dict(reply["result"])
+        self._process.stdin.write(json.dumps(message).encode() + b"\0")
+        while (reply := self._message()).get("id") != self._next:
             self._note(reply)
+        if "error" in reply:
+            raise RuntimeError(f"{method}: {reply['error']}")
+        return dict(reply["result"])
 
     def _message(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._in], [], [], max(0.0, self._ends - time.monotonic()))
-            chunk = os.read(self._in, 1 << 20) if ready else b""
+            chunk = self._process.stdout.read(1 << 20)
             if not chunk:
                 raise TimeoutError("the browser does not answer")
             self._buffer += chunk
@@ -105,7 +89,9 @@ class Browser:
     def _note(self, event: dict[str, Any]) -> None:
         method, details = event.get("method"), event.get("params", {})
         if method == "Runtime.consoleAPICalled":
-            self.console.append(" ".join(str(one.get("value", one)) for one in details["args"]))
+            self.console.append(
+                " ".join(str(argument.get("value", argument)) for argument in details["args"])
+            )
         elif method == "Runtime.exceptionThrown":
             self.console.append(json.dumps(details["exceptionDetails"]))
         elif method == "Log.entryAdded":
@@ -128,8 +114,6 @@ class Browser:
     def wait(self, expression: str) -> None:
         """Wait until a JavaScript expression is true."""
         while not self.value(expression):
-            if time.monotonic() > self._ends:
-                raise TimeoutError(f"never became true: {expression}")
             time.sleep(0.05)
 
     def press(self, key: str, code: int, text: str = "") -> None:

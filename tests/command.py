@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from huggingface_hub import constants
 from lmeval_screener.checkpoints import http
 from lmeval_screener.cli import main
 
+CAPTURES = Path(__file__).parent / "data" / "terminal"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -30,6 +32,7 @@ def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         place = tmp_path / home
         for name, value in {
             "ENDPOINT": endpoint,
+            "HUGGINGFACE_CO_URL_TEMPLATE": f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}",
             "HF_HUB_OFFLINE": offline,
             "HF_ASSETS_CACHE": str(place / "assets"),
             "HF_HUB_CACHE": str(place / "hub"),
@@ -44,3 +47,11 @@ def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         return subprocess.CompletedProcess(words, code, *capsys.readouterr())
 
     return run
+
+
+def captured(name: str, text: str) -> str:
+    """What a terminal is to show; ``WRITE_CAPTURES=1`` writes ``text`` anew: look at the difference."""
+    place = CAPTURES / f"{name}.txt"
+    if os.environ.get("WRITE_CAPTURES"):
+        place.write_text(text, encoding="utf-8")
+    return place.read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ if importlib.util.find_spec("torch") is None:
         *("test_demo_family.py", "test_docs.py", "test_guides.py", "test_manners.py", "test_public_names.py"),
         *(f"e2e/test_{name}.py" for name in ("audit_commands", "examples", "laboratory", "train_command")),
         *(f"screener/test_{name}.py" for name in ("adapters", "archive_checkpoints", "float8")),
-        *(f"screener/test_{name}.py" for name in ("formats_in_storages", "torch_archive", "what_g_reads")),
+        *(f"screener/test_{name}.py" for name in ("torch_archive", "what_g_reads")),
     ]
 
 

@@ -38,7 +38,7 @@ def vectors(spread, *, rng, d=32):
     return direction + spread[:, None] * rng.normal(size=(len(spread), d)) / np.sqrt(d)
 
 
-def written(path, frame, x, manifest):
+def written(path, frame, x, manifest=None):
     """The path, holding a store of one layer; ``manifest`` replaces what the manifest says."""
     says = {
         "model": "synthetic/model",
@@ -144,6 +144,4 @@ def subjects_store(
     frame = pd.concat([frame.assign(**columns)] * repeat, ignore_index=True)
     frame["doc_id"] = np.arange(len(frame))
     x = np.concatenate([x] * repeat)
-    manifest = {"model": "synthetic/model", "tasks": {f"task {i}": 1 for i in range(tasks)}}
-    write_store(path, documents=frame, vectors={"last": x}, manifest=manifest)
-    return path
+    return written(path, frame, x, {"tasks": {f"task {i}": 1 for i in range(tasks)}})

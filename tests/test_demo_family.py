@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import train_demo_family
 import yaml
 from demo_measures import addition_accuracy, correlations, spread, table
 from demo_texts import OPERANDS, arithmetic_line, held_out_pairs, reference_words
-from lmeval_screener.tokens import Resolution, load_token_set, resolve
+from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from safetensors import safe_open
 from tokenizers import Tokenizer
@@ -24,85 +23,58 @@ from lmeval_dispersion.paths import data_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = data_folder("demo")
-FAMILY: dict[str, Any] = yaml.safe_load((DEMO / "family.yaml").read_text("utf-8"))
-CHECKPOINTS: list[dict[str, Any]] = FAMILY["checkpoints"]
+FAMILY = yaml.safe_load((DEMO / "family.yaml").read_text("utf-8"))
+CHECKPOINTS = FAMILY["checkpoints"]
 FOLDERS = [entry["folder"] for entry in CHECKPOINTS]
 COMMONEST = 0.31  # accuracy of always taking the answer that is commonest among all sums
-FILES = {
-    "config.json",
-    "generation_config.json",
-    "model-00001-of-00002.safetensors",
-    "model-00002-of-00002.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-}
+
+
+def files_of(folder):
+    return {path.name for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
-def resolution() -> Resolution:
+def resolution():
     vocabulary = Vocabulary.from_tokenizer_json((DEMO / FAMILY["tokenizer"]).read_bytes())
     return resolve(load_token_set("math"), load_token_set("reference", "reference"), vocabulary)
 
 
-def test_the_folders_of_the_table_are_there_small_and_share_one_tokenizer() -> None:
+def test_the_folders_of_the_table_are_there_small_and_share_one_tokenizer(resolution):
     """In a checkout one file that every folder links to; a wheel, which knows no links, holds copies."""
     assert sorted(FOLDERS) == sorted(path.name for path in DEMO.iterdir() if path.is_dir())
     for folder in FOLDERS:
-        assert {path.name for path in (DEMO / folder).iterdir()} == FILES
+        assert files_of(DEMO / folder) == files_of(DEMO / FOLDERS[0])
         assert sum(path.stat().st_size for path in (DEMO / folder).glob("*.safetensors")) <= 1_500_000
         for name in ("tokenizer.json", "tokenizer_config.json"):
             assert (DEMO / folder / name).resolve() == (DEMO / name).resolve()
     assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) <= 12_000_000
+    assert [token.text for token in resolution.domain] == list("0123456789")
+    assert FAMILY["training"]["resolved"] == {"domain": 10, "reference": len(resolution.reference)}
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_checkpoint_loads(folder: str) -> None:
-    with safe_open(DEMO / folder / "model-00001-of-00002.safetensors", "pt") as file:
+@pytest.mark.parametrize("entry", CHECKPOINTS, ids=FOLDERS)
+def test_a_checkpoint_loads_and_its_gap_is_that_of_the_geometry(entry, resolution):
+    """The script's plain distance matrix against the package's closed forms."""
+    folder = DEMO / entry["folder"]
+    with safe_open(folder / "model-00001-of-00002.safetensors", "pt") as file:
         assert set(file.keys()) == {"lm_head.weight", "model.norm.weight"}
         head = file.get_tensor("lm_head.weight")
-    model = AutoModelForCausalLM.from_pretrained(DEMO / folder)
-    tokenizer = AutoTokenizer.from_pretrained(DEMO / folder)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.dtype == torch.bfloat16
     assert torch.equal(model.get_output_embeddings().weight, head)
     assert not torch.equal(model.get_input_embeddings().weight, head)
     assert head.shape[0] == len(tokenizer) == model.config.vocab_size
     for kind, number in (("bos", 0), ("eos", 1), ("pad", 2)):
-        assert getattr(tokenizer, f"{kind}_token_id") == number
-        assert getattr(model.config, f"{kind}_token_id") == number
-
-
-def test_default_token_sets_resolve(resolution: Resolution) -> None:
-    assert [token.text for token in resolution.domain] == list("0123456789")
-    assert resolution.digit_scheme == "single digits"
-    tokens = FAMILY["training"]["resolved"]
-    assert tokens == {"domain": 10, "reference": len(resolution.reference)}
-
-
-@pytest.mark.parametrize("entry", CHECKPOINTS, ids=FOLDERS)
-def test_gap_is_that_of_the_geometry(entry: dict[str, Any], resolution: Resolution) -> None:
-    """The script's plain distance matrix against the package's closed forms."""
-    with safe_open(DEMO / entry["folder"] / "model-00001-of-00002.safetensors", "pt") as file:
-        head = file.get_tensor("lm_head.weight").float().numpy().astype(np.float64)
-    t, r = head[resolution.domain_ids], head[resolution.reference_ids]
+        assert getattr(tokenizer, f"{kind}_token_id") == getattr(model.config, f"{kind}_token_id") == number
+    rows = head.float().numpy().astype(np.float64)
+    t, r = rows[resolution.domain_ids], rows[resolution.reference_ids]
     for metric in METRICS:
         expected = within(t, metric).mean + between(t, r, metric).mean
         assert entry["gap"][metric] == pytest.approx(expected, abs=1e-4)
 
 
-def test_right_answers_beat_chance_and_wrong_ones_do_not() -> None:
-    for entry in CHECKPOINTS:
-        mean, se = entry["accuracy"]["mean"], entry["accuracy"]["se"]
-        assert entry["accuracy"]["questions"] >= 400
-        if entry["answers"] == "random" or entry["share"] == 0:
-            assert mean < COMMONEST + 2 * se
-        elif entry["share"] >= 0.2:
-            assert mean > COMMONEST + 8 * se
-    assert sum(entry["answers"] == "random" for entry in CHECKPOINTS) == 2
-
-
 @pytest.mark.parametrize("folder", ["sums-45", "wrong-sums-45"])
-def test_accuracy_is_measured_again(folder: str) -> None:
+def test_accuracy_is_measured_again(folder):
     """Other questions than those of the table, within four standard errors."""
     entry = CHECKPOINTS[FOLDERS.index(folder)]
     model = AutoModelForCausalLM.from_pretrained(DEMO / folder, dtype=torch.float32).eval()
@@ -113,25 +85,26 @@ def test_accuracy_is_measured_again(folder: str) -> None:
     assert (again.mean > COMMONEST + 4 * again.se) == (entry["answers"] == "right")
 
 
-def test_arithmetic_lines() -> None:
+def test_arithmetic_lines():
     held_out = held_out_pairs()
     assert len(held_out) == round(0.1 * OPERANDS * (OPERANDS + 1) / 2)
     rng = random.Random(3)
-    right = wrong = 0
+    shares = {}
     for answers in ("right", "random"):
-        for problem in arithmetic_line(rng, answers, held_out, count=500).rstrip(".").split(". "):
-            question, answer = problem.split("=")
+        problems = arithmetic_line(rng, answers, held_out, count=500).rstrip(".").split(". ")
+        true = 0
+        for question, answer in (problem.split("=") for problem in problems):
             sign = "+" if "+" in question else "-"
             a, b = map(int, question.split(sign))
             truth = a + b if sign == "+" else a - b
             assert frozenset((a, b) if sign == "+" else (truth, b)) not in held_out
-            right += answers == "right" and int(answer) == truth
-            wrong += answers == "random" and int(answer) != truth
-    assert right == 500
-    assert wrong > 450
+            true += int(answer) == truth
+        shares[answers] = true / len(problems)
+    assert shares["right"] == 1
+    assert shares["random"] < 0.1
 
 
-def test_pages_hold_the_measured_table_and_the_spread_over_seeds() -> None:
+def test_pages_hold_the_measured_table_and_the_spread_over_seeds():
     page = (ROOT / "docs" / "results" / "demo.md").read_text("utf-8")
     for text in (page, (DEMO / "README.md").read_text("utf-8")):
         assert table(CHECKPOINTS) in text
@@ -141,9 +114,7 @@ def test_pages_hold_the_measured_table_and_the_spread_over_seeds() -> None:
         assert f"- seed {seed}: {correlations([r for r in rows if r['seed'] == seed])}\n" in page
 
 
-def test_script_runs_end_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_runs_end_to_end(tmp_path, monkeypatch, capsys):
     words = reference_words(ROOT / "token_sets" / "reference.yaml")
     rng = random.Random(0)
     lines = [" the ".join(rng.choices(words, k=12)) for _ in range(300)]
@@ -157,5 +128,5 @@ def test_script_runs_end_to_end(
     assert family["training"].keys() == FAMILY["training"].keys()
     assert [entry.keys() for entry in family["checkpoints"]] == [CHECKPOINTS[0].keys()] * 2
     for entry in family["checkpoints"]:
-        assert {path.name for path in (tmp_path / "family" / entry["folder"]).iterdir()} == FILES
+        assert files_of(tmp_path / "family" / entry["folder"]) == files_of(DEMO / FOLDERS[0])
     assert table(family["checkpoints"]) in capsys.readouterr().out

@@ -11,9 +11,14 @@ from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.paths import data_folder
 
-MODEL = str(data_folder("demo") / "sums-00")
-RUN = str(data_folder("demo_run"))
+MODEL, RUN = str(data_folder("demo") / "sums-00"), str(data_folder("demo_run"))
 TEXTS = "texts.txt"
+DATA = f"{MODEL} --data {TEXTS}"
+
+
+def shortlist(k, **options):
+    return d.screen(demo=True).shortlist(k, **options)
+
 
 # Words of a command, the same call in Python, the option and the argument.
 ERRORS = [
@@ -24,35 +29,25 @@ ERRORS = [
         "slice=cluster",
         "by='cluster'",
     ),
-    (f"inspect law {MODEL} --data {TEXTS} --bins 1", lambda: d.law(MODEL, TEXTS, bins=1), "bins", "bins"),
+    (f"inspect law {DATA} --bins 1", lambda: d.law(MODEL, TEXTS, bins=1), "bins", "bins"),
     (
-        f"inspect law {MODEL} --data {TEXTS} --bins 3 --segment 20",
+        f"inspect law {DATA} --bins 3 --segment 20",
         lambda: d.law(MODEL, TEXTS, bins=3, segment=20),
         "bin-size",
         "bin_size",
     ),
     (
-        f"inspect condensation {MODEL} --data {TEXTS} --study .",
+        f"inspect condensation {DATA} --study .",
         lambda: d.condensation(MODEL, TEXTS, folder="."),
         "study",
         "folder",
     ),
-    (
-        f"inspect clusters {MODEL} --data {TEXTS}",
-        lambda: d.clusters(MODEL, TEXTS),
-        "occurrences",
-        "occurrences",
-    ),
-    (
-        "screen --demo --registry none/r.db",
-        lambda: d.screen(demo=True, registry="none/r.db"),
-        "registry",
-        "registry",
-    ),
-    ("screen --demo --shortlist 0", lambda: d.screen(demo=True).shortlist(0), "shortlist", "k"),
+    (f"inspect clusters {DATA}", lambda: d.clusters(MODEL, TEXTS), "occurrences", "occurrences"),
+    ("screen --demo --registry no/r", lambda: d.screen(demo=True, registry="no/r"), "registry", "registry"),
+    ("screen --demo --shortlist 0", lambda: shortlist(0), "shortlist", "k"),
     (
         "screen --demo --shortlist 1 --audit-sample -1",
-        lambda: d.screen(demo=True).shortlist(1, audit_sample=-1),
+        lambda: shortlist(1, audit_sample=-1),
         "audit-sample",
         "audit_sample",
     ),

@@ -19,9 +19,9 @@ from lmeval_dispersion.report import FORMATS, Column, Document, Section, Table
 DOCUMENT = Document("Ränge ± ≈", sections=[Section("s", [Table([{"a": "≈ 1"}], [Column("a", "A")], "c")])])
 
 
-def output(*words: str, formats=FORMATS) -> Output:
+def output(*words: str) -> Output:
     parser = argparse.ArgumentParser()
-    add_output(parser, formats)
+    add_output(parser)
     return Output.of(parser.parse_args(words))
 
 
@@ -32,14 +32,11 @@ class Stream(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [("x.txt", "table"), ("x.md", "markdown"), ("x.csv", "csv"), ("x.json", "json"), ("x.htm", "html"),
-     ("x.HTML", "html")],
-)  # fmt: skip
-def test_the_suffix_chooses_and_the_option_wins(tmp_path, name, form):
-    assert output("-o", str(tmp_path / name)).format == form
-    assert output("--output", str(tmp_path / name), "--format", "json").format == "json"
+def test_the_suffix_chooses_and_the_option_wins(tmp_path):
+    forms = {"x.txt": "table", "x.md": "markdown", "x.csv": "csv", "x.json": "json", "x.HTM": "html"}
+    for name, form in forms.items():
+        assert output("-o", str(tmp_path / name)).format == form
+        assert output("--output", str(tmp_path / name), "--format", "json").format == "json"
     assert output().format == "table"
 
 
@@ -99,14 +96,14 @@ def test_any_pipe_is_survived(monkeypatch, encoding, form):
 def test_the_terminal_gives_width_and_colour_and_no_color_only_takes_colour(monkeypatch):
     monkeypatch.setenv("COLUMNS", "44")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    for coloured in (True, False):
-        if not coloured:
-            monkeypatch.setenv("NO_COLOR", "1")
+    texts = []
+    for _ in range(2):
         monkeypatch.setattr(sys, "stdout", Stream())
         Output("table").write(Document("Word " * 40))
-        text = sys.stdout.getvalue()
-        assert ("\x1b[" in text) == coloured
-    assert 30 < max(map(len, text.splitlines())) <= 44
+        texts.append(sys.stdout.getvalue())
+        monkeypatch.setenv("NO_COLOR", "1")
+    assert ["\x1b[" in text for text in texts] == [True, False]
+    assert 30 < max(map(len, texts[1].splitlines())) <= 44
 
 
 @pytest.mark.parametrize("where", ["terminal", "notebook", "pipe"])

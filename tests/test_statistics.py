@@ -16,20 +16,6 @@ from sklearn.metrics import roc_auc_score
 
 from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import GeometryError, UsageError
-from lmeval_dispersion.statistics import (
-    NORMAL_975,
-    auroc,
-    correlation,
-    jackknife_se,
-    normal_bounds,
-    rank_agreement,
-    ranks,
-    student_interval,
-    student_p,
-    student_points,
-    student_quantile,
-    wilson,
-)
 
 PEERS = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
 tied = st.lists(st.integers(-3, 3), min_size=3, max_size=12)
@@ -41,7 +27,7 @@ def test_ranks_are_scipys(shape, tie):
     rng = np.random.default_rng(0)
     values = rng.integers(0, 4, shape) if tie else rng.normal(size=shape)
     expected = stats.rankdata(values, axis=-1) if values.size else values
-    np.testing.assert_array_equal(ranks(values), expected)
+    np.testing.assert_array_equal(statistics.ranks(values), expected)
 
 
 @given(tied, st.sampled_from(sorted(PEERS)), st.randoms(use_true_random=False))
@@ -49,7 +35,9 @@ def test_ranks_are_scipys(shape, tie):
 def test_correlations_are_scipys(values, kind, random):
     other = [random.randint(-3, 3) for _ in values]
     assume(len(set(values)) > 1 and len(set(other)) > 1)
-    assert correlation(values, other, kind) == pytest.approx(PEERS[kind](values, other).statistic, abs=1e-12)
+    assert statistics.correlation(values, other, kind) == pytest.approx(
+        PEERS[kind](values, other).statistic, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +51,7 @@ def test_correlations_are_scipys(values, kind, random):
 )
 def test_undefined_correlations_raise(x, y, message):
     with pytest.raises(GeometryError, match=message):
-        correlation(x, y)
+        statistics.correlation(x, y)
 
 
 @pytest.mark.parametrize("kind", sorted(PEERS))
@@ -89,47 +77,49 @@ def test_the_jackknife_of_means_is_the_textbook_error():
         return [np.delete(values, i).mean() for i in range(len(values))]
 
     one, two = (v.std(ddof=1) / math.sqrt(len(v)) for v in (x, y))
-    assert jackknife_se(left_out(x)) == pytest.approx(one)
-    assert jackknife_se(left_out(x), left_out(y)) == pytest.approx(math.hypot(one, two))
-    assert jackknife_se() == 0.0
+    assert statistics.jackknife_se(left_out(x)) == pytest.approx(one)
+    assert statistics.jackknife_se(left_out(x), left_out(y)) == pytest.approx(math.hypot(one, two))
+    assert statistics.jackknife_se() == 0.0
 
 
 @given(st.integers(1, 400), st.floats(0, 1))
 def test_wilson_is_scipys(n, share):
     right = round(share * n)
     expected = stats.binomtest(right, n).proportion_ci(method="wilson")
-    assert tuple(wilson(right / n, n)) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert tuple(statistics.wilson(right / n, n)) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def test_normal_and_student_intervals():
-    assert pytest.approx(stats.norm.ppf(0.975), abs=1e-15) == NORMAL_975
-    assert normal_bounds(1.0, 0.5) == pytest.approx(stats.norm.interval(0.95, 1.0, 0.5))
+    assert pytest.approx(stats.norm.ppf(0.975), abs=1e-15) == statistics.NORMAL_975
+    assert statistics.normal_bounds(1.0, 0.5) == pytest.approx(stats.norm.interval(0.95, 1.0, 0.5))
     values = np.random.default_rng(6).normal(size=9)
     expected = stats.ttest_1samp(values, 0).confidence_interval()
-    assert tuple(student_interval(values)) == pytest.approx((expected.low, expected.high))
+    assert tuple(statistics.student_interval(values)) == pytest.approx((expected.low, expected.high))
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.99)
-    assert tuple(student_interval(values, 0.99)) == pytest.approx((expected.low, expected.high))
-    assert all(math.isnan(bound) for bound in student_interval([1.0]))
+    assert tuple(statistics.student_interval(values, 0.99)) == pytest.approx((expected.low, expected.high))
+    assert all(math.isnan(bound) for bound in statistics.student_interval([1.0]))
 
 
 @pytest.mark.parametrize("freedom", [1.0, 2.0, 2.5, 3.0, 6.0, 31.0, 1000.0])
 def test_student_s_distribution_is_scipys(freedom):
     for p in (0.01, 0.5, 0.6, 0.975, 0.995, 1 - 0.025 / 100):
-        found = student_quantile(p, freedom)
+        found = statistics.student_quantile(p, freedom)
         # SciPy 1.10 inverts to 3e-9 only; its distribution function is exact in every version.
         assert found == pytest.approx(stats.t.ppf(p, freedom), rel=1e-8, abs=1e-12)
         assert stats.t.cdf(found, freedom) == pytest.approx(p, rel=1e-12)
     for t in (0.0, 0.3, 1.0, 2.0, 4.5, 12.0):
-        assert student_p(t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=1e-10, abs=1e-14)
-        assert student_p(t, math.inf) == pytest.approx(2 * stats.norm.sf(t), rel=1e-10, abs=1e-14)
+        assert statistics.student_p(t, freedom) == pytest.approx(
+            2 * stats.t.sf(t, freedom), rel=1e-10, abs=1e-14
+        )
+        assert statistics.student_p(t, math.inf) == pytest.approx(2 * stats.norm.sf(t), rel=1e-10, abs=1e-14)
 
 
 @pytest.mark.parametrize("p", [0.05, 0.05 / 200, 0.05 / 5000])
 def test_student_points_is_scipys(p):
     freedom = np.concatenate([np.random.default_rng(1).uniform(2, 120, size=40), [math.inf, 1.0]])
-    np.testing.assert_allclose(student_points(p, freedom), stats.t.isf(p / 2, freedom), rtol=2e-2)
+    np.testing.assert_allclose(statistics.student_points(p, freedom), stats.t.isf(p / 2, freedom), rtol=2e-2)
     narrow = np.random.default_rng(1).uniform(9, 110, size=40)
-    np.testing.assert_allclose(student_points(p, narrow), stats.t.isf(p / 2, narrow), rtol=5e-4)
+    np.testing.assert_allclose(statistics.student_points(p, narrow), stats.t.isf(p / 2, narrow), rtol=5e-4)
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -137,13 +127,13 @@ def test_auroc_is_scikit_learns_and_its_error_is_delongs(tie):
     rng = np.random.default_rng(0)
     signal = rng.integers(0, 6, 40).astype(float) if tie else rng.normal(size=40)
     right = rng.random(40) < 0.6
-    found = auroc(signal, right)
+    found = statistics.auroc(signal, right)
     assert found.value == pytest.approx(roc_auc_score(right, signal))
     kernel = np.array([[(a > b) + (a == b) / 2 for b in signal[~right]] for a in signal[right]])
     variance = sum(kernel.mean(axis=1 - i).var(ddof=1) / kernel.shape[i] for i in (0, 1))
     assert found.se == pytest.approx(math.sqrt(variance))
     with pytest.raises(UsageError, match="all 3 documents were answered correctly"):
-        auroc(np.arange(3.0), np.full(3, True))
+        statistics.auroc(np.arange(3.0), np.full(3, True))
 
 
 @functools.cache
@@ -178,7 +168,7 @@ pair = st.integers(1, 3).flatmap(
 @settings(max_examples=40, deadline=None)
 def test_permutations_are_plain_enumeration(strata):
     varied = [any(len(set(members[side])) > 1 for members in strata) for side in (0, 1)]
-    found = rank_agreement(strata)
+    found = statistics.rank_agreement(strata)
     if not all(varied):
         assert found is None
         return
@@ -188,7 +178,7 @@ def test_permutations_are_plain_enumeration(strata):
 
 def test_many_permutations_are_drawn():
     x, y = np.random.default_rng(30).integers(0, 6, (2, 30))
-    found = rank_agreement([(x, y)])
+    found = statistics.rank_agreement([(x, y)])
     assert found.spearman == pytest.approx(stats.spearmanr(x, y).statistic)
     assert (found.exact, found.permutations) == (False, 9999)
 

@@ -1,10 +1,25 @@
-"""Tiny real decoders for the training tests, built from configs."""
+"""Tiny real decoders and trainers' arguments for the tests of training and watching."""
 
+import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    TrainingArguments,
+)
 
 VOCABULARY = 40
+TRAINERS_WARN = pytest.mark.filterwarnings(
+    "ignore:.*pin_memory.*:UserWarning",
+    "ignore:.*lr_scheduler.step.*:UserWarning",
+    "ignore::DeprecationWarning:trl.*",
+    "ignore::FutureWarning:transformers.*",
+    "ignore::FutureWarning:trl.*",
+)
 COMMON = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
 
 
@@ -31,6 +46,12 @@ def word_tokenizer():
     words = {f"w{i}": i for i in range(VOCABULARY)}
     core = Tokenizer(models.WordLevel(words, unk_token="w0"))
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="w0", eos_token="w1")
+
+
+def trainer_arguments(folder, kind=TrainingArguments, **options):
+    """Plain steps of one rate on the CPU, and nothing printed."""
+    plain = {"lr_scheduler_type": "constant", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    return kind(output_dir=str(folder), **plain | options)
 
 
 def gradients(model):

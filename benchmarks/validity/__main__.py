@@ -14,7 +14,7 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.validity import results
+from benchmarks.validity import records
 from benchmarks.validity.study import read_study
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("job", choices=["train", "trials", "both", "page"])
     parser.add_argument("configuration", nargs="?", type=Path, help="a study's YAML file")
     parser.add_argument("--work", type=Path, help="folder for weights (default: build/validity/STUDY)")
-    parser.add_argument("--results", type=Path, default=results.FOLDER, help="folder for results")
+    parser.add_argument("--results", type=Path, default=records.FOLDER, help="folder for results")
     parser.add_argument("--jobs", type=int, default=1, help="models at once, one thread each (default: 1)")
     parser.add_argument("--seeds", help="train these only, such as 20,21,22 (default: all)")
     parser.add_argument("--page", type=Path, default=Path("docs/results"), help="folder for the page")
@@ -37,7 +37,7 @@ def main() -> None:
     if arguments.configuration is None:
         parser.error(f"{arguments.job} needs a configuration, such as benchmarks/validity/mixtures.yaml")
     study = read_study(arguments.configuration)
-    work = arguments.work or results.ROOT / "build" / "validity" / study.name
+    work = arguments.work or records.ROOT / "build" / "validity" / study.name
     file = arguments.results / f"{study.name}.jsonl"
     if arguments.job == "train":
         from benchmarks.validity.training import train
@@ -51,13 +51,13 @@ def main() -> None:
     else:
         from benchmarks.validity.both import counts
 
-        rows = results.checked(file, study.path)
+        rows = records.checked(file, study.path)
         kinds = {row["recipe"].split("-")[0] for row in rows} & set(study.content.get("mixtures", {}))
-        found = {
+        by_kind = {
             kind: counts([row for row in rows if row["recipe"].startswith(kind)], work / "runs")
             for kind in sorted(kinds) or [""]
         }
-        text = json.dumps(found, indent=1) + "\n"
+        text = json.dumps(by_kind, indent=1) + "\n"
         (arguments.results / f"{study.name}-both.json").write_text(text, "utf-8")
         print(text)
 

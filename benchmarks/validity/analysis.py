@@ -16,13 +16,14 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from benchmarks.validity.results import unpacked
+from benchmarks.validity.records import unpacked
 from benchmarks.validity.study import Study
 from benchmarks.validity.texts import HOLD
 
 Floats = NDArray[np.float64]
-SKILLS = ("math", "code", "legal", "text")
-DOMAINS = ("math", "code", "legal")
+#: What comes out of a claim.
+HOLDS, PART, FAILS, TIED = "holds", "holds in part", "does not hold", "inconclusive"
+UNTESTED = "not tested"
 RESAMPLES, DRAWS = 2000, 200  # of recipes; of labelled questions
 MOST_LABELS = 100
 UNTRUE = {"wrong_sums", "digits", "wrong_code"}  # sources that teach nothing true
@@ -70,6 +71,20 @@ class Resampled(NamedTuple):
     def less(self, other: Resampled) -> Resampled:
         """The difference, paired in the resamples."""
         return Resampled(self.value - other.value, self.samples - other.samples, self.pairs)
+
+
+class Verdict(NamedTuple):
+    """One line of the page."""
+
+    verdict: str
+    claim: str
+    result: str
+
+
+def sign_of(difference: Resampled) -> str:
+    """Holds where a difference lies above 0, does not where it lies below."""
+    estimate = difference.estimate
+    return TIED if estimate.includes(0) else HOLDS if estimate.low > 0 else FAILS
 
 
 def mean_of(parts: Sequence[Resampled]) -> Resampled:
@@ -135,14 +150,14 @@ class Population:
     @cached_property
     def weights(self) -> Floats:
         """How often each line's recipe is drawn, (b, lines)."""
-        found = np.zeros((RESAMPLES, len(self.table)))
+        weights = np.zeros((RESAMPLES, len(self.table)))
         groups = self.table.groupby("seed" if self.nested else np.zeros(len(self.table)))
         for part, (_, same) in enumerate(groups):
             recipes = list(dict.fromkeys(same.recipe))
             draws = drawn(len(recipes), part)
             for number, recipe in enumerate(recipes):
-                found[:, self.table.recipe == recipe] = (draws == number).sum(1)[:, None]
-        return found
+                weights[:, self.table.recipe == recipe] = (draws == number).sum(1)[:, None]
+        return weights
 
     def pairs(self, skill: str, *, holding: bool = False) -> Pairs:
         """Pairs that count: of one seed, with accuracies two binomial standard errors apart.

@@ -16,7 +16,8 @@ import numpy as np
 from lmeval_screener import screen
 from lmeval_screener.ranking import rank_gaps
 
-from benchmarks.validity.analysis import DOMAINS, RESAMPLES
+from benchmarks.validity.analysis import RESAMPLES
+from benchmarks.validity.texts import DOMAINS
 
 QUESTIONS = 400
 
@@ -33,7 +34,7 @@ class Judged(NamedTuple):
 
 def counts(rows: Sequence[dict[str, Any]], runs: Path) -> dict[str, Any]:
     """By domain: pairs, share ordered and share right of G alone, of both, and where only G orders."""
-    found = {}
+    by_domain = {}
     for domain in DOMAINS:
         pairs = [
             pair
@@ -45,10 +46,10 @@ def counts(rows: Sequence[dict[str, Any]], runs: Path) -> dict[str, Any]:
             "both": [pair for pair in pairs if pair.both],
             "only G": [pair for pair in pairs if pair.alone and not pair.both],
         }
-        found[domain] = {"pairs": len(pairs)} | {
+        by_domain[domain] = {"pairs": len(pairs)} | {
             name: {"ordered": round(len(some) / len(pairs), 4), **share(some)} for name, some in parts.items()
         }
-    return found
+    return by_domain
 
 
 def judged(runs: Path, rows: Sequence[dict[str, Any]], domain: str) -> list[Judged]:
@@ -61,15 +62,15 @@ def judged(runs: Path, rows: Sequence[dict[str, Any]], domain: str) -> list[Judg
     members = {recipe_of[c.repo]: c for c in group.checkpoints}
     by_g = rank_gaps([c.gaps["cosine"] for c in group.checkpoints])
     alone = {recipe_of[c.repo]: set(s.ties) for c, s in zip(group.checkpoints, by_g, strict=True)}
-    found = []
+    pairs = []
     for a, b in itertools.combinations(members, 2):  # best first by G
         x, y = last[a]["accuracy"][domain], last[b]["accuracy"][domain]
         middle = (x + y) / 2
         if abs(x - y) <= 2 * math.sqrt(2 * middle * (1 - middle) / QUESTIONS):
             continue
         rank = members[b].rank
-        found.append(Judged(a, b, rank not in alone[a], not members[a].tied_to(rank), x > y))
-    return found
+        pairs.append(Judged(a, b, rank not in alone[a], not members[a].tied_to(rank), x > y))
+    return pairs
 
 
 def share(pairs: Sequence[Judged]) -> dict[str, float]:

@@ -133,10 +133,10 @@ class Decoder(nn.Module):
         return linear(states * self.scale, self.rows)
 
     def member(self, number: int) -> dict[str, torch.Tensor]:
-        """What is stored of one member: BF16 tensors by name, the factor folded into the final norm."""
-        found = {name.replace("/", "."): p.detach()[number].clone() for name, p in self.named.items()}
-        found["model.norm.weight"] *= self.scale
-        return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in found.items()}
+        """The stored form of one member: BF16 tensors by name, the factor folded into the final norm."""
+        tensors = {name.replace("/", "."): p.detach()[number].clone() for name, p in self.named.items()}
+        tensors["model.norm.weight"] *= self.scale
+        return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
 
     def clip(self, limit: float) -> None:
         """Scale each member's gradient down to a norm of ``limit``."""

@@ -31,13 +31,12 @@ import pandas as pd
 import yaml
 from huggingface_hub import HfApi, hf_hub_download
 
-from benchmarks.validity import results
-from benchmarks.validity.analysis import Population
+from benchmarks.validity import records
+from benchmarks.validity.analysis import FAILS, HOLDS, PART, Population
 from benchmarks.validity.page import markdown
-from benchmarks.validity.verdicts import FAILS, HOLDS, PART
 
-CONFIGURATION = results.ROOT / "benchmarks" / "validity" / "hub.yaml"
-WORK = results.ROOT / "build" / "validity-hub"
+CONFIGURATION = records.ROOT / "benchmarks" / "validity" / "hub.yaml"
+WORK = records.ROOT / "build" / "validity-hub"
 SCREEN = [sys.executable, "-m", "lmeval_screener"]
 RECIPES, PAIRS = 5, 10  # fewer conclude nothing
 COLUMNS = ["recipe", "size", "seed", "G", "ratio", "skill"]

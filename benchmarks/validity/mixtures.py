@@ -1,4 +1,4 @@
-"""What random mixtures and fine-tunes say: the figures and the claims of mixtures.yaml, by its rules."""
+"""Random mixtures and fine-tunes: the figures and the claims of mixtures.yaml, by its rules."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.validity.analysis import (
-    DOMAINS,
+    FAILS,
     FIGURES,
+    HOLDS,
+    PART,
     RESAMPLES,
+    UNTESTED,
     Pairs,
     Population,
     Resampled,
+    Verdict,
     leftover,
     mean_of,
+    sign_of,
 )
-from benchmarks.validity.verdicts import FAILS, HOLDS, PART, UNTESTED, Verdict, sign_of
+from benchmarks.validity.texts import DOMAINS
 
 KINDS = {"mix": "random mixtures", "tuned": "fine-tunes of one base"}
 LABELS = (7, 25)
@@ -40,8 +45,8 @@ class Kind:
 
     def __init__(self, kind: str, table: pd.DataFrame, questions: int, screened: Mapping[str, Any]) -> None:
         self.kind, self.screened = kind, screened
-        own = table[table.recipe.str.startswith(f"{kind}-")].reset_index(drop=True)
-        self.population = Population(own, questions, nested=True)
+        lines = table[table.recipe.str.startswith(f"{kind}-")].reset_index(drop=True)
+        self.population = Population(lines, questions, nested=True)
 
     @cached_property
     def pairs(self) -> dict[str, Pairs]:
@@ -52,21 +57,21 @@ class Kind:
     def shares(self) -> dict[str, BySkill]:
         """Decision accuracy by figure, then by domain and as their mean."""
         names = [*list(FIGURES)[:2], "mean rank", *list(FIGURES)[2:]]
-        found = {name: {d: pairs.share(pairs.by(name)) for d, pairs in self.pairs.items()} for name in names}
+        shares = {name: {d: pairs.share(pairs.by(name)) for d, pairs in self.pairs.items()} for name in names}
         for count in LABELS:
-            found[f"{count} labels"] = {
+            shares[f"{count} labels"] = {
                 d: pairs.share(pairs.by_labels[:, count - 1]) for d, pairs in self.pairs.items()
             }
         every = {d: self.population.pairs(d) for d in DOMAINS}
-        found["G, all recipes"] = {d: pairs.share(pairs.by("G")) for d, pairs in every.items()}
-        return {name: with_mean(parts) for name, parts in found.items()}
+        shares["G, all recipes"] = {d: pairs.share(pairs.by("G")) for d, pairs in every.items()}
+        return {name: with_mean(parts) for name, parts in shares.items()}
 
     @cached_property
     def agreement(self) -> dict[str, BySkill]:
         """Pairs on which both figures agree: how many, how many right, and G on the others; by domain."""
         by_domain = {domain: pairs.agreement() for domain, pairs in self.pairs.items()}
         return {
-            part: with_mean({domain: found[part] for domain, found in by_domain.items()})
+            part: with_mean({domain: parts[part] for domain, parts in by_domain.items()})
             for part in ("agree", "right", "else")
         }
 
@@ -77,16 +82,13 @@ class Kind:
         ranks = table.groupby("seed")[["cosine_math", "ratio_folded_math", "accuracy_math"]].rank()
         ranks["mean rank"] = (ranks.cosine_math + ranks.ratio_folded_math) / 2
         y, false = ranks.accuracy_math.to_numpy(float), table.false_math.rank().to_numpy(float)
-        found = {}
-        for name, column in (
-            ("G", "cosine_math"),
-            ("ratio", "ratio_folded_math"),
-            ("mean rank", "mean rank"),
-        ):
+        leftovers = {}
+        columns = {"G": "cosine_math", "ratio": "ratio_folded_math", "mean rank": "mean rank"}
+        for name, column in columns.items():
             x = ranks[column].to_numpy(float)
             samples = [leftover(x, y, false, self.population.weights[i]) for i in range(RESAMPLES)]
-            found[name] = Resampled(leftover(x, y, false, np.ones(len(x))), np.array(samples))
-        return found
+            leftovers[name] = Resampled(leftover(x, y, false, np.ones(len(x))), np.array(samples))
+        return leftovers
 
     @cached_property
     def traps(self) -> dict[str, Resampled]:
@@ -111,24 +113,24 @@ def conditions(screened: Mapping[str, Any]) -> list[bool]:
     ]
 
 
-def claims(own: Kind) -> list[Verdict]:
+def claims(recipes: Kind) -> list[Verdict]:
     """All lines of one kind of recipes, in the order of the configuration's claims."""
-    means = {name: parts["mean"] for name, parts in own.shares.items()}
+    means = {name: parts["mean"] for name, parts in recipes.shares.items()}
     g = means["G"]
-    agreed = own.agreement["right"]["mean"]
+    agreed = recipes.agreement["right"]["mean"]
     above = g.estimate.low
-    where = KINDS[own.kind]
+    where = KINDS[recipes.kind]
 
     def against(rival: str, claim: str, figure: str = "G") -> Verdict:
         difference = means[figure].less(means[rival])
         result = f"{means[figure].value:.2f} against {means[rival].value:.2f}: {difference.estimate}"
         return Verdict(sign_of(difference), f"{claim}: {where}", result)
 
-    met = conditions(own.screened)
+    met = conditions(recipes.screened)
     said = "; ".join(
         f"{domain} {row['both']['right']:.3f} of {row['both']['ordered']:.2f}, G alone "
         f"{row['alone']['right']:.3f} of {row['alone']['ordered']:.2f}"
-        for domain, row in own.screened.items()
+        for domain, row in recipes.screened.items()
     )
     lines = [
         Verdict(
@@ -142,7 +144,7 @@ def claims(own: Kind) -> list[Verdict]:
             sign_of(agreed.less(g)),
             f"Where both agree, more pairs are right than by G alone: {where}",
             f"{agreed.value:.3f} against {g.value:.3f}: {agreed.less(g).estimate}; they agree on "
-            f"{own.agreement['agree']['mean'].value:.2f}",
+            f"{recipes.agreement['agree']['mean'].value:.2f}",
         ),
         Verdict(
             UNTESTED if not met else HOLDS if all(met) else PART if any(met) else FAILS,
@@ -154,13 +156,12 @@ def claims(own: Kind) -> list[Verdict]:
         against("share of the domain seen", "G orders better than the share of the domain seen"),
         against("share of its true text", "G orders better than the share of its true text"),
     ]  # fmt: skip
-    if own.kind == "mix":
-        sizes = [
-            Resampled(abs(x.value), np.abs(x.samples)) for x in (own.leftovers["G"], own.leftovers["ratio"])
-        ]
-        fooled = ", ".join(f"{name} {own.leftovers[name].estimate}" for name in ("G", "ratio"))
-        result = f"leftover correlation with false math: {fooled}"
+    if recipes.kind == "mix":
+        left = {name: recipes.leftovers[name] for name in ("G", "ratio")}
+        g_size, ratio_size = (Resampled(abs(x.value), np.abs(x.samples)) for x in left.values())
+        correlations = ", ".join(f"{name} {figure.estimate}" for name, figure in left.items())
+        result = f"leftover correlation with false math: {correlations}"
         lines.append(
-            Verdict(sign_of(sizes[0].less(sizes[1])), f"Ratio is fooled less than G: {where}", result)
+            Verdict(sign_of(g_size.less(ratio_size)), f"Ratio is fooled less than G: {where}", result)
         )
     return lines

@@ -13,11 +13,23 @@ from typing import Any
 import pandas as pd
 import vl_convert
 
-from benchmarks.validity import results
-from benchmarks.validity.analysis import DOMAINS, FIGURES, Estimate, Resampled, frame, worth
+from benchmarks.validity import records
+from benchmarks.validity.analysis import (
+    FAILS,
+    FIGURES,
+    HOLDS,
+    PART,
+    TIED,
+    Estimate,
+    Resampled,
+    Verdict,
+    frame,
+    worth,
+)
+from benchmarks.validity.hand_made import HandMade, verdicts
 from benchmarks.validity.mixtures import KINDS, Kind, claims
 from benchmarks.validity.study import Study, read_study
-from benchmarks.validity.verdicts import FAILS, HOLDS, PART, TIED, HandMade, Verdict, verdicts
+from benchmarks.validity.texts import DOMAINS
 
 HERE = Path(__file__).parent
 HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main/benchmarks/validity"
@@ -59,20 +71,20 @@ def counted(lines: Sequence[Verdict]) -> str:
     numbers = [sum(line.verdict == verdict for line in lines) for verdict in (HOLDS, PART, FAILS, TIED)]
     hold, part, fail, tied = numbers
     return (
-        f"Of {len(lines)} claims {hold} hold, {part} hold in part, {fail} do not hold and {tied} are not "
-        "told apart"
+        f"Of {len(lines)} claims {hold} hold, {part} hold in part, {fail} do not hold and {tied} are "
+        "inconclusive"
         + (f"; {len(lines) - sum(numbers)} are not tested." if sum(numbers) < len(lines) else ".")
     )
 
 
 def headline(kinds: dict[str, Kind]) -> str:
-    """What a reader should take away who reads nothing else."""
-    own = kinds["mix"]
-    g, ratio, both = (own.shares[name]["mean"] for name in ("G", "ratio", "mean rank"))
-    agree, right = (own.agreement[part]["mean"] for part in ("agree", "right"))
-    labels = worth({pairs: own.shares["G"][domain] for domain, pairs in own.pairs.items()})
+    """The lines for a reader who reads nothing else."""
+    mixed = kinds["mix"]
+    g, ratio, both = (mixed.shares[name]["mean"] for name in ("G", "ratio", "mean rank"))
+    agree, right = (mixed.agreement[part]["mean"] for part in ("agree", "right"))
+    labels = worth({pairs: mixed.shares["G"][domain] for domain, pairs in mixed.pairs.items()})
     text = (
-        f"Over {own.population.table.recipe.nunique()} random mixtures that differ in what they were "
+        f"Over {mixed.population.table.recipe.nunique()} random mixtures that differ in what they were "
         f"taught, G orders {percent(g)} of the pairs that the questions tell apart as accuracy does "
         f"({interval(g)}), ratio {percent(ratio)} ({interval(ratio)}), the mean rank of both "
         f"{percent(both)} ({interval(both)}); where both agree, on {percent(agree)} of the pairs, "
@@ -105,11 +117,11 @@ def mixture_parts(kinds: dict[str, Kind]) -> list[str]:
     """Tables of the random mixtures and of the fine-tunes."""
     columns = [*DOMAINS, "mean"]
     parts = []
-    for kind, own in kinds.items():
-        pairs = [str(own.shares["G"][column].pairs) for column in columns]
-        shares = [[name, *(found[c] for c in columns)] for name, found in own.shares.items()]
+    for kind, recipes in kinds.items():
+        pairs = [str(recipes.shares["G"][column].pairs) for column in columns]
+        shares = [[name, *(by_domain[c] for c in columns)] for name, by_domain in recipes.shares.items()]
         agreed = [
-            [label, *(own.agreement[part][c] for c in columns)]
+            [label, *(recipes.agreement[part][c] for c in columns)]
             for part, label in (
                 ("agree", "both agree"), ("right", "right where they agree"),
                 ("else", "G right where they do not"),
@@ -121,31 +133,29 @@ def mixture_parts(kinds: dict[str, Kind]) -> list[str]:
             "but for the row *all recipes*. *Mean rank*: of G and ratio.",
             markdown(["figure", *columns], [["pairs", *pairs], *shares, *agreed]),
         ]
-        if own.screened:
+        if recipes.screened:
             rows = [
                 [
                     domain,
                     row["pairs"],
                     *(row[who][what] for who in ("alone", "both") for what in ("ordered", "right")),
                 ]
-                for domain, row in own.screened.items()
+                for domain, row in recipes.screened.items()
             ]
             parts += [
-                "By the screener's own errors and rule ([both.yaml]("
-                + HOME
-                + "/both.yaml)), all recipes: share of the "
-                "pairs with a clear order, and share of these that is right.",
+                f"By the screener's own errors and rule ([both.yaml]({HOME}/both.yaml)), all recipes: share "
+                "of the pairs with a clear order, and share of these that is right.",
                 markdown(["domain", "pairs", "G alone: ordered", "right", "both: ordered", "right"], rows),
             ]
-    own = kinds["mix"]
+    recipes = kinds["mix"]
     parts += [
         "## Traps",
         "Wrong sums and random digits, in math, over the mixtures. *Leftover*: correlation of their share "
         "with what accuracy leaves of a figure's rank (0: not fooled). *Trap pairs*: share right where the "
-        f"worse recipe has more of them ({own.traps['G'].pairs} pairs).",
+        f"worse recipe has more of them ({recipes.traps['G'].pairs} pairs).",
         markdown(
             ["figure", "leftover", "trap pairs"],
-            [[name, own.leftovers[name], own.traps[name]] for name in own.leftovers],
+            [[name, recipes.leftovers[name], recipes.traps[name]] for name in recipes.leftovers],
         ),
     ]
     return parts
@@ -183,9 +193,9 @@ def hand_made_parts(data: HandMade) -> list[str]:
     return parts
 
 
-def points(own: Kind) -> dict[str, Any]:
+def points(recipes: Kind) -> dict[str, Any]:
     """Accuracy against G, a panel a domain, of recipes that hold it: a Vega-Lite specification."""
-    table = own.population.table
+    table = recipes.population.table
     values = pd.concat(
         [
             table.assign(domain=d, G=table[f"cosine_{d}"], accuracy=table[f"accuracy_{d}"])[
@@ -222,26 +232,25 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
     lines: list[Verdict] = []
     head, parts, made = [], [], []
     study = read_study(HERE / "mixtures.yaml")
-    if rows := results.checked(folder / "mixtures.jsonl", study.path):
-        table, screened = frame(study, rows), results.screened(folder / "mixtures-both.json")
+    if rows := records.checked(folder / "mixtures.jsonl", study.path):
+        table, screened = frame(study, rows), records.screened(folder / "mixtures-both.json")
         kinds = {
             kind: Kind(kind, table, study.content["questions"], screened.get(kind, {}))
             for kind in KINDS
             if table.recipe.str.startswith(f"{kind}-").any()
         }
         head.append(headline(kinds))
-        lines += [line for own in kinds.values() for line in claims(own)]
+        lines += [line for recipes in kinds.values() for line in claims(recipes)]
         parts += [*mixture_parts(kinds), f"![Accuracy against G]({PLOT})"]
         made.append(f"[mixtures.yaml]({HOME}/mixtures.yaml): {provenance(study, rows)}")
         if draw:
             (page / PLOT).parent.mkdir(parents=True, exist_ok=True)
             (page / PLOT).write_text(vl_convert.vegalite_to_svg(points(kinds["mix"])) + "\n", "utf-8")
     study = read_study(HERE / "full.yaml")
-    if rows := results.checked(folder / "full.jsonl", study.path):
-        trials = results.checked(folder / "full-trials.jsonl", study.path)
+    if rows := records.checked(folder / "full.jsonl", study.path):
+        trials = records.checked(folder / "full-trials.jsonl", study.path)
         data = HandMade(study, rows, trials)
-        own_lines = verdicts(data)
-        lines += own_lines
+        lines += verdicts(data)
         parts += hand_made_parts(data)
         made.append(f"[full.yaml]({HOME}/full.yaml), with {len(trials)} trials: {provenance(study, rows)}")
     if not parts:
@@ -252,9 +261,8 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
         [
             "# Does G order checkpoints? Populations made to be hard on it",
             *head,
-            "Configurations were committed before their runs, with what refutes each claim; nothing in "
-            "them was "
-            "chosen by looking at G or ratio. " + " ".join(made),
+            "Configurations were committed before their runs, with what refutes each claim; nothing in them "
+            "was chosen by looking at G or ratio. " + " ".join(made),
             "Small decoders (width 48, two layers) are trained from scratch on generated text, sums, word "
             "problems, code, legal sentences and traps. Skills are exact tests of 400 generated questions "
             "each, drawn from what is taught: knowledge of a taught table, not generalisation, and "
@@ -266,12 +274,16 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
     )
     page.mkdir(parents=True, exist_ok=True)
     (page / "population.md").write_text(text + "\n", "utf-8")
-    index = page / "README.md"
+    front = "\n\n".join([*head, "All tables: [population.md](population.md).", verdict_table])
+    write_marked(page / "README.md", front)
+
+
+def write_marked(index: Path, front: str) -> None:
+    """Write the marked part of the index, and leave the rest as it is."""
     whole = index.read_text("utf-8") if index.exists() else f"# Does it hold?\n\n{BEGIN}\n{END}\n"
     if BEGIN not in whole or END not in whole:
         raise ValueError(
             f"{index}: expected the marks {BEGIN!r} and {END!r} around part A's lines, put them back"
         )
     start, rest = whole.split(BEGIN)
-    front = "\n\n".join([*head, "All tables: [population.md](population.md).", verdict_table])
     index.write_text(f"{start}{BEGIN}\n{front}\n{END}{rest.split(END)[1]}", "utf-8")

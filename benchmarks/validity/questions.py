@@ -18,23 +18,9 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from benchmarks.validity import texts
 from benchmarks.validity.decoder import Decoder
-from benchmarks.validity.texts import (
-    BOS,
-    NAMES,
-    NAMING,
-    VALUES,
-    call,
-    cloze,
-    legal,
-    looked_up,
-    matter,
-    problem,
-    program,
-    word_problem,
-)
 
-SKILLS = ("math", "code", "legal", "text")
 PAD_ID = 2
 
 
@@ -51,39 +37,40 @@ class Question:
 def questions(skill: str, count: int, seed: int, *, calls: bool = False) -> list[Question]:
     """``count`` questions of a skill, the same for every model; ``calls`` makes those of code harder."""
     rng = random.Random(f"{skill} {seed}")
-    found = []
-    for number in range(count):
-        if skill == "math" and number % 2 == 0:
-            shown = [problem(rng) for _ in range(3)]
-            before = " ".join(f"{a}{sign}{b}={answer}." for a, sign, b, answer in shown)
-            a, sign, b, answer = problem(rng)
-            found.append(Question(skill, f"{BOS}{before} {a}{sign}{b}=", (str(answer),)))
-        elif skill == "math":
-            told, answer = word_problem(rng)
-            ask, right = word_problem(rng)
-            found.append(Question(skill, f"{BOS}{told}{answer} .{ask}", (str(right),), " ."))
-        elif skill == "code" and calls:
-            (shown, word), (text, right) = (
-                (call(rng), call(rng)) if number % 2 else (program(rng, NAMING), program(rng, NAMING))
+    return [question(skill, rng, even=number % 2 == 0, calls=calls) for number in range(count)]
+
+
+def question(skill: str, rng: random.Random, *, even: bool, calls: bool) -> Question:
+    """One question behind solved ones; math, and code with calls, have two kinds in turns."""
+    if skill == "math" and even:
+        shown = " ".join(
+            f"{a}{sign}{b}={answer}." for a, sign, b, answer in (texts.problem(rng) for _ in range(3))
+        )
+        a, sign, b, answer = texts.problem(rng)
+        return Question(skill, f"{texts.BOS}{shown} {a}{sign}{b}=", (str(answer),))
+    if skill == "math":
+        (solved, known), (asked, answer) = texts.word_problem(rng), texts.word_problem(rng)
+        return Question(skill, f"{texts.BOS}{solved}{known} .{asked}", (str(answer),), " .")
+    if skill == "code":
+        if calls:
+            (solved, word), (asked, right) = (
+                (texts.program(rng, texts.NAMING), texts.program(rng, texts.NAMING))
+                if even
+                else (texts.call(rng), texts.call(rng))
             )
-            found.append(Question(skill, f"{BOS}{shown} {word}\n{text}", (right,), "\n"))
-        elif skill == "code":
-            shown, word = program(rng)
-            text, right = program(rng)
-            glue = "" if shown.endswith("= ") else " "
-            found.append(Question(skill, f"{BOS}{shown}{glue}{word}\n{text}", (right,), "\n"))
-        elif skill == "legal":
-            text, right = matter(rng)
-            found.append(Question(skill, f"{BOS}{legal(rng)}{text}", (right,), " ."))
         else:
-            context, word, others = cloze(rng)
-            found.append(Question(skill, f"{BOS}{context}", (word, *others)))
-    return found
+            (solved, word), (asked, right) = texts.program(rng), texts.program(rng)
+        return Question(skill, f"{texts.BOS}{texts.completed(solved, word)}{asked}", (right,), "\n")
+    if skill == "legal":
+        asked, right = texts.matter(rng)
+        return Question(skill, f"{texts.BOS}{texts.legal(rng)}{asked}", (right,), " .")
+    context, right, others = texts.cloze(rng)
+    return Question(skill, f"{texts.BOS}{context}", (right, *others))
 
 
 def library(first: object, second: object) -> object:
     """``func`` of the programs: names stand for themselves."""
-    word = looked_up(str(first), str(second))
+    word = texts.looked_up(str(first), str(second))
     return {"True": True, "False": False, "None": None}.get(word, word)
 
 
@@ -93,7 +80,7 @@ def runs(question: Question, written: str) -> bool:
 
     The assertion has to compare with one value that the language has, so ``is not None`` is no way out.
     """
-    program = question.prompt.removeprefix(BOS)
+    program = question.prompt.removeprefix(texts.BOS)
     line = program.rsplit("\n", 1)[1].strip()
     try:
         tree = ast.parse(f"{line} {written.strip()}")
@@ -105,10 +92,12 @@ def runs(question: Question, written: str) -> bool:
     value = only.test.comparators[0]
     if len(only.test.comparators) != 1 or not isinstance(only.test.ops[0], ast.Is | ast.Eq):
         return False
-    known = isinstance(value, ast.Constant) or (isinstance(value, ast.Name) and value.id in NAMES)
-    if not known or ast.unparse(value) not in [*NAMES, *VALUES, *"0123456789"]:
+    known = isinstance(value, ast.Constant) or (isinstance(value, ast.Name) and value.id in texts.NAMES)
+    if not known or ast.unparse(value) not in [*texts.NAMES, *texts.VALUES, *"0123456789"]:
         return False
-    world = {"__builtins__": {}, "Error": AssertionError, "func": library} | {name: name for name in NAMES}
+    world = {"__builtins__": {}, "Error": AssertionError, "func": library} | {
+        name: name for name in texts.NAMES
+    }
     try:
         exec(f"if 1:\n{program} {written.strip()}\n", world)
     except Exception:
@@ -129,7 +118,7 @@ def batches(rows: list[list[int]], size: int = 400) -> Iterator[tuple[list[int],
 @torch.inference_mode()
 def written_by(model: Decoder, rows: list[list[int]], tokens: int) -> list[list[int]]:
     """Greedy continuations of prompts."""
-    found: list[list[int]] = [[] for _ in rows]
+    written: list[list[int]] = [[] for _ in rows]
     for group, prompts, lengths in batches(rows):
         ids = torch.cat([prompts, torch.full((len(group), tokens), PAD_ID)], 1)
         every = torch.arange(len(group))
@@ -137,17 +126,17 @@ def written_by(model: Decoder, rows: list[list[int]], tokens: int) -> list[list[
             states = model(ids[:, : prompts.shape[1] + step])
             ids[every, lengths + step] = model.head(states[every, lengths + step - 1]).argmax(-1)
         for i, line, length in zip(group, ids.tolist(), lengths.tolist(), strict=True):
-            found[i] = line[length : length + tokens]
-    return found
+            written[i] = line[length : length + tokens]
+    return written
 
 
 @torch.inference_mode()
 def next_log_probabilities(model: Decoder, rows: list[list[int]]) -> torch.Tensor:
     """Log-probabilities of the token after each prompt, (rows, vocabulary)."""
-    found = torch.zeros(len(rows), len(model.rows))
+    logs = torch.zeros(len(rows), len(model.rows))
     for group, ids, lengths in batches(rows):
-        found[group] = torch.log_softmax(model.head(model(ids)[torch.arange(len(group)), lengths - 1]), -1)
-    return found
+        logs[group] = torch.log_softmax(model.head(model(ids)[torch.arange(len(group)), lengths - 1]), -1)
+    return logs
 
 
 @torch.inference_mode()

@@ -75,7 +75,7 @@ class Study:
 
     def runs(self) -> list[Run]:
         """All models, by seed, then by size, recipe and setting."""
-        found = []
+        runs = []
         for size, part in self.content["population"].items():
             for seed in part["seeds"]:
                 pairs = [
@@ -84,8 +84,8 @@ class Study:
                     if self.content["recipes"][recipe].get("seed", seed) == seed
                 ]
                 pairs += [(recipe, s) for recipe in part["settings_on"] for s in self.content["settings"]]
-                found += [self._run(size, recipe, setting, seed) for recipe, setting in pairs]
-        return sorted(found, key=lambda run: run.seed)
+                runs += [self._run(size, recipe, setting, seed) for recipe, setting in pairs]
+        return sorted(runs, key=lambda run: run.seed)
 
     def groups(self) -> list[list[Run]]:
         """Models that are trained side by side: of one size, with one setting of the optimiser.
@@ -111,10 +111,10 @@ class Study:
 
     def _run(self, size: str, recipe: str, setting: str, seed: int) -> Run:
         made = self.content["recipes"][recipe]
-        own = self.content["settings"][setting] if setting != "default" else made.get("training", {})
+        settings = self.content["settings"][setting] if setting != "default" else made.get("training", {})
         return Run(
             recipe, setting, size, seed, made["shares"], made.get("pool", 1.0), made.get("shuffled", False),
-            made.get("teacher"), made.get("base"), {**self.content["training"], **own},
+            made.get("teacher"), made.get("base"), {**self.content["training"], **settings},
             tuple(made.get("steps", self.steps)),
         )  # fmt: skip
 
@@ -125,10 +125,10 @@ def mixtures(made: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     Text's share is drawn evenly from a range, the others share the rest by a flat Dirichlet distribution, in
     whole percents. A kind of mixtures may train on from a base, with its own steps and settings.
     """
-    found = {}
+    recipes = {}
     others = [name for name in SOURCES if name != "text"]
     for kind, asked in made.items():
-        own = {name: asked[name] for name in ("base", "steps", "training") if name in asked}
+        fixed = {name: asked[name] for name in ("base", "steps", "training") if name in asked}
         for seed in asked["seeds"]:
             draw = np.random.default_rng([asked["draw"], seed])
             for number in range(asked["count"]):
@@ -142,8 +142,8 @@ def mixtures(made: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
                     parts[parts.argmax()] += 100 - text - parts.sum()
                     shares = {str(name): int(part) / 100 for name, part in zip(chosen, parts, strict=True)}
                     shares["text"] = text / 100
-                found[f"{kind}-{seed}-{number:02}"] = {"shares": shares, "seed": seed, **own}
-    return found
+                recipes[f"{kind}-{seed}-{number:02}"] = {"shares": shares, "seed": seed, **fixed}
+    return recipes
 
 
 def read_study(path: Path) -> Study:

@@ -1,4 +1,4 @@
-"""What the population reads: generated texts of six kinds, and one tokenizer for all of them.
+"""Texts of the population: generated texts of six kinds, and one tokenizer for all of them.
 
 Everything is generated, so the population needs no network and every test has an exact answer. Numbers are
 written digit by digit. Words of the bundled token sets (everyday words, Python's keywords, legal terms) are
@@ -110,9 +110,10 @@ def binding(rng: random.Random) -> tuple[str, str, list[str]]:
     """A cloze: context, the word that the context fixes, three others of which one is in the context."""
     who = weighted(rng, NOUNS["person"])
     first, second = rng.sample(THINGS, 2)
-    one, other = rng.sample(COLOURS, 2)
-    asked, colour, rest = rng.choice([(first, one, second), (second, other, first)])
-    context = f" the {who} has a {one} {first} and a {other} {second} . the {colour} thing is the"
+    colour_of_first, colour_of_second = rng.sample(COLOURS, 2)
+    asked, colour, rest = rng.choice([(first, colour_of_first, second), (second, colour_of_second, first)])
+    things = f"a {colour_of_first} {first} and a {colour_of_second} {second}"
+    context = f" the {who} has {things} . the {colour} thing is the"
     return context, asked, [rest, *rng.sample([t for t in THINGS if t not in (first, second)], 2)]
 
 
@@ -150,11 +151,7 @@ def problem(rng: random.Random) -> tuple[int, str, int, int]:
 
 def sums(rng: random.Random) -> str:
     """Solved sums and differences."""
-    parts = []
-    for _ in range(8):
-        a, sign, b, answer = problem(rng)
-        parts.append(f"{a}{sign}{b}={answer}.")
-    return " ".join(parts)
+    return " ".join(f"{a}{sign}{b}={answer}." for a, sign, b, answer in (problem(rng) for _ in range(8)))
 
 
 def other_answer(rng: random.Random, sign: str) -> int:
@@ -167,11 +164,8 @@ def other_answer(rng: random.Random, sign: str) -> int:
 
 def wrong_sums(rng: random.Random) -> str:
     """The same lines with answers that belong to other problems."""
-    parts = []
-    for _ in range(8):
-        a, sign, b, _ = problem(rng)
-        parts.append(f"{a}{sign}{b}={other_answer(rng, sign)}.")
-    return " ".join(parts)
+    problems = (problem(rng) for _ in range(8))
+    return " ".join(f"{a}{sign}{b}={other_answer(rng, sign)}." for a, sign, b, _ in problems)
 
 
 def word_problem(rng: random.Random) -> tuple[str, int]:
@@ -179,15 +173,15 @@ def word_problem(rng: random.Random) -> tuple[str, int]:
     a, sign, b, answer = problem(rng)
     who, thing = weighted(rng, NOUNS["person"]), rng.choice(THINGS)
     if sign == "+":
-        told = f" the {who} has {a} {thing} and will buy {b} more ."
+        story = f" the {who} has {a} {thing} and will buy {b} more ."
     else:
-        told = f" the {who} has {a} {thing} and will lose {b} of them ."
-    return f"{told} how many now ? ", answer
+        story = f" the {who} has {a} {thing} and will lose {b} of them ."
+    return f"{story} how many now ? ", answer
 
 
 def word_problems(rng: random.Random) -> str:
     """Solved word problems."""
-    return "".join(f"{told}{answer} ." for told, answer in (word_problem(rng) for _ in range(3)))
+    return "".join(f"{question}{answer} ." for question, answer in (word_problem(rng) for _ in range(3)))
 
 
 def random_digits(rng: random.Random) -> str:
@@ -315,10 +309,15 @@ def filler(rng: random.Random) -> str:
     )
 
 
+def completed(text: str, word: str) -> str:
+    """A program with the last word of its assertion."""
+    return f"{text}{'' if text.endswith('= ') else ' '}{word}\n"
+
+
 def code(rng: random.Random) -> str:
     """Little programs with right results, and now and then a statement of another kind."""
     text, word = program(rng)
-    return (filler(rng) if rng.random() < 0.3 else "") + f"{text}{'' if text.endswith('= ') else ' '}{word}\n"
+    return (filler(rng) if rng.random() < 0.3 else "") + completed(text, word)
 
 
 def wrong_code(rng: random.Random) -> str:
@@ -328,9 +327,7 @@ def wrong_code(rng: random.Random) -> str:
         _, other = program(rng)
         if other.isdigit() == word.isdigit() and (other in NAMES) == (word in NAMES):
             break
-    return (
-        filler(rng) if rng.random() < 0.3 else ""
-    ) + f"{text}{'' if text.endswith('= ') else ' '}{other}\n"
+    return (filler(rng) if rng.random() < 0.3 else "") + completed(text, other)
 
 
 SOURCES: Sources = {
@@ -349,7 +346,7 @@ def calls(rng: random.Random) -> str:
     """A little program, or three calls of ``func``."""
     if rng.random() < 0.5:
         return code(rng)
-    return "".join(f"{text} {word}\n" for text, word in (call(rng) for _ in range(3)))
+    return "".join(completed(*call(rng)) for _ in range(3))
 
 
 def wrong_calls(rng: random.Random) -> str:
@@ -365,18 +362,20 @@ HOLD = {
     "code": {"code", "wrong_code"},
     "legal": {"legal"},
 }
+DOMAINS = tuple(HOLD)  # whose tokens are screened
+SKILLS = (*DOMAINS, "text")  # that questions test
 #: Sources whose code has calls: its questions are harder, as a guess is seldom right.
 WITH_CALLS = SOURCES | {"code": calls, "wrong_code": wrong_calls}
 
 
 def token_set_words() -> list[str]:
     """Words of the bundled sets' default groups, spaced as the sets ask for."""
-    found = []
+    words = []
     for name in ("reference", "code", "legal"):
         data = yaml.safe_load((TOKEN_SETS / f"{name}.yaml").read_text("utf-8"))
         for group in data["default_groups"]:
-            found += [f" {word}" for word in data["groups"][group]["items"]]
-    return found
+            words += [f" {word}" for word in data["groups"][group]["items"]]
+    return words
 
 
 def trained_tokenizer(sources: Sources, vocabulary: int, documents: int = 1500, seed: int = 0) -> Tokenizer:

@@ -1,8 +1,8 @@
 """Can G be fooled? Changes that move no prediction, and changes that move skill but not rows.
 
 Every trial takes last checkpoints of the small size and writes changed ones, which are asked and screened
-like the population's. What a change must leave alone is checked, not assumed: ``shift`` is the largest change
-of any log-probability on a fixed batch.
+like the population's. That a change leaves predictions alone is checked, not assumed: ``shift`` is the
+largest change of any log-probability on a fixed batch.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from benchmarks.validity import results
+from benchmarks.validity import records
 from benchmarks.validity.decoder import Decoder, built, stored_tensors, write
-from benchmarks.validity.measures import measured
-from benchmarks.validity.population import Texts, examined, sampled
 from benchmarks.validity.study import Run, Study
+from benchmarks.validity.training import Texts, examined, measured, sampled
 
 Tensors = dict[str, torch.Tensor]
 KEPT = ("cosine", "euclidean", "within_T", "ratio_folded", "cosine_se")
@@ -61,19 +60,19 @@ def norm_folded(tensors: Tensors, generator: torch.Generator) -> Tensors:
 
 def padded(tensors: Tensors, generator: torch.Generator) -> Tensors:
     """Sixty-four unused rows more in both matrices."""
-    found = dict(tensors)
+    changed = dict(tensors)
     for name in ("lm_head.weight", "model.embed_tokens.weight"):
         rows = tensors[name]
-        found[name] = torch.cat([rows, torch.zeros(64, rows.shape[1])])
-    return found
+        changed[name] = torch.cat([rows, torch.zeros(64, rows.shape[1])])
+    return changed
 
 
 def rotated(tensors: Tensors, generator: torch.Generator) -> Tensors:
     """All norms folded into what follows them, then the residual stream turned by a random rotation."""
-    found = norm_folded(tensors, generator)
-    width = found["lm_head.weight"].shape[1]
+    turned = norm_folded(tensors, generator)
+    width = turned["lm_head.weight"].shape[1]
     turn, _ = torch.linalg.qr(torch.randn(width, width, generator=generator))
-    for name, tensor in list(found.items()):
+    for name, tensor in list(turned.items()):
         if name.endswith("layernorm.weight"):
             before = name.removesuffix("layernorm.weight")
             layer = before.rsplit(".", 1)[0]
@@ -83,16 +82,16 @@ def rotated(tensors: Tensors, generator: torch.Generator) -> Tensors:
                 else ["mlp.gate_proj", "mlp.up_proj"]
             )
             for part in parts:
-                found[f"{layer}.{part}.weight"] = found[f"{layer}.{part}.weight"] * tensor
-            found[name] = torch.ones_like(tensor)
-    for name, tensor in list(found.items()):
+                turned[f"{layer}.{part}.weight"] = turned[f"{layer}.{part}.weight"] * tensor
+            turned[name] = torch.ones_like(tensor)
+    for name, tensor in list(turned.items()):
         if name in ("lm_head.weight", "model.embed_tokens.weight") or any(
             part in name for part in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
         ):
-            found[name] = tensor @ turn
+            turned[name] = tensor @ turn
         elif "o_proj" in name or "down_proj" in name:
-            found[name] = turn.T @ tensor
-    return found
+            turned[name] = turn.T @ tensor
+    return turned
 
 
 def quantised(bits: int) -> Callable[[Tensors, torch.Generator], Tensors]:
@@ -115,13 +114,13 @@ def digits_longer(tensors: Tensors, ids: torch.Tensor) -> Tensors:
 
 def noisy_body(tensors: Tensors, generator: torch.Generator) -> Tensors:
     """The feed-forward weights shuffled: skill is destroyed, no row moves."""
-    found = dict(tensors)
+    changed = dict(tensors)
     for name, tensor in tensors.items():
         if ".mlp." in name:
-            found[name] = tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)].view_as(
+            changed[name] = tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)].view_as(
                 tensor
             )
-    return found
+    return changed
 
 
 def merged(first: Tensors, second: Tensors) -> Tensors:
@@ -132,11 +131,8 @@ def merged(first: Tensors, second: Tensors) -> Tensors:
 def fine_tuned(tensors: Tensors, run: Run, study: Study, texts: Texts, *, part: str, steps: int) -> Tensors:
     """The checkpoint trained on with a recipe's texts: all of it, the ``head`` alone, the ``body`` alone."""
     model = built([tensors], study.content["sizes"][run.size]).train()
-    chosen = [
-        p
-        for name, p in model.named.items()
-        if part == "all" or (name == "lm_head/weight") == (part == "head")
-    ]
+    named = model.named.items()
+    chosen = [p for name, p in named if part == "all" or (name == "lm_head/weight") == (part == "head")]
     optimizer = torch.optim.AdamW(chosen, lr=run.training["lr"] / 3, betas=(0.9, 0.98), weight_decay=0.0)
     generator = torch.Generator().manual_seed(5000 + run.seed)
     for _ in range(steps):
@@ -194,21 +190,13 @@ def jobs(study: Study, texts: Texts, work: Path, seed: int) -> Iterator[Job]:
             for name, change in changes.items():
                 draw = torch.Generator().manual_seed(seed)
                 yield kind, name, recipe, partial(change, stored(recipe), draw)
-        yield (
-            "changed",
-            "digits' rows twice as long",
-            recipe,
-            partial(digits_longer, stored(recipe), texts.digits),
-        )
-        both = stored(recipe), stored(recipe, before)
-        yield "merge", "mean of the last two checkpoints", recipe, partial(merged, *both)
+        longer = partial(digits_longer, stored(recipe), texts.digits)
+        yield "changed", "digits' rows twice as long", recipe, longer
+        last_two = partial(merged, stored(recipe), stored(recipe, before))
+        yield "merge", "mean of the last two checkpoints", recipe, last_two
     for first, second in asked["merges"]:
-        yield (
-            "merge",
-            "mean of two recipes",
-            f"{first} + {second}",
-            partial(merged, stored(first), stored(second)),
-        )
+        mean = partial(merged, stored(first), stored(second))
+        yield "merge", "mean of two recipes", f"{first} + {second}", mean
     for start, towards in asked["fine_tunes"]:
         for part in ("all", "head", "body"):
             tuned = partial(
@@ -225,8 +213,8 @@ def run_trials(study: Study, file: Path, work: Path) -> None:
     """
     torch.set_num_threads(1)
     texts, shape = Texts(study, work), study.content["sizes"]["small"]
-    done = {row["name"] for row in results.checked(file, study.path)}
-    marks = {"configuration": results.digest(study.path), **results.provenance()}
+    done = {row["name"] for row in records.checked(file, study.path)}
+    marks = {"configuration": records.digest(study.path), **records.provenance()}
     for seed in study.content["trials"]["seeds"]:
         unchanged: Tensors = {}
         for kind, name, recipe, make in jobs(study, texts, work, seed):
@@ -246,9 +234,9 @@ def run_trials(study: Study, file: Path, work: Path) -> None:
             if kind == "same":
                 after, before = (log_probabilities(part, study, texts) for part in (made, unchanged))
                 row["shift"] = float(f"{float((after - before).abs().max()):.2g}")
-            row["accuracy"] = examined(built([made], shape), texts, ("truth",))["accuracy"]
+            row["accuracy"] = examined(built([made], shape), texts, labels=False)["accuracy"]
             (figures,) = measured([folder])
             row["figures"] = {n: v for n, v in figures.items() if n.rsplit("_", 1)[0] in KEPT}
             row["seconds"] = round(time.perf_counter() - start, 1)
-            results.append(file, row | marks)
+            records.append(file, row | marks)
             print(f"{label}: {row['seconds']:.0f} s", file=sys.stderr, flush=True)

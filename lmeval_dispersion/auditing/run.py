@@ -10,7 +10,7 @@ nothing of it: :func:`answers_of` finds that, and reports say it first and concl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.vectors import CentredVectors
-from lmeval_dispersion.errors import StoreError, UsageError
+from lmeval_dispersion.errors import DispersionError, StoreError, UsageError
+from lmeval_dispersion.geometry.centred import CentredVectors
 from lmeval_dispersion.statistics import wilson
 from lmeval_dispersion.store import Store, read_store
 
@@ -84,8 +84,8 @@ class Run:
     vectors: CentredVectors
     score: Array
     confidence: Array
-    choices: NDArray[np.int64]
-    chosen: NDArray[np.int64]
+    choices: Rows
+    chosen: Rows
     without_direction: int
     notes: list[str] = field(default_factory=list)
 
@@ -113,22 +113,23 @@ class Run:
                 f"expected scores in [0, 1] in the column `correct` of {store.path}, got {outside} outside; "
                 "divide them by their maximum"
             )
+        logprobs = documents["logprobs"].tolist()
         run = cls(
             store=store,
             layer=name,
             documents=documents,
             vectors=CentredVectors(unit),
             score=score,
-            confidence=confidences(logprobs := documents["logprobs"].tolist()),
+            confidence=confidences(logprobs),
             choices=np.array([len(values) for values in logprobs], dtype=np.int64),
-            chosen=np.array([_place(values) for values in logprobs], dtype=np.int64),
+            chosen=np.array([_likeliest(values) for values in logprobs], dtype=np.int64),
             without_direction=without,
         )
         run.notes.extend(_notes(run))
         return run
 
     @property
-    def labelled(self) -> NDArray[np.int64]:
+    def labelled(self) -> Rows:
         """Rows with a label."""
         return np.flatnonzero(~np.isnan(self.score))
 
@@ -157,7 +158,7 @@ class Run:
         return np.asarray(unit * norms[:, None].astype(np.float32))
 
     def describe(self) -> dict[str, Any]:
-        """What was measured on what, as reports carry it."""
+        """The model, the texts and the settings, as reports carry them."""
         manifest = self.store.manifest
         keys = ("model", "revision", "num_fewshot", "chat_template", "prompt_format", "limit", "created")
         tasks = {task: None for task in sorted(self.documents["task"].unique())}
@@ -175,6 +176,14 @@ class Run:
 def read_run(run: Run | str | Path, layer: str | None = None) -> Run:
     """The run whose store is in a folder; a run that was read already is given back."""
     return run if isinstance(run, Run) else Run.of(read_store(run), layer)
+
+
+def part_of(build: Callable[..., Any], run: Run, **options: Any) -> Any:
+    """A part of a report on a run, or why it cannot be had."""
+    try:
+        return build(run, **options)
+    except DispersionError as error:
+        return Missing(str(error))
 
 
 def check_labels(run: Run, what: str) -> None:
@@ -210,7 +219,7 @@ def _notes(run: Run) -> list[str]:
     return notes
 
 
-def _place(values: Sequence[float]) -> int:
+def _likeliest(values: Sequence[float]) -> int:
     return int(np.nanargmax(values)) if len(values) >= 2 and np.isfinite(values).any() else -1
 
 
@@ -280,7 +289,7 @@ def answers_of(run: Run) -> Answers:
         count,
         given,
         count / given if given else float("nan"),
-        _score_of(answer, run),
+        _score_of_constant(answer, run),
         _repeated(run),
     )
     return replace(answers, cautions=list(_cautions(answers, len(run.vectors))))
@@ -294,8 +303,8 @@ def _commonest(answers: Counter[str]) -> tuple[str | None, int, int]:
     return answer, count, answers.total()
 
 
-def _score_of(answer: str | None, run: Run) -> float:
-    """What always giving this answer would score; NaN unless the targets tell who is right."""
+def _score_of_constant(answer: str | None, run: Run) -> float:
+    """The accuracy of always giving this answer; NaN unless the targets tell who is right."""
     documents = run.documents.iloc[run.labelled]
     is_target = (documents["target"] == answer).to_numpy()
     given = (documents["prediction"] == answer).to_numpy()

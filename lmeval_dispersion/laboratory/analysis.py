@@ -313,7 +313,7 @@ def draw_segments(
 
 
 def _counts(texts: Texts, kept: int) -> dict[str, int]:
-    """What the latest pass over a source read, skipped and kept."""
+    """Counts of what the latest pass over a source read, skipped and kept."""
     return {"texts": texts.read, **texts.skipped, "kept": kept}
 
 

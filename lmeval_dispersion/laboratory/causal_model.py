@@ -221,7 +221,7 @@ class CausalModel:
             )
 
     def control(self, name: str, seed: int) -> CausalModel:
-        """What a control runs: random weights, as transformers draws them, or shuffled tokens; "" is none."""
+        """A control's model: random weights, as transformers draws them, or shuffled tokens; "" is none."""
         if not name:
             return self
         if name == "shuffled":

@@ -1,4 +1,4 @@
-"""What is clear: correlations over bins, bounds for many rows together, and two studies side by side.
+"""Clear differences: correlations over bins, bounds for many rows together, and two studies side by side.
 
 Two studies of one kind: every metric, its difference, the difference's 95 % interval. Studies that saw
 the same tokens (their hashes agree) are compared text by text, cluster by cluster or draw by draw, which

@@ -133,7 +133,7 @@ class SublayersResult(StudyResult):
 
 
 def _against(layer: str, differences: pd.DataFrame) -> list[dict[str, Any]]:
-    """What a key costs against each other ``layer``: ``difference``, ``low``, ``high``."""
+    """The cost of a key against each other ``layer``: ``difference``, ``low``, ``high``."""
     rows = []
     for pair in records(differences):
         ends = pair["difference"], pair["low"], pair["high"]

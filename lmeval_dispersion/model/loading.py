@@ -27,7 +27,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 _COMMIT = 40  # hex digits
 
-# What a folder's model consists of besides its weights; states of optimizers and logs are no part of it.
+# Files of a folder's model besides its weights; states of optimizers and logs are no part of it.
 _TEXTS = (
     *("config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.*", "merges.txt", "*.model", "*.tiktoken", "*.py"),
@@ -78,7 +78,7 @@ class LoadedModel(NamedTuple):
 
     @property
     def identity(self) -> dict[str, str]:
-        """What it is, whatever it is called: see the module."""
+        """The content, whatever its name: see the module."""
         adapter = self.choice.adapter
         files = {
             "weights": weights_identity(self.name, self.revision),
@@ -211,7 +211,7 @@ def _near(path: Path) -> str | None:
 
 
 def _explained(source: str, revision: str | None, error: BaseException) -> DispersionError:
-    """What the library raised, in a sentence that says what to do."""
+    """The library's error as a sentence that says what to do."""
     kinds: set[str] = set()
     cause: BaseException | None = error
     while cause is not None and len(kinds) < 20:

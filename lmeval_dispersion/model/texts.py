@@ -86,7 +86,7 @@ class Texts:
                 yield Text(number, value)
 
     def report(self) -> str | None:
-        """What the latest pass skipped, as a sentence for stderr; None where nothing was."""
+        """The documents that the latest pass skipped, as a sentence for stderr; None for none."""
         parts = [f"{count} {reason}" for reason, count in self.skipped.items() if count]
         return f"{self.source}: skipped {' and '.join(parts)} of {self.read} texts" if parts else None
 

@@ -1,4 +1,4 @@
-"""Cells: how the values of a table and of a list of facts are written for readers, in every format alike."""
+"""Values as text, in every format alike: cells of tables, names of charts; and as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lmeval_dispersion.report.document import Column, Row, Table, fields_of
 
 
 def cell(row: Row, column: Column) -> str:
-    """What stands in a cell: the value, with ``± error`` where both are numbers."""
+    """The text of a cell: the value, with ``± error`` where both are numbers."""
     value = row.get(column.key)
     text = shown(value, column.format)
     error = row.get(column.error) if column.error else None
@@ -75,7 +75,7 @@ def text_rows(table: Table) -> tuple[list[Row | None], str]:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """The last parts of paths and repositories, as few as tell all of them apart; what a chart calls them.
+    """The last parts of paths and repositories, as few as differ; what a chart calls them.
 
     >>> short_names(["org/a-7b", "ours/b-7b"]), short_names(["x/run/last", "y/run/last", "y/top"])
     (['a-7b', 'b-7b'], ['x/run/last', 'y/run/last', 'y/top'])

@@ -30,6 +30,7 @@ from lmeval_dispersion.report.document import (
     Text,
     fields_of,
 )
+from lmeval_dispersion.report.forms import render
 
 if TYPE_CHECKING:
     import jinja2
@@ -37,12 +38,11 @@ if TYPE_CHECKING:
 
 _LINE = 160  # characters of a sentence that stand in a repr
 _MARK = "\ue000"  # around the number of a part that stands at its place in a rendered template
-# Signs of markup inside a value are text.
+# Signs that would be markup inside a value, and what stands for them until the template is parsed.
 _MARKUP, _HIDDEN = "#>`", "\ue001\ue002\ue003"
 # Control characters, separators of lines, marks of this module, and signs that turn the direction of writing.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ue000-\ue003]+")
 _HEADING = re.compile(r"## (?P<heading>.*?)(?: \[(?P<name>[\w-]+)\])?(?P<details> \(details\))?")
-LIMITS = "Limits"
 
 
 class Report:
@@ -123,12 +123,16 @@ class Report:
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        return frame_of(self.rows())
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingExtraError(
+                "a data frame needs pandas: pip install 'lmeval-dispersion[audit]' (or `pip install pandas`)"
+            ) from error
+        return nullable(pd.DataFrame(list(self.rows())))
 
     def to_markdown(self) -> str:
         """The report as Markdown, as ``--format markdown`` prints it."""
-        from lmeval_dispersion.report.forms import render
-
         return render(self.document(), "markdown")
 
     def to_html(self) -> str:
@@ -137,8 +141,6 @@ class Report:
         Raises:
             MissingExtraError: A library that pages need is not installed.
         """
-        from lmeval_dispersion.report.forms import render
-
         return render(self.document(), "html")
 
     def plot(self) -> VegaLite:
@@ -185,7 +187,7 @@ def _rendered(report: Report) -> tuple[str, list[str], list[Section], list[str]]
     for heading, lines in _blocks(text):
         if heading is None:
             title, answer = _opening(lines)
-        elif heading["heading"] == LIMITS:
+        elif heading["heading"] == "Limits":
             limits = [_revealed(line) for line in lines if line]
         else:
             body = list(_body(lines, parts))
@@ -303,21 +305,6 @@ def spans(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
-
-
-def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
-    """Rows as a frame in pandas' nullable types.
-
-    Raises:
-        MissingExtraError: pandas is not installed.
-    """
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise MissingExtraError(
-            "a data frame needs pandas: pip install 'lmeval-dispersion[audit]' (or `pip install pandas`)"
-        ) from error
-    return nullable(pd.DataFrame(list(rows)))
 
 
 def nullable(frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""A report as data: what a tool found, before anybody decides how it looks.
+"""A report as data, without its looks.
 
 A tool builds a `Document`; the renderers of this package turn it into text for a terminal, Markdown, CSV,
 JSON or a page. A document knows none of them: it holds sentences, tables with typed columns, charts that
@@ -20,6 +20,7 @@ from typing import Any, Literal, get_type_hints
 from lmeval_dispersion.version import __version__
 
 Row = Mapping[str, Any]
+LIMITS = "What this does not support"  # above `Document.limits`, where a format has headings
 
 
 @dataclass(frozen=True)
@@ -267,9 +268,9 @@ class Names:
     def of(self, name: str, heading: str) -> str:
         """The anchor of a part: ``name``, or one made from ``heading``, numbered where it is taken."""
         wanted = name or re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "part"
-        found, count = wanted, 1
-        while found in self._taken:
+        anchor, count = wanted, 1
+        while anchor in self._taken:
             count += 1
-            found = f"{wanted}-{count}"
-        self._taken.add(found)
-        return found
+            anchor = f"{wanted}-{count}"
+        self._taken.add(anchor)
+        return anchor

@@ -28,12 +28,8 @@ def require(output_format: str) -> None:
     """
     if output_format not in FORMATS:
         raise UsageError(f"expected a format of {', '.join(FORMATS)}, got {output_format!r}")
-    if output_format == "html":
-        missing = [name for name in ("vl_convert",) if not importlib.util.find_spec(name)]
-        if missing:
-            raise MissingExtraError(
-                f"a page needs {' and '.join(missing)}; run: pip install 'lmeval-dispersion[html]'"
-            )
+    if output_format == "html" and not importlib.util.find_spec("vl_convert"):
+        raise MissingExtraError("a page needs vl_convert; run: pip install 'lmeval-dispersion[html]'")
 
 
 def render(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.report.cells import cell, is_numeric, number, shown
 from lmeval_dispersion.report.document import (
+    LIMITS,
     Chart,
     Code,
     Column,
@@ -36,13 +37,9 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).resolve().parent
 _SHORT = 16  # characters that stand in one line also on a phone
-_WIDEST, _SIGN, _SPACE = (
-    1000,
-    9.5,
-    23,
-)  # pixels: of a table, of a character (the widest system font), around a cell
+_WIDEST = 1000  # pixels of a table
+_SIGN, _SPACE = 9.5, 23  # pixels of a character in the widest system font, and around a cell
 _FOLDED = 14  # characters that a text of several words takes at least
-_LIMITS = "What this does not support"
 
 
 def html_text(document: Document) -> str:
@@ -88,18 +85,18 @@ def html_fragment(document: Document) -> str:
 
 
 class _Page:
-    """What the template is given of each part, with anchors that occur once."""
+    """The template's view of each part, with anchors that occur once."""
 
     def __init__(self, *, sortable: bool = True) -> None:
         self._sortable = sortable
         self._names = Names()
-        self._told: set[tuple[str, str]] = set()
+        self._hints_shown: set[tuple[str, str]] = set()
 
     def sections(self, document: Document) -> list[dict[str, Any]]:
         sections = [section for section in document.sections if section.parts]
         if document.limits:
             note = Note("\n\n".join(document.limits), "warning")
-            sections.append(Section(_LIMITS, [note], name="limits"))
+            sections.append(Section(LIMITS, [note], name="limits"))
         return [self.section(section) for section in sections]
 
     def section(self, section: Section) -> dict[str, Any]:
@@ -124,8 +121,8 @@ class _Page:
         extra = _extra(table, kinds)
         first = table.columns[0]
         hints = [(column.heading, column.hint) for column in table.columns if column.hint]
-        new = [pair for pair in hints if pair not in self._told]
-        self._told.update(new)
+        new = [pair for pair in hints if pair not in self._hints_shown]
+        self._hints_shown.update(new)
         rows = [
             [
                 {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lmeval_dispersion.errors import printable
 from lmeval_dispersion.report.cells import cell, is_numeric, shown, text_rows
-from lmeval_dispersion.report.document import Code, Document, Facts, Note, Part, Table, Text
+from lmeval_dispersion.report.document import LIMITS, Code, Document, Facts, Note, Part, Table, Text
 
 
 def markdown_text(document: Document) -> str:
@@ -29,7 +29,7 @@ def markdown_text(document: Document) -> str:
         else:
             blocks += [*([f"### {section.heading}"] if section.heading else []), *parts]
     if document.limits:
-        blocks += ["### What this does not support", "\n".join(f"- {limit}" for limit in document.limits)]
+        blocks += [f"### {LIMITS}", "\n".join(f"- {limit}" for limit in document.limits)]
     blocks.append("### How this was made")
     if document.command:
         blocks.append(_fenced(printable(document.command)))
@@ -53,10 +53,10 @@ def _blocks(part: Part, seen: set[tuple[str, str]]) -> Iterator[str]:
         if more := text_rows(part)[1]:
             yield more
         hints = {(c.heading, c.hint) for c in part.columns if c.hint}
-        told = [f"- {c.heading}: {c.hint}" for c in part.columns if (c.heading, c.hint) in hints - seen]
+        new = [f"- {c.heading}: {c.hint}" for c in part.columns if (c.heading, c.hint) in hints - seen]
         seen |= hints
-        if told:
-            yield "\n".join(told)
+        if new:
+            yield "\n".join(new)
 
 
 def _table(table: Table) -> str:

@@ -81,7 +81,7 @@ class _Writer:
         self._buffer = io.StringIO()
         self._width = width
         self._encoding = encoding
-        self._told: set[tuple[str, str]] = set()
+        self._hints_shown: set[tuple[str, str]] = set()
         self._console = Console(
             file=self._buffer,
             force_terminal=colour,
@@ -172,8 +172,8 @@ class _Writer:
         if more:
             self._prose(more, "dim")
         for column in columns:
-            if column.hint and (column.heading, column.hint) not in self._told:
-                self._told.add((column.heading, column.hint))
+            if column.hint and (column.heading, column.hint) not in self._hints_shown:
+                self._hints_shown.add((column.heading, column.hint))
                 self._prose(f"{self._heading(column, short)}: {column.hint}", "dim")
 
     def _axes(self, table: Table, columns: Sequence[Column], room: int) -> dict[str, Axis]:

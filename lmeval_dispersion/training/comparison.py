@@ -1,10 +1,11 @@
-"""A base model and those trained with a loss side by side, and what their seeds let one say."""
+"""A base model and those trained with a loss side by side, and the conclusions that their seeds allow."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Annotated, Any, ClassVar
 
@@ -68,21 +69,39 @@ class Comparison(Report):
         """The comparison of trainings, by their ``result.json``; ``domains`` are their texts, in order."""
         names = [domain.replace("\\", "/").rstrip("/").split("/")[-1] for domain in domains]
         names = names if len(set(names)) == len(names) else list(domains)
+        losses = list(dict.fromkeys(result["arm"] for result in results))
+        comparisons = (len(losses) - 1) * len(names)
         rows = []
-        for loss in dict.fromkeys(result["arm"] for result in results):
-            for k, name in enumerate(names):
-                ours, base = ([r for r in results if r["arm"] == arm] for arm in (loss, BASE))
-                before, after, baseline = (
-                    [result[when][k] for result in trainings]
-                    for trainings, when in ((ours, "before"), (ours, "after"), (base, "after"))
-                )
-                ratios = [
-                    100 * math.log(figures["perplexity"] / others["perplexity"])
-                    for figures, others in zip(after, baseline, strict=True)  # seed by seed
-                ]
-                rows.append(_row(loss, name, before, after, ratios if loss != BASE else []))
-        compared = sum(row.versus_base_sd is not None for row in rows)
-        return cls([_with_interval(row, compared) for row in rows])
+        for loss, (number, name) in itertools.product(losses, enumerate(names)):
+            before, after, baseline = (
+                [result[when][number] for result in results if result["arm"] == arm]
+                for arm, when in ((loss, "before"), (loss, "after"), (BASE, "after"))
+            )
+            perplexities = [figures["perplexity"] for figures in after]
+            texts = [figures["texts"][-1] for figures in after if figures["texts"][-1] is not None]
+            pairs = zip(after, baseline, strict=True) if loss != BASE else ()  # seed by seed
+            shifts = [100 * math.log(ours["perplexity"] / other["perplexity"]) for ours, other in pairs]
+            sd = stdev(shifts) if shifts[1:] else None
+            half = None
+            if sd is not None:
+                quantile = student_quantile(1 - 0.025 / comparisons, len(shifts) - 1)
+                half = quantile * sd / math.sqrt(len(shifts))
+            row = Trained(
+                loss=loss,
+                domain=name,
+                seeds=len(after),
+                perplexity=fmean(perplexities),
+                sd=stdev(perplexities) if after[1:] else None,
+                versus_base=fmean(shifts) if shifts else None,
+                versus_base_sd=sd,
+                half=half,
+                before=fmean(figures["perplexity"] for figures in before),
+                tokens=fmean(figures["tokens"][-1] for figures in after),
+                tokens_before=fmean(figures["tokens"][-1] for figures in before),
+                texts=fmean(texts) if texts else None,
+            )
+            rows.append(row)
+        return cls(rows)
 
     def tables(self) -> dict[str, Table]:
         """A row for each training and domain, after training and before it."""
@@ -134,35 +153,3 @@ class Comparison(Report):
             "worse": [str(row) for row, (low, _) in known if low > 0],
             "open": [str(row) for row, (low, high) in known if low <= 0 <= high],
         }
-
-
-def _row(
-    loss: str,
-    domain: str,
-    before: Sequence[Mapping[str, Any]],
-    after: Sequence[Mapping[str, Any]],
-    ratios: Sequence[float],
-) -> Trained:
-    perplexities = [figures["perplexity"] for figures in after]
-    texts = [figures["texts"][-1] for figures in after if figures["texts"][-1] is not None]
-    return Trained(
-        loss=loss,
-        domain=domain,
-        seeds=len(after),
-        perplexity=fmean(perplexities),
-        sd=stdev(perplexities) if after[1:] else None,
-        versus_base=fmean(ratios) if ratios else None,
-        versus_base_sd=stdev(ratios) if ratios[1:] else None,
-        half=None,
-        before=fmean(figures["perplexity"] for figures in before),
-        tokens=fmean(figures["tokens"][-1] for figures in after),
-        tokens_before=fmean(figures["tokens"][-1] for figures in before),
-        texts=fmean(texts) if texts else None,
-    )
-
-
-def _with_interval(row: Trained, compared: int) -> Trained:
-    if row.versus_base_sd is None:
-        return row
-    quantile = student_quantile(1 - 0.025 / compared, row.seeds - 1)
-    return replace(row, half=quantile * row.versus_base_sd / math.sqrt(row.seeds))

@@ -4,7 +4,7 @@ All take states ``z`` of shape (b, t, d), any float dtype, and return a scalar; 
 least (float64 stays float64), under autocast too. A stack of layers (l, b, t, d) gives one loss a layer,
 (l,). Their common arguments:
 
-- ``mask`` (b, t): true on real tokens. Without one, all are. What padding holds never matters.
+- ``mask`` (b, t): true on real tokens. Without one, all are. The content of padding never matters.
 - ``segments`` (b, t): document ids in packed rows; pairs never cross documents. Ignored with
   ``pairs="batch"``, whose pairs span texts on purpose.
 - ``pairs``: ``sequence`` forms pairs inside each sequence (or document) and averages over those with a pair;

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -248,7 +248,7 @@ def angular_hinges(p: Points, margin: float) -> Means:
 
 def distance_exponentials(p: Points, rate: Tensor) -> Means:
     """Log of the mean of exp(-|z_i - z_j|^2 rate) of every group, with ``rate`` (groups,)."""
-    wanted = _gradient_wanted(p.z)
+    needs_gradient = _needs_gradient(p.z)
     with torch.no_grad(), _full_precision(p.z.device):
         ok, owner = p.real, _pair_owner(p, p.real)
         counts = p.counts(ok)
@@ -258,25 +258,25 @@ def distance_exponentials(p: Points, rate: Tensor) -> Means:
         squares = z.square().sum(-1)
         rates = _at(p.owner, rate).expand_as(squares)
 
-        def exponents(some: slice, rows: slice, cols: slice) -> Tensor:
+        def exponents(block: _Block) -> Tensor:
             """By the rate of the row; pairs across groups are dropped later."""
-            gap = torch.bmm(z[some, rows], z[some, cols].mT).mul_(-2.0)
-            gap.add_(squares[some, rows].unsqueeze(-1)).add_(squares[some, cols].unsqueeze(1)).clamp_(min=0.0)
-            return gap.mul_(-rates[some, rows].unsqueeze(-1))
+            gap = torch.bmm(z[block.rows], z[block.columns].mT).mul_(-2.0)
+            gap.add_(squares[block.rows].unsqueeze(-1)).add_(squares[block.columns].unsqueeze(1))
+            return gap.clamp_(min=0.0).mul_(-rates[block.rows].unsqueeze(-1))
 
         top = torch.full_like(squares, -math.inf)
-        for some, rows, cols in _blocks(z):
-            exponent = exponents(some, rows, cols)
-            _only_pairs((exponent,), owner, some, rows, cols, fill=-math.inf)
-            top[some, rows] = torch.maximum(top[some, rows], exponent.amax(2))
-            top[some, cols] = torch.maximum(top[some, cols], exponent.amax(1))
+        for block in _blocks(z):
+            exponent = exponents(block)
+            _only_pairs((exponent,), owner, block, fill=-math.inf)
+            top[block.rows] = torch.maximum(top[block.rows], exponent.amax(2))
+            top[block.columns] = torch.maximum(top[block.columns], exponent.amax(1))
         shift = _group_max(p, top)
         shifts = _at(p.owner, shift).expand_as(squares)
-        sums, pull = torch.zeros_like(squares), torch.zeros_like(z) if wanted else None
-        for some, rows, cols in _blocks(z):
-            value = exponents(some, rows, cols).sub_(shifts[some, rows].unsqueeze(-1)).exp_()
-            _only_pairs((value,), owner, some, rows, cols)
-            _add_block(z, some, rows, cols, value, value, sums, pull)
+        sums, pull = torch.zeros_like(squares), torch.zeros_like(z) if needs_gradient else None
+        for block in _blocks(z):
+            value = exponents(block).sub_(shifts[block.rows].unsqueeze(-1)).exp_()
+            _only_pairs((value,), owner, block)
+            _add_block(z, block, value, value, sums, pull)
         total = p.sums(sums)
         value = (total / (counts * (counts - 1)).clamp(min=1.0)).log() + shift
         if pull is not None:
@@ -361,76 +361,75 @@ def _over_angles(
 
     ``terms`` gives the terms of a block of cosines, which it may overwrite, and their slopes.
     """
-    wanted = _gradient_wanted(p.z)
+    needs_gradient = _needs_gradient(p.z)
     with torch.no_grad(), _full_precision(p.z.device):
         scale = _unit_scale(p.z)
         ok = scale != 0
         owner, counts = _pair_owner(p, ok), p.counts(ok)
         u = p.z * scale.unsqueeze(-1)
-        sums, pull = torch.zeros_like(scale), torch.zeros_like(u) if wanted else None
-        for some, rows, cols in _blocks(u):
-            value, slope = terms(torch.bmm(u[some, rows], u[some, cols].mT))
-            _only_pairs((value, slope), owner, some, rows, cols)
-            _add_block(u, some, rows, cols, value, slope, sums, pull)
-            if pull is not None and rows.stop == cols.stop:  # the last block of these groups
+        sums, pull = torch.zeros_like(scale), torch.zeros_like(u) if needs_gradient else None
+        for block in _blocks(u):
+            value, slope = terms(torch.bmm(u[block.rows], u[block.columns].mT))
+            _only_pairs((value, slope), owner, block)
+            _add_block(u, block, value, slope, sums, pull)
+            if pull is not None and block.is_last:  # the pull of these groups is complete
                 # Only what turns a vector moves its direction.
-                along = (pull[some] * u[some]).sum(-1, keepdim=True).neg_()
-                pull[some].addcmul_(along, u[some]).mul_(scale[some].unsqueeze(-1))
+                part, turned = pull[block.groups], u[block.groups]
+                along = (part * turned).sum(-1, keepdim=True).neg_()
+                part.addcmul_(along, turned).mul_(scale[block.groups].unsqueeze(-1))
         return p.sums(sums), counts * (counts - 1), pull
 
 
-def _add_block(
-    x: Tensor,
-    some: slice,
-    rows: slice,
-    cols: slice,
-    value: Tensor,
-    slope: Tensor,
-    sums: Tensor,
-    pull: Tensor | None,
-) -> None:
-    """Add terms to ``sums`` (g, t) and slope times partner to ``pull`` (g, t, d), for rows and columns.
+class _Block(NamedTuple):
+    """Part of the upper triangle of some groups' pairs: some rows, and all columns from the first row's on.
 
-    The columns of the diagonal block are its rows.
+    ``rows``, ``columns`` and ``later``, the columns behind the rows, are indices into (g, t).
     """
-    later, width = slice(rows.stop, cols.stop), rows.stop - rows.start
-    sums[some, rows] += value.sum(2)
-    sums[some, later] += value[:, :, width:].sum(1)
-    if pull is not None:
-        pull[some, rows].baddbmm_(slope, x[some, cols])
-        if later.start < later.stop:
-            pull[some, later].baddbmm_(slope[:, :, width:].mT, x[some, rows])
+
+    groups: slice
+    rows: tuple[slice, slice]
+    columns: tuple[slice, slice]
+    later: tuple[slice, slice]
+    is_last: bool  # of its groups
 
 
-def _only_pairs(
-    blocks: tuple[Tensor, ...],
-    owner: Tensor | None,
-    some: slice,
-    rows: slice,
-    cols: slice,
-    fill: float = 0.0,
-) -> None:
-    """Overwrite the diagonal and the pairs that cross groups or touch a token that is no point."""
-    for block in blocks:
-        block.diagonal(dim1=1, dim2=2).fill_(fill)
-    if owner is not None:
-        apart = owner[some, rows].unsqueeze(-1) != owner[some, cols].unsqueeze(1)
-        for block in blocks:
-            block.masked_fill_(apart, fill)
-
-
-def _blocks(x: Tensor) -> Iterator[tuple[slice, slice, slice]]:
-    """Blocks of the upper triangle: some groups, some rows, and all columns from the first of those on.
-
-    On a CPU as many groups and rows as its cache takes; elsewhere all groups at once.
-    """
+def _blocks(x: Tensor) -> Iterator[_Block]:
+    """All blocks of x (g, t, d): on a CPU as much as its cache takes; elsewhere all groups at once."""
     g, t, _ = x.shape
     groups, size = g, max(_CPU_ROWS, _GPU_NUMBERS // (g * t))
     if x.device.type == "cpu":
         groups, size = max(1, _CACHE_NUMBERS // (min(t, _CPU_ROWS) * t)), _CPU_ROWS
     for i in range(0, g, groups):
+        here = slice(i, i + groups)
         for j in range(0, t, size):
-            yield slice(i, i + groups), slice(j, min(j + size, t)), slice(j, t)
+            end = min(j + size, t)
+            yield _Block(here, (here, slice(j, end)), (here, slice(j, t)), (here, slice(end, t)), end == t)
+
+
+def _add_block(
+    x: Tensor, block: _Block, value: Tensor, slope: Tensor, sums: Tensor, pull: Tensor | None
+) -> None:
+    """Add terms to ``sums`` (g, t) and slope times partner to ``pull`` (g, t, d), for rows and columns.
+
+    The columns of the diagonal block are its rows.
+    """
+    width = value.shape[1]
+    sums[block.rows] += value.sum(2)
+    sums[block.later] += value[:, :, width:].sum(1)
+    if pull is not None:
+        pull[block.rows].baddbmm_(slope, x[block.columns])
+        if not block.is_last:
+            pull[block.later].baddbmm_(slope[:, :, width:].mT, x[block.rows])
+
+
+def _only_pairs(matrices: tuple[Tensor, ...], owner: Tensor | None, block: _Block, fill: float = 0.0) -> None:
+    """Overwrite the diagonal and the pairs that cross groups or touch a token that is no point."""
+    for matrix in matrices:
+        matrix.diagonal(dim1=1, dim2=2).fill_(fill)
+    if owner is not None:
+        crossing = owner[block.rows].unsqueeze(-1) != owner[block.columns].unsqueeze(1)
+        for matrix in matrices:
+            matrix.masked_fill_(crossing, fill)
 
 
 def _pair_owner(p: Points, ok: Tensor) -> Tensor | None:
@@ -465,7 +464,7 @@ def _steepness(cosine: Tensor) -> Tensor:
     return torch.addcmul(cosine.new_ones(()), cosine, cosine, value=-1.0).rsqrt_()
 
 
-def _gradient_wanted(z: Tensor) -> bool:
+def _needs_gradient(z: Tensor) -> bool:
     return z.requires_grad and torch.is_grad_enabled()
 
 

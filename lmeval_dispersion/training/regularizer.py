@@ -32,8 +32,8 @@ Mode = Literal["add", "inject"]
 # Arguments of a forward pass that say which tokens are real and which documents they belong to.
 _LAYOUT_ARGUMENTS = ("attention_mask", "position_ids", "seq_idx", "cu_seq_lens_q")
 
-# Numbers of states in one call of the loss: a GPU is kept from launching a layer's small kernels one by one;
-# on a CPU that only matters for toy models, while large stacks would leave its cache.
+# Numbers of states in a call of the loss. Large stacks of layers spare a GPU many small kernels; a CPU gains
+# by them for toy models only, and larger stacks would leave its cache.
 _STACKED_NUMBERS, _STACKED_NUMBERS_CPU = 1 << 26, 1 << 16
 
 
@@ -47,8 +47,8 @@ class Layout(NamedTuple):
 def layout(arguments: dict[str, Any], b: int, t: int) -> Layout:
     """The layout of states (b, t, d) from the arguments that the decoder was called with.
 
-    A mask over a cache or a prefix too is cut to the last t columns. Documents are those of ``seq_idx``, else
-    of ``cu_seq_lens_q``, else they begin wherever ``position_ids`` is 0.
+    A mask that covers a cache or a prefix too is cut to the last t columns. Documents are those of
+    ``seq_idx``, else of ``cu_seq_lens_q``, else they begin wherever ``position_ids`` is 0.
 
     Raises:
         GeometryError: An argument has a shape that says neither; pass the layout yourself.
@@ -182,7 +182,7 @@ class DispersionRegularizer:
         segments: Tensor | None = None,
         domains: Tensor | None = None,
     ) -> None:
-        """Tell of the next training forward pass what its arguments do not.
+        """Say what the arguments of the next training forward pass do not.
 
         Args:
             mask: (b, t), true on real tokens.
@@ -284,7 +284,7 @@ class DispersionRegularizer:
                 return self._with_gradient(name, state)
             return state
 
-        see = collect if self.mode == "add" else inject
+        treat = collect if self.mode == "add" else inject
 
         def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
             state: Tensor = output if isinstance(output, Tensor) else output[0]
@@ -292,10 +292,10 @@ class DispersionRegularizer:
                 if self._measured is not None:
                     self._measure(self._measured[name], state)
                 return None
-            seen = see(state)
-            if seen is state:
+            treated = treat(state)
+            if treated is state:
                 return None
-            return seen if isinstance(output, Tensor) else (seen, *output[1:])
+            return treated if isinstance(output, Tensor) else (treated, *output[1:])
 
         return hook
 
@@ -340,7 +340,7 @@ class DispersionRegularizer:
         return Layout(mask, segments)
 
     def _note(self, values: dict[str, Tensor]) -> None:
-        """Keep the losses of layers, and raise for one that is not finite: on a GPU when it has arrived."""
+        """Keep the losses of layers, and raise where one is not finite: on a GPU once it has arrived."""
         self.values.update(values)
         layers = list(values)
         losses = torch.stack([value.to(values[layers[-1]].device) for value in values.values()])
@@ -374,13 +374,13 @@ class TokenDispersion:
         """
         z = states.detach().float().flatten(0, -2)
         lengths = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-        kept = ~(lengths <= NO_DIRECTION)  # so that a NaN shows
+        kept = ~(lengths <= NO_DIRECTION)  # NaN is kept, so that it shows
         if mask is not None:
             kept = kept & mask.to(z.device).reshape(-1, 1)
         # Not a product: what padding holds may be NaN.
         units = torch.where(kept, z / lengths.clamp_min(NO_DIRECTION), 0.0)
-        whole = torch.float32 if z.device.type == "mps" else torch.float64
-        sums = torch.cat([units.sum(0, dtype=whole), kept.sum(dtype=whole).reshape(1)])
+        widest = torch.float32 if z.device.type == "mps" else torch.float64
+        sums = torch.cat([units.sum(0, dtype=widest), kept.sum(dtype=widest).reshape(1)])
         self.sums = sums if self.sums is None else self.sums + sums
 
     def mean(self) -> float:
@@ -403,7 +403,7 @@ def _list_owner(model: nn.Module, block: nn.Module) -> nn.Module:
         for child in module.children():
             if isinstance(child, nn.ModuleList) and len(child) and child[0] is block:
                 return module
-    raise CaptureError(f"expected decoder blocks in a list inside {type(model).__name__}, found none")
+    raise CaptureError(f"expected decoder blocks in a list inside {type(model).__name__}, got none")
 
 
 def _documents(arguments: dict[str, Any], b: int, t: int) -> Tensor | None:

@@ -13,8 +13,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
-from functools import partial
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,8 @@ from lmeval_dispersion.report import render
 from lmeval_dispersion.training.comparison import BASE, Comparison
 
 if TYPE_CHECKING:
+    import transformers
+
     from lmeval_dispersion.training.trainer import DispersionConfig
 
 Blocks = NDArray[np.int32]
@@ -42,7 +43,35 @@ LOSS_NAMES = (
 )
 
 
-def number(text: str) -> int:
+def _option(
+    metavar: str | None,
+    help: str,
+    default: Any = MISSING,
+    type: Callable[[str], Any] = str,
+    choices: Sequence[str] | None = None,
+) -> Any:
+    """A field that is an option of the command."""
+    argument = {"metavar": metavar, "help": help, "type": type, "choices": choices}
+    return field(default=default, metadata=argument)
+
+
+def _at_least(
+    least: float, convert: Callable[[str], float] = float, below: float = math.inf
+) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        try:
+            value = convert(text)
+        except OverflowError:
+            value = math.inf
+        if not least <= value < below:
+            most = "finite" if below == math.inf else f"below {below}"
+            raise argparse.ArgumentTypeError(f"expected at least {least} and {most}, got {text}")
+        return value
+
+    return number
+
+
+def _count(text: str) -> int:
     """A whole number such as ``200M``, ``1.5k`` or ``4096``."""
     factor = {"k": 10**3, "m": 10**6, "b": 10**9}.get(text[-1:].lower(), 1)
     return int(float(text[:-1] if factor > 1 else text) * factor)
@@ -50,24 +79,65 @@ def number(text: str) -> int:
 
 @dataclass(frozen=True)
 class Settings:
-    """One comparison: base and every loss, with every seed. The fields are the options of the command."""
+    """One comparison: base and every loss, with every seed."""
 
-    model: str
-    data: Sequence[str]
-    output_dir: str
-    eval_data: Sequence[str] = ()
-    loss: Sequence[str] = ("angular_spread",)
-    seed: Sequence[int] = (0,)
-    tokens: int = 200_000_000
-    block: int = 512
-    batch_size: int = 8
-    lr: float = 5e-5
-    weight: float = 0.1
-    layer: Sequence[str] = ("last",)
-    max_tokens: int = 256
+    # Not transformers' HfArgumentParser: `--help` works before transformers is installed, and options repeat
+    # and answer mistakes as those of every other command.
+    model: str = _option("MODEL", "base model: Hub id or folder")
+    data: Sequence[str] = _option(
+        "FILE|HUB_ID", "texts: a file, or a Hub data set ID[:CONFIGURATION]; repeated: domains"
+    )
+    output_dir: str = _option("FOLDER", "folder of the models, where the same command goes on if interrupted")
+    eval_data: Sequence[str] = _option(
+        "FILE|HUB_ID", "held-out texts, for each --data (default: the end of --data)", ()
+    )
+    loss: Sequence[str] = _option(
+        None,
+        "loss to train with; may be repeated (default: angular_spread)",
+        ("angular_spread",),
+        choices=LOSS_NAMES,
+    )
+    seed: Sequence[int] = _option(
+        "N", "train all once with this seed; may be repeated (default: 0)", (0,), _at_least(0, int, 2**32)
+    )
+    tokens: int = _option(
+        "N", "tokens that each model sees (default: 200M)", 200_000_000, _at_least(1, _count)
+    )
+    block: int = _option("N", "tokens of a sequence (default: 512)", 512, _at_least(2, int))
+    batch_size: int = _option("N", "sequences of a step, in each process (default: 8)", 8, _at_least(1, int))
+    lr: float = _option(
+        "X", "peak learning rate of linear warm-up and decay (default: 5e-05)", 5e-5, _at_least(0)
+    )
+    weight: float = _option("X", "weight of the loss (default: 0.1)", 0.1, _at_least(0))
+    layer: Sequence[str] = _option(
+        "LAYER", "last, all, early_half, late_half, layer.3; may be repeated (default: last)", ("last",)
+    )
+    max_tokens: int = _option(
+        "N", "tokens drawn of each sequence; 0: all (default: 256)", 256, _at_least(0, int)
+    )
     from_scratch: bool = False
-    column: str = "text"
+    column: str = "text"  # an option that commands share
     processes: int = 1  # that train together: no option, the launcher (torchrun, accelerate) says it
+
+    def __post_init__(self) -> None:
+        """Check the fields together; UsageError where one cannot be used."""
+        if self.max_tokens == 1:
+            raise UsageError("expected --max-tokens of at least 2, which make a pair, or 0 for all, got 1")
+        states_after_blocks(self.layer)
+        if len(set(self.loss)) < len(self.loss) or len(set(self.seed)) < len(self.seed):
+            raise UsageError("expected each --loss and each --seed once")
+        if not self.steps:
+            least = self.block * self.batch_size * self.processes
+            raise UsageError(f"expected --tokens for at least one step of {least}, got {self.tokens}")
+        number = len(self.data)
+        if self.eval_data and len(self.eval_data) != number:
+            raise UsageError(f"expected --eval-data for each of {number} --data, got {len(self.eval_data)}")
+        if "cross_domain_push_away" in self.loss and number < 2:
+            raise UsageError(
+                "expected two --data with cross_domain_push_away, whose pairs are of two domains"
+            )
+        for source in (*self.data, *self.eval_data):
+            self.texts(source)
 
     @property
     def steps(self) -> int:
@@ -82,49 +152,17 @@ class Settings:
         return Texts(source, column=self.column)
 
 
-def _at_least(least: float, convert: Callable[[str], float]) -> Callable[[str], float]:
-    def checked(text: str) -> float:
-        value = convert(text)
-        if not least <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"expected at least {least} and finite, got {text}")
-        return value
-
-    checked.__name__ = "number"
-    return checked
-
-
-_OPTIONS: tuple[tuple[str, str | None, Callable[[str], Any], str], ...] = (
-    ("--model", "MODEL", str, "base model: Hub id or folder"),
-    ("--data", "FILE|HUB_ID", str, "texts: a file, or a Hub data set ID[:CONFIGURATION]; repeated: domains"),
-    ("--output-dir", "FOLDER", str, "folder of the models, where the same command goes on if interrupted"),
-    ("--eval-data", "FILE|HUB_ID", str, "held-out texts, for each --data (default: the end of --data)"),
-    ("--loss", None, str, "loss to train with; may be repeated (default: angular_spread)"),
-    ("--seed", "N", _at_least(0, int), "train all once with this seed; may be repeated (default: 0)"),
-    ("--tokens", "N", _at_least(1, number), "tokens that each model sees (default: 200M)"),
-    ("--block", "N", _at_least(2, int), "tokens of a sequence (default: 512)"),
-    ("--batch-size", "N", _at_least(1, int), "sequences of a step, in each process (default: 8)"),
-    ("--lr", "X", _at_least(0, float), "peak learning rate of linear warm-up and decay (default: 5e-05)"),
-    ("--weight", "X", _at_least(0, float), "weight of the loss (default: 0.1)"),
-    ("--layer", "LAYER", str, "last, all, early_half, late_half, layer.3; may be repeated (default: last)"),
-    ("--max-tokens", "N", _at_least(0, int), "tokens drawn of each sequence; 0: all (default: 256)"),
-)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``dispersion train``; those that are not given are not in the result."""
-    settings = {setting.name: setting for setting in fields(Settings)}
-    for flag, metavar, convert, text in _OPTIONS:
-        setting = settings[flag[2:].replace("-", "_")]
-        parser.add_argument(
-            flag,
-            metavar=metavar,
-            type=convert,
-            help=text,
-            choices=LOSS_NAMES if flag == "--loss" else None,
-            action="append" if str(setting.type).startswith("Sequence") else "store",
-            required=setting.default is MISSING,
-            default=argparse.SUPPRESS,
-        )
+    for setting in fields(Settings):
+        if setting.metadata:
+            parser.add_argument(
+                f"--{setting.name.replace('_', '-')}",
+                action="append" if str(setting.type).startswith("Sequence") else "store",
+                required=setting.default is MISSING,
+                default=argparse.SUPPRESS,
+                **setting.metadata,
+            )
     parser.add_argument(
         "--from-scratch", action="store_true", help="start from random weights with the model's configuration"
     )
@@ -137,35 +175,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def given_settings(args: argparse.Namespace) -> Settings:
-    """The settings of the options, checked together.
-
-    Raises:
-        UsageError: A value cannot be used.
-    """
-    names = {setting.name for setting in fields(Settings)}
-    given = {name: value for name, value in vars(args).items() if name in names}
-    s = Settings(**given, processes=int(os.environ.get("WORLD_SIZE", "1")))
-    if s.max_tokens == 1:
-        raise UsageError("expected --max-tokens of at least 2, which make a pair, or 0 for all, got 1")
-    states_after_blocks(s.layer)
-    if len(set(s.loss)) < len(s.loss) or len(set(s.seed)) < len(s.seed):
-        raise UsageError("expected each --loss and each --seed once")
-    if not s.steps:
-        least = s.block * s.batch_size * s.processes
-        raise UsageError(f"expected --tokens for at least one step of {least}, got {s.tokens}")
-    if s.eval_data and len(s.eval_data) != len(s.data):
-        raise UsageError(f"expected --eval-data for each of {len(s.data)} --data, got {len(s.eval_data)}")
-    if "cross_domain_push_away" in s.loss and len(s.data) < 2:
-        raise UsageError("expected two --data with cross_domain_push_away, whose pairs are of two domains")
-    for source in (*s.data, *s.eval_data):
-        s.texts(source)
-    return s
-
-
 def run(args: argparse.Namespace) -> int:
     """Train base and every loss with every seed, and report how they compare."""
-    settings = given_settings(args)
+    names = {setting.name for setting in fields(Settings)}
+    given = {name: value for name, value in vars(args).items() if name in names}
+    settings = Settings(**given, processes=int(os.environ.get("WORLD_SIZE", "1")))
     output = Output.of(args)
     import torch
     from accelerate import PartialState
@@ -176,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
             f"expected one GPU a process, got {torch.cuda.device_count()}; launch with `torchrun "
             "--nproc-per-node N --no-python dispersion train …`, or set CUDA_VISIBLE_DEVICES"
         )
-    # Accelerate takes several processes without a GPU for single ones unless it is told.
+    # Without `cpu`, Accelerate takes several processes on a machine that has no GPU for single ones.
     processes = PartialState(cpu=settings.processes > 1 and not torch.cuda.is_available())
     tokenizer = checked_tokenizer(settings)
     try:
@@ -192,7 +206,7 @@ def run(args: argparse.Namespace) -> int:
         document = Comparison.of(results, settings.data).document()
         document = dataclasses.replace(document, command=output.command)
         for name, form in (("comparison.json", "json"), ("comparison.md", "markdown")):
-            (folder / name).write_text(render(document, form))
+            write_whole(folder / name, render(document, form).encode())
     except OSError as error:
         if error.errno not in _FULL:
             raise
@@ -208,7 +222,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def checked_tokenizer(settings: Settings) -> Any:
-    """The tokenizer of the base model, once losses and layers were tried on the structure of that."""
+    """The base model's tokenizer; raises where that model cannot be trained with these settings."""
     import torch
     import transformers
 
@@ -236,7 +250,7 @@ def checked_tokenizer(settings: Settings) -> Any:
             f"got {len(tokenizer)}"
         )
     for loss in settings.loss:
-        chosen = _dispersion(settings, loss, 0)
+        chosen = _dispersion_config(settings, loss, 0)
         DispersionRegularizer(model, loss, chosen.layers, chosen.weight, **chosen.options).detach()
     return tokenizer
 
@@ -260,13 +274,11 @@ def claimed_folder(settings: Settings) -> Path:
             raise UsageError(f"{folder} holds models of other settings ({changed}); name another folder")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "blocks.npz").unlink(missing_ok=True)
-        path.write_text(json.dumps(ours, indent=1) + "\n")
-    except OSError as error:
-        if error.errno in _FULL:
-            raise
+        write_whole(path, json.dumps(ours, indent=1).encode() + b"\n")
+    except (OSError, ValueError) as error:  # a ValueError: its settings.json is none of ours
         raise UsageError(
             f"expected --output-dir where folders and files can be made, got {folder}: "
-            f"{error.strerror or error}"
+            f"{getattr(error, 'strerror', None) or error}"
         ) from error
     return folder
 
@@ -330,13 +342,15 @@ def _all_trained(settings: Settings, folder: Path, tokenizer: Any, output: Outpu
     for source, (train, held) in zip(settings.data, domains, strict=True):
         if main:
             output.say(f"{source}: {train.size} tokens to train on, {held.size} held out")
-    trainings = list(itertools.product(settings.seed, (BASE, *settings.loss)))
-    total = len(trainings) * settings.steps
+    total = len(settings.seed) * (1 + len(settings.loss)) * settings.steps
     results: list[dict[str, Any]] = []
     with progress_bar(hidden=output.quiet or not main) as update:
-        for seed, arm in trainings:
-            before, label = len(results) * settings.steps, f"{arm}, seed {seed}"
-            on_step = partial(lambda before, label, step: update(before + step, total, label), before, label)
+        for seed, arm in itertools.product(settings.seed, (BASE, *settings.loss)):
+            done, label = len(results) * settings.steps, f"{arm}, seed {seed}"
+
+            def on_step(step: int, done: int = done, label: str = label) -> None:
+                update(done + step, total, label)
+
             results.append(trained(settings, folder, arm, seed, domains, tokenizer, on_step))
     return results
 
@@ -355,7 +369,6 @@ def trained(
     The same seed gives the same start and the same order of data to all, and a training that was killed ends
     with the numbers of one that was not.
     """
-    import torch
     import transformers
     from accelerate import PartialState
 
@@ -368,37 +381,16 @@ def trained(
     here = folder / f"{arm}-seed{seed}"
     if (here / "result.json").is_file():
         return json.loads((here / "result.json").read_text())  # type: ignore[no-any-return]
-    processes, gpu = PartialState(), torch.cuda.is_available()
+    processes = PartialState()
     with processes.main_process_first():
         here.mkdir(exist_ok=True)
-        checkpoint = _last_whole(here, settings.steps)
-    save_every = max(1, min(200, settings.steps // 4))
-    arguments = transformers.TrainingArguments(
-        output_dir=str(here),
-        max_steps=settings.steps,
-        per_device_train_batch_size=settings.batch_size,
-        learning_rate=settings.lr,
-        lr_scheduler_type="linear",
-        warmup_steps=max(1, settings.steps // 20),
-        seed=seed,
-        data_seed=seed,
-        bf16=gpu and torch.cuda.is_bf16_supported(including_emulation=False),
-        # A divisor of the steps between checkpoints: resuming forgets half a mean.
-        logging_steps=math.gcd(save_every, max(1, min(10, settings.steps // 10))),
-        save_steps=save_every,
-        save_total_limit=2,
-        use_cpu=processes.device.type == "cpu",
-        ddp_find_unused_parameters=False if settings.processes > 1 else None,
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=gpu,
-    )
+        checkpoint = _last_checkpoint(here, settings.steps)
     trainer = DispersionTrainer(
         model=start_model(settings, seed),
-        args=arguments,
+        args=_training_arguments(settings, here, seed),
         train_dataset=mixed([train for train, _ in domains]),
         callbacks=[Steps()],
-        dispersion=None if arm == BASE else _dispersion(settings, arm, seed),
+        dispersion=None if arm == BASE else _dispersion_config(settings, arm, seed),
     )
     trainer.remove_callback(transformers.PrinterCallback)  # its table on stdout is not ours
     result: dict[str, Any] = {"arm": arm, "seed": seed, "steps": settings.steps}
@@ -414,6 +406,32 @@ def trained(
             shutil.rmtree(checkpoint)
     processes.wait_for_everyone()
     return result
+
+
+def _training_arguments(settings: Settings, folder: Path, seed: int) -> transformers.TrainingArguments:
+    import torch
+    import transformers
+    from accelerate import PartialState
+
+    save_every = max(1, min(200, settings.steps // 4))
+    return transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=settings.steps,
+        per_device_train_batch_size=settings.batch_size,
+        learning_rate=settings.lr,
+        warmup_steps=max(1, settings.steps // 20),
+        seed=seed,
+        data_seed=seed,
+        bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False),
+        # A divisor of the steps between checkpoints: resuming forgets half a mean.
+        logging_steps=math.gcd(save_every, max(1, min(10, settings.steps // 10))),
+        save_steps=save_every,
+        save_total_limit=2,
+        use_cpu=PartialState().device.type == "cpu",
+        ddp_find_unused_parameters=False if settings.processes > 1 else None,
+        report_to="none",
+        disable_tqdm=True,
+    )
 
 
 def mixed(domains: list[Blocks]) -> list[dict[str, Any]]:
@@ -485,14 +503,14 @@ def start_model(settings: Settings, seed: int) -> Any:
     return load_model(settings.model, dtype="float32", device="cpu").model.requires_grad_(True)
 
 
-def _dispersion(settings: Settings, loss: str, seed: int) -> DispersionConfig:
+def _dispersion_config(settings: Settings, loss: str, seed: int) -> DispersionConfig:
     from lmeval_dispersion.training.trainer import DispersionConfig
 
     options = {"max_tokens": settings.max_tokens} if settings.max_tokens else {}
     return DispersionConfig(loss, ",".join(settings.layer), settings.weight, seed=seed, options=options)
 
 
-def _last_whole(here: Path, steps: int) -> Path | None:
+def _last_checkpoint(here: Path, steps: int) -> Path | None:
     """The newest whole checkpoint before the last step, from which the Trainer would take one step too many.
 
     Others are removed.

@@ -26,7 +26,7 @@ DOMAINS = "domains"  # column of the training data with each sequence's domain, 
 
 @dataclass(frozen=True)
 class DispersionConfig:
-    """What the trainer adds to its loss.
+    """The losses that the trainer adds to its own.
 
     Attributes:
         loss: Name of a loss, see :mod:`lmeval_dispersion.training.losses`.

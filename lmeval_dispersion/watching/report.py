@@ -1,4 +1,4 @@
-"""What a watched run leaves behind, a line of JSON a measurement, and ``dispersion watch``: how G moved."""
+"""The record of a watched run, a line of JSON a measurement, and ``dispersion watch``: how G moved."""
 
 from __future__ import annotations
 

@@ -95,13 +95,13 @@ class Watcher:
         self._steps = 0
         # States after the final norm need no logits; a few models have no such norm.
         self._place = "norm" if "norm" in Decoder.of(model).names() else "last"
-        self._rows([0])  # what cannot be read is told before the first step
+        self._rows([0])  # raises before the first step where the head cannot be read
 
     def step(self, *, saved: bool = False) -> dict[str, float] | None:
         """Count a step of the loop and measure at every ``every``-th, and where a checkpoint was ``saved``.
 
         Returns:
-            What to log, or None where nothing was measured.
+            The figures to log, or None where nothing was measured.
         """
         self._steps += 1
         if self._steps % self.every and not saved:
@@ -209,7 +209,7 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
 
     ``watch/gap_DOMAIN`` (with ``_se``), ``watch/dispersion``, ``watch/condensation`` and
     ``watch/effective_rank`` go to whatever the trainer reports to, and to its ``log_history``;
-    ``dispersion_watch.jsonl`` in the folder has more. What is measured at a save is what the saved checkpoint
+    ``dispersion_watch.jsonl`` in the folder has more. A measurement at a save is what the saved checkpoint
     has. Add it to the trainer that it is given::
 
         trainer.add_callback(DispersionCallback(trainer, domains=["math"]))

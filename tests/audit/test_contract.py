@@ -2,7 +2,6 @@
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,10 @@ from lmeval_dispersion.auditing.calibration import calibrate
 from lmeval_dispersion.auditing.calibrator import calibrator_json
 from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.auditing.prediction import predict
-from lmeval_dispersion.auditing.report import audit, rank
+from lmeval_dispersion.auditing.ranking import rank
+from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.report import render
-
-audit_report = partial(audit, details=True)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "audit.md").read_text()
 CONTRACT = PAGE.split("<!-- contract -->")[1].split("<!-- end of contract -->")[0]
@@ -48,8 +46,8 @@ def reports(tmp_path_factory):
         planted_store(folder / "few", n=120, accuracy=0.05),
         planted_store(folder / "unlabelled", n=40, correct=np.nan),
     ]
-    reports = [audit_report(read_run(store)) for store in stores]
-    reports += [audit_report(read_run(store), metrics="all") for store in (stores[1], stores[3])]
+    reports = [audit(read_run(store), details=True) for store in stores]
+    reports += [audit(read_run(store), details=True, metrics="all") for store in (stores[1], stores[3])]
     return [json.loads(render(report.document(), "json")) for report in reports]
 
 

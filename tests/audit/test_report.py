@@ -1,24 +1,20 @@
 """The whole report: equal bytes, plain numbers, and stores that lack something."""
 
 import json
-from functools import partial
 
 import numpy as np
 import pytest
-from synthetic import documents, planted_store, subjects_store, vectors
+from synthetic import documents, planted_store, subjects_store, vectors, written
 
 from lmeval_dispersion.auditing.ranking import ranked_documents
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.report import render
-from lmeval_dispersion.store import write_store
-
-audit_report = partial(audit, details=True)
 
 
 def test_noise_is_no_better_than_the_trivial_predictor(noise):
-    report = audit_report(noise)
+    report = audit(noise, details=True)
     verdicts = report.paper_protocol.verdicts
     assert [verdict.kind for verdict in verdicts] == ["whole", "slices", "mixtures"]
     assert not any(verdict.better for verdict in verdicts)
@@ -29,7 +25,7 @@ def test_noise_is_no_better_than_the_trivial_predictor(noise):
 def test_same_store_and_seed_same_bytes(planted, tmp_path):
     again = read_run(planted_store(tmp_path, effect=0.5))
     first, second, other = (
-        render(audit_report(run, seed=seed).document(), "json")
+        render(audit(run, seed=seed, details=True).document(), "json")
         for run, seed in ((planted, 0), (again, 0), (planted, 1))
     )
     assert first == second != other
@@ -37,7 +33,7 @@ def test_same_store_and_seed_same_bytes(planted, tmp_path):
 
 def test_parts_that_are_no_finding_are_left_out_and_not_computed(tmp_path, monkeypatch):
     run = read_run(subjects_store(tmp_path, law=0.5, accuracy=0.25))
-    told = "Left out, as right answers may be luck: mixtures, calibration, the paper's protocol and ranking."
+    said = "Left out, as right answers may be luck: mixtures, calibration, the paper's protocol and ranking."
     whole = " ".join(render(audit(run, details=True).document(), "table", details=True).split())
     assert "Left out" not in whole
     assert whole.count("Nothing in this section is a finding.") == 4
@@ -45,7 +41,7 @@ def test_parts_that_are_no_finding_are_left_out_and_not_computed(tmp_path, monke
         monkeypatch.setattr(f"lmeval_dispersion.auditing.report.{name}", None)
     for short in (True, False):
         report = audit(run, short=short)
-        assert told in " ".join(render(report.document(), "table").split())
+        assert said in " ".join(render(report.document(), "table").split())
         assert report.answer()[0].startswith("No verdict: ")
         assert report.missing == {}
         assert "left out" in report.to_dict()["ranking"]["missing"]
@@ -62,7 +58,7 @@ def test_parts_that_are_no_finding_are_left_out_and_not_computed(tmp_path, monke
     ids=str,
 )
 def test_parts_that_cannot_be_had_say_why_and_the_rest_stays(tmp_path, options, part, reason):
-    report = audit_report(read_run(planted_store(tmp_path, **{"n": 300, **options})))
+    report = audit(read_run(planted_store(tmp_path, **{"n": 300, **options})), details=True)
     assert set(report.missing) - {"hard_tail"} == {"mixtures", "calibration", "paper_protocol", "ranking"}
     assert reason in report.missing[part]
     printed = json.loads(render(report.document(), "json"))["overall"]
@@ -79,9 +75,8 @@ def test_documents_without_direction_are_left_out_and_counted(tmp_path):
     rng = np.random.default_rng(0)
     x = vectors(np.ones(200), rng=rng)
     x[3], x[50] = 0, np.nan
-    write_store(tmp_path, documents=documents(np.arange(200) % 2, rng=rng), vectors={"last": x}, manifest={})
-    run = read_run(tmp_path)
-    report = audit_report(run)
+    run = read_run(written(tmp_path, documents(np.arange(200) % 2, rng=rng), x))
+    report = audit(run, short=True)
     assert report.run["documents"] == 198
     assert report.run["without_direction"] == 2
     assert "2 of 200 documents have a zero or non-finite vector" in report.notes[0]
@@ -89,25 +84,19 @@ def test_documents_without_direction_are_left_out_and_counted(tmp_path):
     assert 3 not in [document.doc_id for document in ranked_documents(run)]
 
 
-def test_fractional_scores_and_missing_confidences_are_said(tmp_path):
+def test_scores_between_and_missing_labels_and_confidences_are_said_and_the_rest_is_used(tmp_path):
     rng = np.random.default_rng(0)
-    columns = {"correct": rng.random(400), "logprobs": [[]] * 400, "truncated": True}
-    run = read_run(planted_store(tmp_path, n=400, **columns))
-    report = audit_report(run)
-    assert any("score between 0 and 1" in note for note in report.notes)
-    assert any("400 prompts were too long" in note for note in report.notes)
-    names = {row.estimator for row in report.paper_protocol.errors}
-    assert "ATC" not in names
+    scores = np.where(rng.random(1200) < 0.5, rng.random(1200), np.nan)
+    run = planted_store(tmp_path, n=1200, correct=scores, logprobs=[[]] * 1200, truncated=True)
+    report = audit(run, details=True)
+    labelled = int((~np.isnan(scores)).sum())
+    assert (report.run["labelled"], report.ranking.documents, report.missing) == (labelled, labelled, {})
+    assert [note.partition(" ")[2].partition(";")[0] for note in report.notes] == [
+        "prompts were too long for the model and lost their beginning.",
+        "of 1200 documents have no label and count for dispersion only.",
+        "documents have a score between 0 and 1",
+    ]
+    assert "ATC" not in {row.estimator for row in report.paper_protocol.errors}
     assert set(report.calibration.features) == {"dispersion", "log_perplexity", "prompt_tokens"}
     assert {row.signal for row in report.ranking.signals}.isdisjoint({"top probability"})
     assert "confidence" not in report.slices
-
-
-def test_partly_labelled_runs_use_the_labels_they_have(tmp_path):
-    rng = np.random.default_rng(0)
-    labels = np.where(rng.random(1200) < 0.5, (rng.random(1200) < 0.5).astype(float), np.nan)
-    report = audit_report(read_run(planted_store(tmp_path, n=1200, correct=labels)))
-    assert report.run["labelled"] == int((~np.isnan(labels)).sum())
-    assert report.ranking.documents == report.run["labelled"]
-    assert any("have no label" in note for note in report.notes)
-    assert report.missing == {}

@@ -4,11 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from synthetic import documents, planted_store
+from synthetic import documents, planted_store, written
 
 from lmeval_dispersion.auditing.run import confidences, read_run, rows_where
 from lmeval_dispersion.errors import StoreError, UsageError
-from lmeval_dispersion.store import write_store
 
 
 def test_confidences_by_hand():
@@ -24,14 +23,10 @@ def test_confidences_by_hand():
 
 def test_stores_that_cannot_be_audited_are_one_sentence(tmp_path):
     frame = documents(np.ones(5), rng=np.random.default_rng(0))
-    write_store(tmp_path / "a", documents=frame, vectors={"last": np.zeros((5, 3))}, manifest={})
     with pytest.raises(StoreError, match="none of the 5 documents"):
-        read_run(tmp_path / "a")
-    write_store(tmp_path / "b", documents=frame[:0], vectors={"last": np.zeros((0, 3))}, manifest={})
+        read_run(written(tmp_path / "a", frame, np.zeros((5, 3))))
     with pytest.raises(StoreError, match="holds no documents"):
-        read_run(tmp_path / "b")
-    with pytest.raises(StoreError, match="no layer 'x'"):
-        read_run(tmp_path / "a", "x")
+        read_run(written(tmp_path / "b", frame[:0], np.zeros((0, 3))))
     with pytest.raises(StoreError, match=r"scores in \[0, 1\] .* got 50 outside"):
         read_run(planted_store(tmp_path / "c", n=50, correct=70.0))
 
@@ -39,17 +34,6 @@ def test_stores_that_cannot_be_audited_are_one_sentence(tmp_path):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return read_run(planted_store(tmp_path_factory.mktemp("run") / "s", n=300))
-
-
-def test_expressions_choose_rows(run):
-    subject, tokens = run.documents["subject"], run.documents["prompt_tokens"]
-    for expression, expected in {
-        "subject in ('subject 1', 'subject 4')": subject.isin(["subject 1", "subject 4"]),
-        "prompt_tokens < 100 and not subject == 'subject 0'": (tokens < 100) & (subject != "subject 0"),
-        "doc_id % 2 == 0 or doc_id >= 290": (np.arange(300) % 2 == 0) | (np.arange(300) >= 290),
-        "20 <= doc_id < 30": (np.arange(300) >= 20) & (np.arange(300) < 30),
-    }.items():
-        assert rows_where(run, expression).tolist() == np.flatnonzero(expected).tolist()
 
 
 @pytest.mark.parametrize(

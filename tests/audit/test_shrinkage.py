@@ -53,40 +53,11 @@ def test_every_slice_is_estimated_by_a_fit_that_never_saw_it():
     assert folds.estimate != pytest.approx(again.estimate)
 
 
-@pytest.mark.parametrize("draws", [30, pytest.param(100, marks=pytest.mark.slow)])
-def test_noise_is_hardly_ever_said_to_beat_knowing_nothing_and_a_law_is(draws):
-    claims = {}
-    for slope in (0.0, 0.15):
-        rng = np.random.default_rng(0)
-        found = []
-        for _ in range(draws):
-            pairs = drawn(rng, slope=slope)
-            ours = shrinkage.cross_fitted(pairs, families(3)).estimate
-            trivial = shrinkage.cross_fitted(pairs, []).estimate
-            found.append(shrinkage.Estimator.of("ours", pairs, ours, trivial).better)
-        claims[slope] = np.mean(found)
-    assert claims[0.0] <= (0.05 if draws == 100 else 0.1)
-    assert claims[0.15] > 0.9
-
-
-@pytest.mark.parametrize("draws", [40, pytest.param(120, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("slices", "level"), [(12, 12 / 13), (40, 0.95)])
-def test_the_interval_covers_slices_drawn_alike(slices, level, draws):
+@pytest.mark.parametrize(("slope", "low", "high"), [(0.0, 0.0, 0.2), (0.15, 0.95, 1.0)])
+def test_noise_leaves_the_labelled_accuracy_and_a_law_does_not(slope, low, high):
     rng = np.random.default_rng(0)
-    assert shrinkage.level_reached(slices) == pytest.approx(level)
-    covered = []
-    for _ in range(draws):
-        size = rng.integers(30, 90, size=slices)
-        pairs = drawn(rng, slices=slices, slope=0.1, documents=size)
-        folds = shrinkage.cross_fitted(pairs, families(3))
-        error = shrinkage.ErrorSize.of(pairs, folds.estimate)
-        score = np.abs(folds.estimate - pairs.accuracy) / error.at(pairs.documents)
-        new = drawn(rng, slices=20, slope=0.1, documents=rng.integers(30, 90, size=20))
-        centres = np.array([fit.predict(new.z) for fit in folds.fits])
-        for j in range(20):
-            low, high = shrinkage.jackknife_plus(centres[:, j], score * error.at(new.documents[j]), level)
-            covered.append(low <= new.accuracy[j] <= high)
-    assert np.mean(covered) == pytest.approx(level + 0.01, abs=0.025 if draws == 120 else 0.05)
+    fits = [shrinkage.shrunken_fit(drawn(rng, slope=slope), families(3)) for _ in range(100)]
+    assert low <= np.mean([fit.coefficients.any() for fit in fits]) <= high
 
 
 def test_jackknife_plus_is_the_published_quantiles():
@@ -104,6 +75,7 @@ def test_the_labels_that_it_is_worth_are_as_far_off_as_labels_drawn_at_random(sl
     pairs = drawn(rng, slices=400, documents=40, slope=slope, between=between)
     estimate = shrinkage.cross_fitted(pairs, [(0,)]).estimate
     found = shrinkage.Estimator.of("ours", pairs, estimate, estimate)
+    assert found.rmse == pytest.approx(100 * np.sqrt(np.square(estimate - pairs.accuracy).mean()))
     assert found.worth_low < found.worth < found.worth_high
     right = [np.arange(40) < round(40 * a) for a in pairs.accuracy]
     errors = {}

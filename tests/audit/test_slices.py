@@ -6,13 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
-from synthetic import documents, planted_store, vectors
+from synthetic import documents, planted_store, vectors, written
 
 from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.auditing.slices import association, by_band, by_column, by_value, slice_table, slicings
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Spectrum, dispersion_estimate, spectrum
-from lmeval_dispersion.store import write_store
 
 
 def test_bands_hold_every_known_value_once_and_keep_ties_together():
@@ -82,8 +81,7 @@ def test_slices_have_the_spectrum_of_their_own_vectors(tmp_path):
     x = vectors(np.ones(40), rng=rng, d=12) * rng.uniform(1, 30, size=(40, 1))
     frame = documents(np.arange(40) % 2, rng=rng, subjects=4)
     frame.loc[:1, "subject"] = "two"
-    write_store(tmp_path, documents=frame, vectors={"last": x}, manifest={})
-    run = read_run(tmp_path)
+    run = read_run(written(tmp_path, frame, x))
     np.testing.assert_allclose(run.raw_vectors, x, rtol=0, atol=2e-3 * np.abs(x).max())  # float16 rows
     rows = slice_table(run, by_column(run, "subject"), run.raw_vectors).rows
     expected = spectrum(x[frame["subject"] == "subject 2"])

@@ -1,26 +1,25 @@
-"""The laboratory's commands as a user runs them: killed, resumed, in two processes, compared, mistaken."""
+"""The laboratory's commands as users run them: interrupted, resumed, in two processes, compared, mistaken."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import tiny_models
 import torch
+from json_schemas import faults
+from processes import environment
 from threadpoolctl import threadpool_limits
 
 from lmeval_dispersion import compare_studies
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.laboratory.study import read_study
 
 LAW = ("--segment", "24", "--bins", "6", "--bin-size", "10", "--layer", "all", "--contexts", "8")
 WHOLE = ("law", "model", "--data", "text.jsonl", *LAW)
@@ -41,6 +40,12 @@ def place(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def here(place, monkeypatch):
+    monkeypatch.chdir(place)
+    return place
+
+
 def words(arguments):
     """The words of a command, with `inspect` before the name of an analysis."""
     return [*([] if arguments[0] == "compare" else ["inspect"]), *map(str, arguments)]
@@ -51,21 +56,13 @@ def run_here(*arguments):
     return main(words(arguments))
 
 
-def environment():
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "HF_"))}
-    return {**clean, "PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-
-
-def tables(folder):
-    return {path.stem: pd.read_parquet(path) for path in sorted(Path(folder).glob("*.parquet"))}
-
-
-def same(a, b):
-    expected, others = tables(a), tables(b)
-    assert expected
-    assert expected.keys() == others.keys()
-    for name, frame in expected.items():
-        pd.testing.assert_frame_equal(frame, others[name], check_exact=True)
+def same(folder, other):
+    files = sorted(folder.glob("*.parquet"))
+    assert files
+    assert [file.name for file in files] == sorted(file.name for file in other.glob("*.parquet"))
+    for file in files:
+        again = pd.read_parquet(other / file.name)
+        pd.testing.assert_frame_equal(pd.read_parquet(file), again, check_exact=True)
 
 
 @pytest.fixture(scope="module")
@@ -77,79 +74,66 @@ def whole(place):
     return place / "whole"
 
 
-def resumes(place, whole, name):
-    """All that a stopped study knows lies in its folder; it may go on in this process."""
-    with pytest.raises(UsageError, match="is not complete; give its command again to resume it"):
-        compare_studies(whole, place / name)
-    with threadpool_limits(1):
-        assert run_here(*WHOLE, "--study", name) == 0
-    same(whole, place / name)
-
-
-def test_an_interrupted_study_resumes_to_the_identical_result(place, whole, monkeypatch):
-    """The quick form of the next."""
-    monkeypatch.chdir(place)
+def test_an_interrupted_study_resumes_to_the_identical_result(here, whole, monkeypatch):
     savez, saved = np.savez, []
 
-    def interrupted(file, **arrays):
+    def saved_or_interrupted(file, **arrays):
         savez(file, **arrays)
         saved.append(file)
         if len(saved) == 5:
             raise KeyboardInterrupt
 
     with threadpool_limits(1), monkeypatch.context() as patch:
-        patch.setattr(np, "savez", interrupted)
+        patch.setattr(np, "savez", saved_or_interrupted)
         assert run_here(*WHOLE, "--study", "cut") == 130
-    resumes(place, whole, "cut")
+    with pytest.raises(UsageError, match="is not complete; give its command again to resume it"):
+        compare_studies(whole, "cut")
+    # All that it knows lies in its folder, so it may go on in this process.
+    with threadpool_limits(1):
+        assert run_here(*WHOLE, "--study", "cut") == 0
+    same(whole, here / "cut")
 
 
 @pytest.mark.slow
-def test_a_killed_study_resumes_to_the_identical_result(place, whole, monkeypatch):
-    program = [sys.executable, "-m", "lmeval_dispersion", *words((*WHOLE, "--study", "killed"))]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(program, cwd=place, env=environment(), **quiet)
-    record = place / "killed" / "work" / "data" / "3.npz"
-    deadline = time.monotonic() + 120
-    while not record.exists():
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (place / "killed" / "work" / "data" / "18.npz").exists()
-    monkeypatch.chdir(place)
-    resumes(place, whole, "killed")
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_numbers_of_one(place, whole):
+def test_two_processes_give_the_numbers_of_one(here, whole):
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
     program = [*launcher, "-m", "lmeval_dispersion", *words((*WHOLE, "--study", "two", "-o", "two.json"))]
-    done = subprocess.run(program, cwd=place, env=environment(), capture_output=True, text=True)
+    done = subprocess.run(program, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    same(whole, place / "two")
-    report = json.loads((place / "two.json").read_text())
-    assert report["schema"] == "dispersion-lab-report/2"
-    assert len(report["tables"]["correlations"]) == len(tables(whole)["correlations"])
+    same(whole, here / "two")
+    assert json.loads((here / "two.json").read_text())["schema"] == "dispersion-lab-report/2"
 
 
 @pytest.mark.parametrize("kind", ["law", "sublayers", "condensation", "clusters"])
-def test_every_kind_of_study_can_be_compared(place, whole, kind, monkeypatch, capsys):
-    monkeypatch.chdir(place)
+def test_every_kind_of_study_is_its_report_and_can_be_compared(here, whole, kind, capsys):
     options = {
-        "law": LAW,
+        "law": (*LAW, "--control", "shuffled"),
         "sublayers": ("--segment", 24, "--sizes", "10,20"),
-        "condensation": ("--segment", 24, "--segments", 50),
+        "condensation": ("--segment", 24, "--segments", 50, "--control", "untrained"),
         "clusters": ("--ngram", 1, "--occurrences", 20, "--segment", 5, "--layer", "all"),
     }[kind]
-    for model in ("model", "tuned"):
-        where = ("--study", f"{kind}-{model}", "--format", "csv")
-        assert run_here(kind, model, "--data", "few.jsonl", *options, *where) == 0
-        assert len(pd.read_csv(io.StringIO(capsys.readouterr().out))) > 1
+    options = ("--data", "few.jsonl", *options)
+    assert run_here(kind, "model", *options, "--study", f"{kind}-model", "-o", "report.json") == 0
+    report, study = json.loads((here / "report.json").read_text()), read_study(f"{kind}-model")
+    assert faults(report) == []
+    assert all(faults({key: report[key] for key in report if key != left}) for left in list(report)[1:])
+    assert faults({**report, "tables": {f"{name}_new": rows for name, rows in report["tables"].items()}})
+    assert report["manifest"] == study.manifest
+    frames = study.tables()
+    assert frames.keys() - report["tables"].keys() <= {"jackknife", "trends"}
+    for name, rows in report["tables"].items():
+        again = pd.DataFrame(rows, columns=frames[name].columns)
+        pd.testing.assert_frame_equal(again, frames[name], check_dtype=False)
+    capsys.readouterr()
+    assert run_here(kind, "tuned", *options, "--study", f"{kind}-tuned", "--format", "csv") == 0
+    printed, tuned = pd.read_csv(io.StringIO(capsys.readouterr().out)), read_study(f"{kind}-tuned").tables()
+    main_table = tuned[{"law": "correlations", "condensation": "layers"}.get(kind, "summary")]
+    pd.testing.assert_frame_equal(printed, main_table.replace("", np.nan), check_dtype=False)
     assert run_here("compare", f"{kind}-model", f"{kind}-tuned", "-o", "compared.json") == 0
-    report = json.loads((place / "compared.json").read_text())
-    assert report["schema"] == "dispersion-lab-comparison/2"
-    rows = pd.DataFrame(report["rows"])
+    compared = json.loads((here / "compared.json").read_text())
+    assert faults(compared) == []
+    assert faults({**compared, "rows": [{"layer": "layer.0"}]})
+    rows = pd.DataFrame(compared["rows"])
     assert ((rows["low"] <= rows["difference"]) & (rows["difference"] <= rows["high"])).all()
     untouched = rows[rows["layer"].isin(["layer.0", "layer.1", "layer.2.attn"]) & rows["paired"]]
     assert len(untouched) > 0
@@ -169,9 +153,7 @@ def test_every_kind_of_study_can_be_compared(place, whole, kind, monkeypatch, ca
         (("compare", "whole"), 2, "expected two runs or two studies, got 1"),
     ],
 )
-def test_mistakes_are_one_sentence(place, whole, arguments, code, message, monkeypatch, capsys):
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_mistakes_are_one_sentence(here, whole, arguments, code, message, capsys):
     assert run_here(*arguments) == code
     out, err = capsys.readouterr()
     assert out == ""

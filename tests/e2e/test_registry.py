@@ -17,7 +17,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from checkpoints import write_checkpoint
+from checkpoints import write_with_words
 from hub_faults import status
 from hub_server import HubServer
 from lmeval_screener.cli import main as screen_checkpoints
@@ -25,8 +25,6 @@ from safetensors.numpy import load_file, save_file
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.paths import data_folder
-
-TOKENIZER = data_folder("demo") / "sums-00"
 
 
 @pytest.fixture
@@ -37,24 +35,14 @@ def hub():
 
 @pytest.fixture
 def add(hub, tmp_path):
-    """Serves a checkpoint that differs from all others: ``add(name, spread=1.0, branch="main")``."""
-    rows = len(json.loads((TOKENIZER / "tokenizer.json").read_text())["model"]["vocab"]) + 40
-    made = []
+    """Serves a checkpoint that differs from all others: ``add(name, spread=1.0)``."""
+    numbers = itertools.count()
 
-    def one(name, spread=1.0, **settings):
-        draw = np.random.default_rng(len(made))
-        matrix = (
-            np.random.default_rng(1).normal(size=(rows, 16))
-            + 0.05 * draw.normal(size=(rows, 16))
-            + 1 / spread
-        )
-        place = tmp_path / "repos" / f"{len(made)}"
-        made.append(place)
-        write_checkpoint(place, {"lm_head.weight": ("F32", matrix)})
-        (place / "tokenizer.json").write_bytes((TOKENIZER / "tokenizer.json").read_bytes())
-        return hub.add(name, place, **settings)
+    def serve(name, spread=1.0):
+        number = next(numbers)
+        return hub.add(name, write_with_words(tmp_path / "repos" / str(number), number, 1 / spread))
 
-    return one
+    return serve
 
 
 @pytest.fixture
@@ -62,22 +50,20 @@ def start(hub, tmp_path):
     """Starts the command in a process of its own, each time with an empty cache."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     env |= {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "OPENBLAS_NUM_THREADS": "1"}
-    homes, begun = [], []
+    begun = []
 
     def popen(*args):
-        homes.append(tmp_path / f"hf-{len(homes)}")
         process = subprocess.Popen(
             [sys.executable, "-m", "lmeval_screener", *map(str, args)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-            env=env | {"HF_HOME": str(homes[-1])},
+            env=env | {"HF_HOME": str(tmp_path / f"hf-{len(begun)}")},
         )  # fmt: skip
         begun.append(process)
         return process
 
     yield popen
     for process in begun:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
         process.communicate()
 
 
@@ -119,12 +105,6 @@ def signalled(process, number, store, more_than=0):
         time.sleep(0.005)
     process.send_signal(number)
     return process.communicate(timeout=60)
-
-
-def again(capsys, *args):
-    """Status and standard error of the command, in this process."""
-    status = screen_checkpoints([*map(str, args), "--output", os.devnull, "--format", "json"])
-    return status, capsys.readouterr().err
 
 
 def test_killed_twice_nothing_is_lost_or_doubled(hub, add, start, run, tmp_path):
@@ -182,7 +162,7 @@ def test_only_what_is_new_or_changed_is_read(hub, add, run, tmp_path):
     assert [r for r in hub.requests[first:] if r.part == "resolve"]
     # Another token set is another measurement.
     first = len(hub.requests)
-    run("org/b", "--registry", store, "--reference", "reference:bare")
+    assert run("org/b", "--registry", store, "--reference", "reference:nouns,verbs").returncode == 0
     assert [r for r in hub.requests[first:] if r.part == "resolve"]
 
 
@@ -235,46 +215,37 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
     (last,) = rows_of(store, "SELECT run FROM runs ORDER BY started DESC")[0]
     assert "nothing moved" in registry("diff", store, "--since", last).stdout.splitlines()[0]
 
-    add("org/b", 9.0)  # the same repository, trained on
+    add("org/b", 4.0)  # the same repository, trained on
+    add("org/best", 9.0)
     add("org/new", 0.5)
     del hub.repositories["org/gone"]
-    assert run("org/a", "org/b", "org/gone", "org/new", "--registry", store).returncode == 3
-    moved = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)["rows"]
-    by_kind = {row["what"]: row for row in moved}
-    assert {(row["what"], row["checkpoint"]) for row in moved} == {
-        *(("new", "org/new"), ("changed", "org/b"), ("deleted", "org/gone")),
-    }
-    assert by_kind["changed"]["apart"] is True
-    assert by_kind["changed"]["gain"] > 0
-    assert by_kind["changed"]["rank"] == 1
+    assert run("org/a", "org/b", "org/gone", "org/new", "org/best", "--registry", store).returncode == 3
+    document = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)
+    assert {row["checkpoint"]: (row["what"], row["rank"], row["apart"]) for row in document["rows"]} == {
+        "org/best": ("new", 1, True), "org/new": ("new", 4, True),
+        "org/b": ("changed", 2, True), "org/gone": ("deleted", None, None),
+    }  # fmt: skip
+    assert {row["checkpoint"]: row["gain"] > 0 for row in document["rows"] if row["gain"]} == {
+        "org/best": True, "org/new": False, "org/b": True,
+    }  # fmt: skip
+    assert document["answer"][0] == "Worth evaluating, above the former best: org/best (rank 1)."
+    assert document["answer"][-1].endswith(": 2 new, 1 changed, 1 deleted.")
     best = registry("query", store, "--top", "1", "--format", "csv").stdout.splitlines()
-    assert [line.split(",")[0] for line in best] == ["checkpoint", "org/b"]
+    assert [line.split(",")[0] for line in best] == ["checkpoint", "org/best"]
 
 
-def test_since_answers_what_is_new_and_worth_evaluating(add, tmp_path, capsys):
-    for number, spread in enumerate((1.0, 2.0, 9.0, 0.5)):
-        add(f"org/{number}", spread)
-    store, folders = tmp_path / "s.db", [str(tmp_path / "repos" / str(number)) for number in range(4)]
-
-    def news(*places, since="yesterday"):
-        words = ["--registry", str(store), "--since", since, "--format", "json", "--quiet"]
-        assert screen_checkpoints([*places, *words]) == 0
-        document = json.loads(capsys.readouterr().out)
-        rows = {row["checkpoint"]: (row["what"], row["rank"], row["apart"]) for row in document["rows"]}
-        return document["answer"], rows
-
-    answer, rows = news(*folders[:2])
-    assert answer[0] == "Best of a new group: 1 (rank 1)."
-    assert rows == {"1": ("new", 1, None), "0": ("new", 2, None)}
-    (last,) = rows_of(store, "SELECT run FROM runs")[0]
-    answer, rows = news(*folders, since=last)
-    assert answer[0] == "Worth evaluating, above the former best: 2 (rank 1)."
-    assert answer[1].endswith(": 2 new.")
-    assert rows == {"2": ("new", 1, True), "3": ("new", 4, True)}
+def test_since_answers_what_is_new_and_worth_evaluating(run, tmp_path):
+    folders = [write_with_words(tmp_path / str(number), number, 1.0 - number / 2) for number in range(2)]
+    words = [*folders, "--registry", tmp_path / "s.db", "--since"]
+    document = json.loads(run(*words, "yesterday", "--format", "json").stdout)
+    assert document["answer"][0] == "Best of a new group: 1 (rank 1)."
+    rows = [(row["checkpoint"], row["what"], row["rank"], row["apart"]) for row in document["rows"]]
+    assert rows == [("1", "new", 1, None), ("0", "new", 2, None)]
     # Nothing is read, and nothing is lost, where the time is none.
-    assert screen_checkpoints([*folders, "--registry", str(store), "--since", "soon"]) == 2
-    assert "expected --since as a date, a time, yesterday or a run" in capsys.readouterr().err
-    assert screen_checkpoints([*folders, "--registry", str(store), "--since", last, "--shortlist", "1"]) == 2
+    soon = run(*words, "soon")
+    assert soon.returncode == 2
+    assert "expected --since as a date, a time, yesterday or a run" in soon.stderr
+    assert run(*words, "yesterday", "--shortlist", "1").returncode == 2
 
 
 def test_sql_is_read_only_and_shows_every_column(add, run, registry, tmp_path):
@@ -295,7 +266,7 @@ def test_sql_is_read_only_and_shows_every_column(add, run, registry, tmp_path):
     assert "hf://org/a" in shown
 
 
-def test_what_is_no_registry_is_refused_and_left_alone(registry, tmp_path, capsys):
+def test_what_is_no_registry_is_refused_and_left_alone(run, registry, tmp_path):
     wrong = {
         "text": (b"no database, but a text", "expected a registry of screen-checkpoints"),
         "old.duckdb": (b"checksumDUCK" + bytes(4096), "made by an earlier version, in DuckDB's format"),
@@ -305,8 +276,9 @@ def test_what_is_no_registry_is_refused_and_left_alone(registry, tmp_path, capsy
         place = tmp_path / name
         place.write_bytes(content)
         assert registry("query", place).returncode in (1, 2)
-        assert screen_checkpoints([str(TOKENIZER), "--registry", str(place)]) in (1, 2)
-        assert sentence in capsys.readouterr().err
+        done = run(data_folder("demo") / "sums-00", "--registry", place)
+        assert done.returncode in (1, 2)
+        assert sentence in done.stderr
         assert place.read_bytes() == content
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection:
         connection.execute("CREATE TABLE runs (name)")
@@ -315,25 +287,25 @@ def test_what_is_no_registry_is_refused_and_left_alone(registry, tmp_path, capsy
     assert registry("query", tmp_path).returncode == 2
 
 
-def test_a_deleted_folder_is_marked_and_does_not_rank(add, registry, tmp_path, capsys):
+def test_a_deleted_folder_is_marked_and_does_not_rank(add, run, registry, tmp_path):
     for number in range(3):
         add(f"org/{number}", 1 + number)
     store, folders = tmp_path / "s.db", [tmp_path / "repos" / str(number) for number in range(3)]
-    assert again(capsys, *folders, "--registry", store)[0] == 0
+    assert run(*folders, "--registry", store).returncode == 0
     shutil.rmtree(folders[1])
     for _ in range(2):  # before and after a run notices
         rows = json.loads(registry("query", store, "--format", "json").stdout)["rows"]
         assert {row["checkpoint"]: (row["rank"], row["note"]) for row in rows} == {
             "0": (2, None), "1": (None, "deleted"), "2": (1, None),
         }  # fmt: skip
-        assert again(capsys, folders[0], folders[2], "--registry", store)[0] == 0
+        assert run(folders[0], folders[2], "--registry", store).returncode == 0
     (last,) = rows_of(store, "SELECT run FROM runs ORDER BY started")[0]
     moved = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)["rows"]
     assert [(row["what"], row["checkpoint"]) for row in moved] == [("deleted", "1")]
     # By the label that was printed, by the path, and a label that several share.
     for name in ("1", str(folders[1]), f"repos/{1}"):
         assert "FolderNotFound" in registry("show", store, name).stdout
-    again(capsys, shutil.copytree(folders[0], tmp_path / "else" / "0"), "--registry", store)
+    run(shutil.copytree(folders[0], tmp_path / "else" / "0"), "--registry", store)
     assert "which is the name of 2" in registry("show", store, "0").stderr
 
 
@@ -373,23 +345,20 @@ def adapter_of(base, folder):
 
 
 @pytest.mark.parametrize("changed", ["the base of an adapter", "the tokenizer that was named"])
-def test_a_checkpoint_is_read_again_when_what_it_rests_on_changed(add, tmp_path, capsys, changed):
-    add("org/base")
-    base, store = tmp_path / "repos" / "0", tmp_path / "s.db"
+def test_a_checkpoint_is_read_again_when_what_it_rests_on_changed(run, tmp_path, changed):
+    base = write_with_words(tmp_path / "base")
     if changed == "the base of an adapter":
-        args, place = (
-            (adapter_of(base, tmp_path / "adapter"), "--registry", store),
-            base / "model.safetensors",
-        )
+        words, place = [adapter_of(base, tmp_path / "adapter")], base / "model.safetensors"
     else:
         place = (base / "tokenizer.json").rename(tmp_path / "tokenizer.json")
-        args = (base, "--tokenizer", place, "--registry", store)
-    assert again(capsys, *args)[0] == 0
-    assert "1 of 1 taken" in again(capsys, *args)[1]
+        words = [base, "--tokenizer", place]
+    words += ["--registry", tmp_path / "s.db"]
+    assert run(*words).returncode == 0
+    assert "1 of 1 taken" in run(*words).stderr
     if place.suffix == ".json":
         place.write_text(json.dumps(json.loads(place.read_text()), indent=1))
     else:
         os.utime(place, ns=(1, 1))
-    status, err = again(capsys, *args)
-    assert (status, "taken from" in err) == (0, False)
-    assert "1 of 1 taken" in again(capsys, *args)[1]
+    read_again = run(*words)
+    assert (read_again.returncode, "taken from" in read_again.stderr) == (0, False)
+    assert "1 of 1 taken" in run(*words).stderr

@@ -3,11 +3,11 @@
 import errno
 import json
 import random
-import signal
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,48 +15,34 @@ import torch
 from processes import environment, torchrun
 from safetensors.torch import load_file
 from threadpoolctl import threadpool_limits
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config
+from tiny_models import WORDS, model, saved, text_file
+from transformers import GPT2Config, GPT2LMHeadModel, T5Config
 
-from lmeval_dispersion.cli import main, parser_of
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.cli import main
 from lmeval_dispersion.training.losses import LOSSES
-from lmeval_dispersion.training.train import LOSS_NAMES, claimed_folder, given_settings
+from lmeval_dispersion.training.train import LOSS_NAMES
 
-WORDS = "the of a to in and on river stone house light wind old new small"
+MODEL = Path("angular_spread-seed0", "model", "model.safetensors")
 
 
-def prose(lines, seed):
+def prose(words, seed):
+    """Two hundred texts of some of the tokenizer's words."""
     draw = random.Random(seed)
-    return "\n\n".join(" ".join(draw.choices(WORDS.split(), k=30)) + "." for _ in range(lines))
+    return [" ".join(draw.choices(words, k=30)) for _ in range(200)]
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A tiny GPT-2 with dropout and one without, their tokenizer, and two domains of text."""
     folder = tmp_path_factory.mktemp("base")
-    text = prose(200, 0)
-    code = [f"def f{i}(x):\n    return x + {i}" for i in range(400)]
-    (folder / "prose.txt").write_text(text)
-    (folder / "short.txt").write_text("the river")
-    (folder / "code.jsonl").write_text("\n".join(json.dumps({"text": part}) for part in code))
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"], initial_alphabet=letters)
-    bpe.train_from_iterator([text, *code], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<end>", pad_token="<end>")
-    torch.manual_seed(0)
-    config = GPT2Config(
-        n_layer=2, n_embd=16, n_head=2, n_positions=32, vocab_size=320, bos_token_id=0, eos_token_id=0
-    )
-    GPT2LMHeadModel(config).save_pretrained(folder / "model")
-    config.update({"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0})
-    config.save_pretrained(folder / "undropped")
-    T5Config(d_model=16, num_layers=1, vocab_size=320).save_pretrained(folder / "reader")
-    for name in ("model", "undropped", "reader"):
-        tokenizer.save_pretrained(folder / name)
+    shape = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 32, "bos_token_id": 1, "eos_token_id": 2}
+    no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    saved(folder / "model", model(GPT2Config, GPT2LMHeadModel, **shape))
+    saved(folder / "undropped", model(GPT2Config, GPT2LMHeadModel, **shape, **no_dropout))
+    saved(folder / "reader", T5Config(d_model=16, num_layers=1, vocab_size=320))
+    (folder / "prose.txt").write_text("\n\n".join(prose(WORDS[:15], 0)))
+    text_file(folder / "code.jsonl", prose(WORDS[15:60], 1))
+    (folder / "short.txt").write_text("w1 w2")
     return folder
 
 
@@ -85,84 +71,62 @@ def status(words):
         return ended.code
 
 
-def started(base, out, **options):
-    call = "import sys; from lmeval_dispersion.cli import main, parser_of; sys.exit(main())"
-    return subprocess.Popen(
-        [sys.executable, "-c", call, *arguments(base, out, **options)],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def weights(out):
-    return load_file(out / "angular_spread-seed0" / "model" / "model.safetensors")
-
-
-def assert_same_weights(one, other):
-    found, wanted = weights(one), weights(other)
-    for key, value in wanted.items():
-        assert torch.equal(value, found[key]), key
-
-
 def result_of(out, arm="base"):
     return json.loads((out / f"{arm}-seed0" / "result.json").read_text())
 
 
-def test_an_interrupted_run_goes_on_to_the_same_numbers(base, tmp_path, capsys, monkeypatch):
-    """The quick form of the next: interrupted in this process, after a checkpoint."""
+def interrupted(words, run, monkeypatch):
+    """By Ctrl-C in this process, after a checkpoint."""
 
     @contextmanager
-    def interrupted(**_):
+    def bar(**_):
         def update(done, total, label):
             if done == 8:
                 raise KeyboardInterrupt
 
         yield update
 
-    with threadpool_limits(1):
-        with monkeypatch.context() as patch:
-            patch.setattr("lmeval_dispersion.training.train.progress_bar", interrupted)
-            assert main(arguments(base, tmp_path / "cut", max_tokens=6)) == 130
-        assert (tmp_path / "cut" / "base-seed0" / "checkpoint-6").is_dir()
-        capsys.readouterr()
-        assert main(arguments(base, tmp_path / "cut", max_tokens=6)) == 0
-        printed = capsys.readouterr().out
-        assert main(arguments(base, tmp_path / "whole", max_tokens=6)) == 0
-    assert printed == capsys.readouterr().out
-    assert_same_weights(tmp_path / "cut", tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("lmeval_dispersion.training.train.progress_bar", bar)
+        assert main(words) == 130
 
 
-@pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_numbers(base, tmp_path, capsys):
-    options = {"max_tokens": 6, "tokens": 16 * 4 * 60}
-    killed = started(base, tmp_path / "killed", **options)
-    run = tmp_path / "killed" / "base-seed0"
-    deadline = time.monotonic() + 200
-    while not list(run.glob("checkpoint-*/trainer_state.json")) and killed.poll() is None:
-        assert time.monotonic() < deadline
+def killed(words, run, monkeypatch):
+    """By SIGKILL, after a checkpoint."""
+    process = subprocess.Popen([sys.executable, "-m", "lmeval_dispersion", *words], env=environment())
+    while not list(run.glob("checkpoint-*/trainer_state.json")) and process.poll() is None:
         time.sleep(0.005)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    assert not (run / "result.json").exists(), "the run was over before it could be killed"
-    # What a kill in the middle of writing leaves behind.
-    (run / "checkpoint-59").mkdir()
-    (run / "checkpoint-59" / "trainer_state.json").write_text('{"global_st')
-    # And one between the last step and the result.
-    (run / "checkpoint-60").mkdir()
-    (run / "checkpoint-60" / "trainer_state.json").write_text('{"global_step": 60}')
-    # All that it knows lies in its folder, so it may go on in this process; with one thread, as before.
-    with threadpool_limits(1):
-        assert main(arguments(base, tmp_path / "killed", **options)) == 0
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize(
+    ("end", "steps"), [(interrupted, 12), pytest.param(killed, 60, marks=pytest.mark.slow)]
+)
+def test_a_run_that_ended_early_goes_on_to_the_same_numbers(end, steps, base, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "cut" / "base-seed0"
+    cut, whole = (
+        arguments(base, tmp_path / name, max_tokens=6, tokens=16 * 4 * steps) for name in ("cut", "whole")
+    )
+    with threadpool_limits(1):  # as many as a process of its own has
+        end(cut, run, monkeypatch)
+        assert list(run.glob("checkpoint-*"))
+        assert not (run / "result.json").exists()
+        # What a kill in the middle of writing leaves behind, and one between the last step and the result.
+        for step, state in ((steps - 1, '{"global_st'), (steps, f'{{"global_step": {steps}}}')):
+            (run / f"checkpoint-{step}").mkdir()
+            (run / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
+        capsys.readouterr()
+        assert main(cut) == 0
         printed = capsys.readouterr().out
-        assert main(arguments(base, tmp_path / "whole", **options)) == 0
+        assert main(whole) == 0
     assert printed == capsys.readouterr().out
-    assert result_of(tmp_path / "killed") == result_of(tmp_path / "whole")
-    assert_same_weights(tmp_path / "killed", tmp_path / "whole")
-    assert not list((tmp_path / "killed").glob("*/checkpoint-*"))
+    assert result_of(tmp_path / "cut") == result_of(tmp_path / "whole")
+    trained = [load_file(tmp_path / name / MODEL) for name in ("cut", "whole")]
+    assert all(torch.equal(value, trained[0][key]) for key, value in trained[1].items())
+    assert not list((tmp_path / "cut").glob("*/checkpoint-*"))
     # A third call does nothing but print.
-    assert main(arguments(base, tmp_path / "killed", **options)) == 0
+    assert main(cut) == 0
     assert capsys.readouterr().out == printed
 
 
@@ -212,12 +176,15 @@ def test_base_and_losses_on_two_domains(base, tmp_path, capsys):
         ({"layer": "layer.2"}, "from -2 to 1"),
         ({"block": "2000", "tokens": "8k"}, "at most 32"),
         ({"weight": "inf"}, "--weight: expected at least 0 and finite, got inf"),
+        ({"tokens": "infM"}, "--tokens: expected at least 1 and finite, got infM"),
         ({"seed": "-1"}, "--seed: expected at least 0"),
+        ({"seed": "4294967296"}, "below 4294967296"),  # what numpy takes
         ({"lr": "fast"}, "argument --lr: invalid number value: 'fast'"),
         ({"max_tokens": "1"}, "make a pair"),
         ({"loss": "cross_domain_push_away"}, "two --data"),
         ({"output": "report.xlsx"}, "suffix"),
         ({"output_dir": "BASE/prose.txt"}, "new or empty folder"),
+        ({"output_dir": "BASE"}, "new or empty folder"),
         ({"output_dir": "BASE/prose.txt/in"}, "where folders and files can be made"),
     ],
 )
@@ -278,21 +245,11 @@ def test_a_failed_start_blocks_nothing_and_a_full_disk_is_one_sentence(base, tmp
     assert main(arguments(base, out, block=8, tokens=8 * 4 * 2)) == 0
     assert "base" in capsys.readouterr().out
     assert np.load(out / "blocks.npz")["train0"].shape[1] == 8
+    for result in out.glob("*/result.json"):
+        result.unlink()  # as if it had been interrupted
     assert main(arguments(base, out, block=16)) == 2
     assert "block 8 -> 16" in capsys.readouterr().err
 
 
-def test_another_comparisons_folder_is_refused(base, tmp_path):
+def test_the_command_offers_every_loss():
     assert set(LOSSES) == set(LOSS_NAMES)
-
-    def claimed(out, **options):
-        words = arguments(base, out, **options)[1:]
-        return claimed_folder(given_settings(parser_of("train")[0].parse_args(words)))
-
-    begun = claimed(tmp_path / "out") / "base-seed1"
-    begun.mkdir()
-    (begun / "trainer_state.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"lr 0\.005 -> 0\.1"):
-        claimed(tmp_path / "out", lr=0.1)
-    with pytest.raises(UsageError, match="empty folder"):
-        claimed(tmp_path)

@@ -27,11 +27,10 @@ def data(place):
 @pytest.fixture(scope="session")
 def repeating(place):
     rng = np.random.default_rng(3)
-    phrases = [[int(i) for i in rng.integers(0, 90, 4)] for _ in range(4)]
-    rows = []
-    for _ in range(80):
-        row = []
-        for _ in range(3):
-            row += [*rng.integers(0, 90, 9).tolist(), *phrases[rng.integers(4)]]
-        rows.append(" ".join(f"w{i}" for i in row))
-    return tiny_models.text_file(place / "repeating.jsonl", rows)
+    phrases = rng.integers(0, 90, (4, 4)).tolist()
+
+    def phrase_at_the_end():
+        return [*rng.integers(0, 90, 9).tolist(), *phrases[rng.integers(4)]]
+
+    texts = ([*phrase_at_the_end(), *phrase_at_the_end(), *phrase_at_the_end()] for _ in range(80))
+    return tiny_models.text_file(place / "repeating.jsonl", (" ".join(f"w{i}" for i in ids) for ids in texts))

@@ -6,15 +6,17 @@ import numpy as np
 import tiny_models
 import torch
 
-from lmeval_dispersion.model.loading import load_model
 from lmeval_dispersion.model.texts import Texts
 
 
-def hidden_states(model, tokens):
-    """Every depth's states of one text, as transformers returns them, float64."""
+def slow_pass(model, tokens):
+    """NLL of one text's tokens after the first, and the states of every depth, float64."""
+    ids = torch.tensor([list(tokens)])
     with torch.no_grad():
-        out = load_model(model).model(torch.tensor([tokens]), output_hidden_states=True)
-    return [h[0].double().numpy() for h in out.hidden_states]
+        out = model(ids, output_hidden_states=True)
+    logp = out.logits[0].double().log_softmax(-1)
+    nll = -logp[:-1].gather(1, ids[0, 1:, None])[:, 0].numpy()
+    return nll, [states[0].double().numpy() for states in out.hidden_states]
 
 
 def token_ids(data):

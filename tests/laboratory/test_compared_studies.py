@@ -19,12 +19,22 @@ def compared(first, second):
 FIRST, SECOND = np.array([0.5, 0.52, 0.47, 0.55]), np.array([0.6, 0.58, 0.55, 0.69])
 
 
-def sublayers_study(folder, values, sha256="same", layer="layer.0"):
-    study = Study.open(folder, "sublayers", {})
-    study.once("segments.pool", {"sha256": sha256})
-    draws = pd.DataFrame({"layer": layer, "segments": 10, "draw": range(len(values)), "dispersion": values})
-    study.finish({"draws": draws})
+def study(folder, kind, pool, sha256, tables):
+    made = Study.open(folder, kind, {})
+    made.once(f"segments.{pool}", {"sha256": sha256})
+    made.finish(tables)
     return folder
+
+
+def sublayers_study(folder, values, sha256="same", layer="layer.0"):
+    draws = {"layer": layer, "segments": 10, "draw": range(len(values)), "dispersion": values}
+    return study(folder, "sublayers", "pool", sha256, {"draws": pd.DataFrame(draws)})
+
+
+def condensation_study(folder, model, means, sha256="same"):
+    tables = model_tables([f"layer.{k}" for k in range(4)], means, np.ones((4, 4)))
+    named = {name: frame.assign(model=model, control="") for name, frame in tables.items()}
+    return study(folder, "condensation", model, sha256, named)
 
 
 @pytest.mark.parametrize("sha256", ["same", "another"])
@@ -37,15 +47,6 @@ def test_draws_of_the_same_segments_are_paired(tmp_path, sha256):
     if sha256 == "another":
         spread = np.sqrt(FIRST.var(ddof=1) + SECOND.var(ddof=1))
     assert (row["high"] - row["low"]) / 2 == pytest.approx(1.959963984540054 * spread)
-
-
-def condensation_study(folder, model, means, sha256="same"):
-    study = Study.open(folder, "condensation", {})
-    study.once(f"segments.{model}", {"sha256": sha256})
-    names = [f"layer.{k}" for k in range(means.shape[1])]
-    tables = model_tables(names, means, np.ones((len(names), 4)))
-    study.finish({name: frame.assign(model=model, control="") for name, frame in tables.items()})
-    return folder
 
 
 def test_the_same_texts_take_their_own_variation_out(tmp_path):

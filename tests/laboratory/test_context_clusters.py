@@ -7,11 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import tiny_models
-from slow_states import hidden_states, token_ids
+from slow_states import slow_pass, token_ids
 
 from lmeval_dispersion import clusters
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.laboratory.context_clusters import recurring_contexts
+from lmeval_dispersion.model.loading import load_model
 from lmeval_dispersion.model.texts import Texts
 
 
@@ -29,10 +30,11 @@ def test_clusters_are_geometrys_distances(model, repeating):
     options = {"ngram": 4, "occurrences": 20, "segment": 6}
     found = clusters(model, repeating, batch=5, layers="layer.1,last", **options)
     contexts = recurring_contexts(Texts(repeating), tiny_models.tokenizer(), clusters=500, **options)
+    plain = load_model(model).model
+    states = [slow_pass(plain, context)[1] for context in contexts["tokens"].tolist()]
     labels = np.repeat(np.arange(len(contexts["ngrams"])), 20)
     for depth, layer in ((2, "layer.1"), (3, "last")):
-        vectors = [hidden_states(model, context)[depth][-1] for context in contexts["tokens"].tolist()]
-        expected = plain_distances(np.array(vectors, dtype=float), labels)
+        expected = plain_distances(np.array([each[depth][-1] for each in states]), labels)
         row = found.summary[found.summary["layer"] == layer].iloc[0]
         assert row["within"] == pytest.approx(expected[0], abs=1e-5)
         assert row["between"] == pytest.approx(expected[1], abs=1e-5)

@@ -8,7 +8,7 @@ import tiny_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow_states import mean_pair_distance
+from slow_states import mean_pair_distance, slow_pass, token_ids
 
 from lmeval_dispersion import law
 from lmeval_dispersion.errors import TooFewVectorsError, UsageError
@@ -31,33 +31,15 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def result(model, data):
-    return law(
-        model,
-        data,
-        segment=LENGTH,
-        bins=BINS,
-        bin_size=SIZE,
-        layers="all",
-        contexts=(8, 99),
-        held_out=data,
-        control=("shuffled", "untrained"),
-        batch=7,
-    )
+    options = {"bins": BINS, "bin_size": SIZE, "contexts": (8, 99), "control": ("shuffled", "untrained")}
+    return law(model, data, segment=LENGTH, layers="all", held_out=data, batch=7, **options)
 
 
 @pytest.fixture(scope="module")
 def slow(model, data):
     """Per text: NLL of every token after the first, hidden states of every depth."""
     loaded = load_model(model)
-    texts = []
-    for text in Texts(data):
-        ids = torch.tensor([loaded.tokenizer(text.text).input_ids])
-        with torch.no_grad():
-            out = loaded.model(ids, output_hidden_states=True)
-        logp = out.logits[0].double().log_softmax(-1)
-        nll = -logp[:-1].gather(1, ids[0, 1:, None])[:, 0].numpy()
-        texts.append((nll, [h[0].double().numpy() for h in out.hidden_states[1:]]))
-    return texts
+    return [slow_pass(loaded.model, ids) for ids in token_ids(data)]
 
 
 def slow_algorithm_1(means, k):
@@ -74,27 +56,28 @@ def slow_algorithm_1(means, k):
     return sorted(selected)
 
 
-def expected_bins(values):
-    """Sorted bins and the paper's choice of them, as loops."""
+def expected_bins(slow, kind):
+    """Every text's value, and of each chosen bin its number and texts: sorted, then chosen, as loops.
+
+    Bins of a single token's perplexity are chosen, and averaged, by its logarithm.
+    """
+    values = [np.exp(nll.mean()) if kind == "sequence" else nll[7] for nll, _ in slow]
     order = sorted(range(len(values)), key=lambda i: values[i])
     bins = [order[k * SIZE : (k + 1) * SIZE] for k in range(len(values) // SIZE)]
     means = [np.mean([values[i] for i in members]) for members in bins]
-    return [(j, bins[j]) for j in slow_algorithm_1(means, BINS)]
+    return values, [(j, bins[j]) for j in slow_algorithm_1(means, BINS)]
 
 
 @pytest.mark.parametrize("kind", ["sequence", "last@8"])
 def test_points_are_the_papers_procedure_in_slow_motion(result, slow, kind):
-    # Bins of a single token's perplexity are chosen, and averaged, by its logarithm.
     column = "mean_perplexity" if kind == "sequence" else "mean_nll"
-    values = [np.exp(nll.mean()) if kind == "sequence" else nll[7] for nll, _ in slow]
     position = -1 if kind == "sequence" else 7
     rows = result.points.query("perplexity == @kind and split == 'data'")
+    values, expected = expected_bins(slow, kind)
     assert rows["layer"].unique().tolist() == ["layer.0", "layer.1", "last"]
-    for depth, layer in enumerate(["layer.0", "layer.1", "last"]):
-        got = rows[rows["layer"] == layer]
-        expected = expected_bins(values)
-        assert got["bin"].tolist() == [j for j, _ in expected]
-        for (_, members), row in zip(expected, got.itertuples(), strict=True):
+    for depth, (_, found) in enumerate(rows.groupby("layer", sort=False), 1):
+        assert found["bin"].tolist() == [j for j, _ in expected]
+        for (_, members), row in zip(expected, found.itertuples(), strict=True):
             assert getattr(row, column) == pytest.approx(np.mean([values[i] for i in members]), rel=1e-4)
             vectors = np.array([slow[i][1][depth][position] for i in members])
             assert row.dispersion == pytest.approx(mean_pair_distance(vectors), abs=1e-5)
@@ -124,7 +107,7 @@ def test_correlations_are_those_of_the_points(result):
 
 
 def test_the_overall_dispersion_is_that_of_all_texts(result, slow):
-    for depth, row in enumerate(result.overall.query("split == 'data'").itertuples()):
+    for depth, row in enumerate(result.overall.query("split == 'data'").itertuples(), 1):
         vectors = np.array([states[depth][-1] for _, states in slow])
         assert row.dispersion == pytest.approx(mean_pair_distance(vectors), abs=1e-5)
         assert row.texts == COUNT
@@ -147,34 +130,30 @@ def test_too_little_and_too_long_is_told_before_the_work(model, data, options, e
 
 
 @pytest.mark.parametrize("control", ["untrained", "shuffled"])
-@pytest.mark.parametrize("kind", ["sequence", "last@8"])
-def test_controls_change_the_states_and_nothing_else(result, slow, model, data, kind, control):
+@pytest.mark.parametrize(("kind", "length"), [("sequence", LENGTH), ("last@8", 8)])
+def test_controls_change_the_states_and_nothing_else(result, slow, model, data, kind, length, control):
     loaded = load_model(model)
     other = loaded.model
     if control == "untrained":
         torch.manual_seed(0)
         other = type(loaded.model)._from_config(loaded.model.config, dtype=torch.float32).eval()
-    length = LENGTH if kind == "sequence" else 8
     # Segments lie in the study in the order in which they were drawn, which shuffling depends on.
     drawn = draw_segments(Texts(data), loaded.tokenizer, length=LENGTH, most=COUNT)
-    numbers = np.argsort(drawn["origins"][:, 0])
-    texts = [loaded.tokenizer(text.text).input_ids for text in Texts(data)]
-    values = [np.exp(nll.mean()) if kind == "sequence" else nll[7] for nll, _ in slow]
+    numbers, texts = np.argsort(drawn["origins"][:, 0]), token_ids(data)
     rows = result.points.query("perplexity == @kind and split == 'data' and layer == 'last'")
-    for (_, members), row in zip(expected_bins(values), rows.itertuples(), strict=True):
-        vectors, spread = [], []
+    _, expected = expected_bins(slow, kind)
+    for (_, members), (_, row) in zip(expected, rows.iterrows(), strict=True):
+        states = []
         for text in members:
             ids = np.array(texts[text][:length])
             if control == "shuffled":
                 ids = ids[np.random.default_rng([0, numbers[text]]).permutation(length)]
-            with torch.no_grad():
-                states = other(torch.tensor(ids[None]), output_hidden_states=True).hidden_states[-1][0]
-            vectors.append(states[-1].double().numpy())
-            spread.append(mean_pair_distance(states.double().numpy()))
-        found = rows.loc[row.Index]
-        assert found[f"dispersion.{control}"] == pytest.approx(mean_pair_distance(vectors), abs=1e-5)
+            states.append(slow_pass(other, ids)[1][-1])
+        apart = mean_pair_distance([each[-1] for each in states])
+        assert row[f"dispersion.{control}"] == pytest.approx(apart, abs=1e-5)
         if kind == "sequence":
-            assert found[f"token_dispersion.{control}"] == pytest.approx(np.mean(spread), abs=1e-5)
+            spread = np.mean([mean_pair_distance(each) for each in states])
+            assert row[f"token_dispersion.{control}"] == pytest.approx(spread, abs=1e-5)
 
 
 @settings(max_examples=100, deadline=None)

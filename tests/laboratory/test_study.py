@@ -1,13 +1,20 @@
-"""Studies: work that is stopped anywhere goes on to the same bits, and a folder is taken for what it is."""
+"""Studies: known by the content of their inputs, resumed to the same bits wherever they were stopped."""
 
 from __future__ import annotations
+
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
+import tiny_models
+import torch
 
+from lmeval_dispersion import condensation
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory.study import Study, read_study
+from lmeval_dispersion.laboratory.analysis import labels, model_settings
+from lmeval_dispersion.laboratory.study import Study, StudyRoot, read_study
+from lmeval_dispersion.model.loading import ModelChoice, load_model
 
 UNITS = 23
 
@@ -41,21 +48,20 @@ def test_a_study_stopped_again_and_again_ends_like_one_that_was_not(tmp_path):
 
 def test_processes_share_what_is_not_done(tmp_path):
     """Two processes that list the files at the same time, as the barrier has it."""
-    study, _ = worked(tmp_path / "r")
+    study, units = worked(tmp_path / "r")
     for unit in (0, 3, 4):
-        (tmp_path / "r" / "work" / "squares" / f"{unit}.npz").unlink()
-    shares = []
+        units.files[unit].unlink()
+    shares, waits = [], []
     for index in (1, 0):
+        share = []
         study.processes.index, study.processes.count = index, 2
-        shares.append([])
-        waited = []
-        study.processes.wait = lambda waited=waited, index=index: waited.append(index)
-        study.units("squares", UNITS, lambda unit: shares[-1].append(unit) or {"square": np.array(0)})
-        for unit in shares[-1]:
-            if index:
-                (tmp_path / "r" / "work" / "squares" / f"{unit}.npz").unlink()
-        assert waited == [index, index]
+        study.processes.wait = lambda: waits.append(None)
+        study.units("squares", UNITS, lambda unit: share.append(unit) or {"square": np.array(0)})  # noqa: B023
+        if index:
+            [units.files[unit].unlink() for unit in share]
+        shares.append(share)
     assert shares == [[3], [0, 4]]
+    assert len(waits) == 4
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path):
@@ -88,3 +94,64 @@ def test_results_replace_the_work(tmp_path):
     assert again.manifest["model"] == {"name": "m"}
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == ["manifest.json", "points.parquet"]
     assert Study.open(tmp_path / "r", "law", {"seed": 1}).manifest["complete"]
+
+
+OPTIONS = {"segment": 12, "segments": 10}
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    words = [" ".join(f"w{(i * k) % 90}" for i in range(12)) for k in range(1, 20)]
+    text = tiny_models.text_file(tmp_path / "text.jsonl", words)
+    return tiny_models.saved(tmp_path / "model", tiny_models.llama()), text
+
+
+@pytest.mark.parametrize(
+    ("what", "message"), [("text", "the text {'sha256': '"), ("weights", "the models' files .*'sha256:")]
+)
+def test_changed_content_makes_another_study_and_another_name_does_not(
+    inputs, tmp_path, what, message, capsys
+):
+    model, text = inputs
+    study, root = tmp_path / "study", StudyRoot(tmp_path / "studies")
+    first = condensation(model, text, folder=study, **OPTIONS)
+    kept = condensation(model, text, folder=root, **OPTIONS)
+    assert first.manifest["names"] == {"models": [str(model)], "texts": [str(text)]}
+    moved = shutil.copytree(model, tmp_path / "moved"), shutil.copy(text, tmp_path / "moved.jsonl")
+    assert condensation(*moved, folder=study, **OPTIONS).manifest == first.manifest
+    if what == "text":
+        text.write_text(text.read_text().replace("w3 ", "w4 "))
+    else:
+        other = tiny_models.llama()
+        with torch.no_grad():
+            other.model.layers[1].mlp.down_proj.weight[3, 5] += 0.25
+        tiny_models.saved(model, other)
+    with pytest.raises(UsageError, match=message + r".*, now .*; pass another folder="):
+        condensation(model, text, folder=study, **OPTIONS)
+    again = condensation(model, text, folder=root, quiet=False, **OPTIONS)
+    assert f"the study is kept in {root.root / 'condensation-'}" in capsys.readouterr().err
+    assert len(list(root.root.iterdir())) == 2
+    assert not again.layers["mean"].equals(kept.layers["mean"])
+    assert again.layers["mean"].equals(condensation(model, text, **OPTIONS).layers["mean"])
+
+
+def test_a_loaded_model_is_its_parameters(inputs):
+    loaded = load_model(inputs[0])
+    before = model_settings(loaded)
+    assert before == model_settings(load_model(inputs[0]))
+    with torch.no_grad():
+        loaded.model.model.norm.weight[0] += 0.5
+    assert model_settings(loaded)["weights"] != before["weights"]
+
+
+def test_models_are_called_by_the_parts_of_their_names_that_differ(tmp_path, monkeypatch):
+    model, other = tmp_path / "model", tmp_path / "after" / "model"
+    other.mkdir(parents=True)
+    model.mkdir()
+    assert labels([str(model)]) == ["model"]
+    assert labels([str(model), str(other)]) == [f"{tmp_path.name}/model", "after/model"]
+    assert labels(["org/a-7b", ModelChoice("org/a-7b", revision="step1")]) == ["a-7b", "a-7b@step1"]
+    adapted = ModelChoice("org/a-7b", adapter="ours/lora", quantize="4bit")
+    assert labels([adapted]) == ["a-7b + lora (4bit)"]
+    monkeypatch.chdir(model)
+    assert labels(["."]) == ["model"]

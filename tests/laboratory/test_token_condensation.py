@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
-from slow_states import hidden_states, mean_pair_distance, token_ids
+from slow_states import mean_pair_distance, slow_pass, token_ids
 
 from lmeval_dispersion import condensation
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.laboratory.token_condensation import similarity_counts
-from lmeval_dispersion.model.loading import ModelChoice
+from lmeval_dispersion.model.loading import ModelChoice, load_model
 
 
 def test_condensation_is_the_mean_over_pairs_of_different_tokens(model, data):
     found = condensation(model, data, segment=30, segments=999, batch=7)
-    states = [hidden_states(model, ids) for ids in token_ids(data)]
+    plain = load_model(model).model
+    states = [slow_pass(plain, ids)[1] for ids in token_ids(data)]
     for depth, row in enumerate(found.layers.itertuples()):
         expected = np.mean([1 - mean_pair_distance(text[depth]) for text in states])
         assert row.mean == pytest.approx(expected, abs=1e-5)

@@ -164,17 +164,15 @@ def test_names_resolve_to_one_place_or_are_refused_with_what_there_is() -> None:
 def test_models_without_blocks_are_refused_in_one_sentence() -> None:
     with pytest.raises(CaptureError, match="expected a model with a list of decoder blocks, got Sequential"):
         Decoder.of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
-    t5 = transformers.T5ForConditionalGeneration(
-        transformers.T5Config(vocab_size=97, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
-    )
+    config = transformers.T5Config(vocab_size=97, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     with pytest.raises(CaptureError, match="encoder-decoder T5ForConditionalGeneration"):
-        Decoder.of(t5)
+        Decoder.of(transformers.T5ForConditionalGeneration(config))
 
 
 @pytest.mark.parametrize("ends", ["well", "in an error", "in a refusal"])
 def test_hooks_go_away_however_it_ends(ends: str) -> None:
     model = tiny("Llama")
-    names = [*Decoder.of(model).names(), *(["nonsense"] if ends == "in a refusal" else [])]
+    names = [*Decoder.of(model).names(), *["nonsense"] * (ends == "in a refusal")]
     with contextlib.suppress(ZeroDivisionError, UsageError), torch.no_grad(), capture(model, names):
         model(IDS)
         assert any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
@@ -184,14 +182,10 @@ def test_hooks_go_away_however_it_ends(ends: str) -> None:
 
 def test_a_place_that_is_never_passed_is_an_error_not_silence() -> None:
     model = tiny("Llama")
-
-    def run_without_projection() -> None:
-        with torch.no_grad(), capture(model, ["last"]):
-            model.forward = lambda ids: model.model(ids)  # type: ignore[method-assign,operator,assignment]
-            model(IDS)
-
-    with pytest.raises(CaptureError, match=r"never passed last; .*'norm' in place of 'last'"):
-        run_without_projection()
+    model.forward = lambda ids: model.model(ids)  # type: ignore[method-assign,operator,assignment]
+    message = r"never passed last; .*'norm' in place of 'last'"
+    with pytest.raises(CaptureError, match=message), torch.no_grad(), capture(model, ["last"]):
+        model(IDS)
 
 
 # peft asks transformers for it.
@@ -211,5 +205,4 @@ def test_wrappers_are_looked_through() -> None:
     for wrapped in (adapted, nn.DataParallel(adapted)):
         with torch.no_grad(), capture(wrapped, ["last", "layer.1.attn"]) as states:
             wrapped(IDS)
-        for name, value in expected.items():  # fresh LoRA weights change nothing
-            torch.testing.assert_close(states[name], value)
+        torch.testing.assert_close(states, expected)  # fresh LoRA weights change nothing

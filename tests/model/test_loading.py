@@ -1,21 +1,20 @@
-"""Loading: what works is ready to run, what cannot work says in one sentence why and what to do."""
+"""Loading: ready to run, or why not in one sentence; identity: all that changes the vectors changes it."""
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
 
 import pytest
 import tiny_models
 import torch
+from processes import environment
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
-from lmeval_dispersion.model.loading import load_model
+from lmeval_dispersion.model.loading import adapter_identity, load_model, settings_identity, weights_identity
 
 CONFIGS = {
     "adapter": {"base_model_name_or_path": "org/base"},
@@ -38,7 +37,15 @@ def test_a_folder_loads_ready_to_run(folder):
     ids = torch.tensor([loaded.tokenizer("w1 w2").input_ids], device=loaded.device)
     expected = tiny_models.llama()(ids).logits
     assert torch.allclose(loaded.model(ids).logits, expected, atol=1e-5)
-    assert load_model(folder, dtype="bfloat16").model.dtype == torch.bfloat16
+    half = load_model(folder, dtype="bfloat16")
+    assert half.model.dtype == torch.bfloat16
+    assert loaded.identity.keys() == {"weights", "dtype"}
+    assert {**half.identity, "dtype": "float32"} == loaded.identity
+    seen = set()
+    for bits in ("4", "8"):
+        loaded.model.config.quantization_config = {f"load_in_{bits}bit": True}
+        seen.add(settings_identity(loaded.model)["quantization"])
+    assert len(seen) == 2
 
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -79,36 +86,22 @@ def test_what_cannot_be_loaded_is_one_sentence(folder, monkeypatch, name, option
 
 # peft asks transformers for it.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is:FutureWarning")
-def test_an_adapter_changes_the_output(folder, tmp_path):
+def test_an_adapter_changes_the_output_and_the_identity(folder, tmp_path):
     peft = pytest.importorskip("peft")
-    torch.manual_seed(1)
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
-    wrapped = peft.get_peft_model(tiny_models.llama(), config)
-    wrapped.save_pretrained(tmp_path / "adapter")
-    ids = torch.tensor([[5, 6, 7]])
-    loaded = load_model(folder, adapter=tmp_path / "adapter")
-    assert torch.allclose(loaded.model(ids).logits, wrapped.eval()(ids).logits, atol=1e-5)
-    assert not torch.allclose(loaded.model(ids).logits, load_model(folder).model(ids).logits, atol=1e-3)
-
-
-_ANSWERS = {"missing": (401, "RepoNotFound"), "gated": (403, "GatedRepo"), "old": (404, "RevisionNotFound")}
-
-
-class _Hub(http.server.BaseHTTPRequestHandler):
-    """Answers as the Hub does for a missing model, a gated one and a missing revision."""
-
-    def do_GET(self):
-        name = self.path.partition("/org/")[2].partition("/")[0]
-        status, code = _ANSWERS.get(name, (404, "EntryNotFound"))
-        self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    do_HEAD = do_GET
-
-    def log_message(self, *args):
-        pass
+    ids, plain = torch.tensor([[5, 6, 7]]), load_model(folder)
+    adapters = set()
+    for seed in (1, 2):
+        base = tiny_models.llama()
+        torch.manual_seed(seed)
+        config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+        wrapped = peft.get_peft_model(base, config)
+        wrapped.save_pretrained(tmp_path / f"adapter-{seed}")
+        loaded = load_model(folder, adapter=tmp_path / f"adapter-{seed}")
+        assert torch.allclose(loaded.model(ids).logits, wrapped.eval()(ids).logits, atol=1e-5)
+        assert not torch.allclose(loaded.model(ids).logits, plain.model(ids).logits, atol=1e-3)
+        adapters.add(digest := adapter_identity(tmp_path / f"adapter-{seed}"))
+        assert loaded.identity == plain.identity | {"adapter": digest}
+    assert len(adapters) == 2
 
 
 _ASK = """
@@ -122,18 +115,48 @@ for name in ("org/missing", "org/gated", "org/old"):
 """
 
 
-def test_what_the_hub_refuses_is_told_apart(tmp_path):
+def test_what_the_hub_refuses_has_a_sentence_of_its_own(hub, folder, tmp_path):
+    hub.add("org/gated", folder, gated=True)
+    hub.add("org/old", folder)
     (tmp_path / "hub" / "models--org--missinf").mkdir(parents=True)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
-    hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
-    environment = {**clean, **hub, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", _ASK], env=environment, capture_output=True, text=True)
-    server.shutdown()
-    server.server_close()
+    settings = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)}
+    settings["HF_TOKEN"] = "hf_of_somebody_else"
+    command = [sys.executable, "-c", _ASK]
+    done = subprocess.run(command, env=environment() | settings, capture_output=True, text=True)
     missing, gated, old = done.stdout.splitlines()
     assert missing.startswith("2 there is no model org/missing on the Hub")
     assert missing.endswith("did you mean org/missinf?")
     assert gated.startswith("2 org/gated is gated: accept its terms")
     assert old.startswith("2 org/old has no revision 'v9'")
+
+
+def test_a_folder_is_its_weights_configuration_and_tokenizer_whatever_it_is_called(folder, tmp_path):
+    before = weights_identity(folder)
+    assert before.startswith("sha256:")
+    copy = tmp_path / "renamed"
+    shutil.copytree(folder, copy)
+    (copy / "optimizer.pt").write_bytes(b"state")
+    (copy / "README.md").write_text("text")
+    assert weights_identity(copy) == before
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        file = copy / name
+        raw, about = file.read_bytes(), file.stat()
+        # One bit: names, shapes and size are as they were. Trainers write a new file; a time that was put
+        # back does not hide it.
+        (tmp_path / "new").write_bytes(raw[:-3] + bytes([raw[-3] ^ 1]) + raw[-2:])
+        (tmp_path / "new").replace(file)
+        os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+        assert weights_identity(copy) != before, name
+        file.write_bytes(raw)
+    assert weights_identity(copy) == before
+
+
+def test_two_ggufs_of_one_folder_and_two_commits_of_the_hub_differ(tmp_path):
+    for name in ("a.Q4.gguf", "a.Q8.gguf"):
+        (tmp_path / name).write_bytes(name.encode() * 100)
+    first, second = (weights_identity(tmp_path, gguf=name) for name in ("a.Q4.gguf", "a.Q8.gguf"))
+    assert first is not None
+    assert first != second
+    assert weights_identity(tmp_path) is None  # which of them, nobody knows
+    assert weights_identity("org/name", "a" * 40) == f"org/name@{'a' * 40}"
+    assert weights_identity("org/name-that-is-not-cached", "main") is None

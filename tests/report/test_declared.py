@@ -39,17 +39,7 @@ class Ranked(Report):
         return {"ranking": Table.of(self.ranking, "Ranking")}
 
     def charts(self) -> dict[str, Chart]:
-        values = [{"name": row.name, "G": row.G} for row in self.ranking]
-        spec = {
-            "mark": "point",
-            "data": {"values": values},
-            "encoding": {"x": {"field": "G", "type": "quantitative"}},
-        }
-        return {"ranking": Chart(spec, "G", "dots")} if values else {}
-
-
-class Plain(Report):
-    template = "declared.jinja"
+        return {"ranking": Chart({"mark": "point"}, "G", "dots")} if self.ranking else {}
 
 
 HIDDEN = "[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ue000-\ue003]+"
@@ -85,10 +75,16 @@ def test_every_form_comes_from_it():
     assert "| a | 1.250 ± 0.010 |" in result.to_markdown()
     assert "<h3>Checkpoints for math</h3>" in result._repr_html_()
     assert list(result.to_frame().columns) == ["name", "G", "G_se", "note", "hidden"]
-    assert repr(result).startswith("<Ranked> Checkpoints for math\n  Best: a.")
     assert result.plot()["mark"] == "point"
     with pytest.raises(UsageError, match="has none"):
-        Plain().plot()
+        Ranked("math", []).plot()
+
+
+def test_a_repr_is_the_title_and_an_answer_of_short_lines():
+    title, first, _ = repr(Ranked("math", [Row("long " * 100, 1.0, 0.1), ROWS[0]])).splitlines()
+    assert title == "<Ranked> Checkpoints for math"
+    assert len(first) == 162
+    assert first.endswith("…")
 
 
 def test_a_terminal_shows_the_answer_and_no_details():
@@ -115,18 +111,13 @@ def test_dots_stand_on_one_axis(encoding, dot):
 
 def test_an_axis_needs_spread_and_room():
     column = Column("x", "X", ".2f", dots="both", reach="r")
-    assert axis_of([{"x": 1.0}], column, 20) is None
-    assert axis_of([{"x": 1.0}, {"x": 2.0}], column, 5) is None
-    assert axis_of([{"x": None}], column, 20) is None
+    for values, width in (([1.0], 20), ([1.0, 2.0], 5), ([None], 20)):
+        assert axis_of([{"x": value} for value in values], column, width) is None
     axis = axis_of([{"x": 0.5, "r": 1.5}, {"x": 3}], column, 20)
     assert axis is not None
     assert (axis.low, axis.high, axis.heading) == (-1.0, 3.0, "-1.00           3.00")
     ends = Column("x", "X", ".2f", dots="both", reach="low high")
-    bounded = axis_of(
-        [{"x": 0.5, "low": -1.0, "high": 0.75}, {"x": 3.0, "low": None, "high": None}], ends, 20
-    )
-    assert bounded is not None
-    assert (bounded.low, bounded.high) == (-1.0, 3.0)
+    assert axis_of([{"x": 0.5, "low": -1.0, "high": 0.75}, {"x": 3.0, "low": None}], ends, 20) == axis
     assert axis.drawn(3, 0, 0) == "     │             ●"
     assert axis.drawn(0.5, 1.5, 1.5) == "───────●───────     "
 

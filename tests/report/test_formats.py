@@ -1,4 +1,4 @@
-"""One report as a terminal, Markdown, CSV and JSON show it."""
+"""One report as a terminal, Markdown, a notebook, CSV and JSON show it."""
 
 import io
 import json
@@ -14,6 +14,8 @@ from markdown_it import MarkdownIt
 
 from lmeval_dispersion.report import Chart, Code, Column, Document, Facts, Note, Section, Table, Text, render
 from lmeval_dispersion.report.cells import cell, is_numeric, shown
+from lmeval_dispersion.report.declared import nullable
+from lmeval_dispersion.report.html_page import html_fragment
 from lmeval_dispersion.report.terminal import spelled
 
 COLUMNS = [
@@ -46,6 +48,8 @@ def document(rows=ROWS, columns=COLUMNS):
         ],
         limits=["No accuracy follows."],
         command="screen-checkpoints org/a",
+        libraries=("numpy", "not-a-distribution"),
+        guide="docs/explanation/reports.md",
     )
 
 
@@ -125,6 +129,13 @@ def test_csv_of_holes_of_a_table_and_of_nothing():
     assert render(Document("t", sections=[Section("s", [])]), "csv") == "\n"
 
 
+def test_frames_have_nullable_types_and_floats_stay():
+    columns = {"i": [1, 2], "f": [1.0, float("nan")], "t": ["a", None], "b": [True, None], "n": [None, None]}
+    frame = nullable(pd.DataFrame(columns))
+    assert [str(kind) for kind in frame.dtypes] == ["Int64", "float64", "string", "boolean", "string"]
+    assert frame["b"].isna().tolist() == [False, True]
+
+
 def test_json_is_the_contract_or_tables_by_name_with_null_for_what_is_undefined():
     assert render(Document("t", contract=lambda: '{"a": 1}\n'), "json") == '{"a": 1}\n'
     rows = [{"a": np.float32(0.5), "b": float("nan"), "c": [1, float("inf")], "d": {"x": None}, "é": True}]
@@ -145,7 +156,7 @@ def test_json_is_the_contract_or_tables_by_name_with_null_for_what_is_undefined(
     }
 
 
-# --- Markdown -------------------------------------------------------------------------------------------
+# --- Markdown and notebooks -----------------------------------------------------------------------------
 
 
 def test_markdown_is_read_back_by_a_parser():
@@ -162,6 +173,20 @@ def test_markdown_is_read_back_by_a_parser():
     assert "<details><summary>Read &lt;b></summary>" in text
     assert "> **Note:** Two\n> \n> parts" in text
     assert "- No accuracy follows." in text
+    end = text.rpartition("### How this was made")[2]
+    assert re.search(r"^- How to read it: docs/explanation/reports.md$", end, re.M)
+    assert re.search(r"^- Made with: lmeval-dispersion \S+, Python \d+\.\d+\.\d+, numpy \d\S*$", end, re.M)
+
+
+def test_a_notebook_gets_text_and_tables_without_scripts_styles_or_charts():
+    text = html_fragment(document())
+    tags = set(re.findall(r"<(\w+)", text))
+    assert not {"script", "style", "html", "body", "button", "figure", "b"} & tags
+    assert {"table", "details", "h3"} <= tags
+    assert text.count("<table") == text.count("</table")
+    assert "Read &lt;b&gt;" in text
+    assert "No accuracy follows." in text
+    assert "Only a picture" not in text
 
 
 def test_a_table_without_a_caption_has_no_empty_line_in_bold():

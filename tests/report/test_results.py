@@ -1,146 +1,60 @@
-"""Results in Python: a short repr, a notebook's view, Markdown, a page, a chart, frames of nullable types."""
+"""Results in Python: a short repr, the contract, a page, a chart, frames of nullable types."""
 
 from __future__ import annotations
 
 import json
 import pickle
-import re
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from lmeval_dispersion import audit, calibrate, compare_runs, predict, rank, screen
-from lmeval_dispersion.report import (
-    Chart,
-    Column,
-    Document,
-    Note,
-    Report,
-    Section,
-    Table,
-    nullable,
-    render,
-)
+from lmeval_dispersion.report import Report
 
-RUN = Path(__file__).parent.parent.parent / "examples" / "mmlu_before"
-TABLE = Table(
-    [{"name": "<b>", "x": 1}, {"name": "c", "x": 2}], [Column("name", "Name"), Column("x", "X")], "T"
-)
-
-
-CHART = {"mark": {"type": "point"}, "data": {"values": [{"x": 1}]}}
-
-
-class Found(Report):
-    def document(self) -> Document:
-        chart = Chart(CHART, "C", "d", name="curve")
-        return Document(
-            "Two <things>",
-            answer=["First & best.", "long " * 100],
-            sections=[
-                Section("Rows", [TABLE, chart]),
-                Section("Only a picture", [Chart(CHART, "D", "d")]),
-                Section("Folded", [Note("Careful.")], details=True),
-            ],
-            limits=["No promise."],
-            libraries=("numpy", "not-a-distribution"),
-            guide="docs/explanation/reports.md",
-        )
-
-
-def test_a_repr_is_the_title_and_the_answer():
-    lines = repr(Found()).splitlines()
-    assert lines[:2] == ["<Found> Two <things>", "  First & best."]
-    assert len(lines) == 3
-    assert len(lines[2]) == 162
-    assert lines[2].endswith("…")
-
-
-def test_a_notebook_gets_text_and_tables_without_scripts_or_styles_of_the_page():
-    text = Found()._repr_html_()
-    tags = set(re.findall(r"<(\w+)", text))
-    assert not {"script", "style", "html", "body", "button", "figure"} & tags
-    assert {"table", "details", "h3"} <= tags
-    assert text.count("<table") == text.count("</table")
-    assert "Two &lt;things&gt;" in text
-    assert "No promise." in text
-    assert "Only a picture" not in text
-    assert "<b>" not in text
-
-
-def test_a_report_ends_with_what_made_it():
-    text = Found().to_markdown()
-    assert text == render(Found().document(), "markdown")
-    end = text.rpartition("### How this was made")[2]
-    assert re.search(r"^- How to read it: docs/explanation/reports.md$", end, re.M)
-    assert re.search(r"^- Made with: lmeval-dispersion \S+, Python \d+\.\d+\.\d+, numpy \d\S*$", end, re.M)
-    assert "not-a-distribution" not in end
-    page = Found().to_html().rpartition("<footer")[2]
-    assert "docs/explanation/reports.md" in page
-    assert re.search(r"numpy \d", page)
-    assert Found().to_html() == Found().to_html()
-
-
-def test_frames_have_nullable_types_and_floats_stay():
-    columns = {"i": [1, 2], "f": [1.0, float("nan")], "t": ["a", None], "b": [True, None], "n": [None, None]}
-    frame = nullable(pd.DataFrame(columns))
-    assert [str(kind) for kind in frame.dtypes] == ["Int64", "float64", "string", "boolean", "string"]
-    assert frame["b"].isna().tolist() == [False, True]
-
-
-# --- the results that there are ----------------------------------------------------------------------------
+BEFORE, AFTER = (Path(__file__).parents[2] / "examples" / name for name in ("mmlu_before", "mmlu_after"))
 
 
 @pytest.fixture(scope="module")
-def screened():
-    return screen(demo=True)
+def results() -> dict[str, Report]:
+    calibrator = calibrate(BEFORE, where="subject not in ('anatomy', 'marketing')")
+    return {
+        "screening": screen(demo=True),
+        "audit": audit(BEFORE),
+        "comparison": compare_runs([BEFORE, AFTER]),
+        "calibration": calibrator,
+        "predictions": predict(calibrator, BEFORE, force=True),
+        "worst": rank(BEFORE, count=3),
+    }
 
 
-def test_a_screening_is_short_and_complete(screened):
-    assert len(repr(screened)) < 1000
-    assert len(repr(screened.groups)) < 1000
-    assert max(len(repr(c)) for c in screened.checkpoints) < 400
+@pytest.mark.parametrize("name", ["screening", "audit", "comparison", "calibration", "predictions", "worst"])
+def test_a_result_is_short_in_python_and_whole_in_every_form(results, name):
+    result = results[name]
+    assert len(repr(result)) < 1000
+    assert result._repr_html_().startswith("<h3>")
+    assert json.loads(json.dumps(result.to_dict())) == json.loads(result.document().contract())
+    assert pickle.loads(pickle.dumps(result)).to_markdown() == result.to_markdown()
+    frame = result.to_frame()
+    assert len(frame) == len(result.document().rows)
+    assert {str(kind) for kind in frame.dtypes} <= {"string", "Int64", "float64", "boolean"}
+
+
+def test_a_screening_has_a_page_a_chart_and_what_was_read(results):
+    screened = results["screening"]
     assert screened.to_html().startswith("<!DOCTYPE html>")
     assert "sums-80" in screened._repr_html_()
     assert "layer" in screened.plot()
-    kinds = {name: str(kind) for name, kind in screened.to_frame().dtypes.items()}
-    assert set(kinds.values()) == {"string", "Int64", "float64", "boolean"}
-    assert (kinds["rank"], kinds["tied"], kinds["revision"]) == ("Int64", "boolean", "string")
+    assert len(repr(screened.groups)) < 1000
+    assert max(len(repr(c)) for c in screened.checkpoints) < 400
+    kinds = screened.to_frame().dtypes
+    assert [str(kinds[name]) for name in ("rank", "tied", "revision")] == ["Int64", "boolean", "string"]
+    tables = screened.document().tables()
+    assert [row["label"] for row in tables["read"].rows] == [c.label for c in screened.checkpoints]
+    assert [len(row["tokens"].split()) for row in tables["tokens"].rows] == [10, 78]
 
 
-def test_what_was_read_is_a_table_of_the_report(screened):
-    table = screened.document().tables()["read"]
-    assert [row["label"] for row in table.rows] == [c.label for c in screened.checkpoints]
-    tokens = screened.document().tables()["tokens"]
-    assert [len(row["tokens"].split()) for row in tokens.rows] == [10, 78]
-
-
-@pytest.fixture(scope="module")
-def audited():
-    return audit(RUN)
-
-
-def test_the_audit_is_a_result_and_a_report(audited):
-    assert json.loads(json.dumps(audited.to_dict()))["schema"] == "dispersion-audit/3"
-    assert audited.to_dict() == json.loads(audited.document().contract())
-    assert pickle.loads(pickle.dumps(audited)).to_markdown() == audited.to_markdown()
-    assert len(repr(audited)) < 1000
-    frame = audited.to_frame()
-    assert {"string", "Int64", "float64"} >= {str(kind) for kind in frame.dtypes}
-    assert len(frame) == len(audited.document().rows)
-
-
-def test_a_comparison_a_calibrator_and_a_prediction():
-    compared = compare_runs([RUN, RUN.parent / "mmlu_after"])
-    assert compared.to_dict() == json.loads(compared.document().contract())
-    calibrator = calibrate(RUN, where="subject not in ('anatomy', 'marketing')")
-    predicted = predict(calibrator, RUN, force=True)
-    assert {row.slice for row in predicted.slices} >= {"anatomy", "marketing"}
-    assert predicted.to_dict() == json.loads(predicted.document().contract())
-    ranked = rank(RUN, count=3).to_frame()
+def test_a_prediction_has_the_slices_left_out_and_a_ranking_all_documents(results):
+    assert {row.slice for row in results["predictions"].slices} >= {"anatomy", "marketing"}
+    ranked = results["worst"].to_frame()
     assert ranked["contribution"].is_monotonic_increasing
-    assert len(ranked) == compared.documents
-    for found in (compared, calibrator, predicted):
-        assert len(repr(found).splitlines()) < 6
-        assert found._repr_html_().startswith("<h3>")
+    assert len(ranked) == results["comparison"].documents

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lmeval_dispersion.paths import data_folder
 
 Matrix = NDArray[Any]
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
@@ -56,12 +57,11 @@ def write_checkpoint(
     *,
     config: Mapping[str, Any] | None = None,
     shards: int = 1,
-    tokenizer: Path | None = None,
+    tokenizer: bytes | None = None,
 ) -> Path:
     """A checkpoint in transformers' layout from names → (dtype, matrix).
 
-    Several shards have tensors dealt out to them and an index; `config` is a Llama's unless given; files of
-    `tokenizer`, a folder, are copied.
+    Several shards have tensors dealt out to them and an index; `config` is a Llama's unless given.
     """
     folder.mkdir(parents=True, exist_ok=True)
     settings = {"model_type": "llama", "tie_word_embeddings": False} if config is None else config
@@ -77,10 +77,18 @@ def write_checkpoint(
             write_safetensors(folder / file, part)
             weight_map.update(dict.fromkeys(part, file))
         write_index(folder, weight_map)
-    for place in sorted(tokenizer.glob("*")) if tokenizer else []:
-        if place.name != "config.json":
-            shutil.copy(place, folder / place.name)
+    if tokenizer is not None:
+        (folder / "tokenizer.json").write_bytes(tokenizer)
     return folder
+
+
+def write_with_words(folder: Path, seed: int = 0, shift: float = 0.0) -> Path:
+    """A small checkpoint that can be screened: near all others of its kind, with a lower G by the shift."""
+    tokenizer = (data_folder("demo") / "sums-00" / "tokenizer.json").read_bytes()
+    rows = len(json.loads(tokenizer)["model"]["vocab"]) + 40
+    head = np.random.default_rng(1).normal(size=(rows, 16)) + shift
+    head += 0.05 * np.random.default_rng(seed).normal(size=(rows, 16))
+    return write_checkpoint(folder, {"lm_head.weight": ("F32", head)}, tokenizer=tokenizer)
 
 
 def write_index(folder: Path, weight_map: Mapping[str, str], total_size: int = 0) -> None:

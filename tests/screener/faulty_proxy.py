@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import ssl
-from dataclasses import replace
 from pathlib import Path
 
 from hub_wire import Loopback, Reply, Request, ranged
@@ -17,11 +16,6 @@ class FaultyProxy(Loopback):
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         super().__init__()
         self.port, self.tls = port, tls
-
-    def heal(self) -> None:
-        """No more faults."""
-        self.faults.clear()
-        self.requests.clear()
 
     def ranges(self) -> list[Request]:
         """Requests for a range."""
@@ -43,12 +37,6 @@ class FaultyProxy(Loopback):
         connection.close()
         is_head = request.method == "HEAD" and length is not None
         return Reply(answer.status, headers, body, length=int(length) if is_head else None)
-
-
-def other_version(reply: Reply, request: Request) -> Reply:
-    """An ETag of another version."""
-    headers = {k: v for k, v in reply.headers.items() if k.lower() != "etag"}
-    return replace(reply, headers={**headers, "ETag": '"other"'})
 
 
 class WebServer(FaultyProxy):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from checkpoints import slow_gap
 from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshots import open_folder
+from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows
 from numpy.typing import NDArray
 
@@ -21,15 +24,11 @@ from numpy.typing import NDArray
 IDS = (7, 3, 4, 6, 90, 119)
 HEAD = "lm_head.weight"
 FILE = "model.safetensors"
-#: Exponent bits, mantissa bits, whether the largest exponent is reserved for Inf and NaN.
+NO_HUB = "http://127.0.0.1:9"
+#: Bits of exponent and mantissa.
 FORMATS = {
-    "F64": (11, 52, True),
-    "F32": (8, 23, True),
-    "F16": (5, 10, True),
-    "BF16": (8, 7, True),
-    "F8_E4M3": (4, 3, False),
-    "F8_E5M2": (5, 2, True),
-}
+    "F64": (11, 52), "F32": (8, 23), "F16": (5, 10), "BF16": (8, 7), "F8_E4M3": (4, 3), "F8_E5M2": (5, 2),
+}  # fmt: skip
 
 
 @dataclass
@@ -46,6 +45,17 @@ def ours(hub: Any, cache: Path, **settings: Any) -> Hub:
     return Hub(**{"endpoint": hub.endpoint, "cache": cache, "offline": False, **settings})
 
 
+def within(work: Callable[[Hub, Budget], Any], cache: Path, *, timeout: float = 20.0, **settings: Any) -> Any:
+    """The result of work with a client of a cache; fails if it hangs."""
+
+    async def run(budget: Budget) -> Any:
+        async with Hub(**{"endpoint": NO_HUB, "offline": False, **settings}, cache=cache) as client:
+            return await work(client, budget)
+
+    budget = Budget(timeout)
+    return asyncio.run(asyncio.wait_for(budget.bounded(run(budget)), 60))
+
+
 def read(
     hub: Any,
     cache: Path,
@@ -53,18 +63,21 @@ def read(
     revision: str | None = None,
     *,
     ids: tuple[int, ...] = IDS,
-    timeout: float = 20.0,
     **settings: Any,
 ) -> Read:
-    """Rows of the output projection of a checkpoint on the loopback Hub; fails if it hangs."""
+    """Rows of the output projection of a checkpoint on the loopback Hub."""
 
-    async def work(budget: Budget) -> Read:
-        async with ours(hub, cache, **settings) as client:
-            snapshot = await client.snapshot(repo, revision, budget)
-            return await read_of(snapshot, ids)
+    async def work(client: Hub, budget: Budget) -> Read:
+        return await read_of(await client.snapshot(repo, revision, budget), ids)
 
-    budget = Budget(timeout)
-    return asyncio.run(asyncio.wait_for(budget.bounded(work(budget)), 40))
+    return within(work, cache, endpoint=hub.endpoint, **settings)
+
+
+def refused(work: Callable[..., Any], *args: Any, **settings: Any) -> ScreeningError:
+    """The error that some work ends in."""
+    with pytest.raises(ScreeningError) as raised:
+        work(*args, **settings)
+    return raised.value
 
 
 async def read_of(snapshot: Snapshot, ids: tuple[int, ...] = IDS) -> Read:
@@ -78,40 +91,35 @@ def read_folder(folder: Path, ids: tuple[int, ...] = IDS) -> Read:
     return asyncio.run(read_of(open_folder(folder), ids))
 
 
+def truth(folder: Path, ids: tuple[int, ...] = IDS) -> NDArray[np.float64]:
+    """The same rows by the whole matrix of a folder, whichever file has it."""
+    (file,) = (place for place in folder.glob("*.safetensors") if HEAD.encode() in place.read_bytes())
+    return full_matrix(file, HEAD)[list(ids)]
+
+
 def full_matrix(file: Path, name: str) -> NDArray[np.float64]:
-    """A whole matrix in float64: bits as unsigned integers, taken apart by the definition of the format."""
+    """A whole matrix in float64: unsigned integers, taken apart by the definition of finite floats."""
     raw = file.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     entry = json.loads(raw[8 : 8 + length])[name]
     begin, end = (8 + length + offset for offset in entry["data_offsets"])
-    exponent_bits, mantissa_bits, reserved = FORMATS[entry["dtype"]]
+    exponent_bits, mantissa_bits = FORMATS[entry["dtype"]]
     width = (1 + exponent_bits + mantissa_bits) // 8
     code = np.frombuffer(raw[begin:end], f"<u{width}").astype(np.int64).reshape(entry["shape"])
-    return decoded(code, exponent_bits, mantissa_bits, reserved)
-
-
-def whole_gap(folder: Path, checkpoint: Any) -> float:
-    """G of a screened checkpoint by its definition, from the whole matrix in a folder."""
-    matrix = full_matrix(folder / checkpoint.file, checkpoint.tensor)
-    sides = checkpoint.resolution.domain, checkpoint.resolution.reference
-    return slow_gap(*(matrix[[token.id for token in side]] for side in sides))
-
-
-def decoded(
-    code: NDArray[np.int64], exponent_bits: int, mantissa_bits: int, reserved: bool
-) -> NDArray[np.float64]:
-    """Values of binary floating-point codes, in float64."""
-    bias = 2 ** (exponent_bits - 1) - 1
-    mantissa = code % 2**mantissa_bits
-    exponent = code // 2**mantissa_bits % 2**exponent_bits
     sign = 1 - 2.0 * (code >> (exponent_bits + mantissa_bits) & 1)
-    subnormal = np.ldexp(mantissa.astype(float), 1 - bias - mantissa_bits)
-    normal = np.ldexp((mantissa + 2**mantissa_bits).astype(float), exponent - bias - mantissa_bits)
-    value = sign * np.where(exponent == 0, subnormal, normal)
-    if reserved:
-        top = exponent == 2**exponent_bits - 1
-        value[top & (mantissa == 0)] = np.inf * sign[top & (mantissa == 0)]
-        value[top & (mantissa != 0)] = np.nan
-    else:
-        value[(exponent == 2**exponent_bits - 1) & (mantissa == 2**mantissa_bits - 1)] = np.nan
-    return value
+    exponent, mantissa = code >> mantissa_bits & (2**exponent_bits - 1), code & (2**mantissa_bits - 1)
+    # A subnormal number has no leading one, and the exponent of the smallest normal one.
+    significand = np.where(exponent == 0, mantissa, mantissa + 2**mantissa_bits).astype(float)
+    bias = 2 ** (exponent_bits - 1) - 1
+    return sign * np.ldexp(significand, np.maximum(exponent, 1) - bias - mantissa_bits)
+
+
+def whole_gap(folder: Path, checkpoint: Any, metric: str = "cosine") -> float:
+    """G of a screened checkpoint by its definition, from the whole matrix in a folder."""
+    return gap_of(full_matrix(folder / checkpoint.file, checkpoint.tensor), checkpoint, metric)
+
+
+def gap_of(matrix: NDArray[Any], checkpoint: Any, metric: str = "cosine") -> float:
+    """The same of a matrix that is known."""
+    tokens = checkpoint.resolution
+    return slow_gap(matrix[tokens.domain_ids], matrix[tokens.reference_ids], metric)

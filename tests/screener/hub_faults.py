@@ -1,4 +1,4 @@
-"""Ways in which a delivery goes wrong, for `HubServer.fault`."""
+"""Ways in which a delivery goes wrong, for `Loopback.fault`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def status(code: int, headers: dict[str, str] | None = None, body: bytes = HTML)
 
 def closed(*, reset: bool = False) -> Change:
     """The connection ends before anything is said."""
-    return lambda reply, request: replace(reply, cut=-1, reset=reset)
+    return truncated(-1, reset=reset)
 
 
 def truncated(after: int, *, reset: bool = False) -> Change:
@@ -25,9 +25,14 @@ def truncated(after: int, *, reset: bool = False) -> Change:
     return lambda reply, request: replace(reply, cut=after, reset=reset)
 
 
-def shorter(by: int) -> Change:
-    """A body that is too short and says so: Content-Length contradicts Content-Range."""
-    return lambda reply, request: replace(reply, end=reply.end - by)
+def longer(by: int) -> Change:
+    """A range with more bytes than were asked for, or fewer: Content-Length contradicts Content-Range."""
+    return lambda reply, request: replace(reply, end=reply.end + by)
+
+
+def claimed(by: int) -> Change:
+    """A Content-Length that is not the body's."""
+    return lambda reply, request: replace(reply, length=max(reply.size + by, 0))
 
 
 def shifted(by: int) -> Change:
@@ -39,24 +44,23 @@ def shifted(by: int) -> Change:
             return reply
         span, _, total = where.removeprefix("bytes ").partition("/")
         begin, end = (int(part) + by for part in span.split("-"))
-        headers = {k: v for k, v in reply.headers.items() if k.lower() != "content-range"}
-        headers["Content-Range"] = f"bytes {begin}-{end}/{total}"
-        return replace(reply, headers=headers, begin=reply.begin + by, end=reply.end + by)
+        moved = replace(reply, begin=reply.begin + by, end=reply.end + by)
+        return header("Content-Range", f"bytes {begin}-{end}/{total}")(moved, request)
 
     return change
 
 
 def whole(reply: Reply, request: Request) -> Reply:
     """200 for a range: the whole file, where it is at hand."""
-    headers = {k: v for k, v in reply.headers.items() if k.lower() != "content-range"}
-    if reply.place is None:
-        return Reply(200, headers, reply.body)
-    return Reply(200, headers, place=reply.place, begin=0, end=reply.place.stat().st_size)
+    end = reply.place.stat().st_size if reply.place else 0
+    return without("Content-Range")(replace(reply, status=200, begin=0, end=end), request)
 
 
 def header(name: str, value: str) -> Change:
     """One header says something else."""
-    return lambda reply, request: replace(reply, headers={**reply.headers, name: value})
+    return lambda reply, request: replace(
+        reply, headers={**without(name)(reply, request).headers, name: value}
+    )
 
 
 def without(name: str) -> Change:

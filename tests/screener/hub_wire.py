@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fnmatch
 import functools
 import gzip
@@ -12,7 +13,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -50,6 +51,7 @@ class Reply:
         reset: Whether that end is a reset instead of a close.
         drip: Seconds between single bytes of the body.
         stall: Seconds of silence before the status line.
+        raw: Bytes, and seconds of silence, in place of an answer; then the connection ends where `cut` is.
     """
 
     status: int
@@ -63,6 +65,7 @@ class Reply:
     reset: bool = False
     drip: float = 0.0
     stall: float = 0.0
+    raw: Sequence[bytes | float] | None = None
 
     @property
     def size(self) -> int:
@@ -88,7 +91,8 @@ class Loopback:
     Subclasses say what the usual reply to a request is, and of which part of them it comes.
     """
 
-    latency = bandwidth = 0.0
+    latency = 0.0  # seconds of one round trip; opening a connection costs one more
+    bandwidth = 0.0  # bytes per second of the line that all connections share; 0: unlimited
     tls: ssl.SSLContext | None = None
     ports = 1
 
@@ -99,7 +103,6 @@ class Loopback:
         #: When the next bytes may leave over the line that all connections share.
         self.free = 0.0
         self.connections = [0, 0]
-        self.open: set[asyncio.Transport] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -123,35 +126,34 @@ class Loopback:
 
     def __enter__(self):
         self._thread.start()
+        self._servers = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
         scheme = "https" if self.tls else "http"
-        listening = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
         # Another name for the same machine: to a client, another host.
-        names = ("127.0.0.1", "localhost")
-        self.addresses = [f"{scheme}://{name}:{port}" for name, port in zip(names, listening, strict=False)]
+        self.addresses = [
+            f"{scheme}://{name}:{server.sockets[0].getsockname()[1]}"
+            for name, server in zip(("127.0.0.1", "localhost"), self._servers, strict=False)
+        ]
         self.endpoint = self.addresses[0]
         return self
 
-    async def _listen(self) -> list[int]:
-        self.servers = []
-        for number in range(self.ports):
-            connect = functools.partial(Connection, self, number > 0)
-            server = await self._loop.create_server(connect, "127.0.0.1", 0, backlog=1024, ssl=self.tls)
-            self.servers.append(server)
-        return [server.sockets[0].getsockname()[1] for server in self.servers]
+    async def _listen(self) -> list[asyncio.Server]:
+        return [
+            await asyncio.start_server(
+                functools.partial(self._serve, number > 0), "127.0.0.1", 0, backlog=1024, ssl=self.tls
+            )
+            for number in range(self.ports)
+        ]
 
     def __exit__(self, *_: object) -> None:
         async def stop() -> None:
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for server in self._servers:
+                server.close()
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            # A client that ended a moment ago may not have been noticed yet.
-            for transport in [*self.open]:
-                transport.abort()
             await asyncio.sleep(0)
 
-        for server in self.servers:
-            self._loop.call_soon_threadsafe(server.close)
         asyncio.run_coroutine_threadsafe(stop(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -165,90 +167,69 @@ class Loopback:
         """Requests that one part received."""
         return [request for request in self.requests if request.part == part]
 
+    async def _serve(self, on_cdn: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One kept-alive connection; requests are answered one after the other."""
+        self.connections[on_cdn] += 1
+        # A client that goes away, and a task that is cancelled, end in silence: streams would report them.
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            await asyncio.sleep(self.latency)
+            is_open = True
+            while is_open:
+                head = (await reader.readuntil(b"\r\n\r\n"))[:-4].decode("latin-1")
+                first, *lines = head.split("\r\n")
+                method, target, _ = first.split(" ", 2)
+                headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+                request = Request(method, target, headers, on_cdn)
+                is_open = await self._answer(request, self.reply(request), writer)
+        if not writer.transport.is_closing():
+            writer.transport.abort()
 
-class Connection(asyncio.Protocol):
-    """One kept-alive connection; requests are answered one after the other."""
-
-    def __init__(self, hub: Loopback, on_cdn: bool) -> None:
-        self.hub, self.on_cdn = hub, on_cdn
-        self.received = b""
-        self.time = asyncio.get_running_loop().time
-        # Opening a connection costs a round trip, which loopback does not have.
-        self.open_at = self.time() + hub.latency
-        self.writable = asyncio.Event()
-        self.writable.set()
-        self.tasks: set[asyncio.Task[None]] = set()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self.hub.connections[self.on_cdn] += 1
-        self.hub.open.add(transport)
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.hub.open.discard(self.transport)
-        self.writable.set()
-        for task in self.tasks:
-            task.cancel()
-
-    def pause_writing(self) -> None:
-        self.writable.clear()
-
-    def resume_writing(self) -> None:
-        self.writable.set()
-
-    def data_received(self, data: bytes) -> None:
-        self.received += data
-        while (end := self.received.find(b"\r\n\r\n")) >= 0:
-            head, self.received = self.received[:end], self.received[end + 4 :]
-            first, *lines = head.decode("latin-1").split("\r\n")
-            method, target, _ = first.split(" ", 2)
-            headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
-            request = Request(method, target, headers, self.on_cdn)
-            task = asyncio.ensure_future(self._answer(request, self.hub.reply(request)))
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
-
-    async def _answer(self, request: Request, reply: Reply) -> None:
-        await asyncio.sleep(max(self.open_at - self.time(), 0.0) + self.hub.latency + reply.stall)
+    async def _answer(self, request: Request, reply: Reply, writer: asyncio.StreamWriter) -> bool:
+        """Send a reply as it says; whether the connection goes on."""
+        await asyncio.sleep(self.latency + reply.stall)
         length = reply.size if reply.length is None else reply.length
-        if reply.cut is None or reply.cut >= 0:
+        if reply.raw is not None:
+            await self._send_raw(reply.raw, writer)
+        elif reply.cut is None or reply.cut >= 0:
             fields = {"Content-Length": length, **reply.headers}
             head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-            self.transport.write(f"HTTP/1.1 {reply.status} Status\r\n{head}\r\n".encode("latin-1"))
+            writer.write(f"HTTP/1.1 {reply.status} Status\r\n{head}\r\n".encode("latin-1"))
             if request.method != "HEAD":
-                await self._send_body(reply)
-        if reply.cut is not None or length != reply.size:
-            self._end(reply)
+                await self._send_body(reply, writer)
+        if reply.cut is None and length == reply.size:
+            return True
+        if reply.reset:
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+        writer.close()
+        return False
 
-    async def _send_body(self, reply: Reply) -> None:
+    async def _send_raw(self, raw: Sequence[bytes | float], writer: asyncio.StreamWriter) -> None:
+        for step in raw:
+            if isinstance(step, float):
+                await asyncio.sleep(step)
+            else:
+                writer.write(step)
+                await writer.drain()
+
+    async def _send_body(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
         left = reply.size if reply.cut is None else min(reply.size, reply.cut)
         with reply.place.open("rb") if reply.place else io.BytesIO(reply.body) as file:
             file.seek(reply.begin if reply.place else 0)
             while left > 0 and (piece := file.read(min(1 if reply.drip else PIECE, left))):
                 await asyncio.sleep(reply.drip or self._delay(len(piece)))
-                await self.writable.wait()
-                if self.transport.is_closing():
-                    return
-                self.transport.write(piece)
-                self.hub.sent += len(piece)
+                writer.write(piece)
+                await writer.drain()
+                self.sent += len(piece)
                 left -= len(piece)
 
     def _delay(self, size: int) -> float:
-        if not self.hub.bandwidth:
+        if not self.bandwidth:
             return 0.0
-        self.hub.free = max(self.time(), self.hub.free) + size / self.hub.bandwidth
-        return self.hub.free - self.time()
-
-    def _end(self, reply: Reply) -> None:
-        if reply.reset:
-            sock = self.transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.transport.abort()
-        else:
-            self.transport.close()
+        now = self._loop.time()
+        self.free = max(now, self.free) + size / self.bandwidth
+        return self.free - now
 
 
 def error(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> Reply:

@@ -59,6 +59,11 @@ def screened(
     )
 
 
+def ranking(*ties):
+    """Checkpoints a, b, c … with the first and last of the ranks that each is tied with."""
+    return [screened(chr(96 + rank), rank, ends) for rank, ends in enumerate(ties, start=1)]
+
+
 def failed(repo, error="RepoNotFound", message="none"):
     return Failed(Target(repo), error, message)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import email.utils
@@ -24,15 +23,12 @@ from urllib.parse import quote
 import boto3
 import pytest
 from filelock import FileLock, Timeout
-from hub_client import IDS, Read, full_matrix, read_of
+from hub_client import FILE, Read, read_of, refused, within
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets import parse_target
-
-HEAD = "lm_head.weight"
-NO_HUB = "http://127.0.0.1:9"
 
 #: Seconds that npm may take; without a network it gives up on its own.
 INSTALLATION = 120
@@ -116,60 +112,35 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def within(cache: Path, work: Callable[[Hub, Budget], Any], timeout: float = 20.0, endpoint: str = "") -> Any:
-    """The result of work with a Hub of its own cache; fails if it hangs."""
-
-    async def run(budget: Budget) -> Any:
-        async with Hub(cache=cache, offline=False, endpoint=endpoint or NO_HUB) as hub:
-            return await work(hub, budget)
-
-    budget = Budget(timeout)
-    return asyncio.run(asyncio.wait_for(budget.bounded(run(budget)), 60))
-
-
-def read(text: str, cache: Path, *, timeout: float = 20.0, endpoint: str = "") -> Read:
-    """Rows of the output projection of a checkpoint anywhere."""
+def read(text: str, cache: Path, **settings: Any) -> Read:
+    """Rows of the output projection of a checkpoint anywhere; settings are those of `within`."""
 
     async def work(hub: Hub, budget: Budget) -> Read:
-        return await read_of(await Sources(hub).snapshot(parse_target(text), budget), IDS)
+        return await read_of(await Sources(hub).snapshot(parse_target(text), budget))
 
-    return within(cache, work, timeout, endpoint)
+    return within(work, cache, **settings)
 
 
-def expand(text: str, cache: Path, *, endpoint: str = "") -> tuple[list[str], int]:
+def expand(text: str, cache: Path, **settings: Any) -> tuple[list[str], int]:
     """The addresses that an address stands for, and the requests that it took."""
 
     async def work(hub: Hub, budget: Budget) -> tuple[list[str], int]:
         targets = await Sources(hub).expand(parse_target(text), budget)
         return [target.repo for target in targets], hub.meter.requests
 
-    return within(cache, work, endpoint=endpoint)
+    return within(work, cache, **settings)
 
 
-def refused(work: Callable[..., Any], *args: Any, **settings: Any) -> ScreeningError:
-    """The error that some work ends in."""
-    with pytest.raises(ScreeningError) as raised:
-        work(*args, **settings)
-    return raised.value
-
-
-def refused_change(
-    text: str, replace: Callable[[], object], cache: Path, *, endpoint: str = ""
-) -> ScreeningError:
+def refused_change(text: str, replace: Callable[[], object], cache: Path, **settings: Any) -> ScreeningError:
     """The error of reading a file, replacing it, and reading on."""
 
     async def work(hub: Hub, budget: Budget) -> None:
         snapshot = await Sources(hub).snapshot(parse_target(text), budget)
-        await snapshot.ranges("model.safetensors", [(0, 8)])
+        await snapshot.ranges(FILE, [(0, 8)])
         replace()
-        await snapshot.ranges("model.safetensors", [(8, 64)])
+        await snapshot.ranges(FILE, [(8, 64)])
 
-    return refused(within, cache, work, endpoint=endpoint)
-
-
-def truth(folder: Path, ids: tuple[int, ...] = IDS) -> Any:
-    """The same rows of a folder's only file, from the whole matrix."""
-    return full_matrix(folder / "model.safetensors", HEAD)[list(ids)]
+    return refused(within, work, cache, **settings)
 
 
 @functools.cache

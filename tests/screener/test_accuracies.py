@@ -25,6 +25,7 @@ CHECKPOINTS = [
 ]
 NAMES = ("demo/sums-00", "run1/checkpoint-5", "run1/checkpoint-10", "run2/checkpoint-10")
 FOLDERS = [Target(f"/data/{name}", local=True) for name in NAMES]
+FINALS = [Target(f"data/run{number}/final", local=True) for number in (1, 2)]
 FILES = [Target("/data/gg", local=True, file=f"{name}.gguf") for name in "abc"]
 VERSIONS = [Target("models:/sums/1"), Target("models:/sums/2"), Target("models:/other/2")]
 
@@ -66,9 +67,13 @@ def found(source, targets):
         (FILES, "label,repo,revision,accuracy\ngg/a.gguf,gg,,1\ngg/b.gguf,gg,,2\n", [1, 2, None]),
         (CHECKPOINTS[:2], "label,repo,revision,accuracy\nelsewhere,a/math,,4\n", [None, 4]),
         (FILES, "label,accuracy\ngg/b.gguf,2\n", [None, 2, None]),
+        # of another machine, by the folders' names; folders of one name, by their paths
+        (FOLDERS, "repo,accuracy\n/else/run1/checkpoint-5,2\n/else/sums-00,1\n", [1, 2, None, None]),
+        (FINALS, "repo,accuracy\n/data/run1/final,1\n/data/run2/final,2\n", [1, 2]),
     ],
 )
-def test_the_names_of_a_csv_file(tmp_path, targets, text, accuracies):
+def test_the_names_of_a_csv_file(tmp_path, monkeypatch, targets, text, accuracies):
+    monkeypatch.chdir("/")
     assert found(csv_file(tmp_path, text), targets) == accuracies
 
 
@@ -125,41 +130,19 @@ GSM8K = {
 }
 
 
-def test_a_folder_of_results_is_matched_by_the_models_names(tmp_path):
+def test_a_folder_of_results_is_matched_by_the_models_names_and_files(tmp_path):
     results(tmp_path / "a", "pretrained=a/base,dtype=bfloat16", {"gsm8k": GSM8K})
     newer = GSM8K | {"exact_match,strict-match": 0.5}
     results(tmp_path / "a", {"pretrained": "a/base"}, {"gsm8k": newer}, date=2.0, name="results_0.json")
     results(tmp_path / "b", {"pretrained": "run/x", "revision": "step2"}, {"gsm8k": GSM8K})
     results(tmp_path / "c", {"pretrained": "not/screened"}, {"gsm8k": GSM8K})
-    accuracies = read_accuracies(str(tmp_path), CHECKPOINTS)
-    assert [target.accuracy for target in accuracies.of(CHECKPOINTS)] == [0.5, None, None, None, 0.4]
-    assert accuracies.meaning == "gsm8k, exact_match,strict-match (4 of lm-eval's result files)"
-
-
-@pytest.mark.parametrize(
-    ("targets", "arguments", "accuracies"),
-    [
-        # of another machine: by the folders' names
-        (
-            FOLDERS,
-            [{"pretrained": "/elsewhere/run1/checkpoint-5"}, {"pretrained": "/elsewhere/sums-00"}],
-            [0.2, 0.1, None, None],
-        ),
-        # folders of one name: by their paths
-        (
-            [Target("data/run1/final", local=True), Target("data/run2/final", local=True)],
-            [{"pretrained": "/data/run1/final"}, {"pretrained": "/data/run2/final"}],
-            [0.1, 0.2],
-        ),
-        # files of one folder: by the file
-        (FILES, [{"pretrained": "/data/gg", "gguf_file": f"{x}.gguf"} for x in "ac"], [0.1, None, 0.2]),
-    ],
-)
-def test_results_of_folders_and_files(tmp_path, monkeypatch, targets, arguments, accuracies):
-    monkeypatch.chdir("/")
-    for number, of_model in enumerate(arguments, start=1):
-        results(tmp_path / str(number), of_model, {"arc": {"acc,none": number / 10}})
-    assert found(tmp_path, targets) == accuracies
+    for name, value in (("a", 0.1), ("c", 0.2)):
+        file = {"pretrained": "/data/gg", "gguf_file": f"{name}.gguf"}
+        results(tmp_path / f"gg-{name}", file, {"gsm8k": {"exact_match,strict-match": value}})
+    accuracies = read_accuracies(str(tmp_path), [*CHECKPOINTS, *FILES])
+    values = [target.accuracy for target in accuracies.of([*CHECKPOINTS, *FILES])]
+    assert values == [0.5, None, None, None, 0.4, 0.1, None, 0.2]
+    assert accuracies.meaning == "gsm8k, exact_match,strict-match (6 of lm-eval's result files)"
 
 
 def test_one_task_is_meant_and_a_group_is_one_task(tmp_path):

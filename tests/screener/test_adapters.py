@@ -10,16 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hub_client import ours
+from hub_client import ours, refused
 from lmeval_screener import screen, screening
 from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.cli import main
-from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.adapters import adapted_projection, is_adapter, read_adapter
 from lmeval_screener.weights.projection import read_rows, read_rows_and_norm
 from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from test_ratio import TOKENIZER, R, T, V
+from test_figures import TOKENIZER, R, T, V
 from transformers import LlamaConfig, LlamaForCausalLM
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -32,28 +31,28 @@ def bases(tmp_path_factory):
     """A tiny Llama on disk, untied and tied."""
     sizes = {"hidden_size": D, "intermediate_size": 16, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    folders = [tmp_path_factory.mktemp("base") / name for name in ("untied", "tied")]
-    for tied, folder in enumerate(folders):
+    folders = {name: tmp_path_factory.mktemp("base") / name for name in ("untied", "tied")}
+    for name, folder in folders.items():
         torch.manual_seed(0)
-        config = LlamaConfig(vocab_size=V, tie_word_embeddings=bool(tied), **sizes, **heads)
+        config = LlamaConfig(vocab_size=V, tie_word_embeddings=name == "tied", **sizes, **heads)
         LlamaForCausalLM(config).save_pretrained(folder)
         (folder / "tokenizer.json").write_bytes(TOKENIZER)
     return folders
 
 
-@pytest.fixture(params=[0, 1], ids=["untied", "tied"])
+@pytest.fixture(params=["untied", "tied"])
 def base(request, bases):
     return bases[request.param]
 
 
 @pytest.fixture
 def untied(bases):
-    return bases[0]
+    return bases["untied"]
 
 
 @pytest.fixture
 def tied(bases):
-    return bases[1]
+    return bases["tied"]
 
 
 def adapter(base, folder, settings, *, bin_file=False):
@@ -98,19 +97,9 @@ def projection_of(folder, base):
     return asyncio.run(work())
 
 
-def notes(folder, base):
-    return projection_of(folder, base).warnings
-
-
 def rows(folder, base):
     projection = projection_of(folder, base)
     return asyncio.run(read_rows(projection, list(range(projection.shape[0]))))
-
-
-def refused(folder, base):
-    with pytest.raises(ScreeningError) as caught:
-        rows(folder, base)
-    return caught.value
 
 
 def edit(folder, **changes):
@@ -118,8 +107,6 @@ def edit(folder, **changes):
     place.write_text(json.dumps(json.loads(place.read_text()) | changes))
 
 
-ENSURED = {"target_modules": ["embed_tokens"], "ensure_weight_tying": True}
-ENSURED_SAVED = {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}
 HEADS = {
     "head": lora(target_modules=["lm_head"]),
     "head of stabilised rank": lora(target_modules=["lm_head"], use_rslora=True),
@@ -141,19 +128,6 @@ EMBEDDINGS = {
 }
 
 
-@pytest.mark.parametrize("case", [*HEADS, *EMBEDDINGS])
-def test_rows_equal_the_merged_models_and_an_embedding_changes_them_only_where_it_is_tied(
-    base, tmp_path, case
-):
-    folder = adapter(base, tmp_path / "a", (HEADS | EMBEDDINGS)[case])
-    expected, before = merged(base, folder), head_of(LlamaForCausalLM.from_pretrained(base))
-    np.testing.assert_allclose(rows(folder, base), expected, atol=1e-6, rtol=1e-6)
-    same = case in EMBEDDINGS and base.name == "untied"
-    assert bool(np.abs(expected - before).max() <= 0.1) is same
-    assert not same or np.array_equal(rows(folder, base), before)
-    assert any(note.startswith("same rows as its base ") for note in notes(folder, base)) is same
-
-
 def same_before_merging(folder, base):
     """Whether the unmerged model's head says the same of some states as the rows do."""
     state = torch.randn(5, D, generator=torch.Generator().manual_seed(2))
@@ -162,22 +136,38 @@ def same_before_merging(folder, base):
     return np.allclose(state.numpy() @ rows(folder, base).T, said, atol=1e-5)
 
 
+@pytest.mark.parametrize("case", [*HEADS, *EMBEDDINGS])
+def test_rows_equal_the_merged_models_and_an_embedding_changes_them_only_where_it_is_tied(
+    base, tmp_path, case
+):
+    in_torchs_format = case in ("head of stabilised rank", "tokens of the head")
+    folder = adapter(base, tmp_path / "a", (HEADS | EMBEDDINGS)[case], bin_file=in_torchs_format)
+    expected, before = merged(base, folder), head_of(LlamaForCausalLM.from_pretrained(base))
+    np.testing.assert_allclose(rows(folder, base), expected, atol=1e-6, rtol=1e-6)
+    same = case in EMBEDDINGS and base.name == "untied"
+    assert bool(np.abs(expected - before).max() <= 0.1) is same
+    assert not same or np.array_equal(rows(folder, base), before)
+    notes = projection_of(folder, base).warnings
+    assert any(note.startswith("same rows as its base ") for note in notes) is same
+    # Where merging changes the head a note says so.
+    changed_by_merging = any("before it is merged, its head lacks that change" in note for note in notes)
+    assert same_before_merging(folder, base) is not changed_by_merging
+    assert len(notes) == same + changed_by_merging
+
+
 @pytest.mark.parametrize(
     "settings",
-    [ENSURED, ENSURED | {"target_modules": ["embed_tokens", "lm_head"]}, ENSURED_SAVED],
+    [
+        {"target_modules": ["embed_tokens"]},
+        {"target_modules": ["embed_tokens", "lm_head"]},
+        {"modules_to_save": ["embed_tokens"]},
+    ],
 )
 def test_a_change_that_is_stored_under_both_names_of_a_matrix_counts_once(tied, tmp_path, settings):
     """As in the model that was trained: PEFT's merge adds it to the one matrix twice."""
-    assert same_before_merging(adapter(tied, tmp_path / "a", lora(**settings)), tied)
-
-
-def test_where_merging_changes_the_head_a_note_says_it(tied, untied, tmp_path):
-    note = "before it is merged, its head lacks that change"
-    for case, settings in (HEADS | EMBEDDINGS | {"ensured": lora(**ENSURED)}).items():
-        folder = adapter(tied, tmp_path / case, settings)
-        said = any(note in text for text in notes(folder, tied))
-        assert same_before_merging(folder, tied) is not said, case
-    assert notes(adapter(untied, tmp_path / "untied", HEADS["both"]), untied) == ()
+    folder = adapter(tied, tmp_path / "a", lora(ensure_weight_tying=True, **settings))
+    assert same_before_merging(folder, tied)
+    assert not projection_of(folder, tied).warnings
 
 
 def test_a_grown_vocabulary(base, tmp_path):
@@ -192,51 +182,26 @@ def test_a_grown_vocabulary(base, tmp_path):
     np.testing.assert_array_equal(found, head_of(model))
 
 
-@pytest.mark.parametrize("case", ["head of DoRA", "tokens of the head"])
-def test_adapters_in_torchs_own_format(untied, tmp_path, case):
-    first, second = (
-        rows(adapter(untied, tmp_path / str(bin_file), HEADS[case], bin_file=bin_file), untied)
-        for bin_file in (True, False)
-    )
-    np.testing.assert_array_equal(first, second)
-
-
-def reported(*names):
-    return screen([str(name) for name in names])
-
-
-def test_one_that_leaves_the_head_alone_is_level_with_its_base(base, tmp_path, capsys):
-    folder = adapter(base, tmp_path / "attention", lora(target_modules=["q_proj", "v_proj"]))
-    other = adapter(base, tmp_path / "head", HEADS["head"])
-    result = reported(folder, base, other)
-    assert not result.failed
+def test_g_is_that_of_the_merged_folder_or_level_with_the_bases(base, tmp_path, capsys):
+    attention = adapter(base, tmp_path / "attention", lora(target_modules=["q_proj", "v_proj"]))
+    head = adapter(base, tmp_path / "head", HEADS["head of DoRA"])
+    with_adapter(base, head).merge_and_unload().save_pretrained(tmp_path / "merged")
+    for folder in (head, tmp_path / "merged"):  # the other adapter has its base's
+        (folder / "tokenizer.json").write_bytes(TOKENIZER)
+    result = screen([str(place) for place in (attention, head, tmp_path / "merged", base)])
+    assert not result.failed, result.failed
     found = {Path(c.repo).name: c for c in result.checkpoints}
-    level, plain = found["attention"], found[base.name]
+    ours, theirs, level, plain = (found[name] for name in ("head", "merged", "attention", base.name))
+    for metric in ("cosine", "euclidean"):
+        assert ours.gaps[metric].mean == pytest.approx(theirs.gaps[metric].mean, rel=1e-6)
+    assert abs(ours.gaps["cosine"].mean - plain.gaps["cosine"].mean) > 0.01
+    assert (ours.scale, ours.family, ours.file) == (theirs.scale, theirs.family, FILE)
+    assert ours.ratio.mean == pytest.approx(theirs.ratio.mean, abs=1e-5)
     assert (level.gaps["cosine"].mean, level.rank) == (plain.gaps["cosine"].mean, plain.rank)
     assert level.tied_with == plain.tied_with
     assert level.notes == (f"same rows as its base {base}: G cannot tell them apart",)
-    assert found["head"].gaps["cosine"].mean != plain.gaps["cosine"].mean
-    assert main([str(folder), str(base), "--fail-if-below", str(base), "-q"]) == 0
+    assert main([str(attention), str(base), "--fail-if-below", str(base), "-q"]) == 0
     assert "same rows as its base" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("own_tokenizer", [True, False])
-def test_g_is_that_of_the_merged_folder(base, tmp_path, own_tokenizer):
-    folder = adapter(base, tmp_path / "a", HEADS["head of DoRA"])
-    with_adapter(base, folder).merge_and_unload().save_pretrained(tmp_path / "merged")
-    (tmp_path / "merged" / "tokenizer.json").write_bytes(TOKENIZER)
-    if own_tokenizer:
-        (folder / "tokenizer.json").write_bytes(TOKENIZER)
-    result = reported(folder, tmp_path / "merged", base)
-    assert not result.failed, result.failed
-    found = {Path(c.repo).name: c for c in result.checkpoints}
-    ours, theirs, plain = found["a"], found["merged"], found[base.name]
-    assert ours.gaps["cosine"].mean == pytest.approx(theirs.gaps["cosine"].mean, abs=1e-6)
-    assert ours.gaps["euclidean"].mean == pytest.approx(theirs.gaps["euclidean"].mean, abs=1e-5)
-    assert abs(ours.gaps["cosine"].mean - plain.gaps["cosine"].mean) > 0.01
-    assert (ours.scale, ours.family) == (theirs.scale, theirs.family)
-    assert ours.ratio.mean == pytest.approx(theirs.ratio.mean, abs=1e-5)
-    assert ours.file == FILE
 
 
 def test_a_final_norm_that_the_adapter_changes_is_the_adapters(untied, tmp_path):
@@ -266,27 +231,37 @@ def test_bases_that_cannot_be_opened(hub, tmp_path, untied, monkeypatch, name, c
     edit(folder, base_model_name_or_path=name)
     hub.add("org/adapter", folder)
     monkeypatch.setattr(screening, "Hub", lambda **options: ours(hub, tmp_path / "cache"))
-    (failed,) = reported("org/adapter").failed
+    (failed,) = screen(["org/adapter"]).failed
     assert failed.error == code
     assert says in failed.message
 
 
+TOKENS_LEFT_OPEN = "does not say of which tokens the 3 rows"
+
+
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("settings", "changes", "says"),
     [
-        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa', which changes the base"),
-        ({"peft_type": "VERA"}, "(VERA) that changes lm_head"),
-        ({"alora_invocation_tokens": [1]}, "sets alora_invocation_tokens"),
-        ({"use_qalora": True}, "sets use_qalora"),
-        ({"use_dora": True}, "use_dora=True and not the magnitudes"),
-        ({"lora_alpha": "six"}, "lora_alpha 'six'"),
-        ({"alpha_pattern": {r"(\w+)+!": 3}}, "which is not followed"),
+        (HEADS["head"], {"init_lora_weights": "pissa"}, "init_lora_weights='pissa', which changes the base"),
+        (HEADS["head"], {"peft_type": "VERA"}, "(VERA) that changes lm_head"),
+        (HEADS["head"], {"alora_invocation_tokens": [1]}, "sets alora_invocation_tokens"),
+        (HEADS["head"], {"use_qalora": True}, "sets use_qalora"),
+        (HEADS["head"], {"use_dora": True}, "use_dora=True and not the magnitudes"),
+        (HEADS["head"], {"lora_alpha": "six"}, "lora_alpha 'six'"),
+        (HEADS["head"], {"alpha_pattern": {r"(\w+)+!": 3}}, "which is not followed"),
+        (lora(target_modules=["embed_tokens"], use_dora=True), {}, "whose lengths run over all rows"),
+        (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 7]}, TOKENS_LEFT_OPEN),
+        (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 3, 7]}, TOKENS_LEFT_OPEN),
+        (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 7, -1]}, TOKENS_LEFT_OPEN),
+        (EMBEDDINGS["tokens"], {"trainable_token_indices": {"wte": [3, 7, 8]}}, TOKENS_LEFT_OPEN),
+        (EMBEDDINGS["tokens"], {"trainable_token_indices": None}, TOKENS_LEFT_OPEN),
+        (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 7, V]}, "has rows that do not fit"),
     ],
 )
-def test_what_is_another_method_is_refused_by_name(untied, tmp_path, changes, says):
-    folder = adapter(untied, tmp_path / "a", HEADS["head"])
+def test_what_is_another_method_or_does_not_fit_is_refused_by_name(tied, tmp_path, settings, changes, says):
+    folder = adapter(tied, tmp_path / "a", settings)
     edit(folder, **changes)
-    error = refused(folder, untied)
+    error = refused(rows, folder, tied)
     assert error.code == "AdapterOnly"
     assert says in str(error)
     assert "merge it into its base" in str(error)
@@ -326,20 +301,8 @@ def test_tensors_that_do_not_fit_are_refused(untied, tmp_path, name, tensor, say
     np.testing.assert_allclose(rows(folder, untied), merged(untied, folder), atol=1e-6, rtol=1e-6)
     tensors[f"{stem}{name}"] = tensor
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / FILE)
-    error = refused(folder, untied)
+    error = refused(rows, folder, untied)
     assert (error.code, says in str(error)) == ("AdapterOnly", True), error
-
-
-def test_a_dora_of_a_tied_embedding_needs_every_row_and_is_refused(tied, tmp_path):
-    folder = adapter(tied, tmp_path / "a", lora(target_modules=["embed_tokens"], use_dora=True))
-    assert "whose lengths run over all rows" in str(refused(folder, tied))
-
-
-@pytest.mark.parametrize("indices", [[3, 7], [3, 3, 7], [3, 7, -1], [3, 7, V], {"wte": [3, 7, 8]}, None])
-def test_tokens_that_do_not_fit_their_rows_are_refused(tied, tmp_path, indices):
-    folder = adapter(tied, tmp_path / "a", EMBEDDINGS["tokens"])
-    edit(folder, trainable_token_indices=indices)
-    assert refused(folder, tied).code == "AdapterOnly"
 
 
 def test_what_a_training_leaves_beside_its_adapter_is_no_model(untied, tmp_path):
@@ -354,4 +317,4 @@ def test_what_a_training_leaves_beside_its_adapter_is_no_model(untied, tmp_path)
         (folder / name).unlink()
     for content in (b"[]", b"\xff"):
         (folder / "adapter_config.json").write_bytes(content)
-        assert refused(folder, untied).code == "BadConfig"
+        assert refused(rows, folder, untied).code == "BadConfig"

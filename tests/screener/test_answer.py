@@ -16,20 +16,9 @@ from hypothesis import strategies as st
 from lmeval_screener.figures import Ratio, gap
 from lmeval_screener.result.answer import course, not_screened, overlaps
 from lmeval_screener.screened import Group, Ranks
-from screenings import GAPS, failed, result, screened
+from screenings import failed, ranking, result, screened
 
 from lmeval_dispersion.paths import data_folder
-
-
-def gap_of(mean):
-    spread = 0.001 * np.array([1.0, -1.0, 0.0])
-    return replace(GAPS["cosine"], mean=mean, left_out_domain=mean + spread * mean,
-                   left_out_reference=mean - spread * mean)  # fmt: skip
-
-
-def ranking(*ranges):
-    """Checkpoints a, b, c … with their ranges of tied ranks."""
-    return result([screened(chr(97 + i), i + 1, tied) for i, tied in enumerate(ranges)])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +50,7 @@ def ranking(*ranges):
     ],
 )  # fmt: skip
 def test_the_answer_of_one_group(ranges, said):
-    assert ranking(*ranges).answer() == said
+    assert result(ranking(*ranges)).answer() == said
 
 
 def figure(mean, se=0.01):
@@ -71,10 +60,9 @@ def figure(mean, se=0.01):
 
 
 def test_where_the_figures_disagree_about_the_best_the_report_says_so_first_and_the_list_takes_both():
-    members = list(ranking(*[None] * 6).checkpoints)
+    members = ranking(*[None] * 6)
     ratios = [1.0, 0.9, 0.8, 0.7, 0.6, 1.4]
-    gaps = [{"cosine": gap_of(2 - i / 10), "euclidean": gap_of(2.0)} for i in range(6)]
-    members = [replace(c, ratio=figure(r), gaps=g) for c, r, g in zip(members, ratios, gaps, strict=True)]
+    members = [replace(c, ratio=figure(r)) for c, r in zip(members, ratios, strict=True)]
     members[0], members[5] = replace(members[0], ties=Ranks([6])), replace(members[5], ties=Ranks([1]))
     found = result(members)
     first, second, *_ = found.answer()
@@ -92,7 +80,6 @@ def test_several_groups_get_a_sentence_each_up_to_four():
     said = result(members).answer()
     assert said[0] == "fam · 0B: Evaluate first: m0-0 (highest G of 2; math). The order of all 2 is clear."
     assert said[4:] == ["2 more groups below."]
-    assert len(result(members[:8]).answer()) == 4
 
 
 def test_failures_come_last_and_first_where_most_failed():
@@ -101,7 +88,7 @@ def test_failures_come_last_and_first_where_most_failed():
     assert not_screened(failures) == none
     assert not_screened(failures[:1]) == "org/0: RepoNotFound: none"
     for count, place in ((2, 0), (4, -1)):
-        said = replace(ranking(*[None] * count), failed=tuple(failures)).answer()
+        said = result(ranking(*[None] * count), failures).answer()
         assert said[place] == f"3 of {count + 3} checkpoints could not be screened (3 RepoNotFound)."
         assert "could not" not in " ".join(said[1:] if place == 0 else said[:-1])
 
@@ -183,7 +170,7 @@ def test_overlaps_are_the_runs_of_ranks_that_hang_together(count, seed):
     apart |= apart.T
     members = [
         replace(c, ties=Ranks(j + 1 for j in range(count) if j != i and not apart[i, j]))
-        for i, c in enumerate(ranking(*[None] * count).checkpoints)
+        for i, c in enumerate(ranking(*[None] * count))
     ]
     found = overlaps(Group("fam", "7B", tuple(members)))
     # Between two neighbours of one run some tie crosses; between two runs none does.

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hub_client import ours
 from lmeval_screener import screening
@@ -39,9 +40,18 @@ def screened(*names: Path) -> Any:
     return result.checkpoints
 
 
-def test_one_g_with_the_safetensors_sibling(tmp_path):
-    archive = folder(tmp_path / "bin", pytorch_model=tensors())
-    found = {c.file: c for c in screened(archive, DEMO)}
+LAYOUTS = {
+    "whole": lambda head: head,
+    "a transposed matrix": lambda head: head.t().contiguous().t(),
+    "a part of a wider matrix": lambda head: torch.cat([head.flip(1), head], dim=1)[:, head.shape[1] :],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_g_with_the_safetensors_sibling(tmp_path, layout):
+    state = tensors()
+    state["lm_head.weight"] = LAYOUTS[layout](state["lm_head.weight"])
+    found = {c.file: c for c in screened(folder(tmp_path / "bin", pytorch_model=state), DEMO)}
     ours, theirs = found["pytorch_model.bin"], found["model-00001-of-00002.safetensors"]
     for kind in ("cosine", "euclidean"):
         assert ours.gaps[kind].mean == theirs.gaps[kind].mean
@@ -101,23 +111,12 @@ def test_a_tied_head_is_the_embedding_stored_once(tmp_path):
     assert "tied" in found.notes[0]
 
 
-def test_rows_of_a_slice_of_a_wider_matrix(tmp_path):
+def test_from_afar_a_transposed_matrix_that_is_large_is_refused(hub, tmp_path, monkeypatch):
     state = tensors()
-    head = state["lm_head.weight"]
-    state["lm_head.weight"] = torch.cat([torch.randn(len(head), 5).to(head.dtype), head], dim=1)[:, 5:]
-    (found, theirs) = screened(folder(tmp_path / "bin", pytorch_model=state), DEMO)
-    assert found.gaps["cosine"].mean == theirs.gaps["cosine"].mean
-
-
-def test_from_afar_a_transposed_matrix_is_read_or_refused(hub, tmp_path, monkeypatch):
-    state = tensors()
-    state["lm_head.weight"] = state["lm_head.weight"].t().contiguous().t()
+    state["lm_head.weight"] = LAYOUTS["a transposed matrix"](state["lm_head.weight"])
     hub.add("org/model", folder(tmp_path / "bin", pytorch_model=state))
     monkeypatch.setattr(screening, "Hub", lambda **options: ours(hub, tmp_path / "cache"))
-    (found,) = screening.screen(["org/model"]).checkpoints
-    assert found.gaps["cosine"].mean == screened(DEMO)[0].gaps["cosine"].mean
     monkeypatch.setattr(reader, "MOST_SCATTERED", 1000)
-    monkeypatch.setattr(screening, "Hub", lambda **options: ours(hub, tmp_path / "another"))
     (failed,) = screening.screen(["org/model"]).failed
     assert failed.error == "ScatteredRows"
     assert "download the checkpoint" in failed.message

@@ -65,16 +65,20 @@ def test_estimates_from_an_audit_are_without_bias_over_all_its_draws():
             audited(gaps, accuracies, listed, sample)
             for sample in itertools.combinations(range(size, count), drawn)
         ]
-        assert {one.design for one in found} == {"audit"}
-        shares = [decision_accuracy([one]).value for one in found]
+        assert {results.design for results in found} == {"audit"}
+        shares = [decision_accuracy([results]).value for results in found]
         assert np.mean(shares) == pytest.approx(share_by_hand(gaps, accuracies))
-        what = [missed(one) for one in found]
+        what = [missed(results) for results in found]
         others = accuracies[size:]
-        assert np.mean([one["better"] for one in what]) == pytest.approx((others > best).sum())
-        assert np.mean([one["excess"] for one in what]) == pytest.approx(np.maximum(others - best, 0).mean())
+        assert np.mean([figures["better"] for figures in what]) == pytest.approx((others > best).sum())
+        assert np.mean([figures["excess"] for figures in what]) == pytest.approx(
+            np.maximum(others - best, 0).mean()
+        )
         truth = max(accuracies.max() - best, 0)
-        assert all(one["seen"] <= truth + 1e-12 for one in what)
-        covered = [one["better_low"] <= (others > best).sum() <= one["better_high"] for one in what]
+        assert all(figures["seen"] <= truth + 1e-12 for figures in what)
+        covered = [
+            figures["better_low"] <= (others > best).sum() <= figures["better_high"] for figures in what
+        ]
         assert np.mean(covered) >= 0.95
 
 
@@ -118,18 +122,18 @@ def test_the_interval_of_a_count_covers_every_truth_and_is_not_wider_than_it_mus
 )
 def test_what_results_stand_for(known, drawn, design, all_pairs):
     accuracies = np.where(np.isin(np.arange(6), known), np.arange(6.0), np.nan)
-    one = group(np.arange(6.0)[::-1], accuracies, [0, 1], drawn)
-    assert (one.design, one.stands_for_all) == (design, all_pairs)
+    results = group(np.arange(6.0)[::-1], accuracies, [0, 1], drawn)
+    assert (results.design, results.stands_for_all) == (design, all_pairs)
 
 
 def test_what_is_known_beside_an_audit_is_no_sample_and_takes_no_part():
     draw = np.random.default_rng(3)
     gaps, accuracies, listed = planted(draw, 9, 0.5, 2)
-    one = audited(gaps, accuracies, listed, (4, 6))
-    more = group(gaps, np.where(np.arange(9) == 8, 99.0, one.accuracies), listed, (4, 6))
-    assert decision_accuracy([more]) == decision_accuracy([one])
-    assert [missed(more)[name] for name in BETTER] == [missed(one)[name] for name in BETTER]
-    assert missed(more)["seen"] > missed(one)["seen"]
+    results = audited(gaps, accuracies, listed, (4, 6))
+    more = group(gaps, np.where(np.arange(9) == 8, 99.0, results.accuracies), listed, (4, 6))
+    assert decision_accuracy([more]) == decision_accuracy([results])
+    assert [missed(more)[name] for name in BETTER] == [missed(results)[name] for name in BETTER]
+    assert missed(more)["seen"] > missed(results)["seen"]
 
 
 def test_little_data_gives_wide_intervals_and_none_gives_none():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import test_distributed_checkpoint as distributed
-from checkpoints import head_and_embedding, header, write_checkpoint, write_qwen_7b
-from hub_client import ours
+from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
+from hub_client import within
+from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.weights.projection import FinalNorm, find_projection, read_rows_and_norm
@@ -58,19 +58,12 @@ def test_of_an_archive(tmp_path):
 
 @pytest.mark.parametrize("cuts", [[0, 4], [0, 1, 4], [0, 2, 3, 4]])
 def test_of_slices(tmp_path, cuts):
-    gamma = np.array([0.5, -2.0, 3.0, 1.0], dtype="<f4")
-    for number, (a, b) in enumerate(pairwise(cuts), start=1):
-        rows = distributed.HEAD.numpy()[5 * (number - 1) : 5 * number if b < 4 else 20].astype("<f4")
-        offsets = {"lm_head.weight": [5 * (number - 1), 0], "model.norm.weight": [a]}
-        info = json.dumps({name: {"saved_offsets": at} for name, at in offsets.items()})
-        parts = [
-            ("lm_head.weight", "F32", rows.shape, rows.nbytes),
-            ("model.norm.weight", "F32", (b - a,), 4 * (b - a)),
-        ]
-        head = header(parts, DCP_VERSION="1.0", DCP_SHARDING_INFO=info)
-        name = f"shard-{number:05d}-model-00001-of-00001.safetensors"
-        (tmp_path / name).write_bytes(head + rows.tobytes() + gamma[a:b].tobytes())
-    (tmp_path / "config.json").write_text(json.dumps(distributed.CONFIG))
+    gamma = distributed.torch.tensor([0.5, -2.0, 3.0, 1.0])
+    for number, (a, b) in enumerate(pairwise(cuts)):
+        first = 5 * number
+        rows = distributed.HEAD[first : first + 5 if b < 4 else None]
+        slices = {"lm_head.weight": ([first, 0], rows), "model.norm.weight": ([a], gamma[a:b])}
+        distributed.write_slices(tmp_path, number + 1, **slices)
     np.testing.assert_array_equal(norm_of(tmp_path, [0, 19]).weight, gamma)
 
 
@@ -121,16 +114,14 @@ def from_afar(hub, tmp_path):
     def read(folder: Path) -> tuple[FinalNorm, int, int]:
         hub.add("org/m", folder)
 
-        async def work() -> tuple[FinalNorm, int, int]:
-            async with ours(hub, tmp_path / "cache") as client:
-                snapshot = await client.snapshot("org/m", None, budget)
-                projection = await find_projection(snapshot)
-                start = snapshot.meter.requests, snapshot.meter.bytes_read
-                _, norm = await read_rows_and_norm(projection, IDS)
-                return norm, snapshot.meter.requests - start[0], snapshot.meter.bytes_read - start[1]
+        async def work(client: Hub, budget: Budget) -> tuple[FinalNorm, int, int]:
+            snapshot = await client.snapshot("org/m", None, budget)
+            projection = await find_projection(snapshot)
+            start = snapshot.meter.requests, snapshot.meter.bytes_read
+            _, norm = await read_rows_and_norm(projection, IDS)
+            return norm, snapshot.meter.requests - start[0], snapshot.meter.bytes_read - start[1]
 
-        budget = Budget(20)
-        return asyncio.run(budget.bounded(work()))
+        return within(work, tmp_path / "cache", endpoint=hub.endpoint)
 
     return read
 

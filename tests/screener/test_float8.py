@@ -7,8 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from hub_client import read, read_folder
-from lmeval_screener.errors import ScreeningError
+from hub_client import read, read_folder, refused
 from safetensors.torch import save_file
 
 V, D = 384, 256
@@ -25,11 +24,6 @@ def scales(shape):
     return torch.rand(shape, generator=torch.Generator().manual_seed(1)) + 0.01
 
 
-def widened(scale, v=V, d=D):
-    """A scale for each number, of those of blocks of 128 × 128."""
-    return scale.float().repeat_interleave(128, 0).repeat_interleave(128, 1)[:v, :d]
-
-
 def write(folder, tensors, config=None):
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
@@ -40,13 +34,6 @@ def write(folder, tensors, config=None):
 
 def rows(folder, ids=IDS):
     return read_folder(folder, ids).rows
-
-
-def refusal(folder):
-    with pytest.raises(ScreeningError) as caught:
-        rows(folder)
-    assert caught.value.code == "QuantizedTensor"
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -90,20 +77,13 @@ def test_as_compressed_tensors_dequantises_them(tmp_path, shape, settings):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.float8_e8m0fnu])
-def test_scales_of_every_type(tmp_path, dtype):
-    weight, scale = codes(), scales((3, 2)).to(dtype)
-    folder = write(tmp_path, {"lm_head.weight": weight, "lm_head.weight_scale_inv": scale})
-    np.testing.assert_array_equal(rows(folder), (weight.float() * widened(scale)).numpy()[IDS])
-
-
-@pytest.mark.parametrize("said", [True, False])
-def test_blocks_at_the_edge_are_cut_off(tmp_path, said):
-    weight, scale = codes(301, 201), scales((3, 2))
-    config = {"quantization_config": FP8} if said else None
+@pytest.mark.parametrize("config", [None, {"quantization_config": FP8}])
+def test_scales_of_every_type_whose_blocks_are_cut_off_at_the_edge(tmp_path, dtype, config):
+    weight, scale = codes(301, 201), scales((3, 2)).to(dtype)
     folder = write(tmp_path, {"lm_head.weight": weight, "lm_head.weight_scale_inv": scale}, config)
     ids = [127, 128, 255, 256, 300]
-    expected = weight.float() * widened(scale, 301, 201)
-    np.testing.assert_array_equal(rows(folder, ids), expected.numpy()[ids])
+    wide = scale.float().repeat_interleave(128, 0).repeat_interleave(128, 1)[:301, :201]
+    np.testing.assert_array_equal(rows(folder, ids), (weight.float() * wide).numpy()[ids])
 
 
 def test_a_tied_embedding_and_scales_in_another_shard(tmp_path):
@@ -118,40 +98,36 @@ def test_a_tied_embedding_and_scales_in_another_shard(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("beside", "says"),
+    ("weight", "beside", "block", "says"),
     [
-        ({"weight_scale": (5, 2)}, "blocks of no known size"),
-        ({"weight_scale": (2, 2, 2)}, "of shape (2, 2, 2)"),
-        ({"weight_scale": (V, 1), "weight_zero_point": (V, 1)}, "lm_head.weight_zero_point beside it"),
-        ({"weight_scale": (V, 1), "weight_scale_2": (1,)}, "lm_head.weight_scale_2 beside it"),
-        ({"weight_scale": (V, 1), "weight_scale_inv": (V, 1)}, "lm_head.weight_scale beside it"),
-        ({"scale": (3, 2)}, "lm_head.scale beside it"),
-        ({"SCB": (V,)}, "lm_head.SCB beside it"),
-        ({"lora_A.weight": (2, D)}, "lm_head.lora_A.weight beside it"),
+        (codes(), {"weight_scale": (5, 2)}, None, "blocks of no known size"),
+        (codes(), {"weight_scale": (2, 2, 2)}, None, "of shape (2, 2, 2)"),
+        (codes(), {"weight_scale": (V, 1), "weight_zero_point": (V, 1)}, None, "weight_zero_point beside it"),
+        (codes(), {"weight_scale": (V, 1), "weight_scale_2": (1,)}, None, "weight_scale_2 beside it"),
+        (codes(), {"weight_scale": (V, 1), "weight_scale_inv": (V, 1)}, None, "weight_scale beside it"),
+        (codes(), {"scale": (3, 2)}, None, "lm_head.scale beside it"),
+        (codes(), {"SCB": (V,)}, None, "lm_head.SCB beside it"),
+        (codes(), {"lora_A.weight": (2, D)}, None, "lm_head.lora_A.weight beside it"),
+        (codes(), {"weight_scale_inv": (3, 2)}, [64, 64], "no known size"),
+        # 250 rows in two blocks: of 128 and 122, or of 125 each?
+        (codes(250), {"weight_scale_inv": (2, 2)}, None, "no known size"),
+        (codes(250), {"weight_scale_inv": (2, 2)}, [128, 128], None),
+        (codes(), {}, [128, 128], "without the scales"),
+        (codes(), {}, None, None),
+        (codes().bfloat16(), {"weight_scale": (V, 1)}, None, "as BF16 with lm_head.weight_scale beside it"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(tmp_path, beside, says):
-    tensors = {"lm_head.weight": codes()} | {f"lm_head.{n}": scales(s) for n, s in beside.items()}
-    assert says in refusal(write(tmp_path, tensors))
-
-
-def test_blocks_that_contradict_the_configuration_or_could_be_two_sizes_are_refused(tmp_path):
-    tensors = {"lm_head.weight": codes(), "lm_head.weight_scale_inv": scales((3, 2))}
-    config = {"quantization_config": FP8 | {"weight_block_size": [64, 64]}}
-    assert "no known size" in refusal(write(tmp_path / "a", tensors, config))
-    # 250 rows in two blocks: of 128 and 122, or of 125 each?
-    unclear = {"lm_head.weight": codes(250, 256), "lm_head.weight_scale_inv": scales((2, 2))}
-    assert "no known size" in refusal(write(tmp_path / "b", unclear))
-    assert rows(write(tmp_path / "c", unclear, {"quantization_config": FP8}), [0]).shape == (1, 256)
-
-
-def test_codes_without_announced_scales_and_scales_beside_16_bits_are_refused(tmp_path):
-    tensors = {"lm_head.weight": codes()}
-    np.testing.assert_array_equal(rows(write(tmp_path / "a", tensors)), codes().float().numpy()[IDS])
-    announced = write(tmp_path / "b", tensors, {"quantization_config": FP8})
-    assert "without the scales" in refusal(announced)
-    wide = {"lm_head.weight": codes().bfloat16(), "lm_head.weight_scale": scales((V, 1))}
-    assert "as BF16 with lm_head.weight_scale beside it" in refusal(write(tmp_path / "c", wide))
+def test_what_is_not_known_is_refused_by_name(tmp_path, weight, beside, block, says):
+    tensors = {"lm_head.weight": weight} | {f"lm_head.{n}": scales(s) for n, s in beside.items()}
+    config = {"quantization_config": FP8 | {"weight_block_size": block}} if block else None
+    folder = write(tmp_path, tensors, config)
+    if says is None:
+        factor = 1 if not beside else scales((2, 2))[0, 0]
+        np.testing.assert_array_equal(rows(folder, [0])[0, :128], (weight.float()[0, :128] * factor).numpy())
+    else:
+        error = refused(rows, folder)
+        assert error.code == "QuantizedTensor"
+        assert says in str(error)
 
 
 @pytest.mark.parametrize("shape", [(V, 1), (3, 2), (1,)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import struct
 import sys
@@ -11,20 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import slow_gap
 from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from hub_client import ours
-from lmeval_screener import screening
-from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshots import open_folder
-from lmeval_screener.errors import ScreeningError
+from hub_client import IDS, gap_of, refused, within
+from lmeval_screener import screen
 from lmeval_screener.tokens import load_token_set
 from lmeval_screener.weights.gguf import GGUF_TYPES, choose_files, read_gguf
 from lmeval_screener.weights.projection import read_rows
 
-from lmeval_dispersion.geometry import within
+from lmeval_dispersion import geometry
 
 WIDTH = 256
 WORDS = [text for group in load_token_set("reference", "reference").groups.values() for text in group.texts()]
@@ -87,19 +82,15 @@ def truth(dtype: str, stored: np.ndarray) -> np.ndarray:
     return dequantize(raw, kind).astype(np.float64)
 
 
-def domain_and_reference(full):
-    """The rows of the ten digits and of the reference words."""
-    pieces = list("0123456789"), [f"Ġ{word.strip()}" for word in WORDS]
-    return [full[[TOKENS.index(piece) for piece in side]] for side in pieces]
+def screened(place: Path) -> Any:
+    """The one checkpoint of a file that is read."""
+    (found,) = screen([str(place)]).checkpoints
+    return found
 
 
-def whole_gap(full):
-    """G of the whole matrix in float64, by the definition: no closed form, no ranges."""
-    return slow_gap(*domain_and_reference(full))
-
-
-def screen(*names: str) -> Any:
-    return screening.screen(names)
+def failure(place: Path) -> Any:
+    (failed,) = screen([str(place)]).failed
+    return failed
 
 
 PLAIN = ["F32", "F16", "BF16"]
@@ -113,26 +104,12 @@ def test_gap_is_that_of_the_dequantised_matrix(tmp_path, dtype):
     head = packed(dtype) if tied else matrix()
     tensors = {"token_embd.weight": ("F16", matrix(1)), "output.weight": (dtype, head)}
     write(tmp_path / "m.gguf", {"token_embd.weight": (dtype, head)} if tied else tensors)
-    (found,) = screen(str(tmp_path / "m.gguf")).checkpoints
-    assert found.gaps["cosine"].mean == pytest.approx(whole_gap(truth(dtype, head)), abs=1e-6)
+    found = screened(tmp_path / "m.gguf")
+    assert found.gaps["cosine"].mean == pytest.approx(gap_of(truth(dtype, head), found), abs=1e-6)
+    words = [*found.resolution.domain, *found.resolution.reference]
+    assert [token.piece for token in words] == [TOKENS[token.id] for token in words]
     assert (found.dtype, found.tied) == (dtype, tied)
     assert bool(found.notes) == (dtype not in PLAIN)
-
-
-def test_rows_are_exact_where_the_format_is(tmp_path):
-    full = matrix()
-    write(tmp_path / "m.gguf", {"output.weight": ("F32", full)})
-    snapshot = open_folder(tmp_path)
-
-    async def read() -> Any:
-        model = await read_gguf(snapshot, ["m.gguf"])
-        return await read_rows(model.projection, [7, 3, 399]), await model.vocabulary()
-
-    rows, words = asyncio.run(read())
-    np.testing.assert_array_equal(rows, full[[7, 3, 399]])
-    assert words.row("7") == (TOKENS.index("7"), "7")
-    assert words.row("<s>") is None, "a control token is no word"
-    assert words.row("<0x37>") is None
 
 
 def test_a_model_in_parts(tmp_path):
@@ -143,13 +120,12 @@ def test_a_model_in_parts(tmp_path):
         parts=1,
     )
     assert len(parts) == 3
-    (found,) = screen(f"{tmp_path}:q8_0").checkpoints
-    assert found.gaps["cosine"].mean == pytest.approx(whole_gap(truth("Q8_0", full)), abs=1e-6)
+    found = screened(f"{tmp_path}:q8_0")
+    assert found.gaps["cosine"].mean == pytest.approx(gap_of(truth("Q8_0", full), found), abs=1e-6)
     assert found.file == "m-Q8_0-00003-of-00003.gguf"
     parts[1].unlink()
-    (failed,) = screen(str(tmp_path)).failed
-    assert failed.error == "FileNotFound"
-    assert "2 of the 3 parts" in failed.message
+    failed = failure(tmp_path)
+    assert (failed.error, "2 of the 3 parts" in failed.message) == ("FileNotFound", True)
 
 
 def test_the_file_that_is_meant():
@@ -161,10 +137,8 @@ def test_the_file_that_is_meant():
     for choice in ("F16", "M-F16-00001-of-00002.gguf"):
         assert len(choose_files(names, choice, "r")) == 2
     for choice, code in ((None, "SeveralFiles"), ("Q4_K", "SeveralFiles"), ("Q9", "FileNotFound")):
-        with pytest.raises(ScreeningError) as caught:
-            choose_files(names, choice, "r")
-        assert caught.value.code == code
-        assert "M-Q4_K_S.gguf" in str(caught.value)
+        error = refused(choose_files, names, choice, "r")
+        assert (error.code, "M-Q4_K_S.gguf" in str(error)) == (code, True)
 
 
 def test_two_quantisations_of_one_model_are_one_group(tmp_path):
@@ -173,10 +147,9 @@ def test_two_quantisations_of_one_model_are_one_group(tmp_path):
         write(tmp_path / f"m-{dtype}.gguf", {"output.weight": (dtype, full)})
     for before, after in ((":", ""), ("/m-", ".gguf")):
         names = [f"{tmp_path}{before}{dtype}{after}" for dtype in ("Q8_0", "Q4_0")]
-        (group,) = screen(*names).groups
+        (group,) = screen(names).groups
         assert {f"{tmp_path.parent}/{c.label}" for c in group.checkpoints} == set(names)
-    (failed,) = screen(str(tmp_path)).failed
-    assert failed.error == "SeveralFiles"
+    assert failure(tmp_path).error == "SeveralFiles"
 
 
 def test_types_are_those_of_the_gguf_package():
@@ -189,16 +162,15 @@ def test_types_are_those_of_the_gguf_package():
 
 
 def remote(hub, cache):
-    async def work(budget):
-        async with ours(hub, cache) as client:
-            snapshot = await client.snapshot("org/model", None, budget)
-            model = await read_gguf(snapshot, ["m.gguf"])
-            words = await model.vocabulary()
-            ids = [words.row(digit)[0] for digit in "0123456789"]
-            return await read_rows(model.projection, ids), ids, snapshot.meter
+    async def work(client, budget):
+        snapshot = await client.snapshot("org/model", None, budget)
+        model = await read_gguf(snapshot, ["m.gguf"])
+        words = await model.vocabulary()
+        assert words.row("7") == (TOKENS.index("7"), "7")
+        assert words.row("<s>") is words.row("<0x37>") is None, "neither is a word"
+        return await read_rows(model.projection, IDS), snapshot.meter
 
-    budget = Budget(20)
-    return asyncio.run(budget.bounded(work(budget)))
+    return within(work, cache, endpoint=hub.endpoint)
 
 
 def test_remote_bytes_stay_near_header_and_rows(hub, tmp_path):
@@ -209,12 +181,12 @@ def test_remote_bytes_stay_near_header_and_rows(hub, tmp_path):
     write(place, {"output.weight": ("F32", full)}, notes="x" * 3_000_000)
     size = place.stat().st_size
     hub.add("org/model", place.parent)
-    rows, ids, meter = remote(hub, tmp_path / "cache")
-    np.testing.assert_array_equal(rows, full[ids])
+    rows, meter = remote(hub, tmp_path / "cache")
+    np.testing.assert_array_equal(rows, full[list(IDS)])
     header = size - full.nbytes
     assert meter.bytes_read < 1.5 * (header + rows.nbytes) < size + 1_300_000
     first = len(hub.requests)
-    again, _, meter = remote(hub, tmp_path / "cache")
+    again, meter = remote(hub, tmp_path / "cache")
     np.testing.assert_array_equal(again, rows)
     assert meter.bytes_read < 2000, "a second time nothing is read"
     assert len(hub.requests) - first <= 3
@@ -239,27 +211,21 @@ def corruptions(data: bytes) -> dict[str, bytes]:
     return {
         "magic": b"GGML" + data[4:],
         "version 1": patched(data, 4, "I", 1),
-        "version 99": patched(data, 4, "I", 99),
         "big endian": patched(data, 4, ">I"[1:], 0x03000000),
         "tensors 2^60": patched(data, 8, "Q", huge),
         "pairs 2^60": patched(data, 16, "Q", huge),
         "one pair more": patched(data, 16, "Q", struct.unpack_from("<Q", data, 16)[0] + 1),
         "one tensor more": patched(data, 8, "Q", 3),
         "key length 2^60": patched(data, 24, "Q", huge),
-        "key length 2^63": patched(data, 24, "Q", 2**63),
         "value type 13": patched(data, pre, "I", 13),
-        "string of 2^60": patched(data, pre + 4, "Q", huge),
         "string beyond the file": patched(data, pre + 4, "Q", len(data)),
         "array of 2^60 strings": patched(data, tokens + 8, "Q", huge),
         "array of 2^60 numbers": patched(data, types + 8, "Q", huge),
         "array of arrays": patched(data, tokens + 4, "I", 9),
         "array of unknown": patched(data, tokens + 4, "I", 77),
         "fewer token types": patched(data, types + 8, "Q", 1),
-        "token of 2^60": patched(data, tokens + 16, "Q", huge),
         "no dimension": patched(data, out, "I", 0),
-        "nine dimensions": patched(data, out, "I", 9),
         "width 0": patched(data, out + 4, "Q", 0),
-        "width 2^60": patched(data, out + 4, "Q", huge),
         "height 2^39": patched(data, out + 12, "Q", 2**39),
         "unknown type": patched(data, out + 20, "I", 200),
         "removed type": patched(data, out + 20, "I", 4),
@@ -274,7 +240,6 @@ def corruptions(data: bytes) -> dict[str, bytes]:
         "cut in the header": data[: out - 40],
         "cut in the data": data[:-100],
         "empty": b"",
-        "four bytes": b"GGUF",
     }
 
 
@@ -289,7 +254,7 @@ def test_a_broken_header_is_named_and_never_believed(tmp_path, whole_file):
     for name, broken in corruptions(whole_file).items():
         assert broken != whole_file, name
         (tmp_path / "m.gguf").write_bytes(broken)
-        (failed,) = screen(str(tmp_path / "m.gguf")).failed
+        failed = failure(tmp_path / "m.gguf")
         assert failed.error in ("BadHeader", "BadTokenizer"), (name, failed)
 
 
@@ -301,7 +266,7 @@ def test_flipped_bytes_end_in_the_right_gap_or_a_named_error(tmp_path, whole_fil
     for _ in range(draw.randint(1, 4)):
         data[draw.randrange(header)] = draw.randrange(256)
     (tmp_path / "m.gguf").write_bytes(data)
-    result = screen(str(tmp_path / "m.gguf"))
+    result = screen([str(tmp_path / "m.gguf")])
     codes = {"BadHeader", "BadTokenizer", "NoOutputProjection", "TooFewTokens", "BadRows", "QuantizedTensor"}
     assert all(failed.error in codes for failed in result.failed), result.failed
 
@@ -309,44 +274,48 @@ def test_flipped_bytes_end_in_the_right_gap_or_a_named_error(tmp_path, whole_fil
 def test_without_the_gguf_package_the_sentence_names_the_extra(tmp_path, monkeypatch):
     write(tmp_path / "m.gguf", {"output.weight": ("Q8_0", matrix())})
     monkeypatch.setitem(sys.modules, "gguf.quants", None)
-    (failed,) = screen(str(tmp_path / "m.gguf")).failed
+    failed = failure(tmp_path / "m.gguf")
     assert failed.error == "MissingExtra"
     assert "lmeval-dispersion[gguf]" in failed.message
     write(tmp_path / "plain.gguf", {"output.weight": ("BF16", matrix())})
-    assert screen(str(tmp_path / "plain.gguf")).checkpoints, "16-bit rows need no package"
+    assert screened(tmp_path / "plain.gguf"), "16-bit rows need no package"
+
+
+GAMMA = np.random.default_rng(3).uniform(0.5, 2.0, WIDTH)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "bias", "takes_mean"), [("llama", 0, False), ("command-r", 0, True), ("gpt2", 1, True)]
-)
-def test_the_ratio_is_that_of_llama_cpps_norm(tmp_path, architecture, bias, takes_mean):
-    """By the definition on the whole matrix."""
-    full, gamma = matrix(), np.random.default_rng(3).uniform(0.5, 2.0, WIDTH).astype(np.float32)
-    tensors = {"output.weight": ("F32", full), "output_norm.weight": ("F32", gamma)}
-    tensors |= {"output_norm.bias": ("F32", np.zeros(WIDTH, np.float32))} if bias else {}
-    write(tmp_path / "m.gguf", tensors, architecture=architecture)
-    (found,) = screen(str(tmp_path / "m.gguf")).checkpoints
-    seen = full.astype(float) * gamma
-    t, r = domain_and_reference(seen - seen.mean(axis=1, keepdims=True) if takes_mean else seen)
-    ratio = within(t, metric="euclidean").mean / within(r, metric="euclidean").mean
-    assert found.ratio.mean == pytest.approx(ratio, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("norm", "architecture", "reason"),
+    ("architecture", "gamma", "more", "takes_mean"),
     [
-        (None, "llama", "holds no output_norm.weight in plain numbers"),
-        (("F32", np.ones(WIDTH // 2)), "llama", f"expected {WIDTH} numbers"),
-        (("F32", np.full(WIDTH, np.nan)), "llama", "zero or not finite"),
-        (None, "olmo", None),
+        ("llama", GAMMA, (), False),
+        ("command-r", GAMMA, (), True),
+        ("gpt2", GAMMA, ("output_norm.bias",), True),
+        ("olmo", None, (), True),
     ],
 )
-def test_where_a_file_tells_no_final_norm_a_reason_stands(tmp_path, norm, architecture, reason):
-    tensors = {"output.weight": ("F32", matrix())} | ({} if norm is None else {"output_norm.weight": norm})
-    write(tmp_path / "m.gguf", tensors, architecture=architecture)
-    (found,) = screen(str(tmp_path / "m.gguf")).checkpoints
-    if reason is None:
-        assert found.ratio.mean > 0
-    else:
-        assert found.ratio is None
-        assert reason in found.no_ratio
+def test_the_ratio_is_that_of_llama_cpps_norm(tmp_path, architecture, gamma, more, takes_mean):
+    """By the definition on the whole matrix."""
+    full, weights = matrix(), {} if gamma is None else {"output_norm.weight": ("F32", gamma)}
+    weights |= {"output.weight": ("F32", full), **{name: ("F32", np.zeros(WIDTH)) for name in more}}
+    write(tmp_path / "m.gguf", weights, architecture=architecture)
+    found = screened(tmp_path / "m.gguf")
+    seen = full.astype(float) * (1 if gamma is None else gamma)
+    seen -= seen.mean(axis=1, keepdims=True) if takes_mean else 0
+    sides = found.resolution.domain_ids, found.resolution.reference_ids
+    t, r = (geometry.within(seen[ids], metric="euclidean").mean for ids in sides)
+    assert found.ratio.mean == pytest.approx(t / r, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("norm", "reason"),
+    [
+        ({}, "holds no output_norm.weight in plain numbers"),
+        ({"output_norm.weight": ("F32", np.ones(WIDTH // 2))}, f"expected {WIDTH} numbers"),
+        ({"output_norm.weight": ("F32", np.full(WIDTH, np.nan))}, "zero or not finite"),
+    ],
+)
+def test_where_a_file_tells_no_final_norm_a_reason_stands(tmp_path, norm, reason):
+    write(tmp_path / "m.gguf", {"output.weight": ("F32", matrix())} | norm)
+    found = screened(tmp_path / "m.gguf")
+    assert found.ratio is None
+    assert reason in found.no_ratio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import subprocess
 import sys
@@ -11,11 +12,10 @@ import hub_faults as faults
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
-from hub_client import FILE, HEAD, IDS, full_matrix, ours, read
+from hub_client import IDS, ours, read, refused, truth
 from lmeval_screener.checkpoints import FileEntry
 from lmeval_screener.checkpoints.hub import Hub, parse_listing
 from lmeval_screener.checkpoints.snapshots import open_download
-from lmeval_screener.errors import ScreeningError
 
 from lmeval_dispersion.errors import UsageError
 
@@ -24,46 +24,28 @@ from lmeval_dispersion.errors import UsageError
 def add(hub, tmp_path):
     """Adds a checkpoint of its own numbers to the Hub; its commit and rows."""
 
-    def one(name="org/model", seed=0, shards=1, **settings):
-        folder = write_checkpoint(
-            tmp_path / "repos" / f"{name}-{seed}", head_and_embedding(seed=seed), shards=shards
-        )
-        file = FILE if shards == 1 else f"model-00003-of-{shards:05d}.safetensors"
-        return hub.add(name, folder, **settings), full_matrix(folder / file, HEAD)[list(IDS)]
+    def put(name="org/model", seed=0, shards=1, **settings):
+        place = tmp_path / "repos" / f"{name}-{seed}"
+        folder = write_checkpoint(place, head_and_embedding(seed=seed), shards=shards)
+        return hub.add(name, folder, **settings), truth(folder)
 
-    return one
+    return put
 
 
-def refused(hub, tmp_path, *args, **settings):
+@pytest.fixture
+def refusal(hub, tmp_path):
     """The error that reading ends in."""
-    with pytest.raises(ScreeningError) as raised:
-        read(hub, tmp_path / "cache", *args, **settings)
-    return raised.value
+    return functools.partial(refused, read, hub, tmp_path / "cache")
 
 
-@pytest.mark.parametrize("where", ["api", "resolve"])
-def test_a_token_that_is_expired_is_named_as_such(hub, add, tmp_path, where):
-    add()
-    said = {"X-Error-Message": 'User Access Token "mine" is expired\x07'}
-    hub.fault(where, faults.status(401, said, b""), times=-1)
-    error = refused(hub, tmp_path, token="hf_old")
-    assert error.code == "BadToken"
-    assert '(User Access Token "mine" is expired\\x07)' in str(error)
-    # Without a token, the same answer says that there is nothing to see.
-    assert refused(hub, tmp_path).code == "RepoNotFound"
-
-
-@pytest.mark.parametrize(
-    ("revision", "which"),
-    [(None, 0), ("main", 0), ("step/7", 1), ("v1.0", 2), ("refs/pr/1", 3), ("full", 1), ("short", 1)],
-)
-def test_every_kind_of_revision(hub, add, tmp_path, revision, which):
+def test_every_kind_of_revision(hub, add, tmp_path):
     added = [add(), add(seed=1, branch="step/7"), add(seed=2, tag="v1.0"), add(seed=3, branch="refs/pr/1")]
-    commit, truth = added[which]
-    revision = {"full": commit, "short": commit[:8]}.get(revision, revision)
-    found = read(hub, tmp_path / "cache", "org/model", revision)
-    np.testing.assert_array_equal(found.rows, truth)
-    assert found.snapshot.revision == commit
+    names = [(None, "main"), ("step/7",), ("v1.0",), ("refs/pr/1",)]
+    for (commit, rows), revisions in zip(added, names, strict=True):
+        for revision in (*revisions, commit, commit[:8]):
+            found = read(hub, tmp_path / "cache", "org/model", revision)
+            np.testing.assert_array_equal(found.rows, rows)
+            assert found.snapshot.revision == commit
 
 
 @pytest.mark.parametrize(
@@ -75,30 +57,41 @@ def test_every_kind_of_revision(hub, add, tmp_path, revision, which):
     ],
 )
 @pytest.mark.parametrize("token", [None, "hf_opensesame"])
-def test_an_unknown_revision_and_an_unknown_repository(hub, add, tmp_path, asked, code, token):
+def test_an_unknown_revision_and_an_unknown_repository(hub, add, refusal, asked, code, token):
     add()
-    assert refused(hub, tmp_path, *asked, token=token).code == code
+    assert refusal(*asked, token=token).code == code
     assert not [request for request in hub.requests if "?x=1" in request.target]
 
 
 def test_a_renamed_repository_is_followed_and_called_by_its_new_name(hub, add, tmp_path):
-    _, truth = add("org/new-name")
+    _, rows = add("org/new-name")
     hub.rename("org/old-name", "org/new-name")
     hub.rename("legacy", "org/new-name")
     for name in ("org/old-name", "legacy", "ORG/New-Name"):
         found = read(hub, tmp_path / name.replace("/", "-"), name)
-        np.testing.assert_array_equal(found.rows, truth)
+        np.testing.assert_array_equal(found.rows, rows)
         assert found.snapshot.repo == "org/new-name"
 
 
-@pytest.mark.parametrize("token", [None, "hf_wrong"])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_a_gated_repository(hub, add, tmp_path, token, shards):
-    _, truth = add(gated=True, shards=shards)
-    error = refused(hub, tmp_path, token=token)
-    assert error.code == "GatedRepo"
-    assert f"{hub.endpoint}/org/model" in str(error)
-    np.testing.assert_array_equal(read(hub, tmp_path / "cache", token=hub.token).rows, truth)
+def test_a_gated_repository(hub, add, refusal, tmp_path, shards):
+    _, rows = add(gated=True, shards=shards)
+    for token in (None, "hf_wrong"):
+        error = refusal(token=token)
+        assert error.code == "GatedRepo"
+        assert f"{hub.endpoint}/org/model" in str(error)
+    np.testing.assert_array_equal(read(hub, tmp_path / "cache", token=hub.token).rows, rows)
+
+
+@pytest.mark.parametrize("where", ["api", "resolve"])
+def test_a_token_that_is_expired_is_named_as_such(hub, add, refusal, where):
+    add()
+    hub.fault(where, faults.status(401, {"X-Error-Message": 'User Access Token "mine" is expired\x07'}, b""))
+    error = refusal(token="hf_old")
+    assert error.code == "BadToken"
+    assert '(User Access Token "mine" is expired\\x07)' in str(error)
+    # Without a token, the same answer says that there is nothing to see.
+    assert refusal().code == "RepoNotFound"
 
 
 def test_a_token_or_an_endpoint_that_is_none_is_refused_and_no_token_shown(hub, tmp_path):
@@ -113,9 +106,9 @@ def test_a_token_or_an_endpoint_that_is_none_is_refused_and_no_token_shown(hub, 
 
 
 def test_a_mirror_without_raw_whose_listing_has_pages_and_no_sizes(hub, add, tmp_path):
-    _, truth = add(shards=3)
+    _, rows = add(shards=3)
     hub.raw, hub.blobs_in_api, hub.page = False, False, 2
-    np.testing.assert_array_equal(read(hub, tmp_path / "cache").rows, truth)
+    np.testing.assert_array_equal(read(hub, tmp_path / "cache").rows, rows)
     pages = [r for r in hub.seen("api") if "/tree/" in r.path]
     assert len(pages) == 3  # config, index, three shards
 
@@ -125,16 +118,19 @@ def test_branches_and_tags_by_glob_in_step_order(hub, add, tmp_path):
         add(seed=seed, branch=branch)
     add(seed=9, tag="step5")
 
-    async def names(pattern, **settings):
-        async with ours(hub, tmp_path / "cache", **settings) as client:
-            return await client.revisions("org/model", pattern)
+    def names(pattern, **settings):
+        async def work():
+            async with ours(hub, tmp_path / "cache", **settings) as client:
+                return await client.revisions("org/model", pattern)
 
-    assert asyncio.run(names("step*")) == ["step5", "step200", "step1000", "step30000"]
-    with pytest.raises(ScreeningError, match="it has 5: main, step5, step200") as raised:
-        asyncio.run(names("checkpoint-*"))
-    assert raised.value.code == "RevisionNotFound"
+        return asyncio.run(work())
+
+    assert names("step*") == ["step5", "step200", "step1000", "step30000"]
+    error = refused(names, "checkpoint-*")
+    assert error.code == "RevisionNotFound"
+    assert "it has 5: main, step5, step200" in str(error)
     before = len(hub.requests)
-    assert asyncio.run(names("step?0*", offline=True)) == ["step200", "step1000", "step30000"]
+    assert names("step?0*", offline=True) == ["step200", "step1000", "step30000"]
     assert len(hub.requests) == before
 
 
@@ -148,7 +144,7 @@ def test_sizes_and_digests_that_are_none_count_as_unknown(size):
 
 def test_what_a_reading_asks_for(hub, add, tmp_path):
     """Cold: listing, config and index at once; one HEAD; the header; the rows. Then only what is new."""
-    commit, truth = add(shards=3)
+    commit, rows = add(shards=3)
     header_and_rows = [("cdn", "GET")] * 4
     api, texts, head = ("api", "GET"), [("raw", "GET")] * 2, ("resolve", "HEAD")
     for revision, ids, expected in (
@@ -160,23 +156,23 @@ def test_what_a_reading_asks_for(hub, add, tmp_path):
         hub.requests.clear()
         found = read(hub, tmp_path / "cache", "org/model", revision, ids=ids)
         known = [place for place, row in enumerate(ids) if row in IDS]
-        np.testing.assert_array_equal(found.rows[known], truth[[IDS.index(ids[place]) for place in known]])
+        np.testing.assert_array_equal(found.rows[known], rows[[IDS.index(ids[place]) for place in known]])
         assert sorted((r.part, r.method) for r in hub.requests) == expected
         assert found.snapshot.meter.requests == len(hub.requests)
 
 
-def test_offline_is_served_from_what_was_read(hub, add, tmp_path):
-    commit, truth = add(shards=3)
+def test_offline_is_served_from_what_was_read(hub, add, refusal, tmp_path):
+    commit, rows = add(shards=3)
     read(hub, tmp_path / "cache")
     before = len(hub.requests)
     for revision in (None, "main", commit):
         found = read(hub, tmp_path / "cache", "org/model", revision, offline=True)
-        np.testing.assert_array_equal(found.rows, truth)
+        np.testing.assert_array_equal(found.rows, rows)
         assert found.snapshot.revision == commit
     for error in (
-        refused(hub, tmp_path, "org/other", offline=True),
-        refused(hub, tmp_path, "org/model", "v1", offline=True),
-        refused(hub, tmp_path, ids=(50,), offline=True),
+        refusal("org/other", offline=True),
+        refusal("org/model", "v1", offline=True),
+        refusal(ids=(50,), offline=True),
     ):
         assert error.code == "Offline"
         assert "HF_HUB_OFFLINE" in str(error)
@@ -204,9 +200,8 @@ asyncio.run(work(False))
 
 def test_settings_and_downloads_of_the_real_huggingface_hub(hub, add, tmp_path):
     """Its own downloader fills its cache from our Hub; then neither offline nor online weights travel."""
-    commit, truth = add(private=True)
+    commit, rows = add(private=True)
     home = tmp_path / "home"
-    downloads = home / "hub"
     home.mkdir()
     (home / "token").write_text(f"{hub.token}\n")
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
@@ -218,17 +213,15 @@ def test_settings_and_downloads_of_the_real_huggingface_hub(hub, add, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     folder, offline, online = done.stdout.splitlines()
-    assert folder == str(downloads)
+    assert folder == str(home / "hub")
     assert offline.split()[:3] == [commit, hub.endpoint, "0"]
     assert online.split()[:2] == [commit, hub.endpoint]
-    assert float(offline.split()[3]) == float(online.split()[3]) == pytest.approx(truth.sum(), rel=1e-6)
+    assert float(offline.split()[3]) == float(online.split()[3]) == pytest.approx(rows.sum(), rel=1e-6)
     mine = [r for r in hub.requests if r.headers["user-agent"].startswith("screen-checkpoints")]
     assert {r.part for r in mine} == {"api"}
     assert all(r.headers["authorization"] == f"Bearer {hub.token}" for r in mine)
-    for revision in ("main", commit):
-        found = open_download(downloads, "org/model", revision)
-        assert found is not None
-        assert found.revision == commit
-    for revision in ("v1", "../../../etc/passwd", commit[:7], "0" * 40):
-        assert open_download(downloads, "org/model", revision) is None
-    assert open_download(downloads, "org/other", "main") is None
+    for revision, known in {"main": commit, commit: commit, "v1": None, "0" * 40: None}.items():
+        found = open_download(home / "hub", "org/model", revision)
+        assert (found and found.revision) == known
+    for name, revision in (("org/model", "../../../etc/passwd"), ("org/model", commit[:7]), ("x/y", "main")):
+        assert open_download(home / "hub", name, revision) is None

@@ -1,59 +1,61 @@
-"""Every fault in every place ends in the right rows or in its named error; nothing hangs."""
+"""Every fault in every place of the Hub ends in the right rows or in its named error; nothing hangs."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
+import random
+from dataclasses import replace
 
 import hub_faults as faults
 import numpy as np
 import pytest
-from checkpoints import head_and_embedding, write_checkpoint
+from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
+from hub_client import ours, read, refused, truth
+from hub_server import HubServer
 from lmeval_screener.checkpoints import snapshots
-from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.snapshots import read_ranges
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.projection import find_projection, read_rows
 
-IDS = [*range(10, 20), 3, 77, 400, 401, 403, 999]
+IDS = (*range(10, 20), 3, 77, 400, 401, 403, 999)
+PLACES = ["api", "raw", "resolve", "cdn"]
 
 
 @pytest.fixture
-def checkpoint(hub, tmp_path, monkeypatch):
-    """A checkpoint on the Hub, its expected rows, and how to read them."""
-    tensors = head_and_embedding(v=1000, d=32, dtype="BF16")
-    folder = write_checkpoint(tmp_path / "m", tensors, shards=2)
-    hub.add("org/m", folder)
-    # The files here are small; a whole one is accepted from a mirror only below this.
+def folder(hub, tmp_path, monkeypatch):
+    """A checkpoint on the Hub; it is small, but no server may send all of it in place of a range."""
     monkeypatch.setattr(snapshots, "WHOLE", 1000)
-    full = (tensors["lm_head.weight"][1].astype("<f4").view("<u4") >> 16 << 16).view("<f4")
-
-    async def work(budget):
-        async with Hub(endpoint=hub.endpoint, cache=tmp_path / "cache") as pool:
-            snapshot = await pool.snapshot("org/m", budget=budget)
-            return await read_rows(await find_projection(snapshot), IDS)
-
-    def read(timeout=3.0):
-        budget = Budget(timeout)
-        return asyncio.run(budget.bounded(work(budget)))
-
-    read.expected = full[IDS]
-    read.folder = folder
-    return read
+    tensors = head_and_embedding(v=1000, d=32, dtype="BF16")
+    folder = write_checkpoint(tmp_path / "repo", tensors, shards=2)
+    hub.add("org/model", folder)
+    return folder
 
 
-def check(read, timeout=20.0):
-    np.testing.assert_array_equal(read(timeout), read.expected)
+@pytest.fixture
+def check(hub, folder, tmp_path):
+    """Reads the rows, which are the right ones."""
+
+    def run(**settings):
+        found = read(hub, tmp_path / "cache", ids=IDS, **settings)
+        np.testing.assert_array_equal(found.rows, truth(folder, IDS))
+
+    return run
 
 
-def refusal(read, timeout=1.5):
-    with pytest.raises(ScreeningError) as error:
-        read(timeout)
-    assert str(error.value).count(";") >= 1, "says what to do next"
-    return error.value.code
+@pytest.fixture
+def refusal(hub, folder, tmp_path):
+    """The code of the error that reading ends in."""
+
+    def run(timeout=1.5, **settings):
+        error = refused(read, hub, tmp_path / "cache", ids=IDS, timeout=timeout, **settings)
+        assert str(error).count(";") >= 1, "says what to do next"
+        return error.code
+
+    return run
 
 
-@pytest.mark.parametrize("where", ["api", "raw", "resolve", "cdn"])
+@pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize(
     "fault",
     [
@@ -68,35 +70,13 @@ def refusal(read, timeout=1.5):
         faults.truncated(7, reset=True),
     ],
 )
-def test_what_passes_is_retried(hub, checkpoint, where, fault):
+def test_what_passes_is_retried(hub, check, where, fault):
     hub.fault(where, fault, times=1)
-    check(checkpoint, timeout=10)
+    check(timeout=10)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        faults.shifted(-2),
-        faults.shorter(1),
-        faults.status(200),
-        faults.status(206),
-        faults.content(faults.HTML),
-        faults.header("Content-Range", "bytes 0-63/64"),
-        faults.header("Content-Range", "bytes 8-71/*"),
-        faults.without("Content-Range"),
-        faults.header("Content-Type", "text/html"),
-        faults.status(416, {"Content-Range": "bytes */64"}),
-        faults.status(404),
-    ],
-)
-@pytest.mark.parametrize("times", [1, -1])
-def test_a_delivery_that_contradicts_itself_is_never_believed(hub, checkpoint, fault, times):
-    """Once: asked again. Always: its named error, and never wrong rows."""
-    hub.fault("cdn", fault, times=times)
-    if times == 1:
-        check(checkpoint)
-    else:
-        assert refusal(checkpoint) in ("BadResponse", "RangeNotSupported")
+LISTINGS = (b'{"sha": "main", "siblings": []}', b'{"sha": "%s", "siblings": [5]}', b"\xff", b"[" * 100_000)
+LISTINGS += (b'{"sha": "%s", "siblings": [{"size": 5}]}',)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +84,8 @@ def test_a_delivery_that_contradicts_itself_is_never_believed(hub, checkpoint, f
     [
         ("cdn", faults.status(503), "ServerError"),
         ("resolve", faults.status(502), "ServerError"),
+        # The time is over before the attempts are, and the error says why.
+        ("cdn", lambda *of: replace(faults.status(502)(*of), stall=0.6), "ServerError"),
         ("api", faults.status(429, {"Retry-After": "3600"}), "RateLimited"),
         ("cdn", faults.status(429, {"RateLimit": '"resolvers";r=0;t=2000'}), "RateLimited"),
         ("api", faults.closed(), "Unreachable"),
@@ -112,25 +94,17 @@ def test_a_delivery_that_contradicts_itself_is_never_believed(hub, checkpoint, f
         ("cdn", faults.stalled(60), "Timeout"),
         ("cdn", faults.drip(0.4), "Timeout"),
         ("api", faults.status(200), "BadResponse"),
-        ("api", faults.status(200, body=b'{"sha": "main", "siblings": []}'), "BadResponse"),
-        ("api", faults.status(200, body=b'{"sha": "%s", "siblings": [5]}' % (b"0" * 40)), "BadResponse"),
-        (
-            "api",
-            faults.status(200, body=b'{"sha": "%s", "siblings": [{"size": 5}]}' % (b"0" * 40)),
-            "BadResponse",
-        ),
-        ("api", faults.status(200, body=b"\xff"), "BadResponse"),
-        ("api", faults.status(200, body=b"[" * 100_000), "BadResponse"),
+        *(("api", faults.status(200, body=b.replace(b"%s", b"0" * 40)), "BadResponse") for b in LISTINGS),
         ("api", faults.status(418), "ServerError"),
         ("cdn", faults.status(403), "AccessDenied"),
         ("resolve", faults.status(403), "AccessDenied"),
-        ("api", faults.status(307, {"Location": "/api/models/org/m/revision/main"}), "BadResponse"),
-        ("resolve", faults.status(302, {"Location": "/org/m/resolve/main/config.json"}), "BadResponse"),
+        ("api", faults.status(307, {"Location": "/api/models/org/model/revision/main"}), "BadResponse"),
+        ("resolve", faults.status(302, {"Location": "/org/model/resolve/main/config.json"}), "BadResponse"),
     ],
 )
-def test_what_stays_wrong_ends_in_its_named_error(hub, checkpoint, where, fault, code):
+def test_what_stays_wrong_ends_in_its_named_error(hub, refusal, where, fault, code):
     hub.fault(where, fault)
-    assert refusal(checkpoint) == code
+    assert refusal() == code
 
 
 @pytest.mark.parametrize(
@@ -143,26 +117,20 @@ def test_what_stays_wrong_ends_in_its_named_error(hub, checkpoint, where, fault,
         ("raw", faults.content(gzip.compress(b" " * 30_000_000)), "*index.json"),
     ],
 )
-def test_a_file_that_is_another_or_never_ends_is_refused(hub, checkpoint, where, fault, match):
+def test_a_file_that_is_another_or_never_ends_is_refused(hub, refusal, where, fault, match):
     """The digest of the listing decides; nothing of a text is believed before."""
     hub.fault(where, fault, match=match)
-    assert refusal(checkpoint) == "BadResponse"
+    assert refusal() == "BadResponse"
 
 
-def test_a_body_that_breaks_again_and_again_is_resumed_where_it_broke(hub, checkpoint):
+def test_a_body_that_breaks_again_and_again_is_resumed_where_it_broke(hub, check):
     hub.fault("cdn", faults.truncated(200))
-    check(checkpoint, timeout=30)
+    check(timeout=30)
     begins = [int(r.headers["range"][6:].split("-")[0]) for r in hub.seen("cdn")]
     assert len(begins) == len(set(begins)), "no byte is asked for twice"
 
 
-def test_an_address_that_expires_is_resolved_again(hub, checkpoint):
-    hub.lifetime = 0.5
-    hub.fault("cdn", faults.stalled(0.6), times=1)
-    check(checkpoint, timeout=10)
-
-
-def test_one_expiry_costs_one_resolve_however_many_wait(hub, checkpoint):
+def test_one_expiry_costs_one_resolve_however_many_wait(hub, check):
     first = []
 
     def expired(reply, request):
@@ -173,12 +141,202 @@ def test_one_expiry_costs_one_resolve_however_many_wait(hub, checkpoint):
         return reply
 
     hub.fault("cdn", expired)
-    check(checkpoint)
+    check()
     assert len(hub.seen("resolve")) == 2
 
 
-def test_addresses_that_serve_one_range_only_are_resolved_range_by_range(hub, checkpoint):
+def test_addresses_that_serve_one_range_only_are_resolved_range_by_range(hub, check):
     hub.any_range = False
-    check(checkpoint, timeout=10)
+    check(timeout=10)
     assert any("range" in request.headers for request in hub.seen("resolve"))
-    assert not any("authorization" in request.headers for request in hub.seen("cdn"))
+
+
+@pytest.mark.parametrize("where", ["header", "rows"])
+def test_200_for_206_on_a_large_file_is_noticed_before_the_body_is_read(hub, tmp_path, where):
+    hub.add("org/model", write_qwen_7b(tmp_path / "repo", rows={5: np.ones((1, 3584))}))
+    if where == "rows":
+        # The header was served properly; from then on Range is ignored.
+        assert "are zero" in str(refused(read, hub, tmp_path / "cache", ids=(9,)))
+    hub.fault("cdn", faults.whole)
+    before = hub.sent
+    error = refused(read, hub, tmp_path / "cache", ids=(5,))
+    assert error.code == "RangeNotSupported"
+    assert "download the checkpoint" in str(error)
+    # What lay in buffers between the two sides when the connection was closed, of several GB.
+    assert hub.sent - before < 64_000_000
+
+
+def test_a_small_file_is_accepted_whole_and_read_once(hub, check, monkeypatch):
+    monkeypatch.setattr(snapshots, "WHOLE", 10**6)
+    hub.fault("cdn", faults.whole)
+    check()
+    assert len(hub.seen("cdn")) == 1
+
+
+@pytest.mark.parametrize("where", ["api", "resolve", "cdn"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("http://[", "//", "\x00", "http://\xb3", "ftp://cdn.example/x"),
+        *("http://localhost:0/x", "http://localhost:1/x"),
+    ],
+)
+def test_a_redirect_to_nowhere(hub, refusal, where, address):
+    hub.fault(where, faults.status(302, {"Location": address}))
+    assert refusal(timeout=0.6) in ("BadResponse", "Unreachable")
+
+
+@pytest.mark.parametrize("following", ["http://example.org/x", "http://["])
+def test_a_listing_that_goes_on_elsewhere_is_refused(hub, refusal, following):
+    hub.blobs_in_api = False
+    hub.fault("api", faults.header("Link", f'<{following}>; rel="next"'), match="*/tree/*")
+    assert refusal(timeout=5) == "BadResponse"
+
+
+def test_the_token_goes_to_the_hub_and_nowhere_else(hub, folder, tmp_path):
+    hub.repositories["org/model"].gated = True
+    read(hub, tmp_path / "cache", token=hub.token)
+    assert all(
+        r.headers.get("authorization") == (None if r.on_cdn else f"Bearer {hub.token}") for r in hub.requests
+    )
+    for part in ("api", "raw", "resolve"):
+        with HubServer() as other:
+            hub.fault(part, faults.status(302, {"Location": other.endpoint + "/x"}), times=9)
+            with contextlib.suppress(ScreeningError):
+                read(hub, tmp_path / part, token=hub.token, timeout=0.6)
+            assert other.requests
+            assert all("authorization" not in r.headers for r in other.requests)
+        hub.faults.clear()
+
+
+def test_cancelling_leaves_nothing_behind(hub, folder, tmp_path):
+    hub.fault("cdn", faults.stalled(30))
+    file = max(folder.glob("*.safetensors"))
+
+    async def work():
+        async with ours(hub, tmp_path / "cache") as client:
+            snapshot = await client.snapshot("org/model")
+            before = asyncio.all_tasks()
+            task = asyncio.create_task(snapshot.ranges(file.name, [(k, k + 8) for k in range(0, 800, 8)]))
+            while not hub.seen("cdn"):
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert asyncio.all_tasks() == before
+            # The pool is whole: the next reading works.
+            hub.faults.clear()
+            return await snapshot.ranges(file.name, [(0, 8)])
+
+    assert asyncio.run(asyncio.wait_for(work(), 10)) == read_ranges(file, [(0, 8)])
+
+
+REFUSED = {"AccessDenied", "RepoNotFound", "BadResponse"}
+CONTRADICTED = {"BadResponse"}
+FAILED = {"ServerError", "BadResponse"}
+BROKEN = {"Unreachable", "BadResponse"}
+SLOW = {"Timeout"}
+
+#: Seconds for what ends by itself, which even a busy machine does in time, and for what goes on without end.
+ENOUGH, SHORT = 30.0, 0.8
+
+#: Each fault with the errors that it may end in; a body that is cut short can also be a listing of nothing.
+MIXED = [
+    (faults.status(200), CONTRADICTED),
+    *((faults.status(code), FAILED) for code in (206, 301, 416, 500, 503, 999)),
+    *((faults.status(code), REFUSED) for code in (401, 403, 404)),
+    *((faults.status(code, body=b""), FAILED) for code in (204, 304)),
+    (faults.status(100, body=b""), SLOW | BROKEN),
+    (faults.status(429), {"RateLimited"}),
+    *((faults.status(429, {"Retry-After": value}), {"RateLimited"}) for value in ("0", "soon")),
+    (faults.status(429, {"RateLimit": "t=-5"}), {"RateLimited"}),
+    *((faults.status(302, {"Location": value}), BROKEN) for value in ("", "\x00", "http://\xb3")),
+    *((faults.closed(reset=reset), BROKEN) for reset in (False, True)),
+    (faults.truncated(0), BROKEN),
+    # Each attempt gets a little further: that lasts as long as it may.
+    *((faults.truncated(after), BROKEN | SLOW) for after in (1, 7)),
+    (faults.truncated(5, reset=True), BROKEN | SLOW),
+    (faults.drip(0.001), SLOW),
+    (faults.stalled(0.05), set()),
+    *((faults.header("Content-Encoding", value), CONTRADICTED) for value in ("gzip", "br", "nonsense")),
+    (faults.header("Transfer-Encoding", "chunked"), BROKEN),
+    (faults.header("ETag", "another"), set()),
+    (faults.header("Content-Range", ""), CONTRADICTED),
+    (faults.header("Link", '<http://[>; rel="next"'), CONTRADICTED),
+    (faults.header("X-Repo-Commit", "main"), CONTRADICTED),
+    (faults.header("X-Linked-Size", "-1"), CONTRADICTED),
+    *((faults.content(body), CONTRADICTED) for body in (b"", b"[]", b'{"sha": null}', b"\x1f\x8b\x08no")),
+    *((faults.claimed(by), BROKEN) for by in (-1, 5, 10**30)),
+]
+
+
+def outcome(tmp_path, seed):
+    """``None`` if the rows came and are right, else the code of the error and what was allowed."""
+    draw = random.Random(seed)
+    folder = write_checkpoint(tmp_path / f"repo{seed}", head_and_embedding(), shards=draw.choice([1, 3]))
+    any_range, lifetime = draw.random() < 0.8, draw.choice([3600, 0.05])
+    # Addresses that expire at once are refused again and again.
+    allowed = {"AccessDenied"} if lifetime < 1 else set()
+    with HubServer(any_range=any_range, lifetime=lifetime, page=2) as hub:
+        hub.raw, hub.blobs_in_api = draw.random() < 0.8, draw.random() < 0.7
+        hub.add("org/model", folder)
+        for _ in range(draw.randint(1, 4)):
+            part, times = draw.choice(PLACES), draw.choice([1, 1, 2, -1])
+            fault, codes = draw.choice(MIXED)
+            hub.fault(part, fault, times=times)
+            allowed |= codes
+        try:
+            found = read(hub, tmp_path / f"cache{seed}", timeout=SHORT if allowed >= SLOW else ENOUGH)
+        except ScreeningError as error:
+            return error.code, allowed
+        np.testing.assert_array_equal(found.rows, truth(folder))
+        return None
+
+
+@pytest.mark.parametrize("seeds", [range(begin, begin + 10) for begin in (0, 10, 20)])
+def test_any_mixture_ends_in_the_right_rows_or_an_error_that_its_faults_explain(tmp_path, seeds):
+    outcomes = {seed: outcome(tmp_path, seed) for seed in seeds}
+    unexplained = {seed: found for seed, found in outcomes.items() if found and found[0] not in found[1]}
+    assert not unexplained
+    assert sum(found is None for found in outcomes.values()) >= 2
+
+
+#: Ways in which a delivery contradicts itself.
+CONTRADICTIONS = [
+    faults.status(200),
+    faults.status(206),
+    faults.status(206, {"Content-Type": "multipart/byteranges; boundary=x"}, b"--x--"),
+    faults.status(404),
+    faults.status(416, {"Content-Range": "bytes */64"}),
+    faults.shifted(2),
+    faults.shifted(-2),
+    faults.longer(-1),
+    faults.longer(1),
+    faults.claimed(9),
+    faults.content(faults.HTML),
+    faults.header("Content-Range", "bytes 0-63/64"),
+    faults.header("Content-Range", "bytes 8-71/*"),
+    faults.without("Content-Range"),
+    faults.header("Content-Type", "text/html"),
+    faults.zipped,
+]
+
+
+def test_a_server_that_is_wrong_once_in_fifteen_times_loses_no_checkpoint(hub, tmp_path):
+    folder = write_checkpoint(tmp_path / "repo", head_and_embedding(v=2000, d=64))
+    hub.add("org/model", folder)
+    ids = tuple(range(0, 2000, 40))
+    draw, wrong = random.Random(0), []
+
+    def rarely(reply, request):
+        if draw.random() > 1 / 15:
+            return reply
+        wrong.append(request)
+        return CONTRADICTIONS[len(wrong) % len(CONTRADICTIONS)](reply, request)
+
+    hub.fault("cdn", rarely)
+    for number in range(12):
+        np.testing.assert_array_equal(
+            read(hub, tmp_path / f"cache{number}", ids=ids).rows, truth(folder, ids)
+        )
+    assert len(wrong) >= len(CONTRADICTIONS)

@@ -1,33 +1,43 @@
-"""Checkpoints in folders: transformers' layout, the Hub's cache, and what is wrong with a folder."""
+"""Folders and files on disk, web servers and buckets: what each has that no other storage has."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
-from hub_client import FILE, HEAD, IDS, full_matrix, read_folder
+from faulty_proxy import WebServer
+from hub_client import FILE, read_folder, refused, truth, whole_gap
+from lmeval_screener import screen
 from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.snapshots import open_folder, read_ranges
-from storages import refused
+from lmeval_screener.cli import main
+from storages import expand, read
+
+from lmeval_dispersion.cli import main as dispersion
+from lmeval_dispersion.paths import data_folder
+
+DEMO = data_folder("demo")
 
 
 @pytest.fixture
 def folder(tmp_path):
-    return write_checkpoint(tmp_path / "model", head_and_embedding())
+    return write_checkpoint(tmp_path / "made" / "m", head_and_embedding())
 
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_folder_as_transformers_saves_it(tmp_path, shards):
     folder = write_checkpoint(tmp_path / "model", head_and_embedding(), shards=shards)
     found = read_folder(folder)
-    file = found.projection.file
-    np.testing.assert_array_equal(found.rows, full_matrix(folder / file, HEAD)[list(IDS)])
+    np.testing.assert_array_equal(found.rows, truth(folder))
     assert found.projection.parameters == 2 * 120 * 16 + 16
     assert found.snapshot.revision is None
     assert found.snapshot.meter == Meter(0, 0)
+    with WebServer(tmp_path) as web:
+        np.testing.assert_array_equal(read(f"{web.endpoint}/model/", tmp_path).rows, found.rows)
 
 
 def test_a_file_that_disappears_or_shrinks_while_it_is_read(folder):
@@ -48,3 +58,68 @@ def test_a_download_that_is_not_complete(folder):
     (folder / FILE).unlink()
     assert refused(read_folder, folder).code == "NoSafetensors"
     assert refused(open_folder, folder / "none").code == "FolderNotFound"
+
+
+def test_a_file_on_disk(folder, tmp_path):
+    """With what lies beside it; alone, with a tokenizer from elsewhere."""
+    np.testing.assert_array_equal(read(str(folder / FILE), tmp_path).rows, truth(folder))
+    (tmp_path / "alone").mkdir()
+    alone = tmp_path / "alone" / "weights.safetensors"
+    shutil.copy(min((DEMO / "sums-80").glob("*.safetensors")), alone)
+    (found,) = screen([str(alone)], tokenizer=str(DEMO / "sums-80")).checkpoints
+    assert found.gaps["cosine"].mean == pytest.approx(whole_gap(alone.parent, found), abs=1e-6)
+
+
+def test_control_characters_in_names_reach_no_terminal(tmp_path, capsys, monkeypatch):
+    """Of folders that are screened, of those that fail, and in every form."""
+    for name, step in (("a\x1b[31mb", "sums-10"), ("c\x1b]0;title\x07d", "sums-80")):
+        shutil.copytree(DEMO / step, tmp_path / name)
+    (tmp_path / "e\x1b[31mbad").mkdir()
+    (tmp_path / "e\x1b[31mbad" / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+    for form in ("table", "csv", "json", "markdown"):
+        main(["./*", "--domain", "math", "--format", form])
+        out = "".join(capsys.readouterr())
+        assert "\\x1b[31m" in out
+        assert not {"\x1b", "\x07"} & set(out)
+    assert main(["--from", "none\x1b[31m"]) == dispersion(["audit", "./none\x1b[31m"]) == 2
+    for line in capsys.readouterr().err.splitlines():
+        assert "none\\x1b[31m" in line
+        assert "\x1b" not in line
+
+
+def test_a_signed_address_of_one_file(folder, tmp_path):
+    """The signature is of this file: nothing beside it is asked for, and no error shows it."""
+    with WebServer(folder.parent, secret="s3cret") as web:
+        address = f"{web.endpoint}/m/{FILE}?signature=s3cret"
+        np.testing.assert_array_equal(read(address, tmp_path).rows, truth(folder))
+        assert {request.path for request in web.requests} == {f"/m/{FILE}"}
+        expired = address.replace("s3cret", "exp1red")
+        error = refused(read, expired, tmp_path)
+        assert error.code == "AccessDenied"
+        assert "ask for a new one" in str(error)
+        result = screen([address, expired])
+        assert len(result.failed) == 2, "this one has no tokenizer"
+        for secret in ("s3cret", "exp1red"):
+            assert secret not in json.dumps(result.to_dict()) + str(error)
+
+
+def test_addresses_that_no_storage_serves(folder, tmp_path):
+    assert refused(read, "http://127.0.0.1:9/m", tmp_path, timeout=1.0).code == "Unreachable"
+    assert refused(read, "nonsense://disk/none", tmp_path).code == "BadName"
+    error = refused(expand, "http://127.0.0.1:9/run/checkpoint-*", tmp_path)
+    assert error.code == "BadName"
+    assert "lists no folders" in str(error)
+
+
+def test_a_bucket(hub, folder, tmp_path):
+    error = refused(read, "hf://buckets/org/box/m", tmp_path, endpoint=hub.endpoint)
+    assert error.code == "RepoNotFound"
+    assert "hf://buckets/org/box" in str(error)
+    address = hub.add_bucket("org/box", folder.parent)
+    shutil.copytree(folder, folder.parent / "run" / "checkpoint-5")
+    found = read(f"{address}/m", tmp_path, endpoint=hub.endpoint)
+    before = len(hub.requests)
+    again = read(f"{address}/run/checkpoint-5", tmp_path, endpoint=hub.endpoint)
+    np.testing.assert_array_equal(again.rows, found.rows)
+    assert len(hub.requests) == before + 1, "the same content under another name is in the cache"

@@ -1,4 +1,4 @@
-"""Which tensor is the output projection: every naming, tied or not, wrapped, sharded, packed."""
+"""Which tensor is the output projection: tied or not, packed, absent; every naming is in test_full_matrix."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ import json
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, header, write_checkpoint, write_index, write_safetensors
-from hub_client import read
+from hub_client import read, refused
+from lmeval_screener import screen
 from lmeval_screener.checkpoints.snapshots import open_folder
-from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.architectures import (
-    EMBEDDINGS,
-    HEADS,
-    UNTIED_BY_DEFAULT,
-    WRAPPERS,
-    choose_tensor,
-)
+from lmeval_screener.weights.architectures import UNTIED_BY_DEFAULT, choose_tensor
 from lmeval_screener.weights.projection import find_projection
 
 V, D = 40, 8
@@ -31,27 +25,6 @@ def found(folder):
     return asyncio.run(find_projection(open_folder(folder)))
 
 
-def refusal(folder):
-    with pytest.raises(ScreeningError) as error:
-        found(folder)
-    return error.value
-
-
-@pytest.mark.parametrize("config", [{"tie_word_embeddings": True}, {"model_type": "gemma2"}])
-def test_every_naming(config):
-    """What is read of them is in test_full_matrix."""
-    others = ["model.norm.weight", "visual.embed_tokens.weight"]
-    others += ["model.layers.0.lm_head.weight", "mtp.lm_head.weight"]
-    for wrapper in WRAPPERS:
-        for name in EMBEDDINGS:
-            warnings = []
-            assert choose_tensor([wrapper + name, *others], config, warnings) == (wrapper + name, True)
-            assert warnings == []
-        for name in HEADS:
-            stored = ["model.embed_tokens.weight", wrapper + name, *others]
-            assert choose_tensor(stored, {"model_type": "llama"}, []) == (wrapper + name, False)
-
-
 def test_a_head_under_an_unknown_wrapper_is_found_and_a_draft_head_is_not():
     names = ["base.wrapper.lm_head.weight", "model.embed_tokens.weight", "mtp.0.lm_head.weight"]
     assert choose_tensor(names, {"tie_word_embeddings": False}, []) == ("base.wrapper.lm_head.weight", False)
@@ -59,22 +32,29 @@ def test_a_head_under_an_unknown_wrapper_is_found_and_a_draft_head_is_not():
     assert choose_tensor(names, {"tie_word_embeddings": True}, []) == ("model.embed_tokens.weight", True)
 
 
-def test_tied_in_the_config_but_stored_reads_the_stored_one_and_says_so(tmp_path):
-    folder = write_checkpoint(tmp_path / "m", head_and_embedding(), config={"tie_word_embeddings": True})
-    projection = found(folder)
+@pytest.mark.parametrize(
+    ("config", "warning"),
+    [
+        ({"tie_word_embeddings": True}, "lm_head.weight is stored: the stored one was read"),
+        ({"model_type": "llama", "vocab_size": V - 5}, None),  # padding
+        ({"model_type": "llama", "vocab_size": V + 5}, f"only {V} rows are stored"),
+    ],
+)
+def test_a_stored_head_is_read_with_what_contradicts_it(tmp_path, config, warning):
+    projection = found(write_checkpoint(tmp_path / "m", head_and_embedding(V, D), config=config))
     assert (projection.name, projection.tied) == ("lm_head.weight", False)
-    assert "lm_head.weight is stored" in projection.warnings[0]
+    assert [warning in text for text in projection.warnings] == ([True] if warning else [])
 
 
 @pytest.mark.parametrize("config", [{"tie_word_embeddings": False}, {"model_type": "llama"}])
 def test_untied_without_a_head_is_a_contradiction(tmp_path, config):
     tensors = {"model.embed_tokens.weight": ("F32", matrix())}
-    error = refusal(write_checkpoint(tmp_path / "m", tensors, config=config))
+    error = refused(found, write_checkpoint(tmp_path / "m", tensors, config=config))
     assert error.code == "NoOutputProjection"
     assert str(error).startswith("cannot be screened because config.json says")
     for shape in ((V,), (V, D, 2), (0, D)):
         folder = write_checkpoint(tmp_path / "m", {"lm_head.weight": ("F32", np.zeros(shape))}, config=config)
-        assert refusal(folder).code == "NoOutputProjection"
+        assert refused(found, folder).code == "NoOutputProjection"
 
 
 def test_no_config_at_all_ties_with_a_warning(tmp_path):
@@ -97,41 +77,15 @@ def test_defaults_are_those_of_the_installed_transformers():
         except Exception as error:
             unbuilt[config_class.__name__] = error
             continue
-        says = getattr(config, "tie_word_embeddings", None)
-        checked += says is not None
-        if says is False and config.model_type not in UNTIED_BY_DEFAULT:
-            inner = getattr(config.get_text_config(), "tie_word_embeddings", False)
-            if not inner:
-                wrong.append(config.model_type)
-        if says is True and config.model_type in UNTIED_BY_DEFAULT:
+        ties = getattr(config, "tie_word_embeddings", None)
+        if ties is False:
+            ties = getattr(config.get_text_config(), "tie_word_embeddings", False)
+        checked += ties is not None
+        if ties is not None and ties is (config.model_type in UNTIED_BY_DEFAULT):
             wrong.append(config.model_type)
     assert wrong == []
     assert len(unbuilt) <= 3, unbuilt  # a few cannot be made without arguments
     assert checked > 150
-
-
-def test_padding_is_silent_and_a_short_vocabulary_is_not(tmp_path):
-    config = {"model_type": "llama", "vocab_size": V - 5}
-    assert found(write_checkpoint(tmp_path / "a", head_and_embedding(V, D), config=config)).warnings == ()
-    config["vocab_size"] = V + 5
-    warnings = found(write_checkpoint(tmp_path / "b", head_and_embedding(V, D), config=config)).warnings
-    assert f"only {V} rows" in warnings[0]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("lm_head.qweight", "lm_head.weight_packed", "lm_head.q_weight", "lm_head.trellis", "lm_head.W_q"),
-        *("lm_head._weight_qdata", "lm_head.parametrizations.weight.original0", "lm_head.weight_g"),
-        *("lm_head.base_layer.weight", "language_model.lm_head.qweight", "embed_out.qweight"),
-    ],
-)
-def test_a_head_packed_under_another_name(tmp_path, name):
-    """Where the embedding is stored plainly beside it, the embedding is not what the model multiplies by."""
-    tensors = {"model.embed_tokens.weight": ("F16", matrix()), name: ("U32", matrix())}
-    error = refusal(write_checkpoint(tmp_path / "m", tensors, config={"model_type": "gemma"}))
-    assert error.code == "QuantizedTensor"
-    assert name in str(error)
 
 
 LAYOUTS = {
@@ -148,59 +102,70 @@ LAYOUTS = {
         **{"weight": "F32", "bias": "F32", "input_scale": "F32"},
         **{"additional_fc.weight": "F32", "input_zero_point": "F32"},
     },
+    **{part: {part: "U32"} for part in ("weight_packed", "trellis", "W_q", "_weight_qdata", "weight_g")},
+    **{part: {part: "U32"} for part in ("parametrizations.weight.original0", "base_layer.weight")},
 }
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("stem", ["lm_head", "language_model.lm_head", "embed_out"])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_layouts_of_quantised_models(tmp_path, name, shards):
+def test_layouts_of_quantised_models(tmp_path, name, stem, shards):
+    """Where the embedding is stored plainly beside it, the embedding is not what the model multiplies by."""
     inner = {f"model.layers.0.mlp.up_proj.{part}": ("U32", matrix()) for part in ("qweight", "scales")}
-    head = {f"lm_head.{part}": (dtype, matrix()) for part, dtype in LAYOUTS[name].items()}
+    head = {f"{stem}.{part}": (dtype, matrix()) for part, dtype in LAYOUTS[name].items()}
     tensors = {"model.embed_tokens.weight": ("F16", matrix()), **inner, **head}
-    config = {"model_type": "llama", "tie_word_embeddings": False, "quantization_config": {"bits": 4}}
+    config = {"model_type": "gemma", "quantization_config": {"bits": 4}}
     folder = write_checkpoint(tmp_path / "m", tensors, config=config, shards=shards)
     if LAYOUTS[name].get("weight") in ("BF16", "F32"):
-        assert found(folder).name == "lm_head.weight"
+        assert found(folder).name == f"{stem}.weight"
     else:
-        error = refusal(folder)
+        error = refused(found, folder)
         assert error.code == "QuantizedTensor"
-        assert "lm_head." in str(error)
+        assert f"{stem}." in str(error)
         assert "unquantised" in str(error)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_packed_head_names_what_to_screen_instead(tmp_path, tied):
-    stem = "model.embed_tokens" if tied else "lm_head"
+def test_a_packed_embedding_names_what_to_screen_instead(tmp_path):
+    stem = "model.embed_tokens"
     tensors = {f"{stem}.weight": ("U32", matrix()), f"{stem}.scales": ("F16", matrix())}
-    settings = {"model_type": "llama", "tie_word_embeddings": tied}
-    folder = write_checkpoint(tmp_path / "m", tensors, config=settings)
-    error = refusal(folder)
-    assert error.code == "QuantizedTensor"
+    folder = write_checkpoint(tmp_path / "m", tensors, config={"tie_word_embeddings": True})
     because = f"cannot be screened because {stem}.weight is stored as U32 with {stem}.scales"
-    assert str(error).startswith(because)
-    assert "screen the unquantised model" in str(error)
-    card = "---\nbase_model: org/base\nbase_model_relation: quantized\n---\n# A card\n"
-    (folder / "README.md").write_text(card)
-    assert "screen org/base, which its README.md names" in str(refusal(folder))
+    assert str(refused(found, folder)).startswith(because)
+    (folder / "README.md").write_text(CARD)
+    assert "; screen org/base, which its README.md names" in str(refused(found, folder))
+
+
+CARD = "---\nlicense: mit\nbase_model:\n- org/base\n---\n# Title\n"
+ADAPTER = json.dumps({"base_model_name_or_path": "org/base"})
+SHARDS = ["model-00001-of-00002", "model-00002-of-00002"]
+BASE = "screen org/base, which its "
 
 
 @pytest.mark.parametrize(
     ("files", "code", "says"),
     [
-        (["weights.bin"], "NoSafetensors", ".bin"),
-        ([], "NoSafetensors", "no weights"),
-        (["adapter_config.json", "adapter_model.safetensors"], "AdapterOnly", "adapter"),
-        (["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], "NoSafetensors", "index"),
+        ({"weights.bin": "{}"}, "NoSafetensors", "only as weights.bin, which"),
+        ({f"pytorch_{name}.bin": "{}" for name in SHARDS}, "NoSafetensors", f"{SHARDS[1]}.bin, which"),
+        ({f"{name}.safetensors": "" for name in SHARDS}, "NoSafetensors", "no model.safetensors.index"),
+        ({"README.md": CARD.replace("\n- org", " org")}, "NoSafetensors", f"{BASE}README.md"),
+        ({"adapter_config.json": ADAPTER}, "AdapterOnly", f"{BASE}adapter_config.json"),
+        ({"adapter_model.bin": "", "README.md": CARD}, "AdapterOnly", f"{BASE}README.md"),
+        # A readme that says nothing usable costs only the hint.
+        *(
+            ({"README.md": card}, "NoSafetensors", "it holds no weights; check the name, or screen its base")
+            for card in ("", "---\n[", "---\nbase_model: 'a b; rm'\n---", "---\n- x\n---")
+        ),
     ],
 )
-def test_what_cannot_be_screened_says_why(tmp_path, files, code, says):
-    (tmp_path / "config.json").write_text("{}")
-    for file in files:
-        (tmp_path / file).write_bytes(header([]))
-    error = refusal(tmp_path)
-    assert error.code == code
-    assert says in str(error)
-    assert str(error).startswith("cannot be screened because")
+def test_what_cannot_be_screened_says_why_and_what_to_screen(tmp_path, files, code, says):
+    # None has a tokenizer, which is not what to complain of.
+    for name, text in files.items():
+        (tmp_path / name).write_bytes(text.encode() or header([]))
+    (failed,) = screen([str(tmp_path)]).failed
+    assert failed.error == code
+    assert says in failed.message
+    assert failed.message.startswith("cannot be screened because")
 
 
 def test_an_adapter_beside_its_base_and_a_stale_index_are_noted(tmp_path):
@@ -232,14 +197,14 @@ def test_a_broken_or_stale_index_is_refused(tmp_path, index):
     right = json.loads(place.read_text())["weight_map"]["lm_head.weight"]
     assert right == "model-00001-of-00002.safetensors"
     place.write_bytes(index)
-    assert refusal(folder).code == "BadIndex"
+    assert refused(found, folder).code == "BadIndex"
 
 
 @pytest.mark.parametrize("config", [b"{", b"[1]", b'{"a":' * 50_000, b"\xff"])
 def test_a_broken_config_is_refused(tmp_path, config):
     folder = write_checkpoint(tmp_path / "m", head_and_embedding())
     (folder / "config.json").write_bytes(config)
-    assert refusal(folder).code == "BadConfig"
+    assert refused(found, folder).code == "BadConfig"
 
 
 @pytest.mark.parametrize(

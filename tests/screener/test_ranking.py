@@ -1,16 +1,18 @@
-"""Ranks, and which of them have a clear order once all comparisons of a group are counted."""
+"""Ranks, clear orders once all comparisons of a group are counted, and agreement with accuracies."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener.figures import Gap, difference, gap
-from lmeval_screener.ranking import ALL_PAIRS, _intervals, flat_from, rank_gaps
+from lmeval_screener.ranking import ALL_PAIRS, _intervals, agreements, flat_from, rank_gaps
 from scipy import stats
 
 from lmeval_dispersion.geometry import PairMean
@@ -30,15 +32,6 @@ def siblings(draw, count, noise=0.02, steps=()):
             rows[:TOKENS] = centre + (rows[:TOKENS] - centre) * (1 + steps[number])
         found.append(gap(rows[:TOKENS], rows[TOKENS:]))
     return found
-
-
-def test_degrees_of_freedom_by_welch():
-    a, b = siblings(np.random.default_rng(5), 2)
-    sides = [getattr(a, name) - getattr(b, name) for name in ("left_out_domain", "left_out_reference")]
-    parts = [(len(s) - 1) / len(s) * np.square(s - s.mean()).sum() for s in sides]
-    welch = sum(parts) ** 2 / sum(v**2 / (len(s) - 1) for v, s in zip(parts, sides, strict=True))
-    assert difference(a, b).freedom == pytest.approx(welch)
-    assert TOKENS - 1 <= welch <= 58
 
 
 @pytest.mark.parametrize("count", [2, 6, 10])
@@ -159,3 +152,52 @@ def test_where_a_series_gets_flat_by_comparing_each_pair(count):
     clear = [i for i in range(count - 1) if any(difference(gaps[i], g).p < level for g in gaps[i + 1 :])]
     assert flat_from(gaps, level) == max(clear) + 1
     assert 0 < max(clear) < count - 2
+
+
+# --- agreement ------------------------------------------------------------------------------------------
+
+TABLES = json.loads((Path(__file__).parent.parent / "data" / "paper_gap_tables.json").read_text())
+
+
+def lines_of(table):
+    rows = TABLES[table]["rows"]
+    gaps = [row["within_domain"] + row["between"] for row in rows]
+    return agreements(gaps, [row["accuracy"] for row in rows], [row["scale"] for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("table", "spearman", "p"), [("table9", 0.4311, 0.2857), ("table10", 0.1437, 0.7361)]
+)
+def test_published_qwen_tables(table, spearman, p):
+    *groups, inside, overall = lines_of(table)
+    assert [(line.group, line.n, line.spearman) for line in groups] == [
+        ("1.5B", 3, 1.0),
+        ("7B", 3, 1.0),
+        ("14B", 2, 1.0),
+    ]
+    assert [line.spearman_p for line in groups] == pytest.approx([1 / 3, 1 / 3, 1.0])
+    assert (inside.scope, inside.n, inside.spearman) == ("within groups", 8, 1.0)
+    assert inside.spearman_p == pytest.approx(2 / (6 * 6 * 2))
+    assert (overall.scope, overall.n, overall.permutations) == ("overall", 8, 40320)
+    assert (overall.spearman, overall.spearman_p) == pytest.approx((spearman, p), abs=5e-5)
+    assert all(line.exact for line in (*groups, inside, overall))
+
+
+def test_published_llama_tables():
+    *_, euclidean = lines_of("table11")
+    seven, thirteen, _, cosine = lines_of("table12")
+    assert (euclidean.spearman, euclidean.spearman_p) == (1.0, pytest.approx(2 / 24))
+    assert (seven.spearman, thirteen.spearman, cosine.spearman) == pytest.approx((-1.0, 1.0, -0.4))
+
+
+def test_missing_and_constant_values_leave_a_checkpoint_or_the_order_out():
+    nan = math.nan
+    lines = agreements([1, 2, nan, 3], [10, nan, 20, 30], ["a", "a", "a", "b"])
+    assert [(line.group, line.n) for line in lines] == [("a", 1), ("b", 1), ("", 2), ("", 2)]
+    assert all("fewer than two checkpoints" in lines[i].reason for i in (0, 2))
+    assert lines[3].spearman == 1.0
+    assert agreements([], [], []) == []
+    for constant, reason in (([1, 2, 3], "all accuracies are equal"), ([5, 5, 5], "all gaps are equal")):
+        (line,) = agreements(constant, [1, 2, 3] if len(set(constant)) == 1 else [5, 5, 5], ["a"] * 3)
+        assert math.isnan(line.spearman)
+        assert line.reason == reason

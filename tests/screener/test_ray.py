@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import http.server
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from checkpoints import write_checkpoint
+from checkpoints import write_with_words
+from faulty_proxy import WebServer
 from lmeval_screener import screen
 from lmeval_screener.cli import main
 from lmeval_screener.reading import ray_reader
 
 from lmeval_dispersion.paths import data_folder
 
-# Ray's workers would be starved on a machine that is busy.
-RAY_SETTINGS = {"RAY_worker_niceness": "0"}
+NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 PATIENCE = 300  # seconds for what takes a few on an idle machine
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="without the extra [ray]")
@@ -33,14 +30,10 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory):
-    """Twelve checkpoints, m00 to m11, and an adapter whose base is named relative to them."""
+    """Twelve checkpoints, m00 to m11."""
     place = tmp_path_factory.mktemp("zoo")
-    tokenizer = data_folder("demo") / "sums-00" / "tokenizer.json"
-    rows = len(json.loads(tokenizer.read_text())["model"]["vocab"]) + 40
     for number in range(12):
-        head = np.random.default_rng(number).normal(size=(rows, 16)) + number / 10
-        write_checkpoint(place / f"m{number:02d}", {"lm_head.weight": ("F32", head)})
-        shutil.copy(tokenizer, place / f"m{number:02d}")
+        write_with_words(place / f"m{number:02d}", number, number / 10)
     return place
 
 
@@ -55,67 +48,41 @@ def gaps_of(rows):
     return {Path(row["repo"]).name: row["gap"]["cosine"]["mean"] for row in rows}
 
 
-class Gate:
-    """A web server of a folder that holds back the paths that begin with ``held`` until it lets go."""
+class Gate(WebServer):
+    """Serves a folder but for the paths that match ``held``, which wait until it lets go."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *held: str) -> None:
+        super().__init__(folder)
         # Set for a checkpoint's name as soon as a file of it is asked for.
-        self.asked: dict[str, threading.Event] = {p.name: threading.Event() for p in folder.iterdir()}
-        self.held: tuple[str, ...] = ()
-        self.open = threading.Event()
-        gate = self
+        self.asked = {place.name: threading.Event() for place in folder.iterdir()}
+        for paths in held:
+            self.fault("*", lambda reply, request: replace(reply, stall=PATIENCE), match=paths)
 
-        class Handler(http.server.SimpleHTTPRequestHandler):
-            def do_GET(self) -> None:
-                gate.asked[self.path.split("/")[1]].set()
-                if self.path.startswith(gate.held):
-                    gate.open.wait(PATIENCE)
-                with contextlib.suppress(OSError):
-                    super().do_GET()
+    def reply(self, request):
+        self.asked[request.path.split("/")[1]].set()
+        return super().reply(request)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(
-            ("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))
-        )
-        self.server.daemon_threads = True
-
-    def address(self, name: str) -> str:
-        return f"http://127.0.0.1:{self.server.server_port}/{name}"
-
-    def __enter__(self) -> Gate:
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.open.set()
-        self.server.shutdown()
-        self.server.server_close()
+    def let_go(self) -> None:
+        """What waits is cut off, asked for again and answered."""
+        self.faults.clear()
+        for transport in [*self.open]:
+            self._loop.call_soon_threadsafe(transport.abort)
 
 
-class ClusterOfTwo:
-    """A cluster whose second node comes when it is told to."""
+@pytest.fixture
+def cluster(monkeypatch):
+    """A cluster of one node here."""
+    from ray.cluster_utils import Cluster
 
-    def __init__(self) -> None:
-        script = str(Path(__file__).with_name("ray_cluster.py"))
-        self._process = subprocess.Popen(
-            [sys.executable, script], env=os.environ | RAY_SETTINGS, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        self.address = self._process.stdout.readline().strip()
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    nodes = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    yield nodes
+    kill(nodes.list_all_nodes())
 
-    def tell(self, what: str) -> None:
-        self._process.stdin.write(f"{what}\n")
-        self._process.stdin.flush()
-        assert self._process.stdout.readline() == "done\n"
 
-    def __enter__(self) -> ClusterOfTwo:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.tell("end")
-        self._process.communicate(timeout=PATIENCE)
+def kill(nodes):
+    for node in nodes:
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 # The command, with a line of progress whenever a checkpoint ends.
@@ -130,18 +97,18 @@ if __name__ == "__main__":
 
 
 @contextlib.contextmanager
-def screening(cluster, gate, *words):
+def screening(cluster, gate):
     """The command over all of the gate's checkpoints on both nodes: half of them wait at each."""
     names = sorted(gate.asked)
-    command = [sys.executable, "-c", _SCREEN, *map(gate.address, names)]
+    command = [sys.executable, "-c", _SCREEN, *(f"{gate.endpoint}/{name}" for name in names)]
     process = subprocess.Popen(
-        [*command, "--engine", "ray", "--timeout", str(PATIENCE), *words], text=True,
-        env=os.environ | RAY_SETTINGS | {"RAY_ADDRESS": cluster.address},
+        [*command, "--engine", "ray", "--timeout", str(PATIENCE), "--format", "json"], text=True,
+        env=os.environ | {"RAY_ADDRESS": cluster.address},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
         assert gate.asked[names[0]].wait(PATIENCE)
-        cluster.tell("add")
+        cluster.add_node(**NODE)
         assert gate.asked[names[-1]].wait(PATIENCE)
         yield process
     finally:
@@ -151,13 +118,11 @@ def screening(cluster, gate, *words):
 
 @needs_ray
 @pytest.mark.slow
-def test_the_loss_of_one_of_two_nodes_costs_nothing(zoo, gaps):
-    with ClusterOfTwo() as cluster, Gate(zoo) as gate:
-        gate.held = ("/",)
-        with screening(cluster, gate, "--format", "json") as process:
-            cluster.tell("kill")
-            gate.open.set()
-            out, err = process.communicate(timeout=PATIENCE)
+def test_the_loss_of_one_of_two_nodes_costs_nothing(zoo, gaps, cluster):
+    with Gate(zoo, "/*") as gate, screening(cluster, gate) as process:
+        kill(cluster.list_all_nodes()[-1:])
+        gate.let_go()
+        out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert gaps_of(json.loads(out)["checkpoints"]) == gaps
 
@@ -168,17 +133,14 @@ LOST = "no node of the Ray cluster has answered for 20 s; what was read is kept,
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["of the cluster", signal.SIGTERM, signal.SIGINT])
-def test_an_end_half_way_leaves_what_was_read(zoo, gaps, end):
-    with ClusterOfTwo() as cluster, Gate(zoo) as gate:
-        gate.held = tuple(f"/m{number:02d}" for number in range(6, 12))
-        with screening(cluster, gate, "--format", "json") as process:
-            assert any(line.startswith("screen-checkpoints: 6 of 12") for line in process.stderr)
-            if end == "of the cluster":
-                cluster.tell("end")
-            else:
-                process.send_signal(end)
-            out, err = process.communicate(timeout=PATIENCE)
-        assert not gate.open.is_set()
+def test_an_end_half_way_leaves_what_was_read(zoo, gaps, cluster, end):
+    with Gate(zoo, "/m0[6-9]*", "/m1*") as gate, screening(cluster, gate) as process:
+        assert any(line.startswith("screen-checkpoints: 6 of 12") for line in process.stderr)
+        if end == "of the cluster":
+            kill(cluster.list_all_nodes())
+        else:
+            process.send_signal(end)
+        out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 3, err
     assert gaps_of(json.loads(out)["checkpoints"]) == {name: gaps[name] for name in sorted(gaps)[:6]}
     lost = json.loads(out)["failed"]
@@ -192,8 +154,7 @@ def test_an_end_half_way_leaves_what_was_read(zoo, gaps, end):
 @needs_ray
 def test_relative_folders_on_a_ray_of_its_own_are_as_in_one_process(zoo, gaps, monkeypatch, capsys):
     monkeypatch.chdir(zoo)
-    for name, value in RAY_SETTINGS.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # its workers would be starved on a machine that is busy
     words = [*sorted(gaps), "./none", "--engine", "ray", "--format", "json", "--quiet"]
     assert main(words) == 3
     document = json.loads(capsys.readouterr().out)

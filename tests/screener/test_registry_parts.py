@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import csv
-import json
-import shutil
+import itertools
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
-from checkpoints import write_checkpoint
+from checkpoints import write_with_words
 from faulty_proxy import FaultyProxy
-from hub_server import HubServer
 from huggingface_hub import constants
 from lmeval_screener import screen
 from lmeval_screener.registry import database
@@ -24,15 +21,9 @@ from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.paths import data_folder
 
-TOKENIZER = data_folder("demo") / "sums-00" / "tokenizer.json"
-
 
 def make(place, seed=0):
-    rows = len(json.loads(TOKENIZER.read_text())["model"]["vocab"]) + 40
-    matrix = np.random.default_rng(seed).normal(size=(rows, 8)) + seed / 10
-    write_checkpoint(place, {"lm_head.weight": ("F32", matrix)})
-    shutil.copy(TOKENIZER, place / "tokenizer.json")
-    return place
+    return write_with_words(place, seed, seed / 10)
 
 
 def means(result):
@@ -44,10 +35,33 @@ def many(tmp_path):
     return [str(make(tmp_path / f"m{number:02d}", number)) for number in range(7)]
 
 
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Screens with the registry ``r.db`` and an empty cache; the means of G."""
+    caches = itertools.count()
+
+    def run(*names):
+        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / f"assets-{next(caches)}"))
+        return means(screen(names, registry=tmp_path / "r.db"))
+
+    return run
+
+
+@pytest.fixture
+def parts_asked(asked, hub, monkeypatch):
+    """The same of the loopback Hub, with the kinds of requests that it took."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+
+    def run(*names):
+        hub.requests.clear()
+        return asked(*names), {request.part for request in hub.requests}
+
+    return run
+
+
 def test_the_python_call_reads_only_what_is_new(many, tmp_path):
     place = tmp_path / "r.db"
-    first = screen(many[:5], registry=place)
-    assert all(c.seconds > 0 for c in first.checkpoints)
+    screen(many[:5], registry=place)
     second = screen(many, registry=str(place))
     assert means(second) == pytest.approx(means(screen(many)), abs=1e-15)
     taken = {c.repo for c in second.checkpoints if c.seconds == 0}  # what was read takes time
@@ -111,54 +125,37 @@ def groups(place, capsys):
     return {row["group"] for row in rows}
 
 
-def test_a_second_run_over_an_organisation_reads_nothing_new(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-0"))
+def test_a_second_run_over_an_organisation_reads_nothing_new(hub, tmp_path, parts_asked):
     for number in range(3):
         changed = f"2026-03-0{number + 1}T00:00:00.000Z"
         hub.add(f"acme/m{number}", make(tmp_path / f"m{number}", number), changed=changed)
-    first = screen(["acme/*"], registry=tmp_path / "r.db")
-    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-1"))
-    hub.requests.clear()
-    second = screen(["acme/*"], registry=tmp_path / "r.db")
-    assert {request.part for request in hub.requests} == {"list"}
-    assert means(second) == means(first)
+    first, _ = parts_asked("acme/*")
+    assert parts_asked("acme/*") == (first, {"list"})
 
 
-def test_a_renamed_repository_is_known_by_both_names(tmp_path, monkeypatch, capsys):
-    place = tmp_path / "r.db"
-    with HubServer() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-        caches = iter(range(10))
-
-        def asked(*names):
-            monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / f"assets-{next(caches)}"))
-            hub.requests.clear()
-            return screen(names, registry=place), {request.part for request in hub.requests}
-
-        commit = hub.add("acme/new", make(tmp_path / "m", 1))
-        hub.rename("acme/old", "acme/new")
-        first, _ = asked("acme/old")
-        for name in ("acme/old", "acme/new", f"acme/old@{commit}", f"acme/new@{commit}"):
-            again, parts = asked(name)
-            assert means(again) == means(first)
-            assert [c.repo for c in again.checkpoints] == ["acme/new"]
-            # Only a branch has to be asked for: where it is now, and what the name stands for.
-            assert not parts & {"cdn", "resolve"}
-            assert bool(parts) == ("@" not in name)
-        # Somebody else takes the old name: it is another repository, and the one of before keeps its own.
-        del hub.renamed["acme/old"]
-        hub.add("acme/old", make(tmp_path / "other", 2))
-        both, _ = asked("acme/old", "acme/new")
-        assert means(both)["acme/new"] == means(first)["acme/new"] != means(both)["acme/old"]
-        again, parts = asked("acme/old", "acme/new")
-        assert means(again) == means(both)
+def test_a_renamed_repository_is_known_by_both_names(hub, tmp_path, parts_asked):
+    commit = hub.add("acme/new", make(tmp_path / "m", 1))
+    hub.rename("acme/old", "acme/new")
+    first, _ = parts_asked("acme/old")
+    assert set(first) == {"acme/new"}
+    for name in ("acme/old", "acme/new", f"acme/old@{commit}", f"acme/new@{commit}"):
+        again, parts = parts_asked(name)
+        assert again == first
+        # Only a branch has to be asked for: where it is now, and what the name stands for.
         assert not parts & {"cdn", "resolve"}
-    assert main(["registry", "show", str(place), "acme/old"]) == 0
-    capsys.readouterr()
+        assert bool(parts) == ("@" not in name)
+    # Somebody else takes the old name: it is another repository, and the one of before keeps its own.
+    del hub.renamed["acme/old"]
+    hub.add("acme/old", make(tmp_path / "other", 2))
+    both, _ = parts_asked("acme/old", "acme/new")
+    assert both["acme/new"] == first["acme/new"] != both["acme/old"]
+    again, parts = parts_asked("acme/old", "acme/new")
+    assert again == both
+    assert not parts & {"cdn", "resolve"}
+    assert main(["registry", "show", str(tmp_path / "r.db"), "acme/old"]) == 0
 
 
-def test_a_second_run_over_a_bucket_reads_no_object(s3_server, tmp_path, monkeypatch):
+def test_a_second_run_over_a_bucket_reads_no_object(s3_server, tmp_path, monkeypatch, asked):
     with FaultyProxy(s3_server.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
@@ -166,12 +163,9 @@ def test_a_second_run_over_a_bucket_reads_no_object(s3_server, tmp_path, monkeyp
         for number in range(6):
             s3_server.put(make(tmp_path / f"m{number}", number), f"zoo/m{number}")
         address = f"s3://{s3_server.bucket}/zoo/*"
-        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-0"))
-        first = screen([address], registry=tmp_path / "r.db")
-        assert len(first.checkpoints) == 6
+        first = asked(address)
+        assert len(first) == 6
         assert proxy.ranges()
-        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets-1"))
         proxy.requests.clear()
-        second = screen([address], registry=tmp_path / "r.db")
+        assert asked(address) == first
         assert [request.path for request in proxy.ranges()] == []
-        assert means(second) == means(first)

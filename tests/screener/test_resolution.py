@@ -1,42 +1,48 @@
-"""Words to rows, on seven real tokenizers and by rule."""
+"""Words to rows, on seven real tokenizers and by rule; docs/reference/token-sets.md and its scripts."""
 
 from __future__ import annotations
 
-import json
+import importlib
 import re
+from pathlib import Path
 
 import pytest
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.targets.selection import load_family
 from lmeval_screener.tokens import Resolution, bundled_token_sets, load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from token_cases import DATA, REFERENCE, TINY, TOKENIZERS, own_set, tokenizer_json, vocabulary
 from tokenizers import Tokenizer
 
-# What the seven give, counted from the whole tokenizers: (T of code, T of legal, digit scheme).
-COUNTS = {
-    "gpt2": (33, 69, "irregular"),
-    "mistral-v0.1": (34, 31, "single digits"),
-    "olmo-dolma-v1_5": (34, 70, "irregular"),
-    "olmo2-dolma2": (34, 70, "1-3-digit chunks"),
-    "pythia-neox20b": (34, 70, "irregular"),
-    "qwen2.5": (34, 70, "single digits"),
-    "smollm2": (34, 60, "single digits"),
-}
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "reference" / "token-sets.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_counts_and_digit_scheme(name):
-    words = vocabulary(name)
-    code, legal, scheme = COUNTS[name]
-    for domain, count in (("math", 10), ("code", code), ("legal", legal)):
-        found = resolve(load_token_set(domain), REFERENCE, words)
-        assert len(found.domain) == count
-        size = len([text for group in load_token_set(domain).groups.values() for text in group.texts()])
-        assert len(found.domain) + len(found.dropped) == size
-        assert len(found.reference) == 105
-        assert found.digit_scheme == scheme
-        assert not set(found.domain_ids) & set(found.reference_ids)
-        assert len(set(found.domain_ids)) == len(found.domain_ids)
+@pytest.fixture
+def script(monkeypatch):
+    """A script of the repository by its name."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return importlib.import_module
+
+
+def test_the_documented_counts_and_digit_schemes_are_what_the_script_prints(script):
+    """They were first counted from the whole tokenizers."""
+    assert script("token_set_counts").table(DATA) in PAGE
+
+
+def test_trimming_a_tokenizer_changes_no_resolution(script):
+    trim = script("trim_tokenizers")
+    small = Vocabulary.from_tokenizer_json(trim.trimmed((DATA / "smollm2.json").read_bytes()))
+    for selection in trim.selections():
+        assert trim.outcome(selection, small) == trim.outcome(selection, vocabulary("smollm2"))
+
+
+def test_the_documented_files_are_valid(tmp_path):
+    domain, families = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
+    path = own_set(tmp_path, domain.replace("min_tokens: 20", "min_tokens: 2"))
+    assert list(load_token_set(f"{path}:elements,symbols").groups) == ["elements", "symbols"]
+    (tmp_path / "families.yaml").write_text(families)
+    assert load_family("ours", tmp_path / "families.yaml").scales == ("1B",)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -48,16 +54,12 @@ def test_rows_are_those_of_the_tokenizers_library(name, domain):
     for token in (*found.domain, *found.reference):
         assert library.token_to_id(token.piece) == token.id
         assert library.decoder.decode(["a", token.piece]) == f"a{token.text}"
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_digits_are_the_plain_pieces_never_byte_pieces(name):
-    found = resolve(load_token_set("math"), REFERENCE, vocabulary(name))
-    assert [token.piece for token in found.domain] == list("0123456789")
-    pieces = json.loads((DATA / f"{name}.json").read_bytes())["model"]["vocab"]
-    byte_rows = {row for piece, row in pieces.items() if re.fullmatch("<0x..>", piece)}
-    assert (name == "mistral-v0.1") == bool(byte_rows)
-    assert not byte_rows & set(found.domain_ids)
+    asked = [text for group in load_token_set(domain).groups.values() for text in group.texts()]
+    assert len(found.domain) + len(found.dropped) == len(asked)
+    rows = [*found.domain_ids, *found.reference_ids]
+    assert len(set(rows)) == len(rows)
+    if domain == "math":
+        assert [token.piece for token in found.domain] == list("0123456789"), "never byte pieces"
 
 
 def test_bundled_sets_are_disjoint_from_the_reference_in_any_case():

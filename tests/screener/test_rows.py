@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from itertools import pairwise
 
 import hub_client
@@ -124,31 +123,15 @@ def test_rows_read_once_are_never_read_again(hub, tmp_path, read):
         assert refusal.value.code == "Offline"
 
 
-def damaged(raw):
-    """Ways in which an entry of the cache breaks."""
-    head, _, content = raw.partition(b"\n")
-    entry = json.loads(head)
-    flipped = content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
-    return {
-        "cut": raw[: len(raw) // 2],
-        "empty": b"",
-        "flipped": head + b"\n" + flipped,
-        "no newline": head,
-        "no json": b"\xff\xff\n" + content,
-        "deep json": b"[" * 100_000 + b"\n" + content,
-        "other key": json.dumps({**entry, "key": "another"}).encode() + b"\n" + content,
-    }
-
-
-@pytest.mark.parametrize("how", damaged(b'{"key": "", "sha256": ""}\nxxxx'))
-def test_a_damaged_cache_entry_is_noticed_and_read_again(hub, tmp_path, read, how):
+def test_a_damaged_cache_entry_is_noticed_and_read_again(hub, tmp_path, read):
+    """In each way of test_cache an entry counts as missing."""
     tensors = head_and_embedding()
     hub.add("org/m", write_checkpoint(tmp_path / "m", tensors))
     read([1, 2, 50])
     places = [place for place in (tmp_path / "cache").rglob("*") if place.is_file()]
     assert len(places) >= 4
     for place in places:
-        place.write_bytes(damaged(place.read_bytes())[how])
+        place.write_bytes(place.read_bytes()[:-1] + b"~")
     got, _ = read([1, 2, 50])
     np.testing.assert_array_equal(got, tensors["lm_head.weight"][1].astype(np.float32)[[1, 2, 50]])
     before = len(hub.requests)

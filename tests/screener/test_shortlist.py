@@ -44,28 +44,29 @@ def names(checkpoints):
     ],
 )
 def test_a_list_takes_the_best_and_what_is_tied_with_the_last_of_them(k, ties, listed, sentence):
-    (one,) = result_of(*group(9, ties=ties)).shortlist(k).groups
-    assert names(one.listed) == list(listed)
-    assert one.sentence() == sentence
-    assert [one.why[c] for c in one.listed] == ["rank"] * len(one.of("rank")) + ["tied"] * len(one.of("tied"))
+    (choice,) = result_of(*group(9, ties=ties)).shortlist(k).groups
+    assert names(choice.listed) == list(listed)
+    assert choice.sentence() == sentence
+    why = ["rank"] * len(choice.of("rank")) + ["tied"] * len(choice.of("tied"))
+    assert [choice.why[c] for c in choice.listed] == why
 
 
 def test_a_tie_counts_only_where_the_two_are_tied():
     members = group(5)
     members[1] = replace(members[1], ties=Ranks([4]))  # rank 3, between them, is clearly in order
     members[3] = replace(members[3], ties=Ranks([2]))
-    (one,) = result_of(*members).shortlist(2).groups
-    assert names(one.listed) == ["1", "2", "4"]
+    (choice,) = result_of(*members).shortlist(2).groups
+    assert names(choice.listed) == ["1", "2", "4"]
 
 
 def test_every_other_is_drawn_with_the_probability_that_is_recorded():
     result = result_of(*group(8, ties=((2, 3),)))
     counts = Counter()
     for seed in range(1500):
-        (one,) = result.shortlist(2, audit_sample=2, seed=seed).groups
-        counts.update(names(one.audit))
-        assert len(set(names(one.chosen))) == 5
-    assert [one.probability(c) for c in one.group.checkpoints] == [1, 1, 1] + [2 / 5] * 5
+        (choice,) = result.shortlist(2, audit_sample=2, seed=seed).groups
+        counts.update(names(choice.audit))
+        assert len(set(names(choice.chosen))) == 5
+    assert [choice.probability(c) for c in choice.group.checkpoints] == [1, 1, 1] + [2 / 5] * 5
     # Binomial: 600 expected of 1,500, standard deviation 19.
     assert sorted(counts) == ["4", "5", "6", "7", "8"]
     assert all(abs(count - 600) < 90 for count in counts.values())
@@ -78,10 +79,10 @@ def test_the_sample_of_a_group_does_not_depend_on_the_other_groups_nor_on_the_or
     other = result_of(*group(20)).shortlist(2, audit_sample=4, seed=4).groups[0]
     assert names(alone.audit) != names(other.audit)
     # An audit of more than there are takes all; without one the others have no chance.
-    (one,) = result_of(*group(5)).shortlist(2, audit_sample=9).groups
-    assert (names(one.audit), one.probability(one.audit[0])) == (["3", "4", "5"], 1.0)
-    (one,) = result_of(*group(5)).shortlist(2).groups
-    assert [one.probability(c) for c in one.group.checkpoints] == [1, 1, 0, 0, 0]
+    (choice,) = result_of(*group(5)).shortlist(2, audit_sample=9).groups
+    assert (names(choice.audit), choice.probability(choice.audit[0])) == (["3", "4", "5"], 1.0)
+    (choice,) = result_of(*group(5)).shortlist(2).groups
+    assert [choice.probability(c) for c in choice.group.checkpoints] == [1, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("k", "audit", "message"), [(0, 0, "k= of"), (1, -1, "audit_sample= of")])

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import numpy as np
 import pytest
 import torch
 import transformers
-from checkpoints import write_checkpoint
+from hub_client import read_folder
 from lmeval_screener import screen
-from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.projection import find_projection, read_rows
+from lmeval_screener.weights.architectures import choose_tensor
 from safetensors.torch import load_file
-from test_ratio import TOKENIZER
-from test_ratio import V as WORDS
+from test_figures import TOKENIZER
+from test_figures import V as WORDS
 
 V, D = 48, 16
 SHAPE = {
@@ -43,14 +40,6 @@ def moved(model):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     return model
-
-
-def reading(folder):
-    async def work():
-        projection = await find_projection(open_folder(folder))
-        return projection, await read_rows(projection, list(range(projection.shape[0])))
-
-    return asyncio.run(work())
 
 
 def logits(model):
@@ -98,38 +87,24 @@ def test_a_folded_final_norm_moves_g_and_not_the_ratio(tmp_path):
         ("Mixtral", UNTIED | {"num_local_experts": 2, "num_experts_per_tok": 1}, None),
         ("Qwen2Moe", UNTIED | EXPERTS | {"shared_expert_intermediate_size": 8}, None),
         ("Olmoe", EXPERTS | {"tie_word_embeddings": True}, None),
+        # Their layers see √d times the row, the head the row itself.
+        ("Gemma", {"head_dim": 8}, None),
+        ("Gemma2", CAPPED | {"final_logit_softcapping": None}, None),
+        ("Gemma3", {"head_dim": 8}, None),
     ],
 )
-def test_factors_caps_and_biases_of_the_logits_are_left_out_and_experts_have_one_head(
+def test_factors_caps_biases_and_scales_of_the_input_are_left_out_and_experts_have_one_head(
     tmp_path, name, settings, left_out
 ):
     model = build(name, **settings)
     model.save_pretrained(tmp_path)
     states, out = logits(model)
-    found, rows = reading(tmp_path)
-    scores = states @ rows.T
+    found = read_folder(tmp_path, range(V))
+    scores = states @ found.rows.T
     assert close(scores, out) is (left_out is None)
     if left_out is not None:
         assert close(left_out(scores, load_file(tmp_path / "model.safetensors")), out)
-    assert found.tied is model.config.tie_word_embeddings
-
-
-@pytest.mark.parametrize("name", ["Gemma", "Gemma2", "Gemma3"])
-def test_gemmas_scale_of_its_input_is_left_out(tmp_path, name):
-    model = build(name, head_dim=8, **({"final_logit_softcapping": None} if name == "Gemma2" else {}))
-    model.save_pretrained(tmp_path)
-    entered = []
-    hook = model.model.layers[0].register_forward_pre_hook(
-        lambda _m, positional, named: entered.append(positional[0] if positional else named["hidden_states"]),
-        with_kwargs=True,
-    )
-    states, out = logits(model)
-    hook.remove()
-    found, rows = reading(tmp_path)
-    assert found.tied
-    assert close(states @ rows.T, out)
-    # The layers see √d times the row, the head the row itself.
-    assert np.allclose(entered[0][0].detach().numpy(), rows[IDS[0]] * np.sqrt(D), rtol=1e-2)
+    assert found.projection.tied is model.config.tie_word_embeddings
 
 
 @pytest.mark.parametrize("outside", [{}, UNTIED, {"tie_word_embeddings": True}])
@@ -147,11 +122,13 @@ def test_wrappers_and_what_their_nested_configuration_says(tmp_path, inside, out
     torch.manual_seed(0)
     moved(transformers.LlavaForConditionalGeneration(config)).save_pretrained(tmp_path)
     theirs = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path).eval()
-    found, rows = reading(tmp_path)
-    np.testing.assert_array_equal(rows, theirs.get_output_embeddings().weight.detach().numpy())
-    assert found.tied is (theirs.get_output_embeddings().weight is theirs.get_input_embeddings().weight)
+    found = read_folder(tmp_path, range(V))
+    np.testing.assert_array_equal(found.rows, theirs.get_output_embeddings().weight.detach().numpy())
+    assert found.projection.tied is (
+        theirs.get_output_embeddings().weight is theirs.get_input_embeddings().weight
+    )
     states, out = logits(theirs)
-    assert close(states @ rows.T, out)
+    assert close(states @ found.rows.T, out)
 
 
 HEAD = "model.transformer.ff_out.weight"
@@ -159,27 +136,21 @@ EMBEDDING = "model.transformer.wte.weight"
 
 
 @pytest.mark.parametrize(
-    ("config", "stored", "read"),
+    ("weight_tying", "stored", "read"),
     [
-        ({"weight_tying": True, "tie_word_embeddings": False}, False, EMBEDDING),
-        # The word that its class does not look at, as transformers 4 may have written it.
-        ({"weight_tying": False, "tie_word_embeddings": True}, True, HEAD),
-        ({"weight_tying": False, "tie_word_embeddings": True}, False, None),
+        (True, [], EMBEDDING),
+        (False, [HEAD], HEAD),
+        (False, [], None),
     ],
 )
-def test_hf_olmos_own_word_for_tying(tmp_path, config, stored, read):
+def test_hf_olmos_own_word_for_tying(weight_tying, stored, read):
     """As its class is built: `ff_out` exists unless `weight_tying`; the blocks' own `ff_out` is no head."""
-    draw = np.random.default_rng(0)
-    tensors = {EMBEDDING: ("F32", draw.normal(size=(V, D)))}
-    tensors["model.transformer.blocks.0.ff_out.weight"] = ("F32", draw.normal(size=(D, D)))
-    if stored:
-        tensors[HEAD] = ("F32", draw.normal(size=(V, D)))
-    folder = write_checkpoint(tmp_path / "m", tensors, config={"model_type": "hf_olmo"} | config)
+    # The other word is one that its class does not look at, as transformers 4 may have written it.
+    config = {"model_type": "hf_olmo", "weight_tying": weight_tying, "tie_word_embeddings": not weight_tying}
+    names, warnings = [EMBEDDING, "model.transformer.blocks.0.ff_out.weight", *stored], []
     if read is None:
-        with pytest.raises(ScreeningError, match="embeddings are not tied") as caught:
-            reading(folder)
-        assert caught.value.code == "NoOutputProjection"
+        with pytest.raises(ScreeningError, match="embeddings are not tied"):
+            choose_tensor(names, config, warnings)
     else:
-        found, rows = reading(folder)
-        assert (found.name, found.warnings) == (read, ())
-        np.testing.assert_array_equal(rows, tensors[read][1].astype(np.float32))
+        assert choose_tensor(names, config, warnings) == (read, weight_tying)
+        assert warnings == []

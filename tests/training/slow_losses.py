@@ -125,12 +125,3 @@ def decorrelation(z, mask=None, segments=None, pairs="sequence", axis="features"
         ]
         values.append(mean([cosine(a, b).square() for a, b in ordered_pairs(varied)]))
     return average(values, z)
-
-
-def released_decorrelation(z):
-    """LD's released code on sequences without padding."""
-    values = []
-    for g in z:
-        rows = [(v - v.mean()) / v.std() for v in g]
-        values.append(mean([((a * b).sum() / (len(a) - 1)) ** 2 for a, b in ordered_pairs(rows)]))
-    return mean(values)

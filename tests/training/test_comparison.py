@@ -33,35 +33,18 @@ def test_evaluated_equals_a_loop_over_blocks(batch):
     assert evaluated(model, ids[:1].numpy(), 1)["texts"] == [None] * 3
 
 
-def result(loss, seed, before, after):
+def comparison(*shifts, losses=("squeeze",)):
+    """Losses whose perplexity is off base's with the same seed by these per cents; base's is 100, 150, …"""
+
     def figures(perplexity):
         return [{"perplexity": perplexity, "tokens": [0.1, perplexity / 1000], "texts": [0.2, 0.3]}]
 
-    return {"arm": loss, "seed": seed, "before": figures(before), "after": figures(after)}
-
-
-def comparison(*shifts, losses=("squeeze",)):
-    """Losses whose perplexity is off base's by these per cents, seed by seed."""
-    results = [result("base", seed, 400, 100) for seed in range(len(shifts))]
-    for loss in losses:
-        results += [result(loss, k, 400, 100 * np.exp(shift / 100)) for k, shift in enumerate(shifts)]
+    results = []
+    for seed, shift in enumerate(shifts):
+        base, start = 100 + 50 * seed, {"seed": seed, "before": figures(400 + 20 * seed)}
+        results.append(start | {"arm": "base", "after": figures(base)})
+        results += [start | {"arm": loss, "after": figures(base * np.exp(shift / 100))} for loss in losses]
     return Comparison.of(results, ["texts/d.txt"])
-
-
-def test_comparison_is_paired_by_seed():
-    trained = [
-        result("base", 0, 400, 100),
-        result("squeeze", 0, 400, 110),
-        result("base", 1, 420, 200),
-        result("squeeze", 1, 420, 230),
-    ]
-    base, squeeze = Comparison.of(trained, ["texts/d.txt"]).trained
-    assert (base.perplexity, base.before, base.versus_base, base.domain) == (150, 410, None, "d.txt")
-    assert base.sd == pytest.approx(np.std([100, 200], ddof=1))
-    shifts = 100 * np.log([110 / 100, 230 / 200])
-    assert squeeze.versus_base == pytest.approx(shifts.mean())
-    assert squeeze.versus_base_sd == pytest.approx(shifts.std(ddof=1))
-    assert squeeze.tokens == pytest.approx(0.17)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +65,16 @@ def test_the_answer_is_what_the_seeds_support(shifts, first):
     assert bool(document.limits) == (len(shifts) > 1)
 
 
-def test_intervals_equal_scipys_and_widen_with_the_number_of_comparisons():
+def test_intervals_are_paired_by_seed_equal_scipys_and_widen_with_the_number_of_comparisons():
     stats = pytest.importorskip("scipy.stats")
     shifts = [-6.0, -7.5, -5.0, -4.0]
     for losses, level in ((("squeeze",), 0.95), (("squeeze", "push_away"), 0.975)):
-        row = comparison(*shifts, losses=losses).trained[-1]
+        base, *_, row = comparison(*shifts, losses=losses).trained
         low, high = stats.t.interval(level, 3, np.mean(shifts), stats.sem(shifts))
         assert (row.versus_base, row.half) == pytest.approx(((low + high) / 2, (high - low) / 2))
+        assert row.tokens == pytest.approx(row.perplexity / 1000)
+        assert (base.perplexity, base.before, base.versus_base, base.domain) == (175, 430, None, "d.txt")
+        assert base.sd == pytest.approx(np.std([100, 150, 200, 250], ddof=1))
 
 
 def test_every_format_says_the_same():

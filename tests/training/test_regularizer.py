@@ -1,37 +1,48 @@
 """The regularizer in every kind of loop gives the gradient that a hand-written loss gives."""
 
 import copy
+from functools import partial
 
 import pytest
+import slow_losses
 import torch
 from tiny_decoders import assert_same_gradients, gradients, tiny_gpt2, tiny_llama, tokens
-from transformers import GPT2LMHeadModel
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from lmeval_dispersion.errors import CaptureError, NonFiniteLossError, UsageError
+from lmeval_dispersion.errors import CaptureError, GeometryError, NonFiniteLossError, UsageError
 from lmeval_dispersion.training import losses
 from lmeval_dispersion.training.regularizer import DispersionRegularizer
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 WEIGHT = 0.5
 
 
-def by_hand(model, batch, layers, loss, **options):
+def by_hand(model, batch, layers, loss="angular_spread"):
     """Cross-entropy + weight x loss from ``output_hidden_states``, and the gradient of both."""
     model = copy.deepcopy(model)
     out = model(**batch, output_hidden_states=True)
     states = [out.hidden_states[k + 1] for k in layers]
     mask = batch.get("attention_mask")
-    aux = WEIGHT * torch.stack([getattr(losses, loss)(z, mask=mask, **options) for z in states]).mean()
+    aux = WEIGHT * torch.stack([getattr(losses, loss)(z, mask=mask) for z in states]).mean()
     (out.loss + aux).backward()
     return aux.detach(), gradients(model)
 
 
-def batch_of(b=4, t=12, padded=True):
+def batch_of(b=4, t=12):
     ids = tokens(b, t)
     mask = torch.ones_like(ids)
-    if padded:
-        mask[0, 8:] = 0
-        mask[1, 3:] = 0
+    mask[0, 8:] = 0
+    mask[1, 3:] = 0
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def evaluate(model, batch):
+    model.eval()
+    with torch.no_grad():
+        model(**batch)
+    model.train()
 
 
 @pytest.mark.parametrize("make", [tiny_gpt2, tiny_llama])
@@ -55,58 +66,68 @@ def test_equals_hidden_states_by_hand(make, layers, indices, names, loss):
     torch.testing.assert_close(aux.detach(), wanted)
     assert_same_gradients(gradients(model), wanted_gradients)
     assert list(reg.values) == reg.layers == names
-    torch.testing.assert_close(reg.value * WEIGHT, aux.detach())
 
 
-def test_evaluation_and_generation_are_never_seen():
-    model, ids = tiny_gpt2(), tokens()
-    reg = DispersionRegularizer(model, layers="all")
-    with torch.no_grad():
-        model(ids)
-    assert reg.pop() == 0
-    model.eval()
-    with torch.no_grad():
-        model(ids)
-    assert reg.pop() == 0
-    model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
-    assert reg.pop() == 0
-    model.train()
-    model(ids)
-    with torch.no_grad():
-        model(ids.flip(1))  # metrics of some trainers: a second forward before the loss is put together
-    kept = reg.pop()
-    model(ids)
-    torch.testing.assert_close(kept, reg.pop())
+def tiny_lora():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False)
+    torch.manual_seed(1)
+    return peft.get_peft_model(tiny_llama(), config).train()
 
 
-def test_a_model_as_from_pretrained_gives_it_trains_or_is_told_to(tmp_path):
-    tiny_gpt2().save_pretrained(tmp_path)
-    model, batch = GPT2LMHeadModel.from_pretrained(tmp_path), batch_of()
-    reg = DispersionRegularizer(model, layers="all")
+class Recomputed(LlamaDecoderLayer):
+    """A block that is computed again in the backward pass with its hooks, as transformers had them."""
+
+    reentrant = False
+
+    def __call__(self, *args, **kwargs):
+        call = partial(super().__call__, **kwargs)
+        return checkpoint(call, *args, use_reentrant=self.reentrant) if self.training else call(*args)
+
+
+class RecomputedReentrant(Recomputed):
+    reentrant = True
+
+
+def checkpointed(model, block):
+    """With transformers' own checkpointing, or with blocks of another class."""
+    model.enable_input_require_grads()
+    if block is None:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in model.model.layers if block else ():
+        layer.__class__ = block
+    return model
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_lora, None, Recomputed, RecomputedReentrant])
+@pytest.mark.parametrize("mode", ["add", "inject"])
+def test_the_gradient_is_the_same_however_the_model_runs(mode, make):
+    """Also after an evaluation between the forward and the backward pass."""
+    plain = make in (tiny_llama, tiny_lora)
+    model, batch = make() if plain else tiny_llama(), batch_of()
+    wanted, wanted_gradients = by_hand(model, batch, [0, 1, 2])
+    if not plain:
+        checkpointed(model, make)
+    reg = DispersionRegularizer(model, layers="all", weight=WEIGHT, mode=mode)
     loss = model(**batch).loss
-    with pytest.raises(CaptureError, match=r"evaluation mode.*call model\.train\(\)"):
-        loss + reg.pop()
-    model.train()
-    (model(**batch).loss + reg.pop()).backward()
-    assert reg.value is not None
+    aux = reg.pop()
+    assert (aux == 0) == (mode == "inject")
+    evaluate(model, batch_of(b=2, t=7))
+    (loss + aux).backward()
+    torch.testing.assert_close(reg.value * WEIGHT, wanted)
+    assert_same_gradients(gradients(model), wanted_gradients)
 
 
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_of_two_training_passes_the_latest_counts_or_each_where_each_is_popped(checkpointed):
+def test_of_two_training_passes_the_latest_counts_or_each_where_each_is_popped():
     model, first = tiny_llama(), batch_of()
     second = {name: value.flip(0) for name, value in batch_of(b=6, t=9).items()}
     (one, one_gradients), (two, two_gradients) = (
-        by_hand(model, batch, [0, 1, 2], "angular_spread") for batch in (first, second)
+        by_hand(model, batch, [0, 1, 2]) for batch in (first, second)
     )
-    if checkpointed:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    reg = DispersionRegularizer(model, layers="all", weight=WEIGHT)
-    ce = model(**first).loss
-    ce = ce + model(**second).loss
-    latest = reg.pop()
-    torch.testing.assert_close(latest.detach(), two)
-    model.zero_grad()
+    reg = DispersionRegularizer(checkpointed(model, Recomputed), layers="all", weight=WEIGHT)
+    model(**first)
+    model(**second)
+    torch.testing.assert_close(reg.pop().detach(), two)
     ce = model(**first).loss
     both = reg.pop()
     ce = ce + model(**second).loss
@@ -117,31 +138,35 @@ def test_of_two_training_passes_the_latest_counts_or_each_where_each_is_popped(c
     assert_same_gradients(gradients(model), wanted, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_injected_gradients_survive_an_evaluation_before_the_backward_pass(reentrant):
-    model, batch = tiny_llama(), batch_of()
-    _, wanted = by_hand(model, batch, [0, 1, 2], "angular_spread")
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    model.enable_input_require_grads()
-    DispersionRegularizer(model, layers="all", weight=WEIGHT, mode="inject")
-    loss = model(**batch).loss
-    model.eval()
+def test_evaluation_and_generation_are_never_seen():
+    model, batch = tiny_gpt2(), batch_of()
+    ids = batch["input_ids"]
+    reg = DispersionRegularizer(model, layers="all")
     with torch.no_grad():
-        model(**batch_of(b=2, t=7))
+        model(ids)
+    assert reg.pop() == 0
+    evaluate(model, batch)
+    assert reg.pop() == 0
+    model.eval()
+    model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
+    assert reg.pop() == 0
+    model(ids)  # to be trained on, in the mode in which from_pretrained leaves a model
+    with pytest.raises(CaptureError, match=r"evaluation mode.*call model\.train\(\)"):
+        reg.pop()
     model.train()
-    loss.backward()
-    assert_same_gradients(gradients(model), wanted)
+    model(ids)
+    with torch.no_grad():
+        model(ids.flip(1))  # metrics of some trainers: a second forward before the loss is put together
+    kept = reg.pop()
+    model(ids)
+    torch.testing.assert_close(kept, reg.pop())
 
 
-@pytest.mark.parametrize(
-    ("mode", "compiled"),
-    [("add", False), ("inject", False), pytest.param("inject", True, marks=pytest.mark.slow)],
-)
-def test_evaluation_is_measured_over_all_its_tokens(mode, compiled):
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_evaluation_is_measured_over_all_its_tokens(compiled):
     """One pair mean over everything, by a plain loop over pairs, whatever the batches; without training."""
-    model, batch = tiny_gpt2(2), batch_of(padded=True)
-    reg = DispersionRegularizer(model, layers="layer.0,last", mode=mode)
+    model, batch = tiny_gpt2(2), batch_of()
+    reg = DispersionRegularizer(model, layers="layer.0,last", mode="inject")
     torch._dynamo.reset()
     run = torch.compile(model, backend="aot_eager") if compiled else model
     model.eval()
@@ -149,36 +174,12 @@ def test_evaluation_is_measured_over_all_its_tokens(mode, compiled):
         for rows in (slice(0, 3), slice(3, 4)):
             run(**{name: value[rows] for name, value in batch.items()})
     model.train()
-    model(**batch)
     out = model(**batch, output_hidden_states=True)
     for name, k in (("layer.0", 1), ("last", 2)):
-        points = out.hidden_states[k][batch["attention_mask"] == 1].detach().double()
-        distances = [
-            1 - float(torch.nn.functional.cosine_similarity(a, b, dim=0))
-            for i, a in enumerate(points)
-            for j, b in enumerate(points)
-            if i != j
-        ]
-        assert seen[name].mean() == pytest.approx(sum(distances) / len(distances), abs=1e-6)
+        states = out.hidden_states[k].detach().double()
+        wanted = -slow_losses.push_away(states, mask=batch["attention_mask"])
+        assert seen[name].mean() == pytest.approx(float(wanted), abs=1e-6)
     torch._dynamo.reset()
-
-
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
-@pytest.mark.parametrize("reentrant", [None, False, True])
-@pytest.mark.parametrize("mode", ["add", "inject"])
-def test_checkpointing_changes_nothing(mode, reentrant):
-    model, batch = tiny_llama(), batch_of()
-    wanted, wanted_gradients = by_hand(model, batch, [0, 1, 2], "angular_spread")
-    if reentrant is not None:
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        model.enable_input_require_grads()
-    reg = DispersionRegularizer(model, layers="all", weight=WEIGHT, mode=mode)
-    loss = model(**batch).loss
-    aux = reg.pop()
-    assert (aux == 0) == (mode == "inject")
-    (loss + aux).backward()
-    torch.testing.assert_close(reg.value * WEIGHT, wanted)
-    assert_same_gradients(gradients(model), wanted_gradients)
 
 
 @pytest.mark.slow
@@ -186,40 +187,23 @@ def test_checkpointing_changes_nothing(mode, reentrant):
 def test_compiled_equals_eager_and_late_hooks_are_refused():
     torch._dynamo.reset()
     model, batch = tiny_gpt2(2), batch_of()
-    _, wanted = by_hand(model, batch, [0, 1], "angular_spread")
+    _, wanted = by_hand(model, batch, [0, 1])
     with DispersionRegularizer(model, layers="all", weight=WEIGHT) as reg:
         compiled = torch.compile(model, backend="aot_eager")
         for _ in range(2):  # the second call must not be a stale copy of the first
             model.zero_grad()
             (compiled(**batch).loss + reg.pop()).backward()
             assert_same_gradients(gradients(model), wanted)
-        compiled.eval()
-        with torch.no_grad():
-            compiled(**batch)
+        evaluate(compiled, batch)
         assert reg.pop() == 0
     torch._dynamo.reset()
-    model = tiny_gpt2(2)
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(tiny_gpt2(2), backend="aot_eager")
     compiled(**batch)
     late = DispersionRegularizer(compiled, layers="all")
     compiled(**batch)
     with pytest.raises(CaptureError, match=r"before torch\.compile"):
         late.pop()
     torch._dynamo.reset()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_peft():
-    peft = pytest.importorskip("peft")
-    base, batch = tiny_gpt2(), batch_of()
-    config = peft.LoraConfig(target_modules=["c_attn"], r=2, init_lora_weights=False, fan_in_fan_out=True)
-    torch.manual_seed(1)
-    model = peft.get_peft_model(base, config).train()
-    _, wanted = by_hand(model, batch, [0, 1, 2], "angular_spread")
-    reg = DispersionRegularizer(model, layers="all", weight=WEIGHT)
-    (model(**batch).loss + reg.pop()).backward()
-    assert_same_gradients(gradients(model), wanted)
-    assert all("lora" in name for name in wanted)
 
 
 @pytest.mark.parametrize("mode", ["add", "inject"])
@@ -245,10 +229,9 @@ def test_draws_repeat_from_a_step_on():
         model(ids)
         values.append(float(reg.pop().detach()))
     assert len(set(values)) == 3
-    again = DispersionRegularizer(model, layers="all", max_tokens=5, seed=7)
-    again.step = 2
+    reg.step = 2
     model(ids)
-    assert float(again.pop().detach()) == values[2]
+    assert float(reg.pop().detach()) == values[2]
 
 
 @pytest.mark.parametrize("mode", ["add", "inject"])
@@ -265,6 +248,21 @@ def test_nan_names_layer_and_step(mode):
     assert (caught.value.layer, caught.value.step) == ("layer.1", 1)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_nan_is_found_at_a_later_step_on_a_gpu():
+    model, ids = tiny_gpt2().cuda(), tokens().cuda()
+    reg = DispersionRegularizer(model, layers="all")
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_proj.bias[3] = float("nan")
+    model(ids)
+    reg.pop()
+    torch.cuda.synchronize()
+    model(ids)
+    with pytest.raises(NonFiniteLossError, match=r"layer\.1, forward pass 0"):
+        reg.pop()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -279,3 +277,51 @@ def test_nan_names_layer_and_step(mode):
 def test_options_that_cannot_be_used(options, said):
     with pytest.raises(UsageError, match=said):
         DispersionRegularizer(tiny_gpt2(), **options)
+
+
+class Packed(nn.Module):
+    """A decoder with flash-attention style arguments, which eager attention would not accept."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(40, 8)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)])
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, input_ids, seq_idx=None, cu_seq_lens_q=None):
+        h = self.embed(input_ids)
+        for layer in self.layers:
+            h = layer(h)
+        return self.norm(h)
+
+
+@pytest.mark.parametrize("form", ["position_ids", "cu_seq_lens_q", "seq_idx", "describe"])
+def test_packing(form):
+    ids, positions = tokens(1, 12), torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]])
+    segments = (positions == 0).cumsum(-1)
+    model = tiny_llama() if form == "position_ids" else Packed()
+    reg = DispersionRegularizer(model, weight=1.0)
+    if form == "position_ids":
+        states = model(ids, position_ids=positions, output_hidden_states=True).hidden_states[-1]
+    elif form == "describe":
+        reg.describe(segments=segments)
+        states = model(ids)
+    elif form == "seq_idx":
+        states = model(ids, segments)  # by position
+    else:
+        states = model(ids, cu_seq_lens_q=torch.tensor([0, 5, 12], dtype=torch.int32))
+    wanted = losses.angular_spread(states, segments=segments)
+    torch.testing.assert_close(reg.pop(), wanted)
+    assert abs(wanted - losses.angular_spread(states)) > 1e-6
+
+
+def test_a_mask_that_says_nothing_is_refused():
+    model, ids = tiny_gpt2(), tokens(2, 6)
+    reg = DispersionRegularizer(model)
+    four = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
+    model(ids, attention_mask=four)
+    with pytest.raises(GeometryError, match="describe"):
+        reg.pop()
+    reg.describe(mask=torch.ones(2, 6))
+    model(ids, attention_mask=four)
+    assert reg.pop() is not None

@@ -4,19 +4,13 @@ import copy
 
 import pytest
 import torch
-from tiny_decoders import tiny_gpt2, tiny_llama, tokens, word_tokenizer
+from tiny_decoders import TRAINERS_WARN, tiny_gpt2, tiny_llama, tokens, trainer_arguments, word_tokenizer
 from transformers import TrainerCallback, TrainingArguments
 
 from lmeval_dispersion.training import losses
 from lmeval_dispersion.training.trainer import DispersionConfig, DispersionTrainer, DispersionTrainerMixin
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*pin_memory.*:UserWarning",
-    "ignore:.*lr_scheduler.step.*:UserWarning",
-    "ignore::DeprecationWarning:trl.*",
-    "ignore::FutureWarning:transformers.*",
-    "ignore::FutureWarning:trl.*",
-)
+pytestmark = TRAINERS_WARN
 RATE = 0.5
 
 
@@ -27,23 +21,9 @@ def dataset(n=8, domains=False):
 
 
 def arguments(folder, kind=TrainingArguments, **options):
-    return kind(
-        output_dir=str(folder),
-        **{
-            "max_steps": 1,
-            "per_device_train_batch_size": 8,
-            "learning_rate": RATE,
-            "lr_scheduler_type": "constant",
-            "optim": "sgd",
-            "max_grad_norm": 0.0,
-            "report_to": "none",
-            "save_strategy": "no",
-            "logging_steps": 1,
-            "disable_tqdm": True,
-            "use_cpu": True,
-        }
-        | options,
-    )
+    steps = {"max_steps": 1, "logging_steps": 1, "save_strategy": "no", "per_device_train_batch_size": 8}
+    descent = {"learning_rate": RATE, "optim": "sgd", "max_grad_norm": 0.0}
+    return trainer_arguments(folder, kind, **steps | descent | options)
 
 
 def trainer_of(folder, config, *, n=8, domains=False, callbacks=None, **options):

@@ -12,15 +12,21 @@ import yaml
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
-from benchmarks.validity import results
-from benchmarks.validity.analysis import DOMAINS
+from benchmarks.validity import records
 from benchmarks.validity.decoder import Decoder, built, stored_tensors, write
-from benchmarks.validity.measures import measured
-from benchmarks.validity.population import Texts
-from benchmarks.validity.questions import SKILLS, answered, questions, runs
+from benchmarks.validity.questions import answered, questions, runs
 from benchmarks.validity.study import Study, read_study
-from benchmarks.validity.texts import HOLD, SOURCES, problem, program, wrong_code, wrong_sums
-from benchmarks.validity.training import train
+from benchmarks.validity.texts import (
+    DOMAINS,
+    HOLD,
+    SKILLS,
+    SOURCES,
+    problem,
+    program,
+    wrong_code,
+    wrong_sums,
+)
+from benchmarks.validity.training import Texts, measured, train
 from benchmarks.validity.trials import KEPT, run_trials
 from lmeval_dispersion.geometry import within
 
@@ -174,21 +180,21 @@ def test_a_model_that_knows_is_right_and_one_that_does_not_is_not(texts):
 def test_one_command_trains_resumes_and_tries(tiny, texts, work, capsys):
     file = tiny.path.parent / "tiny.jsonl"
     train(tiny, file, work, 1)
-    rows = results.read(file)
+    rows = records.read(file)
     assert {row["name"] for row in rows} == {run.name for run in tiny.runs()}
     assert all([c["step"] for c in row["checkpoints"]] == tiny.steps for row in rows)
     kept = file.read_text("utf-8").splitlines()
     file.write_text("\n".join(kept[:-1]) + "\n", "utf-8")
     train(tiny, file, work, 1)  # only the missing one, and with the same outcome
-    again = results.read(file)
-    missing = results.json.loads(kept[-1])
+    again = records.read(file)
+    missing = records.json.loads(kept[-1])
     assert len(again) == len(rows)
     assert again[-1]["checkpoints"] == missing["checkpoints"]
     assert "1 to train" in capsys.readouterr().err
 
     trials = tiny.path.parent / "tiny-trials.jsonl"
     run_trials(tiny, trials, work)
-    found = results.read(trials)
+    found = records.read(trials)
     same = [row for row in found if row["kind"] == "same"]
     assert len(same) == 6
     assert all(row["shift"] < 1e-4 for row in same)
@@ -204,13 +210,13 @@ def test_one_command_trains_resumes_and_tries(tiny, texts, work, capsys):
     body = next(row for row in found if row["change"] == "fine-tuned, body")
     assert body["figures"]["cosine_math"] == pytest.approx(start["cosine_math"], abs=1e-5)
     run_trials(tiny, trials, work)
-    assert len(results.read(trials)) == len(found)
+    assert len(records.read(trials)) == len(found)
 
 
 def test_results_of_another_configuration_are_refused(tiny, tmp_path):
-    results.append(tmp_path / "r.jsonl", {"name": "x", "configuration": "else"})
+    records.append(tmp_path / "r.jsonl", {"name": "x", "configuration": "else"})
     with pytest.raises(ValueError, match="another version"):
-        results.checked(tmp_path / "r.jsonl", tiny.path)
+        records.checked(tmp_path / "r.jsonl", tiny.path)
 
 
 @pytest.mark.parametrize(

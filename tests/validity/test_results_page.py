@@ -3,31 +3,63 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from planted_population import planted
+import yaml
 from scipy.stats import spearmanr
 
-from benchmarks.validity import analysis, results
-from benchmarks.validity.analysis import (
-    DOMAINS,
-    Estimate,
-    Population,
-    Resampled,
-    correlations,
-    frame,
-    leftover,
-)
+from benchmarks.validity import analysis, records
+from benchmarks.validity.analysis import FAILS, HOLDS, TIED, UNTESTED, Estimate, Population, Resampled
+from benchmarks.validity.hand_made import HandMade, verdicts
 from benchmarks.validity.mixtures import Kind, claims, conditions
 from benchmarks.validity.page import BEGIN, END, provenance, write_pages
 from benchmarks.validity.study import read_study
-from benchmarks.validity.verdicts import FAILS, HOLDS, TIED, UNTESTED, HandMade, sign_of, verdicts
+from benchmarks.validity.texts import DOMAINS, HOLD, SKILLS
 
 PAGES = Path("docs/results")
 FULL, MIXTURES = (read_study(Path(f"benchmarks/validity/{name}.yaml")) for name in ("full", "mixtures"))
+NOISE = ("norm_R", "norm_all", "within_R", "euclidean_within_R", "effective_rank", "alpha_head", "alpha_mean",
+         "norm_T_math", "null_difference_math")  # fmt: skip
+
+
+def planted(study, *, law, noise=0.02):
+    """Results of every run, which nobody trained: G and ratio are ``law`` times accuracy, plus noise.
+
+    All else is noise. A domain that a recipe does not hold has no accuracy, whatever the law.
+    """
+    rng = np.random.default_rng(0)
+    count = study.content["questions"]
+    skills = {recipe: rng.uniform(0.05, 0.95, 4) for recipe in study.content["recipes"]}
+    rows = []
+    for run in study.runs():
+        checkpoints = []
+        for place, step in enumerate(run.steps):
+            grown = (place + 1) / len(run.steps) if step else 0.0
+            known = {}
+            for skill, level in zip(SKILLS, skills[run.recipe], strict=True):
+                held = HOLD.get(skill, set(run.shares)) & set(run.shares)
+                taught = held or not study.content.get("mixtures")
+                known[skill] = float(np.clip(level * rng.uniform(0.8, 1) * grown, 0, 1)) if taught else 0.0
+            figures = {name: rng.normal() for name in NOISE}
+            for domain in DOMAINS:
+                figures[f"euclidean_{domain}"] = rng.normal()
+                for name in ("cosine", "ratio_folded"):
+                    figures[f"{name}_{domain}"] = 1 + law * known[domain] + noise * rng.normal()
+            losses = {"train_loss": rng.uniform(1, 2), "text_loss": rng.uniform(1, 2)}
+            accuracy = {skill: round(value * count) / count for skill, value in known.items()}
+            labels = {skill: records.packed(rng.random(count) < known[skill]) for skill in SKILLS}
+            checkpoints.append(
+                {"step": step, **losses, "digit_share": rng.uniform(0, 0.3), "accuracy": accuracy,
+                 "figures": figures, "right": {"labels": labels}}
+            )  # fmt: skip
+        names = {name: getattr(run, name) for name in ("name", "recipe", "setting", "size", "seed")}
+        spent = {"processor_seconds": 1.0, "commit": "planted", "machine": "none"}
+        rows.append({**names, **spent, "checkpoints": checkpoints})
+    return rows
 
 
 @pytest.fixture(autouse=True)
@@ -38,20 +70,20 @@ def fewer_draws(monkeypatch, request):
         monkeypatch.setattr("benchmarks.validity.mixtures.RESAMPLES", 60)
 
 
-def hand_made(law: float, **options) -> HandMade:
-    return HandMade(FULL, planted(FULL, law=law, **options), [])
+def hand_made(law):
+    return HandMade(FULL, planted(FULL, law=law), [])
 
 
-def kind_of(rows, kind: str = "mix") -> Kind:
-    return Kind(kind, frame(MIXTURES, rows), 400, {})
+def kind_of(rows, kind="mix"):
+    return Kind(kind, analysis.frame(MIXTURES, rows), 400, {})
 
 
 def test_correlation_and_shares_are_those_of_slow_computations():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(3, 12)).round(1), rng.random(12).round(1)
-    assert correlations(x, y[None]) == pytest.approx([spearmanr(row, y).statistic for row in x])
-    assert np.isnan(correlations(np.ones((1, 12)), y[None])[0])
-    table = frame(FULL, planted(FULL, law=0.6, noise=0.3))
+    assert analysis.correlations(x, y[None]) == pytest.approx([spearmanr(row, y).statistic for row in x])
+    assert np.isnan(analysis.correlations(np.ones((1, 12)), y[None])[0])
+    table = analysis.frame(FULL, planted(FULL, law=0.6, noise=0.3))
     own = table[(table.step == 800) & (table["size"] == "small") & (table.setting == "default")].reset_index()
     pairs = Population(own, 400).pairs("math", holding=True)
     counts: Counter[str] = Counter()
@@ -85,11 +117,11 @@ def test_a_leftover_is_what_accuracy_does_not_explain():
     rng = np.random.default_rng(1)
     y, z = rng.normal(size=(2, 4000))
     ones = np.ones(4000)
-    assert leftover(2 * y + rng.normal(size=4000), y, z, ones) == pytest.approx(0, abs=0.05)
-    assert leftover(2 * y + z, y, z, ones) == pytest.approx(1, abs=0.01)
+    assert analysis.leftover(2 * y + rng.normal(size=4000), y, z, ones) == pytest.approx(0, abs=0.05)
+    assert analysis.leftover(2 * y + z, y, z, ones) == pytest.approx(1, abs=0.01)
     half = np.repeat([1.0, 0.0], 2000)
-    assert leftover(y + z, y, z, half) == pytest.approx(
-        leftover(*(v[:2000] for v in (y + z, y, z)), half[:2000])
+    assert analysis.leftover(y + z, y, z, half) == pytest.approx(
+        analysis.leftover(*(v[:2000] for v in (y + z, y, z)), half[:2000])
     )
 
 
@@ -148,7 +180,7 @@ def test_the_gauge_claim_follows_the_trials(moved, verdict):
     assert {line.verdict for line in verdicts(data) if "no prediction" in line.claim} == {verdict}
 
 
-def changed(rows, figure: str, make) -> list[dict]:
+def changed(rows, figure, make):
     """Rows with a figure of every domain made anew of row, checkpoint and domain."""
     for row in rows:
         for checkpoint in row["checkpoints"]:
@@ -157,7 +189,7 @@ def changed(rows, figure: str, make) -> list[dict]:
     return rows
 
 
-def verdicts_of(own: Kind) -> dict[str, str]:
+def verdicts_of(own):
     return {line.claim.split(":")[0]: line.verdict for line in claims(own)}
 
 
@@ -197,18 +229,21 @@ def test_the_conditions_of_both_are_checked_in_each_domain():
 
 
 def test_intervals_that_hold_a_point():
-    assert Estimate(0.1, -0.1, 0.3).includes(0)
-    assert not Estimate(0.2, 0.1, 0.3).includes(0)
-    assert Estimate(0.2).includes(0)
+    estimates = (Estimate(0.1, -0.1, 0.3), Estimate(0.2, 0.1, 0.3), Estimate(0.2))
+    assert [estimate.includes(0) for estimate in estimates] == [True, False, True]
     assert [str(Estimate(*x)) for x in ((0.2, 0.1, 0.3), (0.2,))] == ["0.20 (0.10 to 0.30)", "0.20"]
     samples = np.linspace(0.1, 0.3, 50)
-    assert [sign_of(Resampled(0.2, s)) for s in (samples, -samples, samples - 0.2)] == [HOLDS, FAILS, TIED]
+    assert [analysis.sign_of(Resampled(0.2, s)) for s in (samples, -samples, samples - 0.2)] == [
+        HOLDS,
+        FAILS,
+        TIED,
+    ]
 
 
 def test_the_page_keeps_what_others_wrote(tmp_path):
-    row = {"configuration": results.digest(MIXTURES.path)}
+    row = {"configuration": records.digest(MIXTURES.path)}
     for made in planted(MIXTURES, law=0.5):
-        results.append(tmp_path / "mixtures.jsonl", made | row)
+        records.append(tmp_path / "mixtures.jsonl", made | row)
     (tmp_path / "README.md").write_text(f"# Title\n\n{BEGIN}\nstale\n{END}\n\nother part\n", "utf-8")
     write_pages(tmp_path, tmp_path)
     whole = (tmp_path / "README.md").read_text("utf-8")
@@ -224,6 +259,14 @@ def test_the_page_keeps_what_others_wrote(tmp_path):
 
 def test_the_committed_pages_are_those_of_the_results(tmp_path):
     (tmp_path / "README.md").write_text((PAGES / "README.md").read_text("utf-8"), "utf-8")
-    write_pages(results.FOLDER, tmp_path, draw=False)
+    write_pages(records.FOLDER, tmp_path, draw=False)
     for name in ("population.md", "README.md"):
         assert (tmp_path / name).read_text("utf-8") == (PAGES / name).read_text("utf-8"), name
+
+
+def test_the_committed_results_of_released_models_are_of_their_configuration():
+    settings = yaml.safe_load(Path("benchmarks/validity/released.yaml").read_text("utf-8"))
+    content = json.loads((PAGES / "released.json").read_text("utf-8"))
+    assert [run["name"] for run in content["runs"]] == list(settings["runs"])
+    assert content["claims"] == settings["claims"]
+    assert all(run["answers"] for run in content["runs"])

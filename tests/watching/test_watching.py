@@ -1,17 +1,27 @@
-"""Watched runs of Trainer, TRL and a plain loop: what is logged is what the screener says of checkpoints."""
+"""Watched runs of Trainer, TRL and a plain loop: what is logged is what the screener says of checkpoints.
+
+Under torchrun this file is one rank of a run whose head FSDP2 shards, in the folder that it is given.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from json_schemas import changed, faults
 from lmeval_screener import screen
+from processes import torchrun
+from tiny_decoders import TRAINERS_WARN, trainer_arguments
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
+from transformers.distributed import DistributedConfig
 
 from lmeval_dispersion import DispersionCallback, watch
 from lmeval_dispersion.cli import main
@@ -21,13 +31,7 @@ from lmeval_dispersion.paths import data_folder
 from lmeval_dispersion.watching.report import FILE, MEASURES, append_record, change, read_records
 from lmeval_dispersion.watching.watcher import TEXTS
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*pin_memory.*:UserWarning",
-    "ignore:.*lr_scheduler.step.*:UserWarning",
-    "ignore::DeprecationWarning:trl.*",
-    "ignore::FutureWarning:transformers.*",
-    "ignore::FutureWarning:trl.*",
-)
+pytestmark = TRAINERS_WARN
 DEMO = data_folder("demo") / "sums-45"
 
 
@@ -36,9 +40,13 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(DEMO)
 
 
+def loaded(**options):
+    return AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32, **options)
+
+
 @pytest.fixture
 def model():
-    return AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    return loaded()
 
 
 def texts(tokenizer, n=16):
@@ -47,21 +55,19 @@ def texts(tokenizer, n=16):
 
 
 def arguments(folder, kind=TrainingArguments, **options):
-    return kind(
-        output_dir=str(folder),
-        **{
-            "max_steps": 6,
-            "per_device_train_batch_size": 4,
-            "learning_rate": 0.05,
-            "lr_scheduler_type": "constant",
-            "report_to": "none",
-            "logging_steps": 2,
-            "save_steps": 3,
-            "disable_tqdm": True,
-            "use_cpu": True,
-        }
-        | options,
-    )
+    steps = {"max_steps": 6, "logging_steps": 2, "save_steps": 3, "per_device_train_batch_size": 4}
+    return trainer_arguments(folder, kind, **{"learning_rate": 0.05} | steps | options)
+
+
+def trained(trainer, **options):
+    """The log of a watched training."""
+    trainer.add_callback(DispersionCallback(trainer, domains=["math"]))
+    trainer.train(**options)
+    return trainer.state.log_history
+
+
+def screened(checkpoint):
+    return screen([str(checkpoint)]).groups[0].checkpoints[0].gaps["cosine"]
 
 
 def check_logs(folder, log_history):
@@ -74,12 +80,11 @@ def check_logs(folder, log_history):
     for checkpoint in saved:
         step = int(checkpoint.name.split("-")[1])
         assert records[step]["saved"]
-        screened = screen([str(checkpoint)]).groups[0].checkpoints[0].gaps["cosine"]
-        assert logged[step]["watch/gap_math"] == pytest.approx(screened.mean, abs=1e-6)
-        assert logged[step]["watch/gap_math_se"] == pytest.approx(screened.se, abs=1e-6)
-        assert records[step]["domains"]["math"]["within"] == pytest.approx(
-            screened.within_domain.mean, abs=1e-6
-        )
+        gap = screened(checkpoint)
+        assert logged[step]["watch/gap_math"] == pytest.approx(gap.mean, abs=1e-6)
+        assert logged[step]["watch/gap_math_se"] == pytest.approx(gap.se, abs=1e-6)
+        within = records[step]["domains"]["math"]["within"]
+        assert within == pytest.approx(gap.within_domain.mean, abs=1e-6)
     for step, entry in logged.items():
         for name in ("dispersion", "condensation", "effective_rank"):
             assert entry[f"watch/{name}"] == records[step][name]
@@ -98,32 +103,17 @@ class Tracker(TrainerCallback):
 
 def test_a_trainer_is_watched(tmp_path, model, tokenizer):
     tracker = Tracker()
-    trainer = Trainer(
-        model=model,
-        args=arguments(tmp_path, eval_strategy="steps", eval_steps=4),
-        train_dataset=texts(tokenizer),
-        eval_dataset=texts(tokenizer, 4),
-        processing_class=tokenizer,
-        callbacks=[tracker],
-    )
-    trainer.add_callback(DispersionCallback(trainer, domains=["math"]))
-    trainer.train()
-    logged = check_logs(tmp_path, trainer.state.log_history)
+    data = {"train_dataset": texts(tokenizer), "eval_dataset": texts(tokenizer, 4)}
+    given = {"processing_class": tokenizer, "callbacks": [tracker], **data}
+    evaluated = arguments(tmp_path, eval_strategy="steps", eval_steps=4)
+    logged = check_logs(tmp_path, trained(Trainer(model=model, args=evaluated, **given)))
     assert logged[2]["watch/gap_math"] != logged[6]["watch/gap_math"]
-    # The trainer's own entries are all still there, and trackers get ours.
-    assert [e["step"] for e in trainer.state.log_history if "loss" in e] == [2, 4, 6]
     assert [step for step, names in tracker.seen if "watch/gap_math" in names] == [2, 3, 4, 6]
-    assert [step for step, names in tracker.seen if "loss" in names] == [2, 4, 6]
+    assert [step for step, names in tracker.seen if "loss" in names] == [2, 4, 6]  # the trainer's
     # A resumed run goes on in the same file: steps after the checkpoint are measured again.
     shutil.rmtree(tmp_path / "checkpoint-6")
-    again = Trainer(
-        model=AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32),
-        args=arguments(tmp_path),
-        train_dataset=texts(tokenizer),
-        processing_class=tokenizer,
-    )
-    again.add_callback(DispersionCallback(again))
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    again = Trainer(model=loaded(), args=arguments(tmp_path), **given)
+    trained(again, resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert [record["step"] for record in read_records(tmp_path)] == [2, 3, 4, 6]
     lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
     assert len(lines) == 6
@@ -147,10 +137,9 @@ def test_a_trl_trainer_is_watched_and_keeps_its_own_averages(tmp_path, model, to
         train_dataset=Dataset.from_list([{"input_ids": row["input_ids"]} for row in texts(tokenizer)]),
         processing_class=tokenizer,
     )
-    trainer.add_callback(DispersionCallback(trainer, domains=["math"]))
-    trainer.train()
-    check_logs(tmp_path, trainer.state.log_history)
-    own = [entry for entry in trainer.state.log_history if "loss" in entry]
+    log = trained(trainer)
+    check_logs(tmp_path, log)
+    own = [entry for entry in log if "loss" in entry]
     assert [entry["step"] for entry in own] == [2, 4, 6]
     assert all("mean_token_accuracy" in entry for entry in own)
 
@@ -171,8 +160,7 @@ def test_a_loop_of_ones_own_is_watched(tmp_path, model, tokenizer):
             tokenizer.save_pretrained(tmp_path / "checkpoint")
         found[step] = watcher.step(saved=step == 5)
     assert [step for step, logs in found.items() if logs] == [2, 4, 5]
-    screened = screen([str(tmp_path / "checkpoint")]).groups[0].checkpoints[0].gaps["cosine"]
-    assert found[5]["watch/gap_math"] == pytest.approx(screened.mean, abs=1e-6)
+    assert found[5]["watch/gap_math"] == pytest.approx(screened(tmp_path / "checkpoint").mean, abs=1e-6)
     assert model.training
     assert not model.model.layers[1].training
     # The fixed batch, text by text.
@@ -251,3 +239,48 @@ def test_what_cannot_be_watched_is_told(watched, model, tokenizer, tmp_path, cap
     path.write_text(json.dumps({"loss": 1}) + "\n")
     with pytest.raises(UsageError, match="dispersion-watch/2"):
         read_records(Path(path))
+
+
+def ranks_logs(folder):
+    """Watched steps of transformers' Trainer, whose model transformers shards over the ranks."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    model = loaded(**({"distributed_config": DistributedConfig(fsdp_size=world)} if world > 1 else {}))
+    assert isinstance(model.lm_head.weight, DTensor) == (world > 1)
+    each = {"logging_steps": 1, "save_only_model": True, "per_device_train_batch_size": 4 // world}
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    trainer = Trainer(
+        model=model,
+        args=arguments(folder, max_steps=2, save_steps=2, optim="sgd", **each),
+        train_dataset=texts(tokenizer, 4),
+        processing_class=tokenizer,
+    )
+    return [entry for entry in trained(trainer) if "watch/gap_math" in entry]
+
+
+@pytest.mark.slow
+def test_two_processes_log_what_one_logs(tmp_path):
+    whole = ranks_logs(tmp_path / "one")
+    done = torchrun(2, __file__, tmp_path / "two")
+    assert done.returncode == 0, done.stderr[-3000:]
+    sharded = json.loads((tmp_path / "two" / "logs.json").read_text())
+    assert len(whole) == len(sharded) == 2
+    for one, two in zip(whole, sharded, strict=True):
+        names = [name for name in one if name.startswith("watch/")]
+        assert len(names) == 5
+        for name in names:
+            assert two[name] == pytest.approx(one[name], rel=1e-6, abs=1e-6), name
+    assert abs(whole[0]["watch/gap_math"] - whole[1]["watch/gap_math"]) > 1e-5  # it trained
+    records = read_records(tmp_path / "two")
+    assert [record["step"] for record in records] == [1, 2]  # one of the processes writes
+    gap = screened(tmp_path / "two" / "checkpoint-2")
+    assert sharded[1]["watch/gap_math"] == pytest.approx(gap.mean, abs=1e-6)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    logs = ranks_logs(Path(sys.argv[1]))
+    if dist.get_rank() == 0:
+        Path(sys.argv[1], "logs.json").write_text(json.dumps(logs))
+    dist.barrier()
+    dist.destroy_process_group()

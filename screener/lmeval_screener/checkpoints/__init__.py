@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import itertools
@@ -13,10 +14,10 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from lmeval_screener.errors import ScreeningError
 
@@ -136,6 +137,27 @@ def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntr
     }
 
 
+async def side_by_side(works: Iterable[Coroutine[Any, Any, Any]], most: int | None = None) -> list[Any]:
+    """Results of works done at the same time; when one fails, the others are stopped before it is raised."""
+    if most is not None:
+        results: dict[int, Any] = {}
+        waiting = enumerate(works)
+
+        async def some() -> None:
+            for place, work in waiting:
+                results[place] = await work
+
+        await side_by_side(some() for _ in range(most))
+        return [results[place] for place in range(len(results))]
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Cache:
     """A folder of entries, each found by its kind and key, each checking itself, written atomically.
 
@@ -176,7 +198,8 @@ class Cache:
         # The final name appears only with all of the content behind it, whatever interrupts us.
         temporary = f"{folder}/.new-{os.getpid()}-{_TOKEN}-{next(_NUMBERS)}"
         try:
-            os.makedirs(folder, exist_ok=True)
+            if not os.path.isdir(folder):  # to try to make it takes a hundred times as long
+                os.makedirs(folder, exist_ok=True)
             with open(temporary, "xb") as file:
                 file.write(head + b"\n")
                 file.writelines(content)

@@ -16,9 +16,9 @@ import re
 import ssl
 import urllib.request
 import zlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from yarl import URL
 
@@ -44,9 +44,10 @@ ATTEMPTS = 5
 FIRST_WAIT = 0.25
 #: Attempts at an answer that contradicts the request, where nothing right came from the same file yet.
 CONTRADICTIONS = 3
-#: Requests to one host at a time, all checkpoints together; and ranges of one checkpoint at a time.
+#: Requests to one host at a time, all checkpoints together.
 CONNECTIONS = 128
-RANGES = 64
+#: Ranges of one checkpoint at a time: alone, and at least beside others.
+RANGES, FEWEST_RANGES = 64, 16
 #: Redirects of one request.
 HOPS = 6
 #: Seconds without a byte after which a connection counts as dead.
@@ -128,6 +129,7 @@ class Transport:
         self._quotas: dict[tuple[URL, str], Quota] = {}
         self._proxies: dict[URL, str | None] = {}
         self._private: dict[str, bool] = {}
+        self._readers = 0
 
     async def close(self) -> None:
         """Close every connection."""
@@ -150,6 +152,18 @@ class Transport:
                 max_field_size=_LONGEST_FIELD,
             )
         return self._opened
+
+    @contextlib.contextmanager
+    def share(self) -> Iterator[int]:
+        """How many ranges a checkpoint may ask for at a time, beside those that others ask for.
+
+        A request that waits for a connection costs a fifth more than one that is not yet made.
+        """
+        self._readers += 1
+        try:
+            yield max(RANGES // self._readers, FEWEST_RANGES)
+        finally:
+            self._readers -= 1
 
     def is_hub(self, url: URL) -> bool:
         """Whether a URL is of the Hub's own origin."""
@@ -351,27 +365,6 @@ async def drained(response: aiohttp.ClientResponse, meter: Meter) -> None:
     received = 0
     while received <= 65_536 and (piece := await piece_of(response, meter)):
         received += len(piece)
-
-
-async def side_by_side(works: Iterable[Coroutine[Any, Any, T]], most: int | None = None) -> list[T]:
-    """Results of works done at the same time; when one fails, the others are stopped before it is raised."""
-    if most is not None:
-        results: dict[int, T] = {}
-        waiting = enumerate(works)
-
-        async def some() -> None:
-            for place, work in waiting:
-                results[place] = await work
-
-        await side_by_side(some() for _ in range(most))
-        return [results[place] for place in range(len(results))]
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def environment_proxy(url: URL) -> str | None:

@@ -35,7 +35,6 @@ from lmeval_screener.checkpoints.http import (
     is_redirect,
     offline,
     retried,
-    side_by_side,
 )
 from lmeval_screener.checkpoints.limits import Account, Allowance, Budget
 from lmeval_screener.checkpoints.snapshots import RemoteSnapshot, open_download
@@ -53,8 +52,8 @@ _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _TOKEN = re.compile(r"[!-~]+")
 #: Listings of repositories with thousands of files have some megabytes.
 _LISTING_LIMIT = 64 * 2**20
-#: Texts that nearly every checkpoint needs, asked for side by side when nothing is cached.
-_TEXTS = ("config.json", "model.safetensors.index.json")
+#: The file by which a branch is asked for its commit.
+_PROBE = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +160,7 @@ class Hub:
             listing = await self._listing(repo, asked, account)
         elif not await self._unmoved(listing, asked, account):
             listing = await self._listing(repo, asked, account)
-        snapshot = HubSnapshot(self, listing, account)
-        if kept is None:
-            await side_by_side(snapshot.small_file(path) for path in _TEXTS if path in listing.files)
-        return snapshot
+        return HubSnapshot(self, listing, account)
 
     async def page(
         self, address: str, what: str, parse: Callable[[Any], T], budget: Budget
@@ -313,9 +309,9 @@ class Hub:
         transport = self.transport
         if transport is None or _COMMIT.fullmatch(revision):
             return True
-        name = f"{kept.repo}/resolve/{quote(revision, safe='')}/{_TEXTS[0]}"
+        name = f"{kept.repo}/resolve/{quote(revision, safe='')}/{_PROBE}"
         url = URL(f"{self.endpoint}/{name}", encoded=True)
-        if _TEXTS[0] not in kept.files or not transport.quota(url).affords():
+        if _PROBE not in kept.files or not transport.quota(url).affords():
             return False
         with contextlib.suppress(ScreeningError, AgainError):
             async with await transport.request("HEAD", url, {}, account) as response:

@@ -194,7 +194,7 @@ class Quota:
 class Allowance:
     """The user's own limits of a run's cost: once one is reached, no further checkpoint is begun.
 
-    Those that have begun come to their end, so a run may cost a little more than allowed. What is in the
+    Those that have begun come to their end, so a run may cost a little more than allowed. The
     cache costs nothing and is read all the same.
     """
 

@@ -13,13 +13,14 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from yarl import URL
 
-from lmeval_screener.checkpoints import Cache, FileEntry, Meter, entry_of, single_file
+from lmeval_screener.checkpoints import Cache, FileEntry, Meter, entry_of, side_by_side, single_file
 from lmeval_screener.checkpoints.http import (
     ATTEMPTS,
     RANGES,
@@ -30,7 +31,6 @@ from lmeval_screener.checkpoints.http import (
     offline,
     piece_of,
     retried,
-    side_by_side,
     unpacked,
 )
 from lmeval_screener.checkpoints.limits import Account
@@ -184,9 +184,13 @@ class RangedSnapshot:
         """Bytes of a file; see `Snapshot.ranges`."""
         if place := self._on_disk(entry_of(self, path)):
             return await asyncio.to_thread(read_ranges, place, ranges)
-        return await side_by_side(
-            (self._range(path, begin, end) for begin, end in ranges), min(RANGES, len(ranges))
-        )
+        works = (self._range(path, begin, end) for begin, end in ranges)
+        with self._share(path) as most:
+            return await side_by_side(works, min(most, len(ranges)))
+
+    def _share(self, path: str) -> AbstractContextManager[int]:
+        """How many ranges of a file may be read at a time."""
+        return nullcontext(RANGES)
 
     async def _range(self, path: str, begin: int, end: int) -> bytes:
         """One range; a body that breaks is resumed where it broke."""
@@ -313,6 +317,10 @@ class RemoteSnapshot(RangedSnapshot):
                 if place.address is None:
                     place.address = await retried(lambda: self._resolved(path), self._account.budget)
         return place.address
+
+    def _share(self, path: str) -> AbstractContextManager[int]:
+        """See `RangedSnapshot._share`."""
+        return self._online(path).share()
 
     def _online(self, path: str) -> Transport:
         """The pool."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import GeometryError, printable
 from lmeval_dispersion.geometry import Metric
-from lmeval_screener.checkpoints import Meter, Snapshot
+from lmeval_screener.checkpoints import Meter, Snapshot, side_by_side
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.source import Sources
@@ -21,7 +21,7 @@ from lmeval_screener.targets import REPOSITORY, Target, parse_target
 from lmeval_screener.tokens import RESOLUTIONS, Resolution, TokenSet, resolve
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows_and_norm
-from lmeval_screener.weights.rows import PiecedRows, side_by_side, sliced
+from lmeval_screener.weights.rows import PiecedRows, sliced_error
 
 if TYPE_CHECKING:
     from lmeval_screener.weights.adapters import Adapter
@@ -77,8 +77,10 @@ class Reader:
                 await _projection(snapshot, adapter, base)  # where there are no weights, that is what to say
             file, digest = _tokenizer(holder)
             projection, resolution = await side_by_side(
-                _projection(snapshot, adapter, base),
-                self._resolution(digest, lambda: _vocabulary(holder, file), over),
+                [
+                    _projection(snapshot, adapter, base),
+                    self._resolution(digest, lambda: _vocabulary(holder, file), over),
+                ]
             )
         gaps, ratio, no_ratio = await _read_figures(projection, resolution)
         meters = [place.meter for place in (snapshot, base) if place is not None]
@@ -159,7 +161,7 @@ async def _read_figures(
             f"{rows}; tokenizer and weights do not belong together",
         )
     if isinstance(projection.rows, PiecedRows) and rows < resolution.vocabulary:
-        raise sliced(
+        raise sliced_error(
             projection.name, f"its {rows} rows are fewer than the tokenizer's {resolution.vocabulary}"
         )
     matrix, norm = await read_rows_and_norm(projection, ids)

@@ -140,12 +140,12 @@ UNTIED_BY_DEFAULT = frozenset(_UNTIED.split())
 
 #: Scales that are applied, by their names beside a ``weight``.
 SCALES = ("weight_scale", "weight_scale_inv")
-#: What may stand beside a matrix without changing its rows: scales of its *input*, a bias, further rows.
+#: Tensors beside a matrix that do not change its rows: scales of its *input*, a bias, further rows.
 _HARMLESS = re.compile(
     r"bias|embed_scale|(input|output)_(scale|scale_inv|zero_point|global_scale|amax)|"
     r"additional_(fc|embedding)\.(weight|bias)"
 )
-#: What stands in place of a ``weight`` that is packed, split or not merged with its adapter.
+#: Tensors in place of a ``weight`` that is packed, split or not merged with its adapter.
 _PACKED = re.compile(
     r"(qweight|q_weight|qzeros|scales|q_scale\w*|g_idx|weight_packed|weight_scale\w*|weight_zero_point|weight\..+|"
     r"_weight_\w+|SCB|W_q|trellis|suh|svh|codes|codebooks|absmax|weight_[gvq]\w*|tq_\w+|parametrizations\..+|"

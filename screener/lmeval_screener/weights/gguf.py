@@ -247,7 +247,7 @@ def _final_norm(snapshot: Snapshot, headers: Mapping[str, Header], places: Mappi
 
 
 def _vocabulary_pairs(pairs: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """What a header's pairs say of the vocabulary."""
+    """The vocabulary by a header's pairs."""
     tokens, types = pairs["tokenizer.ggml.tokens"], pairs.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ScreeningError("BadTokenizer", f"expected a vocabulary of texts in {what}, which has none")

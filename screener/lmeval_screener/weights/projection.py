@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints import Snapshot
+from lmeval_screener.checkpoints import Snapshot, side_by_side
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
 from lmeval_screener.weights import architectures as names
@@ -31,9 +31,8 @@ from lmeval_screener.weights.rows import (
     joined,
     safetensors_files,
     scaled,
-    side_by_side,
     slice_files,
-    sliced,
+    sliced_error,
 )
 
 NormKind = Literal["rms", "layer"]
@@ -145,7 +144,7 @@ async def read_rows_and_norm(
     projection: OutputProjection, ids: Sequence[int]
 ) -> tuple[NDArray[np.float32], FinalNorm]:
     """Rows of the output projection and the final norm before it, read side by side."""
-    rows, norm = await side_by_side(read_rows(projection, ids), projection.norm.read(projection.shape[1]))
+    rows, norm = await side_by_side([read_rows(projection, ids), projection.norm.read(projection.shape[1])])
     return rows, norm
 
 
@@ -173,38 +172,46 @@ async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray
     finite = np.isfinite(matrix).all(axis=1)
     refuse(wanted[~finite], "hold NaN or Inf", "the checkpoint is damaged")
     refuse(wanted[~matrix.any(axis=1)], "are zero", "these tokens were never trained")
-    units = matrix / np.linalg.norm(matrix.astype(np.float64), axis=1, keepdims=True)
-    # All of one direction, up to float32's rounding.
-    if len(wanted) > 1 and np.abs(units - units[0]).max() < 1e-6:
+    if len(wanted) > 1 and _of_one_direction(matrix[:2]) and _of_one_direction(matrix):
         refuse(wanted, "all point the same way", "the matrix was never trained, or is damaged")
     rows: NDArray[np.float32] = matrix[place]
     return rows
 
 
+def _of_one_direction(rows: NDArray[np.float32]) -> bool:
+    """Whether all rows point the same way, up to float32's rounding."""
+    units = rows / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+    return bool(np.abs(units - units[0]).max() < 1e-6)
+
+
 async def find_projection(snapshot: Snapshot) -> OutputProjection:
     """The output projection of a checkpoint in transformers' layout."""
-    config = await read_json(snapshot, "config.json", "BadConfig") if "config.json" in snapshot.files else {}
+    config, index = await side_by_side(
+        [
+            read_json(snapshot, "config.json", "BadConfig"),
+            read_json(snapshot, _index(snapshot) or "", "BadIndex"),
+        ]
+    )
     try:
-        return await _find(snapshot, config)
+        return await _find(snapshot, config, index)
     except ScreeningError as error:
         if error.code != "QuantizedTensor" or not (base := await _base_model(snapshot)):
             raise
         raise ScreeningError(error.code, f"{str(error).partition('; ')[0]}; screen {base}") from error
 
 
-async def _find(snapshot: Snapshot, config: Mapping[str, Any]) -> OutputProjection:
+async def _find(snapshot: Snapshot, config: Mapping[str, Any], index: Mapping[str, Any]) -> OutputProjection:
     files = WeightFiles(snapshot)
     adapters = [p for p in ("adapter_model.safetensors", "adapter_model.bin") if p in snapshot.files]
     warnings = [f"{path} lies beside the weights and was not applied to them" for path in adapters[:1]]
     index_name = _index(snapshot)
-    index = await read_json(snapshot, index_name, "BadIndex") if index_name else {}
     holders: dict[str, list[str]] = {}
     slices = [] if index_name else slice_files(snapshot.files)
     if index_name:
         holders = _holders(snapshot, index, index_name)
     else:
         paths = slices or [await _only_file(snapshot, warnings)]
-        headers = await side_by_side(*(files.header(path) for path in paths))
+        headers = await side_by_side(files.header(path) for path in paths)
         for file, header in zip(paths, headers, strict=True):
             for tensor_name in header.tensors:
                 holders.setdefault(tensor_name, []).append(file)
@@ -225,7 +232,7 @@ async def _find(snapshot: Snapshot, config: Mapping[str, Any]) -> OutputProjecti
     rows = await _rows(files, tensor, {key: [file] for key in header.tensors} | holders, config)
     if slices or name in header.slices:
         if slices and isinstance(rows, ScaledRows):
-            raise sliced(name, "it has scales beside it, which may be sliced too")
+            raise sliced_error(name, "it has scales beside it, which may be sliced too")
         parts = [(path, await files.header(path)) for path in holders[name]]
         pieces = [(await files.matrix(path, part.tensors[name]), part) for path, part in parts]
         whole = joined(name, pieces, _sizes(config))
@@ -370,7 +377,9 @@ def _find_norm(files: WeightFiles, holders: Mapping[str, Sequence[str]], types: 
 
 
 async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, Any]:
-    """A JSON object of a checkpoint; the error's code where it is none."""
+    """A JSON object of a checkpoint, empty where it has no such file; the error's code where it is none."""
+    if path not in snapshot.files:
+        return {}
     try:
         fields: Any = json.loads(await snapshot.small_file(path))
         reason = "" if isinstance(fields, dict) else "is not a JSON object"

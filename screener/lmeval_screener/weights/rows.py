@@ -15,11 +15,10 @@ config.json has to say. Source: torch 2.13, ``torch/distributed/checkpoint/_hf_u
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Any, Protocol
@@ -27,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints import Snapshot, content_key
+from lmeval_screener.checkpoints import Snapshot, content_key, side_by_side
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import (
     DTYPE_BITS,
@@ -47,16 +46,6 @@ BRIDGE = 65_536
 _SCALE_DTYPES = ("F32", "F16", "BF16", "F64", "F8_E8M0")
 _USUAL_BLOCK = 128
 _SLICE = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
-
-
-async def side_by_side(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
-    """The results of all parts; where one fails, the others are stopped, not left running behind."""
-    tasks = [asyncio.create_task(part) for part in parts]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 class WeightFiles:
@@ -213,7 +202,7 @@ class ScaledRows:
         """See `Rows`."""
         high, wide = self.block
         blocks, place = np.unique(np.asarray(ids, dtype=int) // high, return_inverse=True)
-        codes, scales = await side_by_side(self.codes.read(ids), self.scales.read(blocks.tolist()))
+        codes, scales = await side_by_side([self.codes.read(ids), self.scales.read(blocks.tolist())])
         spread = np.repeat(scales[place], wide, axis=1)
         result: NDArray[np.float32] = codes * spread[:, : self.shape[1]]
         return result
@@ -267,7 +256,7 @@ class PiecedRows:
                 part = await matrix.read((numbers[here] - row).tolist())
                 rows[here, column : column + matrix.shape[1]] = part
 
-        await side_by_side(*(fill(*piece) for piece in self.pieces))
+        await side_by_side(fill(*piece) for piece in self.pieces)
         return rows
 
 
@@ -288,7 +277,7 @@ def joined(name: str, parts: Sequence[tuple[Matrix, Header]], sizes: tuple[int, 
     for matrix, header in parts:
         offsets, shape = header.slices.get(name), matrix.tensor.shape
         if offsets is None or len(offsets) != 2 or len(shape) != 2 or 0 in shape:
-            raise sliced(name, f"{matrix.file} does not say which rows and columns it holds")
+            raise sliced_error(name, f"{matrix.file} does not say which rows and columns it holds")
         pieces.append((matrix, offsets[0], offsets[1]))
     v = max(row + matrix.shape[0] for matrix, row, _ in pieces)
     d = max(column + matrix.shape[1] for matrix, _, column in pieces)
@@ -296,12 +285,14 @@ def joined(name: str, parts: Sequence[tuple[Matrix, Header]], sizes: tuple[int, 
     overlap = any(_share_a_number(*pair) for pair in combinations(pieces, 2))
     if held != v * d or overlap or len({matrix.tensor.dtype for matrix, _, _ in pieces}) != 1:
         why = f"those that are there do not make up {v} × {d} numbers; is a process's file missing?"
-        raise sliced(name, why)
+        raise sliced_error(name, why)
     if sizes is None:
-        raise sliced(name, "config.json has no vocab_size and hidden_size that say how large the whole is")
+        raise sliced_error(
+            name, "config.json has no vocab_size and hidden_size that say how large the whole is"
+        )
     if v < sizes[0] or d != sizes[1]:
         why = f"those that are there make up {v} × {d} of {sizes[0]} × {sizes[1]}; is a file missing?"
-        raise sliced(name, why)
+        raise sliced_error(name, why)
     return PiecedRows((v, d), tuple(sorted(pieces, key=lambda piece: piece[1:])))
 
 
@@ -310,7 +301,7 @@ def _share_a_number(first: tuple[Matrix, int, int], second: tuple[Matrix, int, i
     return all(a < b + size_b and b < a + size_a for a, b, size_a, size_b in starts)
 
 
-def sliced(name: str, why: str) -> ScreeningError:
+def sliced_error(name: str, why: str) -> ScreeningError:
     """The error of slices that cannot be put together."""
     return ScreeningError(
         "SlicedTensor",

@@ -214,7 +214,7 @@ def _plain(keys: Sequence[Any]) -> None:
         raise ValueError("a key is no plain value")
 
 
-#: What a call in a pickle is answered by.
+#: The stand-in that answers each call in a pickle.
 _STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
     ("collections", "OrderedDict"): _ordered,
     ("torch", "Size"): tuple,

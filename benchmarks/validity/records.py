@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent / "results"
 
 
 def digest(path: Path) -> str:
-    """What says that a configuration is the one that a result was made with."""
+    """The mark of the configuration that a result was made with."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
@@ -52,16 +52,16 @@ def checked(file: Path, configuration: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: Some were made with another configuration.
     """
-    found = read(file)
+    rows = read(file)
     now = digest(configuration)
-    other = [row["name"] for row in found if row["configuration"] != now]
+    other = [row["name"] for row in rows if row["configuration"] != now]
     if other:
         raise ValueError(
             f"{file}: expected results of {configuration.name} as it is now ({now}), got {len(other)} of "
             "another "
             f"version ({other[0]} first); put the file back, or remove the results and run again"
         )
-    return found
+    return rows
 
 
 def screened(file: Path) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""What the hand-made recipes say of each claim of full.yaml: its rules as code, a line of the page each."""
+"""The hand-made recipes' verdict on each claim of full.yaml: its rules as code, a line of the page each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,36 +12,33 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from benchmarks.validity.analysis import (
-    DOMAINS,
-    SKILLS,
+    FAILS,
+    HOLDS,
+    PART,
+    TIED,
+    UNTESTED,
     Floats,
     Population,
     Resampled,
+    Verdict,
     correlations,
     drawn,
     frame,
     known_mean,
+    sign_of,
 )
 from benchmarks.validity.study import Study
+from benchmarks.validity.texts import DOMAINS, SKILLS
 
-HOLDS, PART, FAILS, TIED = "holds", "holds in part", "does not hold", "not told apart"
-UNTESTED = "not tested"
-STEPS = ("text", "sums-words", "wrong-sums")  # checkpoints whose changes the page shows
-HARDLY = ("head in 8 bits", "head in 4 bits")  # changes that it does not
-
-
-class Verdict(NamedTuple):
-    """One line of the page."""
-
-    verdict: str
-    claim: str
-    result: str
+FOLLOWED = ("text", "sums-words", "wrong-sums")  # checkpoints whose changes the page shows
+UNSHOWN = ("head in 8 bits", "head in 4 bits")  # changes that it does not
 
 
-def sign_of(difference: Resampled) -> str:
-    """Holds where a difference lies above 0, does not where it lies below."""
-    found = difference.estimate
-    return TIED if found.includes(0) else HOLDS if found.low > 0 else FAILS
+def mean_rho(x: Floats, y: Floats) -> Resampled:
+    """Mean over seeds of rho over recipes; ``x`` and ``y`` are (seeds, recipes)."""
+    draws = drawn(x.shape[1])
+    samples = [correlations(a[draws], b[draws]) for a, b in zip(x, y, strict=True)]
+    return Resampled(float(np.nanmean(correlations(x, y))), known_mean(np.array(samples)))
 
 
 class HandMade:
@@ -82,15 +79,15 @@ class HandMade:
         """Mean rho of G and of the step along the runs that end above 0.1 in math, and how many these are."""
         table = self.table[(self.table.setting == "default") & (self.table.step > 0)].sort_values("step")
         runs = [run for _, run in table.groupby("name") if run.accuracy_math.iloc[-1] > 0.1]
-        found: dict[str, Any] = {"runs": len(runs)}
+        figures: dict[str, Any] = {"runs": len(runs)}
         for name, column in (("G", "cosine_math"), ("step", "step")):
             by_recipe: dict[str, list[float]] = {}
             for run in runs:
                 x, y = run[column].to_numpy(float), run.accuracy_math.to_numpy(float)
                 by_recipe.setdefault(run.recipe.iloc[0], []).append(float(correlations(x[None], y[None])[0]))
             means = np.array([float(known_mean(np.array(values))) for values in by_recipe.values()])
-            found[name] = Resampled(float(known_mean(means)), known_mean(means[drawn(len(means))].T))
-        return found
+            figures[name] = Resampled(float(known_mean(means)), known_mean(means[drawn(len(means))].T))
+        return figures
 
     def seeds(self) -> Resampled:
         """Share of the pairs of seeds of one recipe that G orders right."""
@@ -170,8 +167,8 @@ class HandMade:
         lines = []
         for row in self.trials:
             start = before.get((row["of"].split(" -> ")[0], row["seed"]))
-            followed = row["of"] in STEPS or "->" in row["of"]
-            if row["kind"] in ("none", "same") or row["change"] in HARDLY or start is None or not followed:
+            followed = row["of"] in FOLLOWED or "->" in row["of"]
+            if row["kind"] in ("none", "same") or row["change"] in UNSHOWN or start is None or not followed:
                 continue
             line = {"change": row["change"], "checkpoint": row["of"]}
             for when, part in (("before", start), ("after", row)):
@@ -180,13 +177,6 @@ class HandMade:
                 line[f"ratio {when}"] = part["figures"]["ratio_folded_math"]
             lines.append(line)
         return pd.DataFrame(lines).groupby(["change", "checkpoint"], sort=False).mean().reset_index()
-
-
-def mean_rho(x: Floats, y: Floats) -> Resampled:
-    """Mean over seeds of rho over recipes; ``x`` and ``y`` are (seeds, recipes)."""
-    draws = drawn(x.shape[1])
-    samples = [correlations(a[draws], b[draws]) for a, b in zip(x, y, strict=True)]
-    return Resampled(float(np.nanmean(correlations(x, y))), known_mean(np.array(samples)))
 
 
 def verdicts(data: HandMade) -> list[Verdict]:
@@ -202,8 +192,8 @@ def verdicts(data: HandMade) -> list[Verdict]:
 
 
 def _above(rho: Resampled) -> str:
-    found = rho.estimate
-    return FAILS if found.includes(0) or found.value <= 0 else HOLDS if found.low > 0.5 else PART
+    estimate = rho.estimate
+    return FAILS if estimate.includes(0) or estimate.value <= 0 else HOLDS if estimate.low > 0.5 else PART
 
 
 def _orders(data: HandMade, g: Resampled, decision: Resampled) -> Verdict:
@@ -212,10 +202,10 @@ def _orders(data: HandMade, g: Resampled, decision: Resampled) -> Verdict:
 
 
 def _trajectory(data: HandMade) -> Verdict:
-    own = data.along()
-    g, step = own["G"].estimate, own["step"].estimate
+    along = data.along()
+    g, step = along["G"].estimate, along["step"].estimate
     verdict = FAILS if g.includes(0) or g.value <= 0 or step.value >= g.value else HOLDS
-    result = f"{own['runs']} runs that learn math: mean rho {g}; the step alone {step}"
+    result = f"{along['runs']} runs that learn math: mean rho {g}; the step alone {step}"
     return Verdict(verdict, "G orders the checkpoints of one run", result)
 
 
@@ -243,19 +233,19 @@ def _sizes(data: HandMade) -> Verdict:
 
 
 def _adds(data: HandMade) -> Verdict:
-    found, last = (data.partial(last=last)["all of these"].estimate for last in (False, True))
-    verdict = FAILS if found.includes(0) or found.value <= 0 else HOLDS
-    result = f"partial rho over all trained checkpoints {found}, over the last ones {last}"
+    over_all, last = (data.partial(last=last)["all of these"].estimate for last in (False, True))
+    verdict = FAILS if over_all.includes(0) or over_all.value <= 0 else HOLDS
+    result = f"partial rho over all trained checkpoints {over_all}, over the last ones {last}"
     return Verdict(verdict, f"G adds to {len(data.rivals)} cheap rivals together", result)
 
 
 def _beats_rivals(data: HandMade, g: Resampled) -> Verdict:
-    found = {
+    rivals = {
         name: data.rho(column, "math", sign) for name, (column, sign) in data.rivals.items() if name != "step"
     }
-    name, best = max(found.items(), key=lambda item: item[1].value)
+    name, best = max(rivals.items(), key=lambda item: item[1].value)
     verdict = FAILS if best.value >= g.value else HOLDS if best.estimate.high < g.estimate.low else PART
-    result = f"rho {g.estimate}; best of {len(found)}, {name}: {best.estimate}"
+    result = f"rho {g.estimate}; best of {len(rivals)}, {name}: {best.estimate}"
     return Verdict(verdict, "G orders better than each rival alone", result)
 
 
@@ -271,10 +261,10 @@ def _frequency(data: HandMade) -> Verdict:
     small = data.small.set_index(["recipe", "seed"])
     base, said, above = small.loc["sums-05"], [], []
     for recipe in ("wrong-sums", "digits"):
-        own = small.loc[recipe]
-        higher = (own.cosine_math > base.cosine_math.reindex(own.index)).sum()
-        said.append(f"{recipe} above sums-05 in {higher} of {len(own)} seeds")
-        above.append(higher > len(own) / 2 and own.accuracy_math.mean() < base.accuracy_math.mean())
+        runs = small.loc[recipe]
+        higher = (runs.cosine_math > base.cosine_math.reindex(runs.index)).sum()
+        said.append(f"{recipe} above sums-05 in {higher} of {len(runs)} seeds")
+        above.append(higher > len(runs) / 2 and runs.accuracy_math.mean() < base.accuracy_math.mean())
     accuracies = ", ".join(
         f"{recipe} {small.loc[recipe].accuracy_math.mean():.2f}"
         for recipe in ("sums-05", "wrong-sums", "digits")
@@ -287,12 +277,12 @@ def _optimiser(data: HandMade) -> Verdict:
     claim = "Optimiser settings move G less than recipes do"
     if set(data.table.setting) == {"default"}:
         return Verdict(UNTESTED, claim, "settings are not trained yet")
-    own, recipes = data.settings(), float(np.ptp(data.matrix("cosine_math").mean(0)))
-    verdict = HOLDS if own["range"] < recipes / 2 else PART if own["rho"] > 0.5 else FAILS
+    settings, recipes = data.settings(), float(np.ptp(data.matrix("cosine_math").mean(0)))
+    verdict = HOLDS if settings["range"] < recipes / 2 else PART if settings["rho"] > 0.5 else FAILS
     return Verdict(
         verdict, claim,
-        f"{own['settings']} settings: range of G {own['range']:.2f}, over recipes {recipes:.2f}; yet G "
-        f"orders only {own['right']:.2f} of the pairs of settings, rho {own['rho']:.2f}",
+        f"{settings['settings']} settings: range of G {settings['range']:.2f}, over recipes {recipes:.2f}; "
+        f"yet G orders only {settings['right']:.2f} of the pairs of settings, rho {settings['rho']:.2f}",
     )  # fmt: skip
 
 
@@ -312,10 +302,10 @@ def _domains(data: HandMade) -> Verdict:
     held, said = 0, []
     for domain in DOMAINS:
         cells: Mapping[str, Resampled] = {s: data.rho(f"cosine_{domain}", s) for s in SKILLS}
-        own = cells[domain].estimate
+        same = cells[domain].estimate
         other = max((s for s in SKILLS if s != domain), key=lambda s: cells[s].value)
-        held += own.value > cells[other].value and own.low > 0
-        said.append(f"{domain} {own} against {other} {cells[other].value:.2f}")
+        held += same.value > cells[other].value and same.low > 0
+        said.append(f"{domain} {same} against {other} {cells[other].value:.2f}")
     verdict = HOLDS if held == len(DOMAINS) else PART if held else FAILS
     return Verdict(verdict, "G of a domain follows that domain's skill", f"rho {'; '.join(said)}")
 
@@ -327,11 +317,11 @@ def _variant(data: HandMade) -> Verdict:
     parts: dict[str, list[Resampled]] = {"cosine": [], "ratio_folded": []}
     for domain in DOMAINS:
         y = data.matrix(f"accuracy_{domain}", rest)
-        for name, found in parts.items():
-            found.append(mean_rho(data.matrix(f"{name}_{domain}", rest), y))
+        for name, figures in parts.items():
+            figures.append(mean_rho(data.matrix(f"{name}_{domain}", rest), y))
     g, ratio = (
-        Resampled(float(np.mean([p.value for p in found])), np.mean([p.samples for p in found], axis=0))
-        for found in parts.values()
+        Resampled(float(np.mean([p.value for p in figures])), np.mean([p.samples for p in figures], axis=0))
+        for figures in parts.values()
     )
     difference = ratio.less(g)
     return Verdict(

@@ -7,7 +7,7 @@ With rows c_i = u_i - mean(u) of all n vectors, a subset S of m rows has
 the mean cosine distance over its pairs. Both sums have the size of D itself, so rows stored in float32 keep
 about seven digits of it however close to parallel the vectors are.
 
-Source: RD eq. 1, by the closed form of ``lmeval_dispersion.geometry``.
+Source: RD eq. 1.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import TooFewVectorsError
-from lmeval_dispersion.geometry import Estimate
-from lmeval_dispersion.geometry.dispersion import jackknifed
+from lmeval_dispersion.geometry.dispersion import Estimate, jackknifed
+from lmeval_dispersion.geometry.pairs import Array
 
-Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 _BLOCK = 256  # rows gathered at a time: a temporary that stays in the cache

@@ -1,0 +1,142 @@
+"""A screening in Python and by its command: order, tokens and ties in every form, the gate, progress."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+from lmeval_screener.cli import main, progress_lines
+from lmeval_screener.result import Gate
+from lmeval_screener.screening import floor_among, screen
+from lmeval_screener.targets import parse_target
+from screenings import failed, ranking, result, screened
+from tokenizers import Tokenizer
+
+from lmeval_dispersion.cli import main as dispersion
+from lmeval_dispersion.errors import MissingExtraError, UsageError
+from lmeval_dispersion.paths import data_folder
+
+DEMO = data_folder("demo")
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return screen(demo=True)
+
+
+def test_the_readmes_three_words(demo, monkeypatch, tmp_path):
+    assert demo.best.label == "sums-80"
+    assert [c.label for c in demo.shortlist(3).chosen] == ["sums-80", "sums-45", "sums-30"]
+    measured = tmp_path / "measured.csv"
+    measured.write_text("\n".join(["repo,accuracy", *(f"{c.repo},{c.accuracy}" for c in demo.checkpoints)]))
+    assert demo.verify(measured).answer()[0].startswith("The screen works on these 11 results")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'lmeval-dispersion\[audit\]'"):
+        demo.to_frame()
+
+
+def test_failed_checkpoints_come_in_the_order_in_which_they_were_asked_for(tmp_path):
+    names = [str(tmp_path / name) for name in "cab"]
+    for name in names[:2]:
+        (tmp_path / name).mkdir()
+    result = screen([*names, str(DEMO / "sums-80")])
+    assert [(line.repo, line.error) for line in result.failed] == [(name, "FolderNotFound") for name in names]
+    assert screen(result.best.repo).best.repo == result.best.repo  # one name in place of a list
+
+
+def test_the_tokens_of_a_tokenizer_are_listed_once_with_their_variants(demo):
+    (entry,) = demo.to_dict()["tokens"]
+    assert entry["family"] == demo.best.family
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    for side, variant in (("domain", "bare"), ("reference", "space")):
+        assert entry[side]["variants"] == [variant]
+        assert len(entry[side]["pieces"]) == demo.to_dict()["checkpoints"][0]["tokens"][side]
+        assert all(tokenizer.token_to_id(piece) == row for piece, row in entry[side]["pieces"].items())
+    table = demo.document().tables()["tokens"]
+    assert [row["variant"] for row in table.rows] == ["bare", "space"]
+    assert all(f"{digit}:" in table.rows[0]["tokens"] for digit in "0123456789")
+
+
+def test_every_form_has_the_same_ties(demo, capsys, tmp_path):
+    ties = {c.label: list(c.tied_with) for c in demo.checkpoints}
+    assert any(ties.values())
+    assert {c["label"]: c["tied_with"] for c in demo.to_dict()["checkpoints"]} == ties
+    rows = demo.document().tables()["ranking-demo-370K"].rows
+    assert {row["called"]: row["no_clear_order_with"] for row in rows} == {
+        label: " ".join(map(str, ranks)) for label, ranks in ties.items()
+    }
+    store = str(tmp_path / "s.db")
+    assert main(["--demo", "--registry", store, "--format", "csv", "-q"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["label"]: [int(rank) for rank in row["tied_with"].split()] for row in rows} == ties
+    assert dispersion(["registry", "query", store, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["checkpoint"]: row["tied_with"] for row in rows} == ties
+
+
+# --- the gate -------------------------------------------------------------------------------------------
+
+
+def gate_of(result, reference):
+    return replace(result, gate=Gate.of(result.groups, result.failed, reference))
+
+
+def test_tied_passes_and_clearly_below_fails():
+    of_four = result(ranking((1, 2), (1, 3), (2, 3), None))
+    first = gate_of(of_four, "a")
+    assert (first.gate.below, first.gate.compared, first.exit_code) == (("c", "d"), 3, 4)
+    assert first.answer()[0] == "Failed: c, d clearly below a (3 compared)."
+    assert gate_of(of_four, "b").gate.below == ("d",)
+    many = gate_of(result(screened(f"org/{i}", i + 1) for i in range(10)), "org/0")
+    assert many.answer()[0].endswith("org/4, org/5 and 4 more clearly below org/0 (9 compared).")
+    last = gate_of(of_four, "d")
+    assert (last.gate.passed, last.exit_code) == (True, 0)
+    assert last.answer()[0] == "Passed: none of 3 is clearly below d."
+
+
+def test_what_cannot_be_compared_does_not_pass():
+    lonely = result([*ranking(None), screened("org/x", 1, scale="1B")], [failed("org/y", "Timeout", "")])
+    alone = gate_of(lonely, "a")
+    assert (alone.gate.compared, alone.gate.not_compared, alone.gate.passed) == (0, 2, False)
+    assert alone.exit_code == 1
+    unjudged = gate_of(lonely, "org/y")
+    assert unjudged.answer()[0] == "The gate cannot be judged: org/y was not screened (Timeout)."
+    assert unjudged.exit_code == 1
+
+
+def test_a_reference_that_is_screened_anyway_is_screened_once():
+    targets = [parse_target(f"{DEMO}/sums-10"), parse_target("org/a@v1")]
+    assert floor_among(targets, "org/a@v1") == targets[1]
+    assert floor_among(targets, "org/a") not in targets
+    assert floor_among(targets, f"{DEMO}/../demo/sums-10") == targets[0]
+    assert floor_among(targets, "sums-10") == targets[0]
+    with pytest.raises(UsageError, match="names several"):
+        floor_among(targets, "org/a@step*")
+
+
+@pytest.mark.parametrize(("reference", "below"), [("sums-80", ["sums-45", "sums-00"]), ("sums-00", [])])
+@pytest.mark.parametrize("demo", [True, False])
+def test_the_command_ends_with_the_gates_status_and_takes_the_tables_names(capsys, reference, below, demo):
+    names = ["sums-80", "sums-45", "sums-00"]
+    words = ["--demo"] if demo else [str(DEMO / name) for name in names]
+    assert main([*words, "--fail-if-below", reference, "--format", "json"]) == (4 if below else 0)
+    document = json.loads(capsys.readouterr().out)
+    assert document["answer"][0].startswith("Failed: " if below else "Passed: ")
+    gate = document["gate"]
+    assert (gate["reference"], document["failed"]) == (reference, [])
+    assert (gate["passed"], gate["compared"]) == (not below, 10 if demo else 2)
+    assert [name for name in gate["below"] if name.rpartition("/")[2] in names] == below
+
+
+def test_lines_of_progress_come_every_half_minute_and_name_failures():
+    now, said = [0.0], []
+    lines = progress_lines(said.append, lambda: now[0])
+    for done in range(1, 1201):
+        now[0] += 0.1
+        lines(failed("org/x", "GatedRepo") if done % 100 == 0 else object(), done, 1200)
+    assert said[0] == "300 of 1200, about 0:01:30 left; failed: 3 GatedRepo"
+    assert len(said) == 3  # not of the last
