@@ -53,19 +53,19 @@ class Accuracies:
         taken: dict[str, Rated] = {}
         names, any_fits = _Names(targets), False
         for rated in self.rated:
-            fitting = names.matches(rated, expanded=False)
+            fitting, name = names.matches(rated, expanded=False), label(rated.name, rated.revision)
             any_fits |= bool(fitting)
-            name, several = label(rated.name, rated.revision), len(fitting) > 1
-            twice = [t for t in fitting if not _is_several(t) and taken.setdefault(t.label, rated) != rated]
-            if several:
+            if len(fitting) > 1:
                 places = _listed([target.label for target in fitting], 4)
-                why = (
-                    f"{name} is screened {len(fitting)} times, as {places}; name one of them, a revision in "
+                raise UsageError(
+                    f"{rated.place}: {name} is screened {len(fitting)} times, as {places}; name one of them, "
+                    "a revision in `revision`"
                 )
-                raise UsageError(f"{rated.place}: {why}`revision`")
-            if twice:
-                why = f"{twice[0].label} is there twice; expected one accuracy per checkpoint"
-                raise UsageError(f"{rated.place}: {why}")
+            for target in fitting:
+                if not _is_several(target) and taken.setdefault(target.label, rated) != rated:
+                    raise UsageError(
+                        f"{rated.place}: {target.label} is there twice; expected one accuracy per checkpoint"
+                    )
             if not fitting and self.complete:
                 near = nearest(name, [target.label for target in labelled(targets)])
                 raise UsageError(

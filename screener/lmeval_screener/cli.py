@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     Output,
     add_examples,
+    add_metric,
     add_output,
     add_version,
     command_parser,
@@ -30,9 +32,12 @@ from lmeval_dispersion.options import (
 from lmeval_screener.targets.selection import add_selection_options
 
 if TYPE_CHECKING:
+    from lmeval_dispersion.report import Document
+    from lmeval_screener.result import Result
     from lmeval_screener.screened import Failed, Reading
-    from lmeval_screener.screening import OnDone
+    from lmeval_screener.screening import OnDone, Screening
     from lmeval_screener.shortlist import Shortlist
+    from lmeval_screener.targets.selection import Selected
 
 _EVERY = 30.0  # seconds between two lines of progress
 _ABOUT = (
@@ -110,12 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="tokenizer of checkpoints that store none: a checkpoint or a tokenizer's file (default: none)",
     )
-    how.add_argument(
-        "--metric",
-        default="cosine",
-        choices=("cosine", "euclidean"),
-        help="which gap ranks (default: cosine)",
-    )
+    add_metric(how)
     how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )
@@ -208,8 +208,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
 
     from lmeval_screener.checkpoints.limits import Allowance
-    from lmeval_screener.reading import Reader
-    from lmeval_screener.screening import Screening, add_named, reference_among, session_in
+    from lmeval_screener.screening import Screening, add_named, floor_among
     from lmeval_screener.targets.selection import select_targets, selection_of
     from lmeval_screener.tokens import load_token_set
 
@@ -227,7 +226,7 @@ def run(args: argparse.Namespace) -> int:
     add_named(selected, args.family, demo=args.demo)
     named = list(selected.targets)
     if args.fail_if_below is not None:
-        named = list(dict.fromkeys([*named, reference_among(named, args.fail_if_below, args.tokenizer)]))
+        named = list(dict.fromkeys([*named, floor_among(named, args.fail_if_below, args.tokenizer)]))
     domain, reference = load_token_set(args.domain, "domain"), load_token_set(args.reference, "reference")
     tasks: tuple[str, ...] = ()
     if args.emit is not None:
@@ -244,47 +243,61 @@ def run(args: argparse.Namespace) -> int:
         from lmeval_screener.accuracies import read_accuracies
 
         accuracies = read_accuracies(args.accuracy, named)
-    reader_type: type[Reader] = Reader
+    screening = Screening(
+        domain,
+        reference,
+        metric=args.metric,
+        timeout=args.timeout,
+        tokenizer=args.tokenizer,
+        accuracies=accuracies,
+        fail_if_below=args.fail_if_below,
+        allowance=allowance,
+        keep_on_interrupt=True,
+    )
     if args.engine == "ray":
         from lmeval_screener.reading.ray_reader import RayReader, check_ray
 
         check_ray(selected.targets)
-        reader_type = RayReader
-    since, news = None, None
+        screening.reader_type = RayReader
+    result, news = _screened(args, output, screening, selected)
+    meaning = accuracies.meaning if accuracies else "measured when the demo was trained" * args.demo
+    return _write(args, output, replace(result, accuracy=meaning), news, tasks)
+
+
+def _screened(
+    args: argparse.Namespace, output: Output, screening: Screening, selected: Selected
+) -> tuple[Result, Document | None]:
+    """The result, and what a registry says is new ``--since``."""
+    from lmeval_screener.screening import session_in
+
+    sets = screening.domain, screening.reference
     run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
-    with session_in(args.registry, domain, reference, **run_of) as session, _progress(args.quiet) as show:
-        if session is not None and args.since is not None:
-            from lmeval_screener.registry.queries import since_time
+    news = None
+    with session_in(args.registry, *sets, **run_of) as session, _progress(args.quiet) as screening.on_done:
+        screening.session = session
+        if session is None or args.since is None:
+            result = screening.result(selected)
+        else:
+            from lmeval_screener.registry.queries import diff, since_time
 
             since = since_time(session.connection, args.since)
-        screening = Screening(
-            domain,
-            reference,
-            metric=args.metric,
-            timeout=args.timeout,
-            tokenizer=args.tokenizer,
-            accuracies=accuracies,
-            fail_if_below=args.fail_if_below,
-            session=session,
-            reader_type=reader_type,
-            allowance=allowance,
-            keep_on_interrupt=True,
-            on_done=show,
-        )
-
-        result = screening.result(selected)
-        if session is not None and since is not None:
-            from lmeval_screener.registry.queries import diff
-
+            result = screening.result(selected)
             news = diff(session.connection, session.tokens, since, args.metric)
+    if session is not None and session.reused:
+        output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
+    return result, news
+
+
+def _write(
+    args: argparse.Namespace, output: Output, result: Result, news: Document | None, tasks: tuple[str, ...]
+) -> int:
+    """Write what was asked for, and say what it has no place for; the exit code."""
     if not result.checkpoints and news is None and output.format not in ("json", "csv"):
         from lmeval_screener.result.answer import not_screened
 
         # Programs get the failures as data; for readers there is nothing to report.
         print(f"screen-checkpoints: {not_screened(result.failed)}", file=sys.stderr)
         return 1
-    if session is not None and session.reused:
-        output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
     chosen = None
     if args.shortlist is not None:
         chosen = result.shortlist(args.shortlist, audit_sample=args.audit_sample)
@@ -294,13 +307,12 @@ def run(args: argparse.Namespace) -> int:
         manifest = emit(args.emit, result.head(), chosen, tasks=tasks, command=args.command)
         output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
     only_names = chosen is not None and args.format is None and output.format == "table"
-    if news is not None:
-        output.write(news)
-    elif chosen is not None and only_names:
+    if chosen is None:
+        output.write(news or result.document())
+    elif only_names:
         _print_names(chosen, output)
     else:
-        meaning = accuracies.meaning if accuracies else "measured when the demo was trained" * args.demo
-        output.write(result.shown(chosen, accuracy=meaning).document())
+        output.write(result.shown(chosen).document())
     if only_names or output.format == "csv":
         # These forms have no place for failures, and nothing may be lost silently.
         for failed in result.failed:

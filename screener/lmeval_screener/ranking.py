@@ -29,7 +29,7 @@ from lmeval_dispersion.geometry import Array, Metric
 from lmeval_dispersion.statistics import rank_agreement, student_points
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference, ranks
-from lmeval_screener.screened import Group, Next, Ranks, Reading, Screened
+from lmeval_screener.screened import Next, Ranks, Reading, Screened
 from lmeval_screener.targets import labelled
 from lmeval_screener.tokens import Resolution
 
@@ -381,10 +381,10 @@ class Agreement:
         return cls(scope, group, n, reason=f"all {equal} are equal")
 
 
-def agreement(gaps: Sequence[float], accuracies: Sequence[float], groups: Sequence[str]) -> list[Agreement]:
+def agreements(gaps: Sequence[float], accuracies: Sequence[float], groups: Sequence[str]) -> list[Agreement]:
     """Agreement per group in order of appearance; with several groups also *within groups* and *overall*.
 
-    >>> [line.spearman for line in agreement([1.0, 2.0, 3.0], [10, 30, 20], ["7B"] * 3)]
+    >>> [line.spearman for line in agreements([1.0, 2.0, 3.0], [10, 30, 20], ["7B"] * 3)]
     [0.5]
     """
     members: dict[str, tuple[list[float], list[float]]] = {group: ([], []) for group in groups}
@@ -401,13 +401,3 @@ def agreement(gaps: Sequence[float], accuracies: Sequence[float], groups: Sequen
         lines.append(Agreement.of("within groups", "", list(members.values())))
         lines.append(Agreement.of("overall", "", [everything]))
     return lines
-
-
-def agreements(groups: Sequence[Group], metric: Metric) -> list[Agreement]:
-    """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
-    rated = [(group.name, c) for group in groups for c in group.checkpoints if c.accuracy is not None]
-    return agreement(
-        [c.gaps[metric].mean for _, c in rated],
-        [float(c.accuracy or 0.0) for _, c in rated],
-        [name for name, _ in rated],
-    )

@@ -122,9 +122,9 @@ def screen(
 def session_in(registry: Path | None, *sets: TokenSet, refresh: bool, **run: Any) -> Any:
     """A context with a registry's session, or with None where there is no registry."""
     if registry is not None:
-        from lmeval_screener.registry import kept_in
+        from lmeval_screener.registry import open_session
 
-        return kept_in(registry, *sets, refresh=refresh, **run)
+        return open_session(registry, *sets, refresh=refresh, **run)
     if refresh:
         raise UsageError("expected --registry FILE with --refresh, got none; without one all is read")
     return contextlib.nullcontext()
@@ -139,7 +139,7 @@ def add_named(selected: Selected, family: str | None, *, demo: bool) -> None:
         selected.targets += demo_targets()
 
 
-def _at_hand(targets: Sequence[Target]) -> bool:
+def _all_local(targets: Sequence[Target]) -> bool:
     """Whether all lie in folders, and none needs another place: then no connection and no token is needed."""
     return all(
         target.local and target.tokenizer is None and not Path(target.repo, "adapter_config.json").exists()
@@ -157,7 +157,7 @@ def run_sync(act: Callable[[], T]) -> T:
         return pool.submit(act).result()
 
 
-def reference_among(targets: Sequence[Target], text: str, tokenizer: str | None = None) -> Target:
+def floor_among(targets: Sequence[Target], text: str, tokenizer: str | None = None) -> Target:
     """The checkpoint that ``--fail-if-below`` names: by its label in the report, or as any other is named."""
     by_label = next((item for item in labelled(targets) if item.label == text), None)
     if by_label is not None:
@@ -227,11 +227,11 @@ class Screening:
 
     async def _screened(self, selected: Selected) -> Result:
         start = time.perf_counter()
-        async with Hub(offline=_at_hand(selected.targets) or None, allowance=self.allowance) as hub:
+        async with Hub(offline=_all_local(selected.targets) or None, allowance=self.allowance) as hub:
             known = self.session.find if self.session is not None else None
             self._reader = self.reader_type(hub, self.domain, self.reference, known)
             with contextlib.closing(self._reader):
-                targets, held = await self._expanded(selected.targets)
+                targets, floor = await self._expanded(selected.targets)
                 comparable = await self._comparable(await self._readings(targets))
                 checkpoints = ranked(comparable, self.metric)
         meters = [hub.meter, selected.meter, *self._reader.meters]
@@ -245,12 +245,14 @@ class Screening:
             bytes_read=sum(meter.bytes_read for meter in meters),
             requests=sum(meter.requests for meter in meters),
         )
-        return replace(result, gate=Gate.of(result.groups, result.failed, held.label)) if held else result
+        if floor is None:
+            return result
+        return replace(result, gate=Gate.of(result.groups, result.failed, floor.label))
 
     async def _expanded(self, targets: Sequence[Target]) -> tuple[list[Target], Target | None]:
         """The targets, each once and with a label, with globs replaced by the revisions that they stand for.
 
-        Beside them the one that none may fall behind.
+        Beside them the floor, which none may fall behind.
         """
         lists = await asyncio.gather(*map(self._revisions, targets))
         expanded = list(dict.fromkeys(target for revisions in lists for target in revisions))
@@ -258,9 +260,9 @@ class Screening:
             expanded = self.accuracies.of(expanded)
         if self.fail_if_below is None:
             return labelled(expanded), None
-        held = reference_among(expanded, self.fail_if_below, self.tokenizer)
-        expanded = labelled(list(dict.fromkeys([*expanded, held])))
-        return expanded, expanded[expanded.index(held)]
+        floor = floor_among(expanded, self.fail_if_below, self.tokenizer)
+        expanded = labelled(list(dict.fromkeys([*expanded, floor])))
+        return expanded, expanded[expanded.index(floor)]
 
     async def _revisions(self, target: Target) -> list[Target]:
         budget = Budget(self.timeout)
@@ -276,7 +278,7 @@ class Screening:
 
         async def work(target: Target) -> Reading | None:
             try:
-                async with slots[_needs(target)]:
+                async with slots[_quota_of(target)]:
                     outcome: Reading | ScreeningError = await self._read(target)
             except ScreeningError as error:
                 outcome = error
@@ -320,7 +322,7 @@ class Screening:
             return known
         budget = Budget(self.timeout)
         if target.on_hub and target.refused is None:
-            await self._hub_answers(budget)
+            await self._wait_for_hub(budget)
         return await self._reader.read(target, budget)
 
     def _report(self, target: Target, outcome: Reading | ScreeningError, count: int) -> None:
@@ -339,7 +341,7 @@ class Screening:
         self._failed[target] = Failed(target, error.code, str(error))
         return self._failed[target]
 
-    async def _hub_answers(self, budget: Budget) -> None:
+    async def _wait_for_hub(self, budget: Budget) -> None:
         """Wait while nothing of the Hub was reached and the first checkpoints have trouble reaching it."""
         if len(self._scouts) < _SCOUTS:
             self._scouts.append(budget)
@@ -393,7 +395,7 @@ class Screening:
         )
 
 
-def _needs(target: Target) -> str:
+def _quota_of(target: Target) -> str:
     """Which quotas a checkpoint may wait for: of the Hub's resolver, of its API too, or none of the Hub's."""
     if not target.on_hub:
         return "none"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener.figures import Gap, difference, gap
-from lmeval_screener.ranking import ALL_PAIRS, _intervals, agreement, flat_from, rank_gaps
+from lmeval_screener.ranking import ALL_PAIRS, _intervals, agreements, flat_from, rank_gaps
 from scipy import stats
 
 from lmeval_dispersion.geometry import PairMean
@@ -162,7 +162,7 @@ TABLES = json.loads((Path(__file__).parent.parent / "data" / "paper_gap_tables.j
 def lines_of(table):
     rows = TABLES[table]["rows"]
     gaps = [row["within_domain"] + row["between"] for row in rows]
-    return agreement(gaps, [row["accuracy"] for row in rows], [row["scale"] for row in rows])
+    return agreements(gaps, [row["accuracy"] for row in rows], [row["scale"] for row in rows])
 
 
 @pytest.mark.parametrize(
@@ -192,12 +192,12 @@ def test_published_llama_tables():
 
 def test_missing_and_constant_values_leave_a_checkpoint_or_the_order_out():
     nan = math.nan
-    lines = agreement([1, 2, nan, 3], [10, nan, 20, 30], ["a", "a", "a", "b"])
+    lines = agreements([1, 2, nan, 3], [10, nan, 20, 30], ["a", "a", "a", "b"])
     assert [(line.group, line.n) for line in lines] == [("a", 1), ("b", 1), ("", 2), ("", 2)]
     assert all("fewer than two checkpoints" in lines[i].reason for i in (0, 2))
     assert lines[3].spearman == 1.0
-    assert agreement([], [], []) == []
+    assert agreements([], [], []) == []
     for constant, reason in (([1, 2, 3], "all accuracies are equal"), ([5, 5, 5], "all gaps are equal")):
-        (line,) = agreement(constant, [1, 2, 3] if len(set(constant)) == 1 else [5, 5, 5], ["a"] * 3)
+        (line,) = agreements(constant, [1, 2, 3] if len(set(constant)) == 1 else [5, 5, 5], ["a"] * 3)
         assert math.isnan(line.spearman)
         assert line.reason == reason

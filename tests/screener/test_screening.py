@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from lmeval_screener.cli import main, progress_lines
 from lmeval_screener.result import Gate
-from lmeval_screener.screening import reference_among, screen
+from lmeval_screener.screening import floor_among, screen
 from lmeval_screener.targets import parse_target
 from screenings import failed, ranking, result, screened
 from tokenizers import Tokenizer
@@ -110,12 +110,12 @@ def test_what_cannot_be_compared_does_not_pass():
 
 def test_a_reference_that_is_screened_anyway_is_screened_once():
     targets = [parse_target(f"{DEMO}/sums-10"), parse_target("org/a@v1")]
-    assert reference_among(targets, "org/a@v1") == targets[1]
-    assert reference_among(targets, "org/a") not in targets
-    assert reference_among(targets, f"{DEMO}/../demo/sums-10") == targets[0]
-    assert reference_among(targets, "sums-10") == targets[0]
+    assert floor_among(targets, "org/a@v1") == targets[1]
+    assert floor_among(targets, "org/a") not in targets
+    assert floor_among(targets, f"{DEMO}/../demo/sums-10") == targets[0]
+    assert floor_among(targets, "sums-10") == targets[0]
     with pytest.raises(UsageError, match="names several"):
-        reference_among(targets, "org/a@step*")
+        floor_among(targets, "org/a@step*")
 
 
 @pytest.mark.parametrize(("reference", "below"), [("sums-80", ["sums-45", "sums-00"]), ("sums-00", [])])

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from lmeval_screener.shortlist.verdict import Verdict
 
 SCHEMA = "screen-checkpoints/3"
-#: Every standard error of a gap is of this. Not of training: runs that differ in their seed alone differ too.
-SE_COVERS = "choice of tokens"
-#: Exit status where a checkpoint is below that of ``--fail-if-below``.
-EXIT_BELOW = 4
 _SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
 _DRAWN = 40  # checkpoints of a group that a chart shows
 _LONG = 40  # rows of a group that a terminal shows whole
@@ -49,13 +45,13 @@ class Gate:
     def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
         """The gate of a screening, by the label of its reference."""
         others = sum(len(group.checkpoints) for group in groups) + len(failed) - 1
-        for group in groups:
-            for held in group.checkpoints:
-                if held.label == reference:
-                    behind = [c for c in group.checkpoints if c.rank > held.rank and not held.tied_to(c.rank)]
-                    compared = len(group.checkpoints) - 1
-                    return cls(reference, tuple(c.label for c in behind), compared, others - compared)
-        return cls(reference, (), 0, others, next(f.error for f in failed if f.label == reference))
+        places = [(group, c) for group in groups for c in group.checkpoints if c.label == reference]
+        if not places:
+            return cls(reference, (), 0, others, next(f.error for f in failed if f.label == reference))
+        group, floor = places[0]
+        below = [c.label for c in group.checkpoints if c.rank > floor.rank and not floor.tied_to(c.rank)]
+        compared = len(group.checkpoints) - 1
+        return cls(reference, tuple(below), compared, others - compared)
 
     @property
     def passed(self) -> bool:
@@ -115,7 +111,7 @@ class Result(Report):
     def exit_code(self) -> int:
         """Exit status of the command: 4 below the gate, 1 where there is no answer, 3 where some failed."""
         if self.gate is not None and not self.gate.passed:
-            return EXIT_BELOW if self.gate.below else 1
+            return 4 if self.gate.below else 1
         return (3 if self.checkpoints else 1) if self.failed else 0
 
     def shortlist(self, k: int, *, audit_sample: int = 0, seed: int = 0) -> Shortlist:
@@ -144,20 +140,29 @@ class Result(Report):
         content = manifest_dict(self.head(), chosen, tasks=(), command="")
         return verify(manifest_of(content, "the screening"), [str(source) for source in results])
 
-    def shown(self, chosen: Shortlist | None, *, accuracy: str = "") -> Result:
-        """The same result as a report shows it: a short list, and in words what accuracies are."""
-        checkpoints = self.checkpoints
-        if chosen is not None:
-            checkpoints = tuple(
-                replace(c, chosen=chosen.why(c), inclusion_probability=chosen.probability(c))
-                for c in checkpoints
-            )
-        return replace(self, checkpoints=checkpoints, chosen=chosen, accuracy=accuracy)
+    def shown(self, chosen: Shortlist) -> Result:
+        """The same result as the report of a short list shows it."""
+        checkpoints = tuple(
+            replace(c, chosen=choice.why.get(c), inclusion_probability=choice.probability(c))
+            for choice in chosen.groups
+            for c in choice.group.checkpoints
+        )
+        return replace(self, checkpoints=checkpoints, chosen=chosen)
 
     @cached_property
     def agreement(self) -> list[Agreement]:
         """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
-        return agreements(self.groups, self.metric)
+        rated = [
+            (c.gaps[self.metric].mean, c.accuracy, group.name)
+            for group in self.groups
+            for c in group.checkpoints
+            if c.accuracy is not None
+        ]
+        return agreements(
+            [gap for gap, _, _ in rated],
+            [accuracy for _, accuracy, _ in rated],
+            [name for _, _, name in rated],
+        )
 
     # --- forms for programs -----------------------------------------------------------------------------
 
@@ -178,7 +183,7 @@ class Result(Report):
             "domain": self.domain,
             "reference": self.reference,
             "metric": self.metric,
-            "se_covers": SE_COVERS,
+            "se_covers": "choice of tokens",  # not training: runs that differ in their seed alone differ too
             "checkpoints": [],
             "tokens": self._tokens(),
             "failed": [
@@ -241,7 +246,7 @@ class Result(Report):
             figures = _figures(self.metric, decimals, group)
             tables[f"ranking{place}"] = _table(rows, ranking, f"ranking-{group.anchor}", excerpt)
             tables[f"figures{place}"] = _table(rows, figures, f"figures-{group.anchor}", excerpt)
-        agreements = [
+        agreement = [
             fields_of(line)
             | {
                 "group": line.group or _SCOPES[line.scope],
@@ -262,7 +267,7 @@ class Result(Report):
         return tables | {
             "failed": _table(_failures(self.failed), _FAILED, "failed"),
             "read": _table(everyone, _READ, "read"),
-            "agreement": _table(agreements, _AGREEMENT, "agreement"),
+            "agreement": _table(agreement, _AGREEMENT, "agreement"),
             "tokens": _table(tokens, _TOKENS, "tokens"),
         }
 
@@ -297,14 +302,13 @@ class Result(Report):
                 continue
             best, count = group.names[group.checkpoints[0]], len(group.checkpoints)
             if group.steps:
+                draw = partial(_draw, "steps", group, self.metric)
                 caption = f"G along the training of {group.title}"
                 description = f"G against the training step; largest at {best}."
             else:
-                caption = "G of each checkpoint" + (
-                    f", the {_DRAWN} best of {count}" if count > _DRAWN else ""
-                )
-                description = f"Dots of G, best first, from {best}."
-            draw = partial(_draw, "steps" if group.steps else "dots", group, self.metric)
+                draw = partial(_draw, "dots", group.checkpoints[:_DRAWN], self.metric)
+                most = f", the {_DRAWN} best of {count}" if count > _DRAWN else ""
+                caption, description = f"G of each checkpoint{most}", f"Dots of G, best first, from {best}."
             drawn[f"ranking{place}"] = Chart(draw, caption, description, name=f"gap-{group.anchor}")
             if any(c.ratio for c in group.steps):
                 drawn[f"ratio{place}"] = Chart(
@@ -355,7 +359,7 @@ class Result(Report):
         return {name: text for name, text in facts.items() if text}
 
 
-def _draw(name: str, of: Group | Sequence[Group], metric: Metric) -> dict[str, Any]:
+def _draw(name: str, of: Any, metric: Metric) -> dict[str, Any]:
     """A chart by its function in `charts`, which is imported only where a page is drawn."""
     from lmeval_screener.result import charts
 

@@ -51,7 +51,7 @@ def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
 
 def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
     """The sentences of one group."""
-    members, called = group.checkpoints, group.names
+    members, names = group.checkpoints, group.names
     places = digits(members, metric)
     if group.steps:
         return [
@@ -61,17 +61,17 @@ def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
     if len(members) == 1:
         value = f"{members[0].gaps[metric].mean:.{places}f}"
         return [
-            f"Only {called[members[0]]} (G {value}) was screened; G orders siblings, and says nothing alone."
+            f"Only {names[members[0]]} (G {value}) was screened; G orders siblings, and says nothing alone."
         ]
     rival, said = group.rival(metric), []
     if rival is not None:
         said.append(
-            f"G and ratio disagree about the best: {called[members[0]]} by G, {called[rival]} by the ratio; "
+            f"G and ratio disagree about the best: {names[members[0]]} by G, {names[rival]} by the ratio; "
             "evaluate both."
         )
     all_ranks = {c.rank for c in members}
     if all(all_ranks - {c.rank} <= set(c.ties) for c in members):
-        everyone = listed([called[c] for c in members]) if len(members) <= _MOST else f"all {len(members)}"
+        everyone = listed([names[c] for c in members]) if len(members) <= _MOST else f"all {len(members)}"
         return [*said, f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
     best = f"Evaluate first: {_first(group, rival)} (highest G of {len(members)}; {domain})."
     return [*said, best, _clear(group)]
@@ -117,20 +117,20 @@ def ranks_of(ranks: Ranks) -> str:
 
 def _first(group: Group, rival: Screened | None) -> str:
     """The checkpoints to spend a budget of three evaluations on."""
-    members, called = group.checkpoints, group.names
+    members, names = group.checkpoints, group.names
     budget = _FIRST if len(members) > _FIRST else 1
     last = members[budget - 1]
     behind = [c for c in members[budget:] if last.tied_to(c.rank)]
     extra = [rival] if rival is not None and rival not in (*members[:budget], *behind) else []
     if budget + len(behind) + len(extra) <= _MOST:
-        return ", ".join(called[c] for c in (*members[:budget], *behind, *extra))
+        return ", ".join(names[c] for c in (*members[:budget], *behind, *extra))
     # Those that are tied across the cut are no better than one another.
     sure = [c for c in members[: budget - 1] if not last.tied_to(c.rank)]
     unsure = sorted({c.rank for c in (*members[:budget], *behind) if c not in sure})
     few = len(Ranks(unsure).runs()) <= 4
     ranks = f"ranks {spans(unsure)}" if few else f"{len(unsure):,} of ranks {unsure[0]}–{unsure[-1]}"
     return ", ".join(
-        [*(called[c] for c in sure), f"any {budget - len(sure)} of {ranks}", *(called[c] for c in extra)]
+        [*(names[c] for c in sure), f"any {budget - len(sure)} of {ranks}", *(names[c] for c in extra)]
     )
 
 
@@ -141,7 +141,7 @@ def digits(checkpoints: Sequence[Screened], metric: Metric) -> int:
     return next((places for places in range(3, 6) if smallest * 10**places >= 10), 6)
 
 
-def course(gaps: Sequence[Gap], called: Sequence[str], places: int = 3) -> str:
+def course(gaps: Sequence[Gap], names: Sequence[str], places: int = 3) -> str:
     """How G went over two or more steps of a training, as far as paired errors carry it.
 
     Two of all pairs of steps differ where their p-value is below 5 % over the number of pairs (Bonferroni):
@@ -158,12 +158,12 @@ def course(gaps: Sequence[Gap], called: Sequence[str], places: int = 3) -> str:
         return all(difference(gaps[i], gaps[j]).p < level for i, j in pairs)
 
     def at(step: int) -> str:
-        return f"{values[step]:.{places}f} at {called[step]}"
+        return f"{values[step]:.{places}f} at {names[step]}"
 
     since = flat_from(gaps, level)
-    flat = f", flat since {called[since]}" if 0 < since <= len(gaps) - _FLAT else ""
+    flat = f", flat since {names[since]}" if 0 < since <= len(gaps) - _FLAT else ""
     if since == 0:
-        return f"G does not change from {called[0]} to {called[last]}: no two steps differ."
+        return f"G does not change from {names[0]} to {names[last]}: no two steps differ."
     if differ((high, 0), (high, last)):
         return f"G rises from {at(0)} to {at(high)}, then falls to {at(last)}{flat}."
     if differ((low, 0), (low, last)):

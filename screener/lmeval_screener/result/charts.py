@@ -11,14 +11,12 @@ from lmeval_screener.figures import difference
 from lmeval_screener.screened import Group, Screened
 from lmeval_screener.targets import step_number
 
-_DRAWN = 40  # checkpoints of a group that a chart shows
 _LINE = "var(--axis)"
 _POINT = {"type": "point", "filled": True, "size": 80}
 
 
-def dots(group: Group, metric: Metric) -> dict[str, Any]:
-    """G of each checkpoint, best first."""
-    members = group.checkpoints[:_DRAWN]
+def dots(members: Sequence[Screened], metric: Metric) -> dict[str, Any]:
+    """G of each checkpoint of a group, best first."""
     values = [
         {
             "checkpoint": name,

@@ -104,18 +104,6 @@ class Shortlist:
         """All that is to be evaluated, group by group."""
         return tuple(c for choice in self.groups for c in choice.chosen)
 
-    def why(self, checkpoint: Screened) -> Why | None:
-        """Why a checkpoint is to be evaluated; None where it is not."""
-        return self._choices[checkpoint].why.get(checkpoint)
-
-    def probability(self, checkpoint: Screened) -> float:
-        """The probability with which a checkpoint was to be evaluated."""
-        return self._choices[checkpoint].probability(checkpoint)
-
-    @cached_property
-    def _choices(self) -> dict[Screened, GroupChoice]:
-        return {c: choice for choice in self.groups for c in choice.group.checkpoints}
-
     def to_dict(self) -> dict[str, Any]:
         """The settings and each group's list in numbers, as JSON and manifest have them."""
         return {

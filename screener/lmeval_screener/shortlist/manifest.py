@@ -172,8 +172,8 @@ def manifest_dict(
                 "family": c.family,
                 "scale": c.scale,
                 "rank": c.rank,
-                "chosen": chosen.why(c),
-                "inclusion_probability": chosen.probability(c),
+                "chosen": choice.why.get(c),
+                "inclusion_probability": choice.probability(c),
                 "G": c.gaps[head["metric"]].mean,
                 "ratio": None if c.ratio is None else c.ratio.mean,
             }

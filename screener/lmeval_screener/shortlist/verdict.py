@@ -18,7 +18,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.statistics import normal_point
 from lmeval_screener.accuracies import Rated, find_accuracies
-from lmeval_screener.ranking import Agreement, agreement, holm
+from lmeval_screener.ranking import Agreement, agreements, holm
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
 from lmeval_screener.targets import labelled
@@ -158,7 +158,7 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
         name: _group(candidates, values, [i for i, group in enumerate(groups) if group == name])
         for name in dict.fromkeys(groups)
     }
-    lines = agreement([c.G for c in candidates], values.tolist(), groups)
+    lines = agreements([c.G for c in candidates], values.tolist(), groups)
     verdicts = [_verdict(line.group, [results[line.group]], line) for line in lines if line.scope == "group"]
     separate = holm({i: verdict.p for i, verdict in enumerate(verdicts) if verdict.p is not None})
     whole = next((line for line in lines if line.scope == "within groups"), lines[0])
