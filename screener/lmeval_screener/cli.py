@@ -22,6 +22,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     Output,
     add_examples,
+    add_metric,
     add_output,
     add_version,
     command_parser,
@@ -114,12 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="tokenizer of checkpoints that store none: a checkpoint or a tokenizer's file (default: none)",
     )
-    how.add_argument(
-        "--metric",
-        default="cosine",
-        choices=("cosine", "euclidean"),
-        help="which gap ranks (default: cosine)",
-    )
+    add_metric(how)
     how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )

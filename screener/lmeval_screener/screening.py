@@ -122,9 +122,9 @@ def screen(
 def session_in(registry: Path | None, *sets: TokenSet, refresh: bool, **run: Any) -> Any:
     """A context with a registry's session, or with None where there is no registry."""
     if registry is not None:
-        from lmeval_screener.registry import kept_in
+        from lmeval_screener.registry import open_session
 
-        return kept_in(registry, *sets, refresh=refresh, **run)
+        return open_session(registry, *sets, refresh=refresh, **run)
     if refresh:
         raise UsageError("expected --registry FILE with --refresh, got none; without one all is read")
     return contextlib.nullcontext()

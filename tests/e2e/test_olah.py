@@ -6,7 +6,6 @@ gives no sizes in its listing. What is small enough is read nevertheless; the re
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -87,19 +86,13 @@ def mirror(tmp_path_factory):
         yield models, f"http://127.0.0.1:{port}"
 
 
-@pytest.fixture
-def command(mirror, in_process):
-    """Runs the command against the mirror."""
-    return functools.partial(in_process, "--format", "json", endpoint=mirror[1])
-
-
 def matrix(seed, d):
     draw = np.random.default_rng(seed)
     return (draw.normal(size=(V, d)) + 0.3 * seed).astype("f2")
 
 
-def test_checkpoints_in_git_are_screened_through_a_mirror(mirror, command):
-    models, _ = mirror
+def test_checkpoints_in_git_are_screened_through_a_mirror_or_have_their_named_error(mirror, in_process):
+    models, endpoint = mirror
     rows, commits = {}, {}
     for seed, (name, branch, lfs) in enumerate(
         [("org/plain", None, False), ("org/plain", "step200", False), ("org/lfs", None, True)]
@@ -107,29 +100,19 @@ def test_checkpoints_in_git_are_screened_through_a_mirror(mirror, command):
         rows[name, branch] = matrix(seed, 32)
         place = models / name.partition("/")[2]
         commits[name, branch] = committed(place, rows[name, branch], branch=branch or "main", lfs=lfs)
-    done = command("org/plain", "org/plain@step200", "org/lfs")
-    assert done.returncode == 0, done.stdout + done.stderr
+    committed(models / "large", matrix(5, 64))
+    names = ("org/plain", "org/plain@step*", "org/lfs", "org/large", "org/none", "org/large@step9")
+    done = in_process(*names, "--format", "json", endpoint=endpoint)
+    assert done.returncode == 3, done.stdout + done.stderr
+    result = json.loads(done.stdout)
     vocabulary = Vocabulary.from_file("tokenizer.json", TOKENIZER.read_bytes())
     sets = load_token_set("math", "domain"), load_token_set("reference", "reference")
     ids = resolve(*sets, vocabulary)
-    checkpoints = json.loads(done.stdout)["checkpoints"]
-    assert len(checkpoints) == 3
-    for c in checkpoints:
-        key = c["repo"], c["requested_revision"]
-        assert c["revision"] == commits[key]
+    found = {(c["repo"], c["requested_revision"]): c for c in result["checkpoints"]}
+    assert {key: c["revision"] for key, c in found.items()} == commits
+    for key, c in found.items():
         expected = slow_gap(rows[key][ids.domain_ids], rows[key][ids.reference_ids])
         assert c["gap"]["cosine"]["mean"] == pytest.approx(expected, abs=1e-9)
-    done = command("org/plain@step*")
-    (c,) = json.loads(done.stdout)["checkpoints"]
-    assert (c["requested_revision"], c["revision"]) == ("step200", commits["org/plain", "step200"])
-
-
-def test_what_the_mirror_cannot_serve_ends_in_its_named_error(mirror, command):
-    models, _ = mirror
-    committed(models / "large", matrix(5, 64))
-    done = command("org/large", "org/none", "org/large@step9")
-    assert done.returncode == 1
-    errors = {(f["repo"], f["revision"]): f["error"] for f in json.loads(done.stdout)["failed"]}
-    assert errors[("org/large", None)] == "RangeNotSupported"
-    assert errors[("org/none", None)] == "RepoNotFound"
-    assert errors[("org/large", "step9")] in ("RevisionNotFound", "RepoNotFound")
+    errors = {(f["repo"], f["revision"]): f["error"] for f in result["failed"]}
+    assert errors.pop(("org/large", "step9")) in ("RevisionNotFound", "RepoNotFound")
+    assert errors == {("org/large", None): "RangeNotSupported", ("org/none", None): "RepoNotFound"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from lmeval_screener.checkpoints import http
@@ -13,6 +14,12 @@ from storages import Storage, azurite, fake_gcs, moto
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five attempts within a fraction of a second."""
     monkeypatch.setattr(http, "FIRST_WAIT", 0.01)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What one test reads, no other has in its cache."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
 
 
 @pytest.fixture(scope="session")

@@ -17,11 +17,6 @@ class FaultyProxy(Loopback):
         super().__init__()
         self.port, self.tls = port, tls
 
-    def heal(self) -> None:
-        """No more faults."""
-        self.faults.clear()
-        self.requests.clear()
-
     def ranges(self) -> list[Request]:
         """Requests for a range."""
         return [request for request in self.requests if "range" in request.headers]

@@ -25,15 +25,10 @@ IDS = (7, 3, 4, 6, 90, 119)
 HEAD = "lm_head.weight"
 FILE = "model.safetensors"
 NO_HUB = "http://127.0.0.1:9"
-#: Exponent bits, mantissa bits, whether the largest exponent is reserved for Inf and NaN.
+#: Bits of exponent and mantissa.
 FORMATS = {
-    "F64": (11, 52, True),
-    "F32": (8, 23, True),
-    "F16": (5, 10, True),
-    "BF16": (8, 7, True),
-    "F8_E4M3": (4, 3, False),
-    "F8_E5M2": (5, 2, True),
-}
+    "F64": (11, 52), "F32": (8, 23), "F16": (5, 10), "BF16": (8, 7), "F8_E4M3": (4, 3), "F8_E5M2": (5, 2),
+}  # fmt: skip
 
 
 @dataclass
@@ -103,15 +98,20 @@ def truth(folder: Path, ids: tuple[int, ...] = IDS) -> NDArray[np.float64]:
 
 
 def full_matrix(file: Path, name: str) -> NDArray[np.float64]:
-    """A whole matrix in float64: bits as unsigned integers, taken apart by the definition of the format."""
+    """A whole matrix in float64: unsigned integers, taken apart by the definition of finite floats."""
     raw = file.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     entry = json.loads(raw[8 : 8 + length])[name]
     begin, end = (8 + length + offset for offset in entry["data_offsets"])
-    exponent_bits, mantissa_bits, reserved = FORMATS[entry["dtype"]]
+    exponent_bits, mantissa_bits = FORMATS[entry["dtype"]]
     width = (1 + exponent_bits + mantissa_bits) // 8
     code = np.frombuffer(raw[begin:end], f"<u{width}").astype(np.int64).reshape(entry["shape"])
-    return decoded(code, exponent_bits, mantissa_bits, reserved)
+    sign = 1 - 2.0 * (code >> (exponent_bits + mantissa_bits) & 1)
+    exponent, mantissa = code >> mantissa_bits & (2**exponent_bits - 1), code & (2**mantissa_bits - 1)
+    # A subnormal number has no leading one, and the exponent of the smallest normal one.
+    significand = np.where(exponent == 0, mantissa, mantissa + 2**mantissa_bits).astype(float)
+    bias = 2 ** (exponent_bits - 1) - 1
+    return sign * np.ldexp(significand, np.maximum(exponent, 1) - bias - mantissa_bits)
 
 
 def whole_gap(folder: Path, checkpoint: Any, metric: str = "cosine") -> float:
@@ -123,23 +123,3 @@ def gap_of(matrix: NDArray[Any], checkpoint: Any, metric: str = "cosine") -> flo
     """The same of a matrix that is known."""
     tokens = checkpoint.resolution
     return slow_gap(matrix[tokens.domain_ids], matrix[tokens.reference_ids], metric)
-
-
-def decoded(
-    code: NDArray[np.int64], exponent_bits: int, mantissa_bits: int, reserved: bool
-) -> NDArray[np.float64]:
-    """Values of binary floating-point codes, in float64."""
-    bias = 2 ** (exponent_bits - 1) - 1
-    mantissa = code % 2**mantissa_bits
-    exponent = code // 2**mantissa_bits % 2**exponent_bits
-    sign = 1 - 2.0 * (code >> (exponent_bits + mantissa_bits) & 1)
-    subnormal = np.ldexp(mantissa.astype(float), 1 - bias - mantissa_bits)
-    normal = np.ldexp((mantissa + 2**mantissa_bits).astype(float), exponent - bias - mantissa_bits)
-    value = sign * np.where(exponent == 0, subnormal, normal)
-    if reserved:
-        top = exponent == 2**exponent_bits - 1
-        value[top & (mantissa == 0)] = np.inf * sign[top & (mantissa == 0)]
-        value[top & (mantissa != 0)] = np.nan
-    else:
-        value[(exponent == 2**exponent_bits - 1) & (mantissa == 2**mantissa_bits - 1)] = np.nan
-    return value

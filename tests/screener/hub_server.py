@@ -19,7 +19,6 @@ import hashlib
 import hmac
 import json
 import math
-import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,43 +89,26 @@ class Quotas:
 
 
 class HubServer(Loopback):
-    """See the module's text.
-
-    Args:
-        latency: Seconds of one round trip; opening a connection costs one more.
-        bandwidth: Bytes per second of the line that all connections share; 0: unlimited.
-        token: The token that opens private and gated repositories.
-        lifetime: Seconds that a signed address is valid.
-        any_range: Whether an address resolved without Range serves every range, as the Hub's do.
-        page: Files per page of the tree, repositories per page of a list.
-        quotas: Requests per window, and the window's seconds, of ``api``, ``resolvers`` and ``pages``.
-        tls: Certificate and key for 127.0.0.1 and localhost: both hosts then speak https.
-    """
+    """See the module's text; settings are its attributes, and quotas those of `Quotas`."""
 
     ports = 2
+    token = "hf_opensesame"  # opens private and gated repositories
+    lifetime = 3600.0  # seconds that a signed address is valid
+    any_range = True  # whether an address resolved without Range serves every range, as the Hub's do
+    page = 1000  # files per page of the tree, repositories per page of a list
+    blobs_in_api = raw = True  # whether the listing has sizes, and texts a short way: not all mirrors do
 
-    def __init__(
-        self,
-        *,
-        latency: float = 0.0,
-        bandwidth: float = 0.0,
-        token: str = "hf_opensesame",
-        lifetime: float = 3600.0,
-        any_range: bool = True,
-        page: int = 1000,
-        quotas: Mapping[str, tuple[int, float]] | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
+    def __init__(self, *, quotas: Mapping[str, tuple[int, float]] | None = None, **settings: Any) -> None:
         super().__init__()
-        self.latency, self.bandwidth, self.token, self.tls = latency, bandwidth, token, tls
-        self.lifetime, self.any_range, self.page = lifetime, any_range, page
-        self.blobs_in_api = True
-        self.raw = True
+        for name, value in settings.items():
+            assert hasattr(self, name), name
+            setattr(self, name, value)
         self.quotas = Quotas(quotas or {})
         self.repositories: dict[str, Repository] = {}
         self.renamed: dict[str, str] = {}
         self.buckets: dict[str, Path] = {}
         self._digests: dict[tuple[Path, int, int], str] = {}
+        self._delivered: dict[str, Path] = {}
 
     def add(
         self, name: str, folder: Path, *, branch: str = "main", tag: str | None = None, **settings: Any
@@ -167,18 +149,12 @@ class HubServer(Loopback):
         if path == "/api/models":
             return "list", self._list(request)
         if path.startswith("/api/resolve-cache/"):
-            pieces = path.removeprefix("/api/resolve-cache/").removeprefix("models/").split("/")
-            name_ends = 3 if pieces[0] == "datasets" else 2
-            commit, *file = pieces[name_ends:]
-            return "resolve", self._content(request, "/".join(pieces[:name_ends]), commit, "/".join(file))
-        part, rest = "", path[1:]
-        if path.startswith(("/api/models/", "/api/datasets/")):
-            part, rest = "api", path.removeprefix("/api/").removeprefix("models/")
-        pieces = rest.split("/")
-        cut = 2 if len(pieces) > 1 and pieces[1] not in VERBS else 1
-        cut = 3 if pieces[0] == "datasets" else cut
-        asked, (verb, *tail) = "/".join(pieces[:cut]), pieces[cut:] or [""]
-        part = part or verb or "page"
+            name, (commit, *file) = split_name(path.removeprefix("/api/resolve-cache/"))
+            return "resolve", self._content(request, name, commit, "/".join(file))
+        is_api = path.startswith(("/api/models/", "/api/datasets/"))
+        asked, rest = split_name(path.removeprefix("/api/" if is_api else "/"))
+        verb, *tail = rest or [""]
+        part = "api" if is_api else verb or "page"
         name = self.renamed.get(asked) or asked
         if name not in self.repositories:
             name = next((known for known in self.repositories if known.lower() == name.lower()), name)
@@ -230,20 +206,21 @@ class HubServer(Loopback):
             if not place.is_dir():
                 return part, error(404, "EntryNotFound", "Entry not found")
             entries = []
-            for one in sorted(place.iterdir()):
-                entry: dict[str, object] = {"path": one.relative_to(folder).as_posix(), "type": "directory"}
-                if one.is_file():
-                    entry |= {"type": "file", "size": one.stat().st_size, "xetHash": self.digest(one)}
+            for inner in sorted(place.iterdir()):
+                entry: dict[str, object] = {"path": inner.relative_to(folder).as_posix(), "type": "directory"}
+                if inner.is_file():
+                    entry |= {"type": "file", "size": inner.stat().st_size, "xetHash": self.digest(inner)}
                 entries.append(entry)
             return part, self._paged(request, entries)
         assert verb == "resolve"
         if not place.is_file():
             return part, error(404, "EntryNotFound", "Entry not found")
         headers = {"X-Linked-Size": str(place.stat().st_size), "X-Xet-Hash": self.digest(place)}
-        return part, self._signed(f"/buckets/{namespace}/{name}/{quote('/'.join(tail))}", "", headers)
+        return part, self._signed(place, f"/buckets/{namespace}/{name}/{quote('/'.join(tail))}", "", headers)
 
-    def _signed(self, path: str, covered: str, headers: Mapping[str, str]) -> Reply:
+    def _signed(self, place: Path, path: str, covered: str, headers: Mapping[str, str]) -> Reply:
         """The redirect to where a file is delivered for some time."""
+        self._delivered[unquote(path)] = place
         address = f"{path}?expires={time.time() + self.lifetime}&range={quote(covered)}"
         return Reply(302, {**headers, "Location": f"{self.addresses[1]}{address}&signature={sign(address)}"})
 
@@ -258,7 +235,7 @@ class HubServer(Loopback):
             return Reply(307, {"X-Repo-Commit": commit, "Location": place_of_it})
         covered = request.headers.get("range", "" if self.any_range else "none")
         headers |= {"X-Linked-Size": str(place.stat().st_size), "X-Linked-ETag": f'"{self.digest(place)}"'}
-        return self._signed(f"/{name}/{commit}/{file}", covered, headers)
+        return self._signed(place, f"/{name}/{commit}/{file}", covered, headers)
 
     def _cdn(self, request: Request) -> tuple[str, Reply]:
         address, _, signature = request.target.rpartition("&signature=")
@@ -269,15 +246,8 @@ class HubServer(Loopback):
         covered = request.query.get("range", [""])[0]
         if covered and covered != request.headers.get("range"):
             return "cdn", Reply(403, {}, b"Auth failed: invalid range")
-        if request.path.startswith("/buckets/"):
-            namespace, bucket, file = request.path.removeprefix("/buckets/").split("/", 2)
-            place = self.buckets[f"{namespace}/{bucket}"] / unquote(file)
-            return "cdn", ranged(request, place, {"ETag": f'"{self.digest(place)}"'})
-        parts = 4 if request.path.startswith("/datasets/") else 3
-        *name, commit, file = request.path[1:].split("/", parts)
-        place = self.repositories["/".join(name)].commits[commit] / unquote(file)
-        etag = f'"{hashlib.md5(str(place).encode()).hexdigest()}"'
-        return "cdn", ranged(request, place, {"ETag": etag, "Accept-Ranges": "bytes"})
+        place = self._delivered[request.path]
+        return "cdn", ranged(request, place, {"ETag": f'"{self.digest(place)}"', "Accept-Ranges": "bytes"})
 
     def _content(self, request: Request, name: str, commit: str, file: str) -> Reply:
         place = self.repositories[name].commits[commit] / unquote(file)
@@ -324,14 +294,9 @@ class HubServer(Loopback):
         return self._paged(request, [self._listed(n, asked.get("expand", [])) for _, n in found], size)
 
     def _listed(self, name: str, expand: Sequence[str]) -> Mapping[str, object]:
-        repository = self.repositories[name]
-        gated = "auto" if repository.gated else False
-        everything: dict[str, object] = {"lastModified": repository.changed, "gated": gated}
+        repository, everything = self.repositories[name], {}
         if commit := repository.branches.get("main"):
-            siblings = [{"rfilename": entry["path"]} for entry in self._entries(name, commit)]
-            everything |= {"sha": commit, "siblings": siblings}
-        if repository.parameters:
-            everything["safetensors"] = {"total": repository.parameters}
+            everything = {**self._info(name, commit, False), "lastModified": repository.changed}
         return {"_id": "6" * 24, "id": name, **{k: v for k, v in everything.items() if k in expand}}
 
     def _entries(self, name: str, commit: str) -> list[dict[str, Any]]:
@@ -378,6 +343,14 @@ class HubServer(Loopback):
     def _json(self, request: Request, value: object) -> Reply:
         kind = {"Content-Type": "application/json"}
         return compressed(request, Reply(200, kind, json.dumps(value).encode()))
+
+
+def split_name(path: str) -> tuple[str, list[str]]:
+    """The name of a repository at the beginning of a path, and the parts behind it."""
+    pieces = path.removeprefix("models/").split("/")
+    cut = 2 if len(pieces) > 1 and pieces[1] not in VERBS else 1
+    cut = 3 if pieces[0] == "datasets" else cut
+    return "/".join(pieces[:cut]), pieces[cut:]
 
 
 def sign(address: str) -> str:

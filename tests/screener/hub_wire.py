@@ -91,7 +91,8 @@ class Loopback:
     Subclasses say what the usual reply to a request is, and of which part of them it comes.
     """
 
-    latency = bandwidth = 0.0
+    latency = 0.0  # seconds of one round trip; opening a connection costs one more
+    bandwidth = 0.0  # bytes per second of the line that all connections share; 0: unlimited
     tls: ssl.SSLContext | None = None
     ports = 1
 
@@ -171,7 +172,6 @@ class Loopback:
         self.connections[on_cdn] += 1
         # A client that goes away, and a task that is cancelled, end in silence: streams would report them.
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            # Opening a connection costs a round trip, which loopback does not have.
             await asyncio.sleep(self.latency)
             is_open = True
             while is_open:

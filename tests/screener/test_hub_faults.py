@@ -130,12 +130,6 @@ def test_a_body_that_breaks_again_and_again_is_resumed_where_it_broke(hub, check
     assert len(begins) == len(set(begins)), "no byte is asked for twice"
 
 
-def test_an_address_that_expires_is_resolved_again(hub, check):
-    hub.lifetime = 0.5
-    hub.fault("cdn", faults.stalled(0.6), times=1)
-    check(timeout=10)
-
-
 def test_one_expiry_costs_one_resolve_however_many_wait(hub, check):
     first = []
 

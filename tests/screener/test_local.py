@@ -23,11 +23,6 @@ from lmeval_dispersion.paths import data_folder
 DEMO = data_folder("demo")
 
 
-@pytest.fixture(autouse=True)
-def assets(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
-
-
 @pytest.fixture
 def folder(tmp_path):
     return write_checkpoint(tmp_path / "made" / "m", head_and_embedding())

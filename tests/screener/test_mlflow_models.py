@@ -12,7 +12,7 @@ import pytest
 from faulty_proxy import FaultyProxy
 from hub_client import whole_gap
 from lmeval_screener import screen
-from storages import expand, free_port, moto, process
+from storages import expand, free_port, process
 
 from lmeval_dispersion.paths import data_folder
 
@@ -20,23 +20,23 @@ DEMO = data_folder("demo")
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory):
+def registry(s3_server, tmp_path_factory):
     """A server with a model of two versions: a plain folder, and one as MLflow's flavour saves it.
 
     Gives the store behind a proxy that counts.
     """
     pytest.importorskip("mlflow.server", reason="the test needs MLflow's server, not only its client")
     folder = tmp_path_factory.mktemp("mlflow")
-    with moto() as s3, FaultyProxy(s3.port) as proxy, pytest.MonkeyPatch.context() as patch:
+    with FaultyProxy(s3_server.port) as proxy, pytest.MonkeyPatch.context() as patch:
         port = free_port()
-        s3.use(patch, proxy.endpoint)
+        s3_server.use(patch, proxy.endpoint)
         patch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
         settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--backend-store-uri", f"sqlite:///{folder}/registry.db", "--workers", "1"]
         command += ["--default-artifact-root", "s3://box/mlflow", "--no-serve-artifacts"]
         with process(command, port, env={**os.environ, **settings}, cwd=folder):
-            plain = s3.put(DEMO / "sums-10", "mlflow/1/artifacts/plain")
+            plain = s3_server.put(DEMO / "sums-10", "mlflow/1/artifacts/plain")
             flavoured = folder / "flavoured"
             shutil.copytree(
                 DEMO / "sums-80", flavoured / "model", ignore=shutil.ignore_patterns("tokenizer*")
@@ -49,7 +49,7 @@ def registry(tmp_path_factory):
 
                 client = MlflowClient()
                 client.create_registered_model("sums")
-                for source in (plain, s3.put(flavoured, "mlflow/2/artifacts/model")):
+                for source in (plain, s3_server.put(flavoured, "mlflow/2/artifacts/model")):
                     client.create_model_version("sums", source, await_creation_for=0)
                 client.set_registered_model_alias("sums", "champion", "1")
                 client.transition_model_version_stage("sums", "1", "Production")
@@ -58,7 +58,8 @@ def registry(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_names_stages_aliases_and_versions(registry, tmp_path):
+def test_versions_of_a_real_registry(registry, tmp_path):
+    """Names, stages and aliases; every version is read by ranges; what is not there is named."""
     for text, versions in (
         ("models:/sums", "2"),
         ("models:/sums/latest", "2"),
@@ -68,13 +69,7 @@ def test_names_stages_aliases_and_versions(registry, tmp_path):
         ("models:/sums/*", "12"),
     ):
         assert expand(text, tmp_path)[0] == [f"models:/sums/{version}" for version in versions]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_every_version_is_read_by_ranges(registry, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
-    registry.heal()
+    registry.requests.clear()
     result = screen(["models:/sums/*"], timeout=60)
     assert not result.failed
     first, second = sorted(result.checkpoints, key=lambda c: c.repo)
@@ -84,11 +79,6 @@ def test_every_version_is_read_by_ranges(registry, tmp_path, monkeypatch):
     weights = [r for r in registry.requests if r.path.endswith(".safetensors")]
     assert weights
     assert all("range" in r.headers for r in weights)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_what_the_registry_does_not_have(registry):
     for text, says in (
         ("models:/sums/7", "version=7"),
         ("models:/sums@nobody", "nobody"),

@@ -25,9 +25,8 @@ def proxied(s3_server, monkeypatch):
         yield proxy
 
 
-def test_a_trajectory_end_to_end(s3_server, proxied, tmp_path, monkeypatch):
+def test_a_trajectory_end_to_end(s3_server, proxied, tmp_path):
     """Three steps of a run: G of each is that of its whole matrix, and the tokenizer is read once for all."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     for step, name in ((10, "sums-00"), (20, "sums-10"), (30, "sums-80")):
         s3_server.put(data_folder("demo") / name, f"train/checkpoint-{step}")
     (tmp_path / "a.csv").write_text("repo,accuracy\ncheckpoint-10,0.1\ncheckpoint-30,0.9\n")
@@ -77,7 +76,7 @@ def test_a_profile_and_no_signature(s3_server, proxied, tmp_path, monkeypatch):
     read(address, tmp_path / "cache")
     signed = {request.headers["authorization"] for request in proxied.requests}
     assert all("LABKEY" in text and "eu-west-1" in text for text in signed)
-    proxied.heal()
+    proxied.requests.clear()
     monkeypatch.delenv("AWS_PROFILE")
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxied.endpoint)
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
@@ -87,9 +86,8 @@ def test_a_profile_and_no_signature(s3_server, proxied, tmp_path, monkeypatch):
     assert not any("authorization" in request.headers for request in proxied.requests)
 
 
-def test_a_tokenizer_from_elsewhere(s3_server, proxied, tmp_path, monkeypatch):
+def test_a_tokenizer_from_elsewhere(s3_server, proxied, tmp_path):
     """For what stores none: from a folder, a file under any name, and another address."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     demo = data_folder("demo") / "sums-10"
     bare = shutil.copytree(demo, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     expected = screen([str(demo)]).checkpoints[0].gaps["cosine"].mean
@@ -118,14 +116,14 @@ def test_without_the_extra(monkeypatch, tmp_path):
 
 
 def test_a_bucket_behind_a_certificate_of_ones_own(s3_server, tmp_path, monkeypatch):
-    """Its server is reached only by those who trust the issuer, and the error says how."""
-    certificate = make_certificate(tmp_path / "tls")
-    with FaultyProxy(s3_server.port, tls=certificate.context) as proxy:
+    """Its server is reached only by those who trust it, and the error says how."""
+    tls = make_certificate(tmp_path / "server.pem")
+    with FaultyProxy(s3_server.port, tls) as proxy:
         s3_server.use(monkeypatch, proxy.endpoint)
         error = refused(read, "s3://box/nothing", tmp_path)
         assert (error.code, proxy.requests) == ("Unreachable", [])
         assert "SSL_CERT_FILE or REQUESTS_CA_BUNDLE" in str(error)
-        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate.issuer))
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "server.pem"))
         assert refused(read, "s3://box/nothing", tmp_path).code == "FolderNotFound"
         assert proxy.requests
 

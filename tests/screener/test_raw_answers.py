@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import random
 
 import pytest
@@ -119,7 +118,7 @@ def test_whatever_is_right_gives_the_bytes(read, steps, connections):
         (lambda a, b: [answer(a, b, length=False)[:-1], CLOSE], "BadResponse"),
         (lambda a, b: [answer(a + 1, b + 1)], "BadResponse"),
         (lambda a, b: [answer(a, b, body=FILE[a : b + 1])], "BadResponse"),
-        (lambda a, b: [answer(a, b, "Content-Encoding: gzip", body=gzip.compress(FILE[a:b]))], "BadResponse"),
+        (lambda a, b: [answer(a, b, "Content-Encoding: gzip")], "BadResponse"),
         (lambda a, b: [answer(a, b, "Content-Length: 5")], "Unreachable"),
         (lambda a, b: [answer(a, b, "Content-Range: bytes 1-2/3")], "BadResponse"),
         (lambda a, b: [answer(a, b, "Content-Type: text/html")], "BadResponse"),

@@ -19,12 +19,7 @@ from lmeval_screener.checkpoints.limits import Allowance
 from lmeval_screener.cli import main
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.reading import Reader
-from lmeval_screener.targets.selection import (
-    add_selection_options,
-    read_list,
-    select_targets,
-    selection_of,
-)
+from lmeval_screener.targets.selection import add_selection_options, read_list, select_targets, selection_of
 
 from lmeval_dispersion.errors import UsageError
 
@@ -36,7 +31,6 @@ V, D = 49_152, 4
 def registry(hub, tmp_path, monkeypatch):
     """Two organisations on the loopback Hub, found through huggingface_hub's own settings."""
     monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "downloads"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("lmeval_screener.checkpoints.hub._implicit_token", lambda: None)
@@ -56,16 +50,12 @@ def registry(hub, tmp_path, monkeypatch):
     return hub
 
 
-def options(*words):
+def chosen(*words, names=()):
+    """What options and names select."""
     parser = argparse.ArgumentParser()
     add_selection_options(parser)
     args = parser.parse_args(words)
-    return selection_of(args), args.lists
-
-
-def chosen(*words, names=()):
-    selection, lists = options(*words)
-    return select_targets(list(names), selection, lists)
+    return select_targets(list(names), selection_of(args), args.lists)
 
 
 def means(result):
@@ -74,13 +64,19 @@ def means(result):
 
 @pytest.fixture
 def family(registry, tmp_path):
-    registry.make("acme/base-1", v=9, changed="2026-03-01T00:00:00.000Z")
+    """A base model, its fine-tunes of two organisations, and a repository without weights; by last change."""
     tuned = "base_model:finetune:acme/base-1"
-    for number in (1, 2, 3):
-        labels = ["base_model:acme/base-1", tuned, "math" if number > 1 else "code"]
-        changed = f"2026-0{number + 3}-01T00:00:00.000Z"
-        registry.make(f"acme/tuned-{number}", v=9, labels=labels, changed=changed)
-    registry.make("other/tuned-9", v=9, labels=[tuned], changed="2026-09-01T10:00:00Z")
+    for month, (name, labels) in enumerate(
+        {
+            "acme/base-1": [],
+            "acme/tuned-1": [tuned, "code"],
+            "acme/tuned-2": [tuned, "math"],
+            "acme/tuned-3": [tuned, "math"],
+            "other/tuned-9": [tuned],
+        }.items(),
+        start=3,
+    ):
+        registry.make(name, v=9, labels=labels, changed=f"2026-0{month}-01T00:00:00.000Z")
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "README.md").write_text("nothing here")
     (tmp_path / "texts" / "training_args.bin").write_text("nor here")
@@ -128,13 +124,12 @@ def test_lists(tmp_path, monkeypatch, content, expected):
     assert read_list("-") == expected
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"# nothing\n", "got none"), (b"\xff\xfe\x00", "one a line")])
-def test_a_list_that_is_none(tmp_path, content, said):
-    (tmp_path / "list").write_bytes(content)
-    with pytest.raises(UsageError, match=said):
-        read_list(str(tmp_path / "list"))
-    with pytest.raises(UsageError, match="expected a list"):
-        read_list(str(tmp_path / "missing"))
+def test_a_list_that_is_none(tmp_path):
+    (tmp_path / "empty").write_text("# nothing\n")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name, said in (("empty", "got none"), ("binary", "one a line"), ("missing", "expected a list")):
+        with pytest.raises(UsageError, match=said):
+            read_list(str(tmp_path / name))
 
 
 def test_names_lists_and_selections_together_name_each_checkpoint_once(family, tmp_path):

@@ -125,7 +125,6 @@ def test_g_is_that_of_the_whole_matrix(storage, tmp_path, monkeypatch, form):
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
 
-    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     if storage.hub:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", storage.server.endpoint)
     made, file = tmp_path / form, ""

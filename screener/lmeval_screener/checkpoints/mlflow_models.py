@@ -57,7 +57,7 @@ class RegisteredModels:
 
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
         """A version, where its storage is; see `Source.snapshot`."""
-        (chosen,) = (await self.expand(target, budget))[-1:]
+        chosen = (await self.expand(target, budget))[-1]
         name, version, _ = _parts(chosen.repo)
         where = await self._asked(
             chosen, lambda client: str(client.get_model_version_download_uri(name, str(version)))
@@ -89,7 +89,7 @@ class RegisteredModels:
         return snapshot
 
     async def _asked(self, target: Target, question: Callable[[Any], T]) -> T:
-        """An answer of the registry; the client is synchronous, so it is asked in a thread."""
+        """The registry's answer; its client blocks, so it is asked in a thread."""
 
         def ask() -> T:
             if self._client is None:
@@ -105,7 +105,7 @@ class RegisteredModels:
 
 
 def _client() -> Any:
-    """MLflow's client, whose own requests to a server that is not there are repeated for minutes."""
+    """MLflow's client; a server is tried first, since the client repeats its requests for minutes."""
     try:
         from mlflow import MlflowClient, get_registry_uri
     except ImportError:

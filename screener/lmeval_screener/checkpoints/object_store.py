@@ -48,15 +48,16 @@ class ObjectStore(Store):
         self._service = SERVICES[scheme]
         self._lock = asyncio.Lock()
         self._slots = asyncio.Semaphore(CONNECTIONS)
-        self._store: Any = None
+        self._client: Any = None
+        #: ETag and version of each listed object.
         self._versions: dict[str, tuple[str | None, str | None]] = {}
 
     async def listed(self, path: str, meter: Meter) -> FolderListing:
-        """The folders and files under a prefix; a page counts as a request, its bytes are not to be known."""
-        store = await self._opened()
+        """The folders and files under a prefix; a page counts as a request, obstore hides its bytes."""
+        client = await self._connected()
         meter.add(requests=1)
         try:
-            result = await store.list_with_delimiter_async(path or None)
+            result = await client.list_with_delimiter_async(path or None)
         except Exception as error:
             raise self._explained(error, path) from error
         start = len(path) + 1 if path else 0
@@ -74,7 +75,7 @@ class ObjectStore(Store):
         self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
     ) -> None:
         """Append bytes of an object, if they are of the listed version; see `Store.read`."""
-        store, (etag, version) = await self._opened(), self._versions[path]
+        client, (etag, version) = await self._connected(), self._versions[path]
         options: dict[str, Any] = {"range": (begin, end)}
         if etag:
             options["if_match"] = f'"{etag}"'
@@ -83,7 +84,7 @@ class ObjectStore(Store):
         try:
             async with self._slots:
                 meter.add(requests=1)
-                result = await store.get_async(path, options=options)
+                result = await client.get_async(path, options=options)
             meta = result.meta
             if etag and _bare(meta["e_tag"]) != etag:
                 raise changed(f"{self.address}/{path}")
@@ -108,13 +109,14 @@ class ObjectStore(Store):
         except Exception as error:
             raise self._explained(error, path) from error
 
-    async def _opened(self) -> Any:
+    async def _connected(self) -> Any:
+        """The bucket's client, made once in a thread: that may read files and ask for credentials."""
         async with self._lock:
-            if self._store is None:
-                self._store = await in_thread(self._made)
-            return self._store
+            if self._client is None:
+                self._client = await in_thread(self._new_client)
+            return self._client
 
-    def _made(self) -> Any:
+    def _new_client(self) -> Any:
         try:
             from obstore.store import AzureStore, GCSStore, S3Store
         except ImportError:
@@ -256,11 +258,11 @@ def _aws(address: str) -> dict[str, Any]:
     def provide() -> dict[str, Any]:
         from datetime import datetime, timedelta, timezone
 
-        now = credentials.get_frozen_credentials()
+        current = credentials.get_frozen_credentials()
         return {
-            "access_key_id": now.access_key,
-            "secret_access_key": now.secret_key,
-            "token": now.token,
+            "access_key_id": current.access_key,
+            "secret_access_key": current.secret_key,
+            "token": current.token,
             "expires_at": datetime.now(timezone.utc) + timedelta(minutes=5),
         }
 
@@ -268,7 +270,7 @@ def _aws(address: str) -> dict[str, Any]:
 
 
 def _azure() -> dict[str, Any]:
-    """The parts of AZURE_STORAGE_CONNECTION_STRING, which obstore does not take apart."""
+    """The parts of AZURE_STORAGE_CONNECTION_STRING, which obstore does not read."""
     text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
     parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
     names = {

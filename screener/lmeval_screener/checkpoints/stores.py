@@ -1,4 +1,4 @@
-"""Storages of folders, afar: globs over them, training runs in them, checkpoints and single files.
+"""Remote storages that list folders: globs, training runs, checkpoints and single files in them.
 
 A `Store` lists a folder and reads a range, which is all that S3, Azure, a bucket of the Hub or any file
 system of fsspec has to do. A listing names each file's version (an ETag, a generation); what is read must be
@@ -35,7 +35,7 @@ LISTINGS = 32
 #: Calls of fsspec at a time: file systems have one connection as a rule.
 _CALLS = 8
 #: Names that file systems have for the version of a file; the first that is there counts.
-_VERSIONS = ["ETag", "etag", "version_id", "generation", "md5", "mtime", "modified", "LastModified"]
+_VERSIONS = ("ETag", "etag", "version_id", "generation", "md5", "mtime", "modified", "LastModified")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class StoreSource:
 
         ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run is its checkpoints.
         """
-        store, path = self._find(target.repo)
+        store, path = self._store_and_path(target.repo)
         with budget.paused():
             places = await self._matching(store, path, budget) if _is_glob(path) else [path]
             if not places:
@@ -101,7 +101,7 @@ class StoreSource:
 
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
         """The checkpoint at an address; see `Source.snapshot`."""
-        store, path = self._find(target.repo)
+        store, path = self._store_and_path(target.repo)
         address = joined(store.address, path)
         folder, name = path.rpartition("/")[::2] if path.endswith(WEIGHTS) else (path, "")
         account = self._hub.account(budget)
@@ -122,17 +122,18 @@ class StoreSource:
         files = single_file(listing.files, name) if name else listing.files
         return store.opened(target.repo, folder, files, account)
 
-    def _find(self, address: str) -> tuple[Store, str]:
-        """The store and the path in it that an address names; one object a bucket or server."""
+    def _store_and_path(self, address: str) -> tuple[Store, str]:
+        """The store of an address, one object a bucket or server, and the path in it."""
         scheme, _, rest = address.partition("://")
         parts = rest.split("/")
-        cut = 3 if scheme == "hf" else 1
+        cut = 3 if scheme == "hf" else 1  # hf://buckets/NAMESPACE/NAME
         name = f"{scheme}://{'/'.join(parts[:cut])}"
         if name not in self._stores:
             self._stores[name] = self._make(name, self._hub)
         return self._stores[name], "/".join(parts[cut:]).strip("/")
 
     async def _listed(self, store: Store, path: str, account: Account) -> FolderListing:
+        """The listing of a folder, asked for once."""
         key = store.address, path
         if key not in self._known:
             self._hub.allowance.begin(account.meter)
@@ -143,17 +144,17 @@ class StoreSource:
         """Listings of some folders, each within the time of a budget: many are no longer a checkpoint's."""
 
         async def listed(path: str) -> FolderListing:
-            listing_budget = Budget(budget.seconds)
+            fresh = Budget(budget.seconds)
             async with self._slots:
-                work = self._listed(store, path, Account(listing_budget, self._hub.meter))
-                return await listing_budget.bounded(work)
+                return await fresh.bounded(self._listed(store, path, Account(fresh, self._hub.meter)))
 
         return await side_by_side(listed(path) for path in paths)
 
     async def _matching(self, store: Store, pattern: str, budget: Budget) -> list[str]:
+        """The folders and files of weights that a glob stands for, by step."""
         places = [""]
         parts = pattern.split("/")
-        for at, part in enumerate(parts):
+        for depth, part in enumerate(parts):
             if not _is_glob(part):
                 places = [joined(place, part) for place in places]
                 continue
@@ -161,7 +162,7 @@ class StoreSource:
             places = [
                 joined(place, name)
                 for place, listing in zip(places, listings, strict=True)
-                for name in (*listing.folders, *(listing.files if at == len(parts) - 1 else ()))
+                for name in (*listing.folders, *(listing.files if depth == len(parts) - 1 else ()))
                 if fnmatch.fnmatchcase(name, part) and (name in listing.folders or name.endswith(WEIGHTS))
             ]
         if not _is_glob(parts[-1]):
@@ -172,6 +173,7 @@ class StoreSource:
         return sorted(places, key=step_key)
 
     async def _checkpoints(self, store: Store, path: str, budget: Budget) -> list[str]:
+        """The checkpoints of a training run's folder, or the path itself where it is none."""
         if path.endswith(WEIGHTS):
             return [path]
         search = run_checkpoints(path)
@@ -234,8 +236,8 @@ class FileSystem(Store):
                 folders.append(name)
             elif type(entry.get("size")) is int:
                 version = next((entry[key] for key in _VERSIONS if entry.get(key) is not None), None)
-                known = version_digest(self.address, path, name, entry["size"], version)
-                files[name] = FileEntry(name, entry["size"], None if version is None else known)
+                digest = version_digest(self.address, path, name, entry["size"], version)
+                files[name] = FileEntry(name, entry["size"], None if version is None else digest)
         return FolderListing(tuple(folders), files)
 
     async def read(
@@ -259,7 +261,7 @@ class FileSystem(Store):
     async def _call(self, work: Callable[[Any, str], T], path: str, meter: Meter) -> T:
         async with self._lock:
             if self._system is None:
-                self._system = await in_thread(self._made)
+                self._system = await in_thread(self._new_system)
         place = f"{self.address}/{path}"
         inside = self._system._strip_protocol(place)
         meter.add(requests=1)
@@ -275,7 +277,7 @@ class FileSystem(Store):
         except Exception as error:
             raise _unreachable(f"{place} cannot be read", error) from error
 
-    def _made(self) -> Any:
+    def _new_system(self) -> Any:
         scheme = self.address.partition("://")[0]
         try:
             import fsspec

@@ -1,8 +1,8 @@
 """Checkpoints on any web server: a file by its address, or a folder whose usual names are tried.
 
-Read over the same connections as the Hub, by the same rules for what is believed, without its token. A web
-server lists nothing, so the files of a folder are those of transformers' layout that answer; the shards come
-from the index. A file's version is its ETag (``If-Match``), else its date and size.
+Files are read over the Hub's connections and by its rules for contradictions, without its token. No server
+lists its folders: the files of a folder are those of transformers' layout that answer, and the shards of its
+index. A file's version is its ETag (``If-Match``), else its date and size.
 """
 
 from __future__ import annotations
@@ -66,14 +66,15 @@ class WebServers:
         base, account = url.parent if name else url, self._hub.account(budget)
 
         async def probed(name: str) -> WebFile | None:
-            at, must = (url, True) if name == url.name else (_below(base, name), False)
-            return await retried(lambda: _probe(transport, name, at, account, must=must), budget)
+            is_named = name == url.name
+            address = url if is_named else _below(base, name)
+            return await retried(lambda: _probe(transport, name, address, account, required=is_named), budget)
 
-        async def there(names: Iterable[str]) -> dict[str, WebFile]:
+        async def existing(names: Iterable[str]) -> dict[str, WebFile]:
             files = await side_by_side(probed(name) for name in dict.fromkeys(names))
             return {file.entry.path: file for file in files if file is not None}
 
-        def opened(files: Mapping[str, WebFile]) -> WebSnapshot:
+        def snapshot_of(files: Mapping[str, WebFile]) -> WebSnapshot:
             return WebSnapshot(transport, target.shown, files, account, self._hub.cache)
 
         if name:
@@ -83,22 +84,22 @@ class WebServers:
                 if split := _SPLIT.search(name):
                     stem, parts = name.removesuffix(split[0]), min(int(split[2]), 1000)
                     names += [f"{stem}-{n:05d}-of-{split[2]}.gguf" for n in range(1, parts + 1)]
-            return opened(await there(names))
-        files = await there([*_SMALL, *_INDICES, *_WEIGHTS])
+            return snapshot_of(await existing(names))
+        files = await existing([*_SMALL, *_INDICES, *_WEIGHTS])
         index = next((name for name in _INDICES if name in files), None)
         if index and not any(name in files for name in _WEIGHTS):
-            files |= await there(_shards(await opened(files).small_file(index)))
+            files |= await existing(_shards(await snapshot_of(files).small_file(index)))
         if not any(name.endswith(WEIGHTS) for name in files):
             raise ScreeningError(
                 "FolderNotFound",
                 f"{target.shown} has none of {', '.join((*_WEIGHTS, *_INDICES))}; name the folder that "
                 "has, or a file of weights",
             )
-        return opened(files)
+        return snapshot_of(files)
 
 
 class WebSnapshot(RemoteSnapshot):
-    """Files at addresses; see `Snapshot`. Read as files of the Hub are, from where they are said to be."""
+    """Files at addresses; see `Snapshot`. Each is read at the address where it was probed."""
 
     def __init__(
         self,
@@ -124,10 +125,10 @@ class WebSnapshot(RemoteSnapshot):
 
 
 async def _probe(
-    transport: Transport, name: str, start: URL, account: Account, *, must: bool
+    transport: Transport, name: str, address: URL, account: Account, *, required: bool
 ) -> WebFile | None:
-    """A file if it is there, by a GET of its first byte: a signature is of one method, that of reading."""
-    async with await transport.followed("GET", start, {"Range": "bytes=0-0"}, account) as response:
+    """A file if it exists, by a GET of its first byte: a signature is of one method, that of reading."""
+    async with await transport.followed("GET", address, {"Range": "bytes=0-0"}, account) as response:
         total = response.headers.get("Content-Range", "").rpartition("/")[2]
         if response.status == 200:
             total = response.headers.get("Content-Length", "")
@@ -135,17 +136,17 @@ async def _probe(
         else:
             await drained(response, account.meter)
         is_page = response.headers.get("Content-Type", "").startswith("text/html")
-        is_there = response.status in (200, 206) and total.isdigit() and not is_page
-        if not is_there and not must:
+        exists = response.status in (200, 206) and total.isdigit() and not is_page
+        if not exists and not required:
             return None
         if response.status not in (200, 206):
-            raise _refusal(response, str(start))
-        if not is_there:
+            raise _refusal(response, str(address))
+        if not exists:
             host, what = response.url.host, "with a web page" if is_page else "without a size"
             raise contradiction(f"{host} answered {what} for {name}; give the address of the file itself")
         etag, date = response.headers.get("ETag"), response.headers.get("Last-Modified")
-        version = version_digest(start.with_query(None), total, etag, date) if etag or date else None
-        return WebFile(start, FileEntry(name, int(total), version), etag)
+        version = version_digest(address.with_query(None), total, etag, date) if etag or date else None
+        return WebFile(address, FileEntry(name, int(total), version), etag)
 
 
 def _refusal(response: aiohttp.ClientResponse, what: str) -> ScreeningError:
@@ -172,7 +173,7 @@ def _below(base: URL, name: str) -> URL:
 
 
 def _shards(index: bytes) -> list[str]:
-    """The shards that an index names; none where it is broken, which is told when it is used."""
+    """The shards that an index names; none where it is broken, which is refused when it is used."""
     try:
         names = set(json.loads(index)["weight_map"].values())
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):

@@ -21,7 +21,7 @@ from lmeval_screener.targets import REPOSITORY, Target, parse_target
 from lmeval_screener.tokens import RESOLUTIONS, Resolution, TokenSet, resolve
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows_and_norm
-from lmeval_screener.weights.rows import PiecedRows, sliced
+from lmeval_screener.weights.rows import PiecedRows, sliced_error
 
 if TYPE_CHECKING:
     from lmeval_screener.weights.adapters import Adapter
@@ -161,7 +161,7 @@ async def _read_figures(
             f"{rows}; tokenizer and weights do not belong together",
         )
     if isinstance(projection.rows, PiecedRows) and rows < resolution.vocabulary:
-        raise sliced(
+        raise sliced_error(
             projection.name, f"its {rows} rows are fewer than the tokenizer's {resolution.vocabulary}"
         )
     matrix, norm = await read_rows_and_norm(projection, ids)

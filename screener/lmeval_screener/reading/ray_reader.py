@@ -130,9 +130,8 @@ class RayReader(Reader):
         )
         self._process.start()
         there.close()
-        alive = progressed = time.monotonic()
+        alive, progressed = time.monotonic(), math.inf  # patience begins with the first sign of life
         limit = _START if self._address == "local" else _SILENCE
-        connected = False
         with connection, contextlib.suppress(EOFError, OSError, asyncio.TimeoutError):
             while True:
                 message: _Message = await asyncio.to_thread(_next_message, connection)
@@ -145,7 +144,7 @@ class RayReader(Reader):
                     progressed = now
                     self._take(*message)
                 elif message is not None:
-                    progressed, connected = (progressed if connected else now), True
+                    progressed = min(progressed, now)
                     await self._deal(connection, message)
                 if now - alive > limit:
                     return self._lose(f"no node of the Ray cluster has answered for {limit:.0f} s")
@@ -245,31 +244,25 @@ def _spread(connection: Connection, settings: tuple[Any, ...]) -> None:
 def read_block(
     block: Sequence[tuple[Target, float]], domain: TokenSet, reference: TokenSet, folder: str
 ) -> tuple[list[Outcome], Meter]:
-    """Some checkpoints, each within its time, as a worker reads them.
-
-    Returns:
-        The outcome of each; then the traffic of all.
-    """
+    """The outcomes of some checkpoints, each within its time, in a worker; and the traffic of all."""
     with contextlib.suppress(OSError):
         os.chdir(folder)
 
     async def read_all() -> tuple[list[Outcome], Meter]:
         async with Hub() as hub:
-            reader = Reader(hub, domain, reference)
-            places = asyncio.Semaphore(Reader.side_by_side)
-
-            async def read(target: Target, seconds: float) -> Outcome:
-                async with places:
-                    try:
-                        reading = await reader.read(target, Budget(seconds))
-                    except ScreeningError as error:
-                        return error.code, str(error)
-                    except Exception as error:
-                        # A defect that shows in one checkpoint must not cost the user all the others.
-                        return "InternalError", f"{type(error).__name__}: {error}; please report it"
-                    return reading
-
-            outcomes = await asyncio.gather(*(read(*item) for item in block))
+            reader, places = Reader(hub, domain, reference), asyncio.Semaphore(Reader.side_by_side)
+            outcomes = await asyncio.gather(*(_outcome(reader, places, *item) for item in block))
         return outcomes, Meter(hub.meter.bytes_read, hub.meter.requests)
 
     return asyncio.run(read_all())
+
+
+async def _outcome(reader: Reader, places: asyncio.Semaphore, target: Target, seconds: float) -> Outcome:
+    async with places:
+        try:
+            return await reader.read(target, Budget(seconds))
+        except ScreeningError as error:
+            return error.code, str(error)
+        except Exception as error:
+            # A defect that shows in one checkpoint must not cost the user all the others.
+            return "InternalError", f"{type(error).__name__}: {error}; please report it"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import Output, add_examples, add_output
+from lmeval_dispersion.options import Output, add_examples, add_metric, add_output
 
 if TYPE_CHECKING:
     from lmeval_screener.registry.database import Session
@@ -40,12 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--family", metavar="NAME", help="only this family or tokenizer (default: all)")
     parser.add_argument("--scale", metavar="NAME", help="only this scale, such as 7B (default: all)")
     parser.add_argument("--top", type=int, metavar="K", help="only the K best of each group (default: all)")
-    parser.add_argument(
-        "--metric",
-        default="cosine",
-        choices=("cosine", "euclidean"),
-        help="which gap ranks (default: cosine)",
-    )
+    add_metric(parser)
     parser.add_argument(
         "--since",
         metavar="DATE",
@@ -72,17 +67,17 @@ def run(args: argparse.Namespace) -> int:
     if args.top is not None and args.top < 1:
         raise UsageError(f"expected --top of at least 1, got {args.top}")
     from lmeval_screener.registry import queries
-    from lmeval_screener.registry.database import read
+    from lmeval_screener.registry.database import to_read
 
     output = Output.of(args)
-    with read(args.registry) as connection:
+    with to_read(args.registry) as connection:
         if args.action == "show":
-            answer = queries.shown(connection, args.what)
+            answer = queries.history(connection, args.what)
         elif args.action == "diff":
             tokens = queries.sets_of(connection, args.domain)[0]
             answer = queries.diff(connection, tokens, queries.since_time(connection, args.since), args.metric)
         elif args.what is not None:
-            answer = queries.answered(connection, args.what)
+            answer = queries.sql_answer(connection, args.what)
         else:
             answer = queries.query(connection, args.metric, args.domain, args.family, args.scale, args.top)
     output.write(answer)
@@ -90,13 +85,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def kept_in(
+def open_session(
     registry: Path, domain: TokenSet, reference: TokenSet, *, metric: str, refresh: bool, command: str
 ) -> Iterator[Session]:
     """A run's session."""
-    from lmeval_screener.registry.database import Session, written
+    from lmeval_screener.registry.database import Session, to_write
 
-    with written(registry) as connection:
+    with to_write(registry) as connection:
         yield Session(connection, domain, reference, metric=metric, command=command, refresh=refresh)
 
 

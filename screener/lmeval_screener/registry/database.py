@@ -98,7 +98,7 @@ WHERE first = (SELECT max(first) FROM seen o WHERE o.identity = s.identity
 
 
 @contextmanager
-def written(path: Path) -> Iterator[sqlite3.Connection]:
+def to_write(path: Path) -> Iterator[sqlite3.Connection]:
     """A registry to read and write; made where it is not there yet."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise UsageError(f"expected --registry to be a file in an existing folder, got {path}")
@@ -120,7 +120,7 @@ def written(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 @contextmanager
-def read(path: Path) -> Iterator[sqlite3.Connection]:
+def to_read(path: Path) -> Iterator[sqlite3.Connection]:
     """A registry, for reading only: no statement can change it, or reach another file."""
     if not path.is_file():
         raise UsageError(f"expected a registry, got {path}, which is not there; --registry makes one")
@@ -269,7 +269,7 @@ class Session:
         self._opened[target] = identity, state
         self._taken.add(target)
         self.reused += 1
-        return _measured(row, target, self._resolutions)
+        return _reading_of(row, target, self._resolutions)
 
     def keep(self, target: Target, outcome: Reading | ScreeningError) -> None:
         """Write what came of a checkpoint."""
@@ -335,8 +335,8 @@ class Session:
     def finish(self, result: Result) -> None:
         """Say of the run that it reached its end, and which folders that it knew are no longer there."""
         gone = ScreeningError("FolderNotFound", "the folder is no longer there")
-        for seen in stored(self.connection, self.tokens):
-            if seen.measured is not None and folder_is_gone(seen.identity):
+        for seen in last_seen(self.connection, self.tokens):
+            if seen.reading is not None and folder_is_gone(seen.identity):
                 with self.connection:
                     self.connection.execute(_BEGIN)
                     self._keep_seen(seen.target, seen.identity, "", gone)
@@ -401,15 +401,15 @@ class Seen:
     state: str  # the commit, or a hash of a folder's listing; empty where it was not reached
     error: str  # its code, empty where it was measured
     message: str
-    measured: Reading | None
+    reading: Reading | None
 
     def called(self, target: Target) -> Seen:
         """The same with a target that has a label."""
-        measured = self.measured and replace(self.measured, target=target)
-        return replace(self, target=target, measured=measured)
+        reading = self.reading and replace(self.reading, target=target)
+        return replace(self, target=target, reading=reading)
 
 
-def stored(connection: sqlite3.Connection, tokens: str, *, until: str = "9") -> list[Seen]:
+def last_seen(connection: sqlite3.Connection, tokens: str, *, until: str = "9") -> list[Seen]:
     """The last that was seen of every checkpoint with some token sets."""
     resolutions = _resolutions(connection, tokens)
     rows = connection.execute(
@@ -429,9 +429,9 @@ def stored(connection: sqlite3.Connection, tokens: str, *, until: str = "9") -> 
             row["of_scale"], local=identity.startswith("file://"), negative_control=bool(row["control"]),
             file=row["file"] or None,
         )  # fmt: skip
-        measured = None if row["repo"] is None else _measured(row, target, resolutions)
+        reading = None if row["repo"] is None else _reading_of(row, target, resolutions)
         error, message = row["error"] or "", row["message"] or ""
-        latest.append(Seen(target, identity, row["state"], error, message, measured))
+        latest.append(Seen(target, identity, row["state"], error, message, reading))
     return latest
 
 
@@ -441,7 +441,7 @@ def _resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resol
     return {tokenizer: Resolution.from_json(text) for tokenizer, text in rows}
 
 
-def _measured(row: sqlite3.Row, target: Target, resolutions: dict[str, Resolution]) -> Reading:
+def _reading_of(row: sqlite3.Row, target: Target, resolutions: dict[str, Resolution]) -> Reading:
     """A measured row as a reading; it cost nothing this time."""
     gaps, ratio = figures_of(np.frombuffer(row["numbers"], dtype="<f8"), row["split"])
     return Reading(

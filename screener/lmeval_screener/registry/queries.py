@@ -19,7 +19,7 @@ from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
 from lmeval_screener.figures import Difference, difference
-from lmeval_screener.registry.database import Seen, folder_is_gone, stored
+from lmeval_screener.registry.database import Seen, folder_is_gone, last_seen
 from lmeval_screener.screened import Reading, Screened
 from lmeval_screener.targets import labelled
 
@@ -46,7 +46,7 @@ def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, st
 
 
 def named(seen: Sequence[Seen]) -> list[Seen]:
-    """The same with the labels that tell them apart."""
+    """The same with labels that differ."""
     targets = labelled([entry.target for entry in seen])
     return [entry.called(target) for entry, target in zip(seen, targets, strict=True)]
 
@@ -65,15 +65,15 @@ def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
     first: dict[tuple[object, ...], Reading] = {}
     of_family: dict[str, tuple[object, ...]] = {}
     pairs = []
-    for measured in (entry.measured for entry in seen if entry.measured is not None):
-        resolution, family = measured.resolution, measured.target.family
+    for reading in (entry.reading for entry in seen if entry.reading is not None):
+        resolution, family = reading.resolution, reading.target.family
         tokens = rows.setdefault(
             id(resolution), tuple((t.piece, t.id) for t in (*resolution.domain, *resolution.reference))
         )
         if family is not None and of_family.setdefault(family, tokens) != tokens:
             # Other rows than its family's: a group of its tokenizer.
-            measured = replace(measured, target=replace(measured.target, family=None))
-        pairs.append((measured, first.setdefault(tokens, measured)))
+            reading = replace(reading, target=replace(reading.target, family=None))
+        pairs.append((reading, first.setdefault(tokens, reading)))
     return ranking.ranked(pairs, metric)
 
 
@@ -120,7 +120,7 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
     renamed = connection.execute("SELECT identity FROM names WHERE asked = ?", [f"hf://{text}"]).fetchone()
     exact = {text, f"hf://{text}", place, *(renamed or ())}
     keys = [row[0] for row in connection.execute("SELECT DISTINCT tokens FROM seen")]
-    seen = [entry for tokens in keys for entry in named(stored(connection, tokens))]
+    seen = [entry for tokens in keys for entry in named(last_seen(connection, tokens))]
     matches = {(entry.identity, "") for entry in seen if entry.identity in exact}
     if not matches:
         # A label is the end of a path, with a revision or a file behind it.
@@ -184,10 +184,10 @@ class Move:
 
 def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metric) -> list[Move]:
     """The moves since a time: new checkpoints, best first, then what changed, was lost or failed."""
-    now = {_place(seen): seen for seen in named(stored(connection, tokens))}
-    then = {_place(seen): seen for seen in stored(connection, tokens, until=since)}
+    now = {_place(seen): seen for seen in named(last_seen(connection, tokens))}
+    then = {_place(seen): seen for seen in last_seen(connection, tokens, until=since)}
     ranks = {c.label: c for c in ranked([seen for seen in now.values() if not is_gone(seen)], metric)}
-    known = {seen.target.label for place, seen in now.items() if place in then and then[place].measured}
+    known = {seen.target.label for place, seen in now.items() if place in then and then[place].reading}
     former_best: dict[tuple[str, str], Screened] = {}
     for c in ranks.values():
         if c.label in known:
@@ -197,7 +197,7 @@ def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metri
     for place, seen in now.items():
         label = seen.target.label
         old, c_now = then.get(place), ranks.get(label)
-        before = old and old.measured
+        before = old and old.reading
         if before and is_gone(seen):
             moves.append(Move("deleted", label, text=seen.message or "the folder is no longer there"))
         elif seen.error and (old is None or seen.error != old.error):
@@ -205,8 +205,8 @@ def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metri
         elif c_now is not None and before is None:
             what = "recovered" if old else "new"
             moves.append(_against(c_now, former_best.get((c_now.family, c_now.scale)), what, metric))
-        elif c_now is not None and old and before and seen.measured and seen.state != old.state:
-            changes.append((c_now, before, seen.measured))
+        elif c_now is not None and old and before and seen.reading and seen.state != old.state:
+            changes.append((c_now, before, seen.reading))
     moves += [_changed(*change, metric, len(changes)) for change in changes]
     order = ("new", "changed", "recovered", "deleted", "failed")
     return sorted(moves, key=lambda move: (order.index(move.what), move.group or "", move.rank or 0))
@@ -221,13 +221,13 @@ def _against(c: Screened, former: Screened | None, what: str, metric: Metric) ->
     return _ranked_move(what, c, metric, f"{words} the former best, {former.label}", gain, clear)
 
 
-def _changed(c: Screened, before: Reading, after: Reading, metric: Metric, count: int) -> Move:
+def _changed(c: Screened, before: Reading, after: Reading, metric: Metric, changes: int) -> Move:
     """A checkpoint beside its former commit, where so many changed."""
     if before.resolution != after.resolution:
         return _ranked_move("changed", c, metric, "its tokenizer changed too: not compared")
     gain = difference(after.gaps[metric], before.gaps[metric])
     commits = f"{(before.revision or 'before')[:8]} → {(after.revision or 'now')[:8]}"
-    return _ranked_move("changed", c, metric, commits, gain, gain.p < _ERROR_RATE / count)
+    return _ranked_move("changed", c, metric, commits, gain, gain.p < _ERROR_RATE / changes)
 
 
 def _ranked_move(
@@ -257,7 +257,7 @@ def query(
 ) -> Document:
     """The latest of every checkpoint, ranked across runs."""
     tokens, domain, reference = sets_of(connection, domain)
-    seen = named(stored(connection, tokens))
+    seen = named(last_seen(connection, tokens))
     gone = [entry.target.label for entry in seen if is_gone(entry)]
     members: dict[tuple[str, str], list[Screened]] = {}
     for c in ranked([entry for entry in seen if entry.target.label not in gone], metric):
@@ -280,7 +280,7 @@ def query(
     return _document("Checkpoints of the registry", "checkpoints", [sentence], rows)
 
 
-def answered(connection: sqlite3.Connection, statement: str) -> Document:
+def sql_answer(connection: sqlite3.Connection, statement: str) -> Document:
     """The answer to SQL."""
     try:
         rows = [dict(row) for row in connection.execute(statement)]
@@ -293,7 +293,7 @@ def answered(connection: sqlite3.Connection, statement: str) -> Document:
     return _document("Answer of the registry", "answer", [f"{count(len(rows), 'row')}."], rows)
 
 
-def shown(connection: sqlite3.Connection, text: str) -> Document:
+def history(connection: sqlite3.Connection, text: str) -> Document:
     """All that was seen of the checkpoint that a user names."""
     identity, file = checkpoint_named(connection, text)
     sightings = connection.execute(

@@ -197,7 +197,7 @@ def _on_disk(text: str) -> Target | None:
 
 
 def _elsewhere(text: str) -> str | None:
-    """The address of a file or folder that is read as it is; None for a page of the Hub about a model."""
+    """The address of a file, folder or bucket, which is read as it is; None for a model's page on the Hub."""
     from huggingface_hub import constants
 
     try:
@@ -254,10 +254,10 @@ def label(repo: str, revision: str | None, file: str | None = None) -> str:
 
 
 def labelled(targets: Sequence[Target]) -> list[Target]:
-    """The targets with the labels by which a report of them all tells them apart.
+    """The targets with the labels that a report of them all gives them, no two of them equal.
 
-    A repository of the Hub is called by its name, anything else by the last parts of its path that tell it
-    from the others: a GGUF file and a version of a registered model by two of them at least.
+    A repository of the Hub is called by its name, anything else by as many last parts of its path as differ
+    from the others', a GGUF file and a version of a registered model by two at least.
 
     >>> [t.label for t in labelled([Target("gg", local=True, file="a.gguf"), Target("models:/sums/2")])]
     ['gg/a.gguf', 'sums/2']
@@ -304,8 +304,8 @@ def step_key(revision: str) -> tuple[tuple[int, str], ...]:
 def step_number(revision: str) -> float | None:
     """The training step that a revision's name carries: the number after ``step``, else its first number.
 
-    >>> step_number("stage1-step140000-tokens588B"), step_number("main")
-    (140000.0, None)
+    >>> step_number("stage1-step140000-tokens588B"), step_number("iter_500"), step_number("main")
+    (140000.0, 500.0, None)
     """
     number = re.search(r"step[-_=]?(\d+)", revision, re.IGNORECASE) or re.search(r"(\d+)", revision)
     return float(number.group(1)) if number else None
@@ -332,11 +332,6 @@ def matching_paths(text: str) -> list[str]:
     return sorted((p for p in glob.glob(path) if p.endswith(WEIGHTS) or os.path.isdir(p)), key=step_key)
 
 
-def is_step(name: str) -> bool:
-    """Whether a folder's name is that of a step of a training run."""
-    return _STEP_FOLDER.fullmatch(name) is not None
-
-
 def _checkpoints_in(folder: str) -> list[str]:
     """The checkpoints of a training run's folder on disk; see `run_checkpoints`."""
     search = run_checkpoints(folder)
@@ -349,7 +344,7 @@ def _checkpoints_in(folder: str) -> list[str]:
 
 
 def _names_in(folder: str) -> Names:
-    """None for a folder that cannot be listed: it fails when it is opened."""
+    """The names in a folder on disk; empty where it cannot be listed: it is refused when it is opened."""
     _, folders, files = next(os.walk(folder), ("", [], []))
     return folders, files
 
@@ -366,11 +361,11 @@ def run_checkpoints(folder: str) -> Generator[list[str], list[Names], list[str]]
     inner = [joined(folder, name) for name in _STORE_FOLDERS if name in top[0]]
     listings = yield inner
     for place, (folders, _) in zip([folder, *inner], [top, *listings], strict=True):
-        steps = sorted(filter(is_step, folders), key=step_key)
+        steps = sorted(filter(_STEP_FOLDER.fullmatch, folders), key=step_key)
         if steps:
             models = yield from _models_in([joined(place, step) for step in steps])
             return [*models, *([folder] if _has_weights(top[1]) else [])]
-    if is_step(folder.rpartition("/")[2]):
+    if _STEP_FOLDER.fullmatch(folder.rpartition("/")[2]):
         models = yield from _models_in([folder])
         return models if models != [folder] else []
     return []
@@ -415,7 +410,7 @@ def run_and_step(folder: str) -> tuple[str, str] | None:
     """
     path = Path(folder)
     for place in (path, *list(path.parents)[:_DEPTH]):
-        if is_step(place.name):
+        if _STEP_FOLDER.fullmatch(place.name):
             run = place.parent.parent if place.parent.name in _STORE_FOLDERS else place.parent
             return str(run), place.name
     return None

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 # The command's help needs this module's options at once: what else it takes is imported where it is used.
 
-#: Repositories that one request may list.
-PAGE = 1000
+_PAGE = 1000  # repositories that one request may list
 _SECONDS = 60.0  # for one page
 _EXPAND = ("sha", "siblings", "safetensors", "gated", "lastModified")
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
@@ -38,7 +37,6 @@ _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.
 _NAMES = ("repo", "checkpoint", "name", "model", "repository", "id", "model_id")
 _AUTHOR = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _SLUG = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-_FROM = "--from "
 
 #: Name, time of the last change (ISO 8601), and what else a list says of a repository.
 _Entry = tuple[str, str, Listed | None]
@@ -196,11 +194,9 @@ def select_targets(
     tokenizer: str | None = None,
 ) -> Selected:
     """The targets that names, lists and selections stand for, together."""
-    parts: list[str | Query] = []
-    for text in (*texts, *(_FROM + path for path in lists)):
-        path = "-" if text == "-" else text.removeprefix(_FROM) if text.startswith(_FROM) else None
-        parts += [query_of(name) or name for name in ([text] if path is None else read_list(path))]
-    parts += selection.queries
+    written = [name for text in texts for name in (read_list("-") if text == "-" else [text])]
+    written += [name for path in lists for name in read_list(path)]
+    parts = [*(query_of(name) or name for name in written), *selection.queries]
     names = [part for part in parts if isinstance(part, str)]
     if len(names) == len(parts):
         if selection.since is not None or selection.limit is not None:
@@ -224,7 +220,7 @@ def select_targets(
                         chosen.setdefault(target, target)
                 elif left is None or left > 0:
                     targets = await _listed(hub, part, selection.since, left, selected)
-                    # One with its commit costs less than the same one by name.
+                    # A target with its commit costs less than the same one by name.
                     chosen |= {target: target for target in targets}
                     left = None if left is None else left - len(targets)
             selected.targets = list(chosen.values())
@@ -255,7 +251,7 @@ async def _listed(
 
     targets: list[Target] = []
     seen: set[str] = set()
-    address: str | None = query.address(PAGE if limit is None else min(limit, PAGE))
+    address: str | None = query.address(_PAGE if limit is None else min(limit, _PAGE))
     while address is not None:
         budget = Budget(_SECONDS)
         entries, address = await budget.bounded(hub.page(address, query.words, _parse_page, budget))
@@ -263,14 +259,14 @@ async def _listed(
             if since is not None and changed and changed < since.isoformat():
                 address = None  # the others changed earlier still
                 break
-            # A list that moves while it is read names some of its entries twice.
+            # A list that moves while it is read names some repositories twice.
             if repo in seen or not fnmatch.fnmatchcase(repo.partition("/")[2], query.pattern):
                 continue
             seen.add(repo)
             selected.listed += 1
             if listed is None:
                 selected.skipped["empty"] += 1
-            elif not has_weights(listed.files):
+            elif not _has_weights(listed.files):
                 selected.skipped["without weights"] += 1
             else:
                 targets.append(Target(repo, listed=listed))
@@ -299,7 +295,7 @@ def _parse_page(page: Any) -> list[_Entry]:
     return entries
 
 
-def has_weights(files: Iterable[str]) -> bool:
+def _has_weights(files: Iterable[str]) -> bool:
     """Whether a file of a repository may hold weights: of a model or of an adapter."""
     return any(path.endswith(_WEIGHTS) and path.rpartition("/")[2] not in _NO_WEIGHTS for path in files)
 

@@ -141,7 +141,7 @@ class Adapter:
         """The base as a user would write it."""
         return self.base if self.revision is None else f"{self.base}@{self.revision}"
 
-    def unread(self, why: str) -> ScreeningError:
+    def unread_error(self, why: str) -> ScreeningError:
         """The error of an adapter that changes the head in a way that is not read."""
         return ScreeningError(
             "AdapterOnly",
@@ -177,7 +177,7 @@ async def read_adapter(snapshot: Snapshot) -> Adapter:
     stated = revision if isinstance(revision, str) and revision else None
     adapter = Adapter(files, file, base, stated, settings, modules)
     if not tensors:
-        raise adapter.unread(f"stores no tensors in {file}")
+        raise adapter.unread_error(f"stores no tensors in {file}")
     return adapter
 
 
@@ -190,7 +190,7 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
     heads = [module for module in adapter.modules if _is_head(module)]
     embeddings = [module for module in adapter.modules if _is_embedding(module)]
     if len(heads) > 1 or len(embeddings) > 1:
-        raise adapter.unread(f"changes {len(heads)} heads and {len(embeddings)} embeddings")
+        raise adapter.unread_error(f"changes {len(heads)} heads and {len(embeddings)} embeddings")
     tied = embeddings if projection.tied else []
     parts = {module: dict(adapter.modules[module]) for module in (*heads, *tied)}
     for module in tied:
@@ -202,8 +202,7 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
         note = f"same rows as its base {adapter.label}: G cannot tell them apart"
         return replace(projection, warnings=(*warnings, note), norm=norm)
     rows = await _adapted_rows(adapter, parts, projection.rows)
-    ensured = adapter.settings.get("ensure_weight_tying")
-    if any(update.embedding for update in rows.updates) and not ensured:
+    if any(update.embedding for update in rows.updates):
         note = (
             f"the adapter changes the input embedding, which {adapter.label} ties to its head: the rows are "
             "those of the merged model; before it is merged, its head lacks that change"
@@ -219,9 +218,9 @@ async def _adapted_rows(
     settings = adapter.settings
     start = settings.get("init_lora_weights", True)
     if start not in _PLAIN_STARTS:
-        raise adapter.unread(f"was begun with init_lora_weights={start!r}, which changes the base")
+        raise adapter.unread_error(f"was begun with init_lora_weights={start!r}, which changes the base")
     if other := [name for name in _OTHER_METHODS if settings.get(name)]:
-        raise adapter.unread(f"sets {other[0]}")
+        raise adapter.unread_error(f"sets {other[0]}")
     whole: list[Matrix] = []
     updates: list[_Update] = []
     tokens: list[tuple[tuple[int, ...], Matrix]] = []
@@ -239,16 +238,16 @@ async def _adapted_rows(
         tokens = tokens[:1]
     if len(tokens) > 1 or (tokens and updates):
         kinds = " and ".join(sorted({part for tensors in parts.values() for part in tensors}))
-        raise adapter.unread(f"changes {' and '.join(parts)}, which are one matrix, by {kinds}")
+        raise adapter.unread_error(f"changes {' and '.join(parts)}, which are one matrix, by {kinds}")
     rows = AdaptedRows(whole[0] if whole else base, tuple(updates), *(tokens[0] if tokens else ()))
     v, d = rows.shape
     for update in updates:
         if update.shape != (v, d) or (update.magnitude and update.magnitude.shape != (v, 1)):
             factors = f"{update.shape[0]} × {update.shape[1]}"
-            raise adapter.unread(f"has factors for {factors} numbers; its base has {v} × {d}")
+            raise adapter.unread_error(f"has factors for {factors} numbers; its base has {v} × {d}")
     new = rows.token_rows
     if d != base.shape[1] or (new and (new.shape[1] != d or max(rows.tokens, default=0) >= v)):
-        raise adapter.unread(f"has rows that do not fit the {v} × {base.shape[1]} numbers of its base")
+        raise adapter.unread_error(f"has rows that do not fit the {v} × {base.shape[1]} numbers of its base")
     return rows
 
 
@@ -305,10 +304,10 @@ async def _located(adapter: Adapter, module: str, tensors: Mapping[str, Tensor])
     located = {}
     for part, tensor in tensors.items():
         if part not in ("A", "B", "EA", "EB", "magnitude", "base", "weight", "tokens"):
-            raise adapter.unread(f"stores {module}.{part}")
+            raise adapter.unread_error(f"stores {module}.{part}")
         flat = len(tensor.shape) != 2 and part != "magnitude"
         if tensor.dtype not in FLOAT_DTYPES or 0 in tensor.shape or flat:
-            raise adapter.unread(f"stores {tensor.name} as {tensor.dtype} of shape {tensor.shape}")
+            raise adapter.unread_error(f"stores {tensor.name} as {tensor.dtype} of shape {tensor.shape}")
         narrow = part in ("B", "magnitude")
         located[part] = await adapter.files.matrix(adapter.file, tensor, narrow=narrow)
     return located
@@ -317,23 +316,25 @@ async def _located(adapter: Adapter, module: str, tensors: Mapping[str, Tensor])
 def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Update:
     settings = adapter.settings
     if settings.get("peft_type") != "LORA":
-        raise adapter.unread(f"changes {module}")
+        raise adapter.unread_error(f"changes {module}")
     embedding = "EA" in place or "EB" in place
     factors = [place[name] for name in ("A", "B", "EA", "EB") if name in place]
     if len(factors) != 2 or (("EA" in place) != ("EB" in place)):
-        raise adapter.unread(f"lacks a factor of {module}")
+        raise adapter.unread_error(f"lacks a factor of {module}")
     a, b = factors
     magnitude = place.get("magnitude")
     if (magnitude is not None) != bool(settings.get("use_dora")):
         use = settings.get("use_dora")
-        raise adapter.unread(f"has use_dora={use!r} and not the magnitudes of {module} that fit")
+        raise adapter.unread_error(f"has use_dora={use!r} and not the magnitudes of {module} that fit")
     if magnitude is not None and embedding:
-        raise adapter.unread(f"is a DoRA of the embedding {module}, whose lengths run over all rows at once")
+        raise adapter.unread_error(
+            f"is a DoRA of the embedding {module}, whose lengths run over all rows at once"
+        )
     rank = a.shape[0]
     alpha = _alpha(adapter, module)
     if type(alpha) not in (int, float) or not math.isfinite(alpha) or b.shape[1] != rank:
         ranks = f"{rank} and {b.shape[1]}"
-        raise adapter.unread(f"has lora_alpha {alpha!r} and factors of ranks {ranks} for {module}")
+        raise adapter.unread_error(f"has lora_alpha {alpha!r} and factors of ranks {ranks} for {module}")
     scaling = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
     return _Update(a, b, scaling, embedding, magnitude)
 
@@ -343,7 +344,7 @@ def _alpha(adapter: Adapter, module: str) -> Any:
     pattern = adapter.settings.get("alpha_pattern")
     for key, value in pattern.items() if isinstance(pattern, dict) else ():
         if not _PATTERN.fullmatch(key):
-            raise adapter.unread(f"has the pattern {key!r} in its alpha_pattern, which is not followed")
+            raise adapter.unread_error(f"has the pattern {key!r} in its alpha_pattern, which is not followed")
         if re.match(rf"(.*\.)?({key})$", module):
             return value
     return adapter.settings.get("lora_alpha", 8)
@@ -357,5 +358,5 @@ def _token_ids(adapter: Adapter, module: str, matrix: Matrix) -> tuple[int, ...]
     natural = isinstance(stated, list) and all(type(i) is int and i >= 0 for i in stated)
     if not natural or len(set(stated)) != len(stated) or len(stated) != matrix.shape[0]:
         rows = f"the {matrix.shape[0]} rows for {module}"
-        raise adapter.unread(f"does not say of which tokens {rows} are")
+        raise adapter.unread_error(f"does not say of which tokens {rows} are")
     return tuple(stated)

@@ -32,7 +32,7 @@ from lmeval_screener.weights.rows import (
     safetensors_files,
     scaled,
     slice_files,
-    sliced,
+    sliced_error,
 )
 
 NormKind = Literal["rms", "layer"]
@@ -232,7 +232,7 @@ async def _find(snapshot: Snapshot, config: Mapping[str, Any], index: Mapping[st
     rows = await _rows(files, tensor, {key: [file] for key in header.tensors} | holders, config)
     if slices or name in header.slices:
         if slices and isinstance(rows, ScaledRows):
-            raise sliced(name, "it has scales beside it, which may be sliced too")
+            raise sliced_error(name, "it has scales beside it, which may be sliced too")
         parts = [(path, await files.header(path)) for path in holders[name]]
         pieces = [(await files.matrix(path, part.tensors[name]), part) for path, part in parts]
         whole = joined(name, pieces, _sizes(config))

@@ -277,7 +277,7 @@ def joined(name: str, parts: Sequence[tuple[Matrix, Header]], sizes: tuple[int, 
     for matrix, header in parts:
         offsets, shape = header.slices.get(name), matrix.tensor.shape
         if offsets is None or len(offsets) != 2 or len(shape) != 2 or 0 in shape:
-            raise sliced(name, f"{matrix.file} does not say which rows and columns it holds")
+            raise sliced_error(name, f"{matrix.file} does not say which rows and columns it holds")
         pieces.append((matrix, offsets[0], offsets[1]))
     v = max(row + matrix.shape[0] for matrix, row, _ in pieces)
     d = max(column + matrix.shape[1] for matrix, _, column in pieces)
@@ -285,12 +285,14 @@ def joined(name: str, parts: Sequence[tuple[Matrix, Header]], sizes: tuple[int, 
     overlap = any(_share_a_number(*pair) for pair in combinations(pieces, 2))
     if held != v * d or overlap or len({matrix.tensor.dtype for matrix, _, _ in pieces}) != 1:
         why = f"those that are there do not make up {v} × {d} numbers; is a process's file missing?"
-        raise sliced(name, why)
+        raise sliced_error(name, why)
     if sizes is None:
-        raise sliced(name, "config.json has no vocab_size and hidden_size that say how large the whole is")
+        raise sliced_error(
+            name, "config.json has no vocab_size and hidden_size that say how large the whole is"
+        )
     if v < sizes[0] or d != sizes[1]:
         why = f"those that are there make up {v} × {d} of {sizes[0]} × {sizes[1]}; is a file missing?"
-        raise sliced(name, why)
+        raise sliced_error(name, why)
     return PiecedRows((v, d), tuple(sorted(pieces, key=lambda piece: piece[1:])))
 
 
@@ -299,7 +301,7 @@ def _share_a_number(first: tuple[Matrix, int, int], second: tuple[Matrix, int, i
     return all(a < b + size_b and b < a + size_a for a, b, size_a, size_b in starts)
 
 
-def sliced(name: str, why: str) -> ScreeningError:
+def sliced_error(name: str, why: str) -> ScreeningError:
     """The error of slices that cannot be put together."""
     return ScreeningError(
         "SlicedTensor",
