@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import json
@@ -65,8 +66,8 @@ class Gate(WebServer):
     def let_go(self) -> None:
         """What waits is cut off, asked for again and answered."""
         self.faults.clear()
-        for transport in [*self.open]:
-            self._loop.call_soon_threadsafe(transport.abort)
+        for connection in asyncio.all_tasks(self._loop):
+            self._loop.call_soon_threadsafe(connection.cancel)
 
 
 @pytest.fixture
