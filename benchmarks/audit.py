@@ -76,7 +76,7 @@ def run_part(part: str, path: str) -> None:
 
 
 def audit_part(part: str, run) -> None:
-    from lmeval_dispersion.auditing import calibration, mixtures, paper, ranking, slices
+    from lmeval_dispersion.auditing import calibration, mixtures, ranking, slices
     from lmeval_dispersion.auditing.report import audit
     from lmeval_dispersion.report import render
 
@@ -88,7 +88,7 @@ def audit_part(part: str, run) -> None:
     elif part == "calibration":
         calibration.calibrate(run)
     elif part == "paper protocol":
-        paper.paper_protocol(run)
+        mixtures.paper_protocol(run)
     elif part == "ranking":
         ranking.ranking_report(run)
     elif part == "hard_tail":

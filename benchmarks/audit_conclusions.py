@@ -25,8 +25,7 @@ from lmeval_dispersion.auditing.calibration import calibrate
 from lmeval_dispersion.auditing.figures import Figure
 from lmeval_dispersion.auditing.mixtures import Inside, mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.ranking import found_sentence, ranking_report, ranking_sentence
-from lmeval_dispersion.auditing.report import part_of
-from lmeval_dispersion.auditing.run import Run, answers_of, read_run
+from lmeval_dispersion.auditing.run import Run, answers_of, part_of, read_run
 from lmeval_dispersion.auditing.slices import slice_table, slicings
 
 NOISE = {

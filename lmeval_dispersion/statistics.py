@@ -39,6 +39,9 @@ class Bounds(NamedTuple):
     high: float
 
 
+UNDEFINED = Bounds(math.nan, math.nan)
+
+
 class Interval(NamedTuple):
     """A number with its 95 % interval; ``low`` and ``high`` are NaN where no interval is defined."""
 
@@ -70,10 +73,10 @@ def ranks(values: ArrayLike) -> Array:
     first = np.maximum.accumulate(np.where(np.concatenate([edge, differs], axis=-1), place, 0), axis=-1)
     is_last = np.concatenate([differs, edge], axis=-1)
     last = np.minimum.accumulate(np.where(is_last, place, n)[..., ::-1], axis=-1)[..., ::-1]
-    found = np.empty_like(x)
-    np.put_along_axis(found, order, (first + last) / 2 + 1, axis=-1)
-    found[np.isnan(x).any(axis=-1)] = np.nan
-    return found
+    means = np.empty_like(x)
+    np.put_along_axis(means, order, (first + last) / 2 + 1, axis=-1)
+    means[np.isnan(x).any(axis=-1)] = np.nan
+    return means
 
 
 def correlation(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson") -> float:
@@ -91,6 +94,21 @@ def correlation(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson") -> fl
         return _tau_b(a, b)
     rows = paired_rank_correlations if kind == "spearman" else paired_correlations
     return float(rows(a[None], b[None])[0])
+
+
+def _signs(values: ArrayLike) -> NDArray[np.int64]:
+    """Signs of all differences between ``values`` (n,); shape (n, n)."""
+    numbers = np.asarray(values)
+    return np.asarray(np.sign(numbers[:, None] - numbers[None, :]), dtype=np.int64)
+
+
+def _tau_b(x: Array, y: Array) -> float:
+    """Kendall's tau-b of two rows that vary."""
+    left, right = _signs(x), _signs(y)
+    concordance, pairs_x, pairs_y = (
+        int(total) // 2 for total in ((left * right).sum(), np.abs(left).sum(), np.abs(right).sum())
+    )
+    return float(np.clip(concordance / np.sqrt(pairs_x) / np.sqrt(pairs_y), -1, 1))
 
 
 def paired_correlations(first: ArrayLike, second: ArrayLike) -> Array:
@@ -124,7 +142,7 @@ def spearman_bounds(rho: float, n: int) -> Bounds:
     Source: Bonett and Wright, Psychometrika 65 (2000).
     """
     if n < FEWEST_PAIRS or np.isnan(rho):
-        return Bounds(float("nan"), float("nan"))
+        return UNDEFINED
     next_to_one = 1 - 12 / (n * (n * n - 1))  # two neighbours swapped
     inner = float(np.clip(rho, -next_to_one, next_to_one))
     half = NORMAL_975 * math.sqrt((1 + inner**2 / 2) / (n - 3))
@@ -147,7 +165,7 @@ def correlation_bounds(r: float, samples: ArrayLike, n: int) -> Bounds:
     z = fisher(samples)
     z = z[np.isfinite(z)]
     if n < 4 or not len(z):
-        return Bounds(float("nan"), float("nan"))
+        return UNDEFINED
     half = student_quantile((1 + LEVEL) / 2, n - 2) * float(z.std())
     centre = float(fisher(r))
     return Bounds(math.tanh(centre - half), math.tanh(centre + half))
@@ -217,7 +235,7 @@ def mean_interval(values: ArrayLike, seed: int = 0) -> Interval:
         raise TooFewVectorsError("expected at least one value, got none")
     mean = float(numbers.mean())
     if len(numbers) < 2:
-        return Interval(mean, float("nan"), float("nan"))
+        return Interval(mean, *UNDEFINED)
     return Interval(mean, *percentiles(resampled_means(numbers[:, None], seed)[:, 0]))
 
 
@@ -226,7 +244,7 @@ def percentiles(samples: ArrayLike) -> Bounds:
     numbers = np.asarray(samples, dtype=np.float64)
     finite = numbers[np.isfinite(numbers)]
     if not len(finite):
-        return Bounds(float("nan"), float("nan"))
+        return UNDEFINED
     low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Bounds(float(low), float(high))
 
@@ -339,7 +357,7 @@ def student_interval(values: ArrayLike, level: float = LEVEL) -> Bounds:
     """
     numbers = np.asarray(values, dtype=np.float64)
     if len(numbers) < 2:
-        return Bounds(float("nan"), float("nan"))
+        return UNDEFINED
     quantile = student_quantile((1 + level) / 2, len(numbers) - 1)
     half = quantile * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
     return Bounds(float(numbers.mean()) - half, float(numbers.mean()) + half)
@@ -354,7 +372,7 @@ def wilson(share: float, n: int) -> Bounds:
     [0.404, 0.596]
     """
     if n < 1 or np.isnan(share):
-        return Bounds(float("nan"), float("nan"))
+        return UNDEFINED
     z = NORMAL_975
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
@@ -378,6 +396,16 @@ class Auroc(NamedTuple):
     wrong: int
 
 
+class Stratified(NamedTuple):
+    """An AUROC inside strata: its value, standard error, and the pairs and documents behind it."""
+
+    value: float
+    se: float
+    pairs: int
+    right: int
+    wrong: int
+
+
 def auroc(signal: Array, right: Flags) -> Auroc:
     """AUROC of ``signal`` (n,), low for wrong, against ``right`` (n,); ties count half.
 
@@ -393,6 +421,16 @@ def auroc(signal: Array, right: Flags) -> Auroc:
     below = 1.0 - _share_below(a, signal[~right])
     variance = _variance(above) / len(above) + _variance(below) / len(below)
     return Auroc(float(above.mean()), float(np.sqrt(variance)), len(above), len(below))
+
+
+def _share_below(ordered: Array, values: Array) -> Array:
+    """Share of ``ordered`` that lies below each value, ties counted half."""
+    sides = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
+    return np.asarray(sides / (2 * len(ordered)))
+
+
+def _variance(values: Array) -> float:
+    return float(values.var(ddof=1)) if len(values) > 1 else float("nan")
 
 
 def stratified_auroc(signal: Array, right: Flags, strata: Sequence[NDArray[np.int64]]) -> Stratified | None:
@@ -415,20 +453,7 @@ def stratified_auroc(signal: Array, right: Flags, strata: Sequence[NDArray[np.in
     pairs = np.array([a * b for a, b in sides], dtype=np.float64)
     value = float(pairs @ np.array(areas) / pairs.sum())
     se = float(np.sqrt(np.square(pairs) @ np.array(variances)) / pairs.sum())
-    return Stratified(
-        value, se, len(sides), int(pairs.sum()), sum(a for a, _ in sides), sum(b for _, b in sides)
-    )
-
-
-class Stratified(NamedTuple):
-    """An AUROC inside strata: its value, standard error, and the strata, pairs and documents behind it."""
-
-    value: float
-    se: float
-    strata: int
-    pairs: int
-    right: int
-    wrong: int
+    return Stratified(value, se, int(pairs.sum()), sum(a for a, _ in sides), sum(b for _, b in sides))
 
 
 def auroc_bounds(value: float, se: float, right: int, wrong: int, point: float = NORMAL_975) -> Bounds:
@@ -439,10 +464,9 @@ def auroc_bounds(value: float, se: float, right: int, wrong: int, point: float =
 
     Source: Qin and Hotilovac, Statistical Methods in Medical Research 17 (2008), for the logit.
     """
-    nan = float("nan")
     if 0 < value < 1:
         if not se > 0:
-            return Bounds(nan, nan)
+            return UNDEFINED
         centre, half = math.log(value / (1 - value)), point * se / (value * (1 - value))
         return Bounds(1 / (1 + math.exp(half - centre)), 1 / (1 + math.exp(-half - centre)))
     edge = ((1 - LEVEL) / 2) ** (1 / max(min(right, wrong), 1))
@@ -525,28 +549,3 @@ def _all_orders(n: int) -> _Integers:
 def _centred_ranks(values: ArrayLike) -> _Integers:
     """Twice the mean rank minus n + 1: integers that sum to zero, ties shared."""
     return np.asarray(2 * ranks(values) - (np.size(values) + 1), dtype=np.int64)
-
-
-def _signs(values: ArrayLike) -> _Integers:
-    """Signs of all differences between ``values`` (n,); shape (n, n)."""
-    numbers = np.asarray(values)
-    return np.asarray(np.sign(numbers[:, None] - numbers[None, :]), dtype=np.int64)
-
-
-def _tau_b(x: Array, y: Array) -> float:
-    """Kendall's tau-b of two rows that vary."""
-    left, right = _signs(x), _signs(y)
-    concordance, pairs_x, pairs_y = (
-        int(total) // 2 for total in ((left * right).sum(), np.abs(left).sum(), np.abs(right).sum())
-    )
-    return float(np.clip(concordance / np.sqrt(pairs_x) / np.sqrt(pairs_y), -1, 1))
-
-
-def _share_below(ordered: Array, values: Array) -> Array:
-    """Share of ``ordered`` that lies below each value, ties counted half."""
-    sides = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
-    return np.asarray(sides / (2 * len(ordered)))
-
-
-def _variance(values: Array) -> float:
-    return float(values.var(ddof=1)) if len(values) > 1 else float("nan")

@@ -22,7 +22,7 @@ SITE = "https://lmeval-dispersion.github.io/lmeval-dispersion/reference/schemas/
 #: Result class -> the command whose `--format json` it is, and the page that explains it.
 RESULTS = {
     "lmeval_dispersion.auditing.report:Audit": "`dispersion audit RUN`: docs/reference/audit.md",
-    "lmeval_dispersion.auditing.report:Worst": "`dispersion audit RUN --worst N`: docs/reference/audit.md",
+    "lmeval_dispersion.auditing.ranking:Worst": "`dispersion audit RUN --worst N`: docs/reference/audit.md",
     "lmeval_dispersion.auditing.compare:Comparison": "`dispersion compare RUN RUN`: docs/reference/audit.md",
     "lmeval_dispersion.auditing.calibration:Calibration": "`dispersion calibrate`: docs/reference/audit.md",
     "lmeval_dispersion.auditing.prediction:Predictions": "`dispersion predict`: docs/reference/audit.md",

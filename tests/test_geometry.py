@@ -220,7 +220,7 @@ def test_float32_storage_keeps_five_digits_of_the_dispersion_of_subsets(spread):
     """Down to a dispersion of 1e-7 the error is that of the float32 input itself."""
     u32 = g.unit_rows(directed(400, 256, spread)).astype(np.float32)
     rng = np.random.default_rng(1)
-    subsets = [rng.choice(400, size=size, replace=False) for size in (2, 3, 100, 100, 100, 399, 400)]
+    subsets = [rng.choice(400, size=size, replace=False) for size in (2, 3, 100, 250, 400)]
     expected = [g.dispersion(u32[subset].astype(np.float64)) for subset in subsets]
     np.testing.assert_allclose(CentredVectors(u32.copy()).dispersions(subsets), expected, rtol=1e-5)
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmeval_dispersion.auditing.calibrator import (
     CLUSTERS,
@@ -26,14 +25,12 @@ from lmeval_dispersion.auditing.calibrator import (
     fit_calibrator,
     no_gain,
 )
-from lmeval_dispersion.auditing.figures import dots, predicted_against_true
-from lmeval_dispersion.auditing.run import Answers, Run, answers_of, labels_of, read_run, rows_where
+from lmeval_dispersion.auditing.figures import RunReport, dots, predicted_against_true
+from lmeval_dispersion.auditing.run import Answers, Array, Run, answers_of, labels_of, read_run, rows_where
 from lmeval_dispersion.auditing.shrinkage import Estimator
-from lmeval_dispersion.report import Chart, Col, Report, Table
+from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import NORMAL_975
-
-Array = NDArray[np.float64]
 
 LABELS = (10, 20, 50, 100, 200, 500, 1000)
 _DRAWS = 4000  # of scores between right and wrong
@@ -68,7 +65,7 @@ class LabelError:
 
 
 @dataclass(frozen=True, repr=False)
-class Calibration(Report):
+class Calibration(RunReport):
     """A fitted calibrator with the errors of its estimates on slices held out, and those of labels.
 
     Attributes:
@@ -84,8 +81,6 @@ class Calibration(Report):
 
     template = "calibration.jinja"
     schema = "dispersion-calibration/1"
-    libraries = ("numpy", "pandas", "scikit-learn")
-    guide = "docs/reference/audit.md"
 
     model: str
     revision: str | None
@@ -266,9 +261,8 @@ def slices_of(number: int, by: str) -> str:
 
 
 def label_error(scores: Array, k: int, rng: np.random.Generator) -> LabelError:
-    """How the mean of ``k`` scores, drawn from ``scores`` (n,) without replacement, is off their own."""
+    """How the mean of ``k`` of ``scores`` (n,), drawn without replacement, is off the mean of all."""
     n = len(scores)
-    k = min(k, n)
     mean = float(scores.mean())
     variance = float(scores.var(ddof=1)) * (1 / k - 1 / n) if n > 1 else 0.0
     if np.isin(scores, (0.0, 1.0)).all():

@@ -17,19 +17,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from lmeval_dispersion.auditing import shrinkage
 from lmeval_dispersion.auditing.ranking import clustered
-from lmeval_dispersion.auditing.run import Run, check_labels
+from lmeval_dispersion.auditing.run import Array, Rows, Run, check_labels
 from lmeval_dispersion.auditing.shrinkage import Estimator
 from lmeval_dispersion.auditing.slices import Slice, by_column, by_value
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.store.format import DOCUMENTS
 from lmeval_dispersion.version import __version__
-
-Array = NDArray[np.float64]
-Rows = NDArray[np.int64]
 
 FORMAT = "dispersion-calibrator/2"
 TRIVIAL, OURS = "labelled accuracy alone", "this estimate"
@@ -174,26 +170,13 @@ class Fitted(NamedTuple):
     half_width: float
 
 
-def fit_calibrator(
-    run: Run,
-    *,
-    by: str | None = None,
-    features: Sequence[str] = (),
-    seed: int = 0,
-) -> Fitted:
+def fit_calibrator(run: Run, *, by: str | None = None, features: Sequence[str] = (), seed: int = 0) -> Fitted:
     """Fit to the labelled slices of a run; arguments and errors are those of `calibrate`."""
     check_labels(run, "calibration needs")
     made_by, slices = labelled_slices(run, by, seed=seed)
     parts = [part.rows for part in slices]
     threshold = confidence_threshold(run, run.labelled)
-    names = _wanted(features, available_features(run, run.labelled))
-    raw = slice_features(run, parts, names, threshold)
-    # Means of one value over slices of many sizes differ by rounding: no feature, and no scale to divide by.
-    varied = raw.std(axis=0) > _ROUNDING * np.abs(raw).max(axis=0)
-    if features and not varied.all():
-        alike = FEATURES[names[int(varied.argmin())]]
-        raise UsageError(f"{alike} is the same in every slice and says nothing about any; leave it out")
-    names, raw = [name for name, varies in zip(names, varied, strict=True) if varies], raw[:, varied]
+    names, raw = _varied_features(run, parts, features, threshold)
     centre, scale = raw.mean(axis=0), raw.std(axis=0)
     scores = [run.score[part] for part in parts]
     pairs = shrinkage.Pairs(
@@ -270,6 +253,20 @@ def fit_calibrator(
     mean_size = float(size.at(pairs.documents.mean()))
     half = float(np.sort(score)[shrinkage.conformal_rank(len(score), level) - 1]) * mean_size
     return Fitted(content, estimators, folds.estimate, half)
+
+
+def _varied_features(
+    run: Run, parts: Sequence[Rows], asked: Sequence[str], threshold: float
+) -> tuple[list[str], Array]:
+    """The features, of those that are asked for or all, that differ between slices; and their values."""
+    names = _wanted(asked, available_features(run, run.labelled))
+    raw = slice_features(run, parts, names, threshold)
+    # Means of one value over slices of many sizes differ by rounding: no feature, and no scale to divide by.
+    varied = raw.std(axis=0) > _ROUNDING * np.abs(raw).max(axis=0)
+    if asked and not varied.all():
+        alike = FEATURES[names[int(varied.argmin())]]
+        raise UsageError(f"{alike} is the same in every slice and says nothing about any; leave it out")
+    return [name for name, varies in zip(names, varied, strict=True) if varies], raw[:, varied]
 
 
 def _wanted(asked: Sequence[str], have: Sequence[str]) -> list[str]:

@@ -9,7 +9,8 @@ from lmeval_dispersion.auditing.calibration import calibrate
 from lmeval_dispersion.auditing.calibrator import CLUSTERS, FEATURES, calibrator_json
 from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.auditing.prediction import predict
-from lmeval_dispersion.auditing.report import audit, rank
+from lmeval_dispersion.auditing.ranking import rank
+from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (

@@ -13,23 +13,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.figures import dots
-from lmeval_dispersion.auditing.report import GUIDE, LIBRARIES
-from lmeval_dispersion.auditing.run import Run, read_run
+from lmeval_dispersion.auditing.figures import RunReport, both_ends, dots
+from lmeval_dispersion.auditing.run import Rows, Run, read_run
 from lmeval_dispersion.auditing.slices import Slice, by_column
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.geometry.dispersion import left_out
-from lmeval_dispersion.report import Chart, Col, Report, Table
+from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.statistics import NORMAL_975, jackknife_se, normal_bounds
 from lmeval_dispersion.store import check_comparable
 
-Rows = NDArray[np.int64]
-
 _KEY = ["task", "doc_id"]
-_ENDS = 5  # slices of each end that a short table shows
 _WIDE = ("dispersion", "dispersion_low", "dispersion_high", "accuracy", "accuracy_low", "accuracy_high")
 
 
@@ -66,7 +61,7 @@ class Compared:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Report):
+class Comparison(RunReport):
     """Runs beside the first of them, over the documents that all share.
 
     Attributes:
@@ -76,8 +71,6 @@ class Comparison(Report):
 
     template = "comparison.jinja"
     schema = "dispersion-comparison/2"
-    libraries = LIBRARIES
-    guide = GUIDE
 
     baseline: str
     layer: str
@@ -99,15 +92,13 @@ class Comparison(Report):
     def _table(self, other: Compared) -> Table:
         whole, *parts = other.slices
         parts.sort(key=lambda row: -row.dispersion_difference if row.reason is None else math.inf)
-        rows, last = [whole, *parts], len(parts)
-        some = [*range(_ENDS + 1), *range(last - _ENDS + 1, last + 1)]
         return Table.of(
-            rows,
+            [whole, *parts],
             f"{other.run} (layer {other.layer}) minus {self.baseline}",
             headings={"slice": self.by.capitalize(), "dispersion_difference": "Δ dispersion",
                       "accuracy_difference": "Δ accuracy ± 95 %"},
             hide=_WIDE if self._short else (),
-            excerpt=some if self._short and last > 2 * _ENDS + 2 else (),
+            excerpt=both_ends(len(other.slices)) if self._short else (),
         )  # fmt: skip
 
     def charts(self) -> dict[str, Chart]:

@@ -1,4 +1,4 @@
-"""Shared by the parts of an audit: numbers with their intervals, claims made of them, and pieces of charts.
+"""Shared by reports on runs: numbers with their intervals, claims made of them, and pieces of charts.
 
 A claim is made only where the interval over all documents leaves out "nothing is there". The same number
 inside subjects (or tasks) stands beside it: the claim holds there too, is the reverse, or lies between the
@@ -11,13 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from lmeval_dispersion.report import Report
 from lmeval_dispersion.report.cells import json_value
 
 T = TypeVar("T")
 
 HEIGHT = 320  # of a chart
+ENDS = 5  # slices of each end that a short table shows
+
+
+class RunReport(Report):
+    """A report on runs."""
+
+    libraries: ClassVar[Sequence[str]] = ("numpy", "pandas", "scikit-learn")
+    guide = "docs/reference/audit.md"
 
 
 class Figure(NamedTuple):
@@ -48,9 +57,20 @@ class Claim(NamedTuple):
     unclear: str
 
 
-def claimed(claim: Claim, name: str, figure: Figure, parts: str, inside: Figure | None, spec: str) -> str:
-    """The sentence that a number called ``name`` supports, with the same number inside ``parts``."""
-    nothing = 0.0 if spec.startswith("+") else 0.5
+def claimed(
+    claim: Claim,
+    figure: Figure,
+    parts: str,
+    inside: Figure | None,
+    *,
+    nothing: float,
+    spec: str,
+    name: str = "",
+) -> str:
+    """The sentence that a number supports, with the same number inside ``parts``.
+
+    ``nothing`` is its value where there is nothing to find, ``spec`` and ``name`` are how it is written.
+    """
     side, numbers = figure.side(nothing), f"{name}{figure.text(spec)}"
     if inside is None:
         return f"{claim.holds if side else claim.nothing} ({numbers})."
@@ -74,10 +94,15 @@ def without_nan(row: T) -> T:
     return replace(row, **nans)  # type: ignore[type-var]
 
 
-def short(text: object, length: int) -> str:
+def shortened(text: object, length: int) -> str:
     """A text in one line of at most ``length`` characters."""
     line = " ".join(text.split()) if isinstance(text, str) else ""
     return line if len(line) <= length else f"{line[: length - 1]}…"
+
+
+def both_ends(rows: int) -> list[int]:
+    """The rows that a short table shows of so many: the first, and :data:`ENDS` of each end of the others."""
+    return [*range(ENDS + 1), *range(rows - ENDS, rows)] if rows > 2 * ENDS + 3 else []
 
 
 def axis(field: str, title: str | None = None, **more: Any) -> dict[str, Any]:

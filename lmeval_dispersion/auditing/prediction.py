@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmeval_dispersion.auditing import shrinkage
 from lmeval_dispersion.auditing.calibration import Calibration
@@ -27,18 +26,14 @@ from lmeval_dispersion.auditing.calibrator import (
     slice_features,
     vector_clusters,
 )
-from lmeval_dispersion.auditing.figures import axis, dots
-from lmeval_dispersion.auditing.run import Run, rows_where
+from lmeval_dispersion.auditing.figures import RunReport, axis, both_ends, dots
+from lmeval_dispersion.auditing.run import Array, Rows, Run, rows_where
 from lmeval_dispersion.auditing.slices import Slice, by_column
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.report import Chart, Col, Report, Table
+from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import student_quantile
 from lmeval_dispersion.store import read_store
 
-Array = NDArray[np.float64]
-Rows = NDArray[np.int64]
-
-_ENDS = 5  # slices of each end that a short table shows
 _KNOWN = {
     "transform": [{"filter": "isValid(datum.true)"}],
     "mark": {"type": "point", "shape": "cross", "angle": 45, "filled": True, "color": "var(--series-2)"},
@@ -82,7 +77,7 @@ class Validation(TypedDict):
 
 
 @dataclass(frozen=True, repr=False)
-class Predictions(Report):
+class Predictions(RunReport):
     """The estimated accuracy of every slice, the whole first where there are several.
 
     Attributes:
@@ -97,7 +92,6 @@ class Predictions(Report):
     template = "predictions.jinja"
     schema = "dispersion-predictions/3"
     libraries = ("numpy", "pandas")
-    guide = "docs/reference/audit.md"
 
     model: str
     layer: str
@@ -117,9 +111,7 @@ class Predictions(Report):
         """The slices."""
         headings = {"slice": self.by.capitalize(), "low": f"{100 * self.level:.0f} % from"}
         caption = f"Estimated accuracy by {self.by}"
-        some: list[int] = []
-        if self._short and len(self.slices) > 2 * _ENDS + 3:
-            some = [*range(_ENDS + 1), *range(len(self.slices) - _ENDS, len(self.slices))]
+        some = both_ends(len(self.slices)) if self._short else []
         return {"slices": Table.of(self.slices, caption, name="slices", headings=headings, excerpt=some)}
 
     def charts(self) -> dict[str, Chart]:
@@ -268,10 +260,10 @@ class _Fit(NamedTuple):
 
     names: list[str]
     raw: Array
-    documents: NDArray[np.int64]
+    documents: Rows
     value: Array
     folds: Array
-    fold: NDArray[np.int64]
+    fold: Rows
     score: Array
     error: Array
     level: float
@@ -279,7 +271,7 @@ class _Fit(NamedTuple):
     fewest: int
 
     @classmethod
-    def of(cls, content: Mapping[str, Any], raw: Array, documents: NDArray[np.int64]) -> _Fit:
+    def of(cls, content: Mapping[str, Any], raw: Array, documents: Rows) -> _Fit:
         features, slices = content["features"].values(), content["slices"]
         z = (raw - [f["centre"] for f in features]) / [f["scale"] for f in features]
         fits = [

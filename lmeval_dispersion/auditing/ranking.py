@@ -13,34 +13,37 @@ Source: RD section 3.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.figures import Claim, Figure, axis, claimed, lines, short
-from lmeval_dispersion.auditing.run import FEWEST, Missing, Run, answers_of, check_labels
+from lmeval_dispersion.auditing.figures import Claim, Figure, RunReport, axis, claimed, lines, shortened
+from lmeval_dispersion.auditing.run import (
+    FEWEST,
+    Array,
+    Missing,
+    Rows,
+    Run,
+    answers_of,
+    check_labels,
+    part_of,
+    read_run,
+)
 from lmeval_dispersion.auditing.slices import Slice, strata
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.statistics import (
-    auroc,
-    auroc_bounds,
-    normal_point,
-    stratified_auroc,
-)
-
-Array = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-Rows = NDArray[np.int64]
+from lmeval_dispersion.report.document import fields_of
+from lmeval_dispersion.statistics import auroc, auroc_bounds, normal_point, stratified_auroc
 
 CONTRIBUTION = "contribution"
 SHARES = (5, 10, 20, 50)  # per cent of the documents looked at first
 TAIL = 0.1  # of the documents, from the low end
 _MOST = 2000  # documents clustered at most: the lowest ones
 _CLUSTERS, _TYPICAL = 8, 3
+COUNT = 20  # documents of lowest contribution that a table shows
 
 
 @dataclass(frozen=True)
@@ -63,23 +66,12 @@ class RankedDocument:
 
 def ranked_documents(run: Run) -> list[RankedDocument]:
     """Every document, lowest contribution first; ``percentile`` is in (0, 100]."""
-    contribution = run.vectors.contributions()
-    order = np.argsort(contribution, kind="stable")
-    documents = run.documents.iloc[order]
-    rank = np.arange(1, len(order) + 1)
-    frame = pd.DataFrame(
-        {
-            "rank": rank,
-            "contribution": contribution[order],
-            "percentile": 100 * rank / len(rank),
-            **{name: documents[name].to_numpy() for name in ("task", "doc_id", "subject", "category")},
-            "correct": run.score[order],
-            "prediction": documents["prediction"].to_numpy(),
-            "top_probability": run.confidence[order],
-            "query_perplexity": run.perplexity[order],
-            "text": documents["text"].to_numpy(),
-        }
-    ).astype(object)
+    frame = run.documents.assign(
+        contribution=run.vectors.contributions(), correct=run.score, top_probability=run.confidence
+    ).sort_values("contribution", kind="stable")
+    rank = np.arange(1, len(frame) + 1)
+    frame = frame.assign(rank=rank, percentile=100 * rank / len(rank))
+    frame = frame[[field.name for field in fields(RankedDocument)]].astype(object)
     return [RankedDocument(*row) for row in frame.where(frame.notna(), None).itertuples(index=False)]
 
 
@@ -289,7 +281,7 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
         f"A low contribution points at {word} answers over all",
         f"Whether a low contribution finds {word} answers, or {parts} that have more of them, is not clear",
     )
-    return claimed(claim, "AUROC ", figure, parts, inside, ".2f")
+    return claimed(claim, figure, parts, inside, nothing=0.5, spec=".2f", name="AUROC ")
 
 
 def found_sentence(ranking: Ranking | Missing) -> str:
@@ -339,7 +331,7 @@ class HardTail:
 
     def tables(self) -> dict[str, Table]:
         """The clusters, and the texts nearest to their centres."""
-        texts = [short(row.text or f"document {row.doc_id}", 160) for row in self.typical]
+        texts = [shortened(row.text or f"document {row.doc_id}", 160) for row in self.typical]
         typical = [replace(row, text=text) for row, text in zip(self.typical, texts, strict=True)]
         return {
             "clusters": Table.of(self.clusters, "Clusters of the hard tail, largest first", name="clusters"),
@@ -390,3 +382,56 @@ def clustered(x: NDArray[np.float32], k: int, *, seed: int = 0) -> tuple[Rows, A
     rows = x.astype(np.float64)
     labels = model.fit_predict(rows).astype(np.int64)
     return labels, np.square(rows - model.cluster_centers_[labels]).sum(axis=1)
+
+
+@dataclass(frozen=True, repr=False)
+class Worst(RunReport):
+    """Documents by contribution, lowest first; CSV, JSON and the data frame hold every one."""
+
+    template = "worst.jinja"
+    schema = "dispersion-worst/1"
+
+    model: str
+    documents: Sequence[RankedDocument]
+    ranking: Ranking | Missing
+    hard_tail: HardTail
+    _count: int = COUNT
+
+    def tables(self) -> dict[str, Table]:
+        """The lowest documents, then what the order is worth and its clusters."""
+        lowest = [replace(row, text=shortened(row.text, 60)) for row in self.documents[: self._count]]
+        caption = f"The {len(lowest)} documents of lowest contribution of {len(self.documents)}"
+        tables = {"documents": Table.of(lowest, caption, name="documents")}
+        if not isinstance(self.ranking, Missing):
+            tables |= self.ranking.tables()
+        return tables | self.hard_tail.tables()
+
+    def rows(self) -> list[Mapping[str, Any]]:
+        """Every document, lowest contribution first."""
+        return [fields_of(document) for document in self.documents]
+
+    def charts(self) -> dict[str, Chart]:
+        """Accuracy by decile and the errors found; none without labels."""
+        return {} if isinstance(self.ranking, Missing) else self.ranking.charts()
+
+    def context(self) -> dict[str, Any]:
+        """The sentences of the answer."""
+        sentence, found = ranking_sentence(self.ranking), found_sentence(self.ranking)
+        return {"sentence": sentence, "found": found, "fewest": FEWEST}
+
+
+def rank(run: Run | str | Path, *, layer: str | None = None, count: int = COUNT, seed: int = 0) -> Worst:
+    """Documents by their contribution, lowest first: what ``dispersion audit --worst`` reports.
+
+    Args:
+        run: Folder of the store, or a folder that holds the stores of one run.
+        layer: Layer of the vectors; default: the store's own.
+        count: How many documents a table shows; ``to_frame()`` and CSV hold all.
+        seed: Of the clusters of the lowest tenth.
+
+    Raises:
+        TooFewVectorsError: One document.
+    """
+    run = read_run(run, layer)
+    documents, tail = ranked_documents(run), hard_tail(run, seed=seed)
+    return Worst(run.store.model, documents, part_of(ranking_report, run), tail, count)

@@ -1,4 +1,4 @@
-"""The audit of one run as a report, and its documents by contribution; docs/reference/audit.md has the JSON.
+"""The audit of one run as a report; docs/reference/audit.md has the JSON.
 
 A part that cannot be had is ``{"missing": sentence}``, and the others still appear. Where right and wrong
 answers are no evidence, the parts that are judged by them are left out, and not computed.
@@ -7,26 +7,39 @@ answers are no evidence, the parts that are judged by them are left out, and not
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from lmeval_dispersion.auditing.calibration import Calibration, calibrate, slices_of, verdict
 from lmeval_dispersion.auditing.calibrator import FEATURES
-from lmeval_dispersion.auditing.figures import short as shortened
-from lmeval_dispersion.auditing.mixtures import Mixtures, mixture_curves, pools_sentence
-from lmeval_dispersion.auditing.paper import KINDS, PaperProtocol, paper_protocol
+from lmeval_dispersion.auditing.figures import ENDS, RunReport, shortened
+from lmeval_dispersion.auditing.mixtures import (
+    KINDS,
+    Mixtures,
+    PaperProtocol,
+    mixture_curves,
+    paper_protocol,
+    pools_sentence,
+)
 from lmeval_dispersion.auditing.ranking import (
     HardTail,
-    RankedDocument,
     Ranking,
     found_sentence,
     hard_tail,
-    ranked_documents,
     ranking_report,
     ranking_sentence,
 )
-from lmeval_dispersion.auditing.run import FEWEST, Answers, Missing, Run, RunFacts, answers_of, read_run
+from lmeval_dispersion.auditing.run import (
+    FEWEST,
+    Answers,
+    Missing,
+    Run,
+    RunFacts,
+    answers_of,
+    part_of,
+    read_run,
+)
 from lmeval_dispersion.auditing.slices import (
     RankedSlice,
     SliceRow,
@@ -39,22 +52,17 @@ from lmeval_dispersion.auditing.slices import (
     slice_table,
     slicings,
 )
-from lmeval_dispersion.errors import DispersionError
-from lmeval_dispersion.report import Chart, Report, Table
+from lmeval_dispersion.report import Chart, Table
 from lmeval_dispersion.report.document import fields_of
 
-LIBRARIES = ("numpy", "pandas", "scikit-learn")
-GUIDE = "docs/reference/audit.md"
 #: Parts that right and wrong answers judge, by their names in sentences.
 JUDGED = {"mixtures": "mixtures", "calibration": "calibration", "paper_protocol": "the paper's protocol",
           "ranking": "ranking"}  # fmt: skip
-COUNT = 20  # documents of lowest contribution that a table shows
-_ENDS = 5  # slices of each end that a short table shows
 _LEFT_OUT = Missing("left out; --details computes it")
 
 
 @dataclass(frozen=True, repr=False)
-class Audit(Report):
+class Audit(RunReport):
     """The audit of one run; a part that cannot be had says why.
 
     Attributes:
@@ -66,8 +74,6 @@ class Audit(Report):
 
     template = "audit.jinja"
     schema = "dispersion-audit/3"
-    libraries = LIBRARIES
-    guide = GUIDE
 
     seed: int
     run: RunFacts
@@ -109,7 +115,7 @@ class Audit(Report):
 
     def tables(self) -> dict[str, Table]:
         """Every table by its anchor."""
-        ends = _ENDS if self._short else 0
+        ends = ENDS if self._short else 0
         slices = {name: table.rows for name, table in self.slices.items()} or {"slice": []}
         tables = {
             f"slices-{name}": shown_slices(name, rows, self.overall, ends=ends if rows else 0)
@@ -215,66 +221,3 @@ def audit(
         hard_tail=part("hard_tail", hard_tail, seed=seed),
         _short=short,
     )
-
-
-def part_of(build: Callable[..., Any], run: Run, **options: Any) -> Any:
-    """A part of a report, or why it cannot be had."""
-    try:
-        return build(run, **options)
-    except DispersionError as error:
-        return Missing(str(error))
-
-
-@dataclass(frozen=True, repr=False)
-class Worst(Report):
-    """Documents by contribution, lowest first; CSV, JSON and the data frame hold every one."""
-
-    template = "worst.jinja"
-    schema = "dispersion-worst/1"
-    libraries = LIBRARIES
-    guide = GUIDE
-
-    model: str
-    documents: Sequence[RankedDocument]
-    ranking: Ranking | Missing
-    hard_tail: HardTail
-    _count: int = COUNT
-
-    def tables(self) -> dict[str, Table]:
-        """The lowest documents, then what the order is worth and its clusters."""
-        lowest = [replace(row, text=shortened(row.text, 60)) for row in self.documents[: self._count]]
-        caption = f"The {len(lowest)} documents of lowest contribution of {len(self.documents)}"
-        tables = {"documents": Table.of(lowest, caption, name="documents")}
-        if not isinstance(self.ranking, Missing):
-            tables |= self.ranking.tables()
-        return tables | self.hard_tail.tables()
-
-    def rows(self) -> list[Mapping[str, Any]]:
-        """Every document, lowest contribution first."""
-        return [fields_of(document) for document in self.documents]
-
-    def charts(self) -> dict[str, Chart]:
-        """Accuracy by decile and the errors found; none without labels."""
-        return {} if isinstance(self.ranking, Missing) else self.ranking.charts()
-
-    def context(self) -> dict[str, Any]:
-        """The sentences of the answer."""
-        sentence, found = ranking_sentence(self.ranking), found_sentence(self.ranking)
-        return {"sentence": sentence, "found": found, "fewest": FEWEST}
-
-
-def rank(run: Run | str | Path, *, layer: str | None = None, count: int = COUNT, seed: int = 0) -> Worst:
-    """Documents by their contribution, lowest first: what ``dispersion audit --worst`` reports.
-
-    Args:
-        run: Folder of the store, or a folder that holds the stores of one run.
-        layer: Layer of the vectors; default: the store's own.
-        count: How many documents a table shows; ``to_frame()`` and CSV hold all.
-        seed: Of the clusters of the lowest tenth.
-
-    Raises:
-        TooFewVectorsError: One document.
-    """
-    run = read_run(run, layer)
-    documents, tail = ranked_documents(run), hard_tail(run, seed=seed)
-    return Worst(run.store.model, documents, part_of(ranking_report, run), tail, count)

@@ -10,7 +10,7 @@ nothing of it: :func:`answers_of` finds that, and reports say it first and concl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.errors import StoreError, UsageError
+from lmeval_dispersion.errors import DispersionError, StoreError, UsageError
 from lmeval_dispersion.geometry.centred import CentredVectors
 from lmeval_dispersion.statistics import wilson
 from lmeval_dispersion.store import Store, read_store
@@ -84,8 +84,8 @@ class Run:
     vectors: CentredVectors
     score: Array
     confidence: Array
-    choices: NDArray[np.int64]
-    chosen: NDArray[np.int64]
+    choices: Rows
+    chosen: Rows
     without_direction: int
     notes: list[str] = field(default_factory=list)
 
@@ -113,22 +113,23 @@ class Run:
                 f"expected scores in [0, 1] in the column `correct` of {store.path}, got {outside} outside; "
                 "divide them by their maximum"
             )
+        logprobs = documents["logprobs"].tolist()
         run = cls(
             store=store,
             layer=name,
             documents=documents,
             vectors=CentredVectors(unit),
             score=score,
-            confidence=confidences(logprobs := documents["logprobs"].tolist()),
+            confidence=confidences(logprobs),
             choices=np.array([len(values) for values in logprobs], dtype=np.int64),
-            chosen=np.array([_place(values) for values in logprobs], dtype=np.int64),
+            chosen=np.array([_likeliest(values) for values in logprobs], dtype=np.int64),
             without_direction=without,
         )
         run.notes.extend(_notes(run))
         return run
 
     @property
-    def labelled(self) -> NDArray[np.int64]:
+    def labelled(self) -> Rows:
         """Rows with a label."""
         return np.flatnonzero(~np.isnan(self.score))
 
@@ -177,6 +178,14 @@ def read_run(run: Run | str | Path, layer: str | None = None) -> Run:
     return run if isinstance(run, Run) else Run.of(read_store(run), layer)
 
 
+def part_of(build: Callable[..., Any], run: Run, **options: Any) -> Any:
+    """A part of a report on a run, or why it cannot be had."""
+    try:
+        return build(run, **options)
+    except DispersionError as error:
+        return Missing(str(error))
+
+
 def check_labels(run: Run, what: str) -> None:
     """Raise UsageError, with ``what`` needs them, unless there are labels, right answers and wrong ones."""
     rows = run.labelled
@@ -210,7 +219,7 @@ def _notes(run: Run) -> list[str]:
     return notes
 
 
-def _place(values: Sequence[float]) -> int:
+def _likeliest(values: Sequence[float]) -> int:
     return int(np.nanargmax(values)) if len(values) >= 2 and np.isfinite(values).any() else -1
 
 
@@ -280,7 +289,7 @@ def answers_of(run: Run) -> Answers:
         count,
         given,
         count / given if given else float("nan"),
-        _score_of(answer, run),
+        _score_of_constant(answer, run),
         _repeated(run),
     )
     return replace(answers, cautions=list(_cautions(answers, len(run.vectors))))
@@ -294,7 +303,7 @@ def _commonest(answers: Counter[str]) -> tuple[str | None, int, int]:
     return answer, count, answers.total()
 
 
-def _score_of(answer: str | None, run: Run) -> float:
+def _score_of_constant(answer: str | None, run: Run) -> float:
     """The accuracy of always giving this answer; NaN unless the targets tell who is right."""
     documents = run.documents.iloc[run.labelled]
     is_target = (documents["target"] == answer).to_numpy()

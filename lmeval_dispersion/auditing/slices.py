@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.auditing.figures import Figure, axis, without_nan
-from lmeval_dispersion.auditing.run import Missing, Run
+from lmeval_dispersion.auditing.run import Array, Missing, Rows, Run
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Spectrum, spectrum
 from lmeval_dispersion.report import Chart, Col, Table
@@ -29,10 +29,9 @@ from lmeval_dispersion.statistics import (
     wilson,
 )
 
-Array = NDArray[np.float64]
-
 BANDS = 5
 _DISTINCT = 12  # a numeric column with more values than this is cut into bands
+_BANDED = ("length", "confidence")  # numbers of a :class:`Run` that slice it by bands
 _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
 _FEWEST_OF_A_TASK = 4  # slices of one task, for its slices to be compared among themselves
 _HEIGHT = 230  # of the chart, which stands in the first screen with the answer
@@ -43,7 +42,7 @@ class Slice(NamedTuple):
     """A name and the rows of its documents, ascending."""
 
     name: str
-    rows: NDArray[np.int64]
+    rows: Rows
 
 
 def all_documents(run: Run) -> Slice:
@@ -58,8 +57,8 @@ def slicings(run: Run, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
     tokens) and ``confidence`` (probability of the chosen answer), and the columns named in ``extra``.
     """
     ways = _dividing(run, ("subject", "category", "task"))
-    for name, values in (("length", run.length), ("confidence", run.confidence)):
-        bands = by_band(values)
+    for name in _BANDED:
+        bands = by_band(getattr(run, name))
         if len(bands) > 1:
             ways[name] = bands
     for name in extra:
@@ -84,13 +83,11 @@ def _dividing(run: Run, columns: Sequence[str]) -> dict[str, list[Slice]]:
 
 def by_column(run: Run, name: str) -> list[Slice]:
     """The slices of one column of the documents, or of ``length`` or ``confidence``."""
-    if name == "length":
-        return by_band(run.length)
-    if name == "confidence":
-        return by_band(run.confidence)
+    if name in _BANDED:
+        return by_band(getattr(run, name))
     columns = [column for column in run.documents.columns if column not in _NOT_SLICES]
     if name not in columns:
-        known = ", ".join([*columns, "length", "confidence"])
+        known = ", ".join([*columns, *_BANDED])
         raise UsageError(f"there is no column {name!r} to slice by; choose from {known}")
     values = run.documents[name]
     if values.isna().all():
@@ -109,7 +106,7 @@ def by_value(values: Sequence[object]) -> list[Slice]:
     return [Slice(name, np.array(places, dtype=np.int64)) for name, places in sorted(rows.items())]
 
 
-def by_band(values: NDArray[np.float64], bands: int = BANDS) -> list[Slice]:
+def by_band(values: Array, bands: int = BANDS) -> list[Slice]:
     """Slices of about equal size by quantiles of a number; equal values stay together, NaN is left out."""
     known = np.flatnonzero(~np.isnan(values))
     if not known.size:
@@ -393,23 +390,17 @@ def _points(name: str, rows: Sequence[SliceRow]) -> dict[str, Any]:
     farthest = [values[i] for i in np.argsort(-away, kind="stable")[:_NAMED]]
     # Names stand on the inner side of their points.
     middle = (points[:, 0].min() + points[:, 0].max()) / 2
+    left = [row for row in farthest if row["dispersion"] < middle]
+    right = [row for row in farthest if row["dispersion"] >= middle]
+    text = {"type": "text", "dy": -9, "fontSize": 11, "color": "var(--ink)"}
     labels = [
         {
-            "data": {
-                "values": [row for row in farthest if (row["dispersion"] < middle) == (align == "left")]
-            },
-            "mark": {
-                "type": "text",
-                "align": align,
-                "dx": dx,
-                "dy": -9,
-                "fontSize": 11,
-                "color": "var(--ink)",
-            },
+            "data": {"values": rows},
+            "mark": {**text, "align": align, "dx": dx},
             "encoding": {"x": x, "y": y, "text": {"field": "slice"}},
         }
-        for align, dx in (("left", 8), ("right", -8))
-    ]  # fmt: skip
+        for align, dx, rows in (("left", 8, left), ("right", -8, right))
+    ]
     return {
         "data": {"values": values},
         "height": _HEIGHT,

@@ -67,8 +67,7 @@ def _rows(x: ArrayLike) -> NDArray[Any]:
         rows = rows.astype(np.float64)
     if rows.ndim != 2 or rows.shape[1] == 0:
         raise GeometryError(f"expected `x` of shape (n, d), got {rows.shape}")
-    if len(rows) < 2:
-        raise TooFewVectorsError(f"expected `x` of shape (n >= 2, d), got {rows.shape}; pass more vectors")
+    at_least(rows, 2)
     return rows
 
 
@@ -80,7 +79,7 @@ def _blocks(rows: NDArray[Any]) -> Iterator[tuple[Array, Array]]:
         with np.errstate(over="ignore", invalid="ignore"):
             squares = np.einsum("ij,ij->i", block, block)
         if not (squares.min() > _LEAST and squares.max() < _MOST):
-            # A row without a direction, which is told by its place in `x`; or tiny or huge values.
+            # Tiny or huge values; or a row without a direction, which `unit_rows` names by its place in `x`.
             if not valid_rows(block).all():
                 unit_rows(rows)
             block = block / np.abs(block).max(axis=1, keepdims=True)
@@ -275,9 +274,8 @@ class Spectrum(NamedTuple):
 def spectrum(x: ArrayLike) -> Spectrum:
     """The four figures of the rows of ``x`` (n >= 3, d).
 
-    >>> found = spectrum([[1, 0], [-1, 0], [0, 1], [0, -1]])
-    >>> round(found.stable_rank, 6), round(found.effective_rank, 6)
-    (2.0, 2.0)
+    >>> round(spectrum([[1, 0], [-1, 0], [0, 1], [0, -1]]).stable_rank, 6)
+    2.0
     """
     rows = _finite(x, 3)
     raw = _eigenvalues(rows)
@@ -313,10 +311,7 @@ def effective_rank(x: ArrayLike) -> float:
 
 def _finite(x: ArrayLike, least: int) -> Array:
     rows = matrix(x)
-    if len(rows) < least:
-        raise TooFewVectorsError(
-            f"expected `x` of shape (n >= {least}, d), got {rows.shape}; pass more vectors"
-        )
+    at_least(rows, least)
     if not np.isfinite(rows).all():
         raise GeometryError("the spectrum needs finite vectors; leave those out that are not")
     return rows

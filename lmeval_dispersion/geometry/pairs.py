@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -64,7 +64,7 @@ def matrix(x: ArrayLike) -> Array:
     return rows
 
 
-def at_least(rows: Array, n: int) -> None:
+def at_least(rows: NDArray[Any], n: int) -> None:
     """Raise TooFewVectorsError where there are fewer than ``n`` rows."""
     if len(rows) < n:
         raise TooFewVectorsError(f"expected `x` of shape (n >= {n}, d), got {rows.shape}; pass more vectors")

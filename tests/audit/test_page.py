@@ -65,4 +65,4 @@ def test_the_default_answer_fits_one_look(report, width, run):
         assert any(line.startswith(f"{name} ") and "●" in line for line in lines), name
     assert not any(line.startswith(f"{shown[20]} ") for line in lines)
     assert "11 of 58 rows" in text or "10 of 58 rows" in text
-    assert short.answer() == report.answer()
+    assert (short.answer(), short.left_out) == (report.answer(), ["paper_protocol", "hard_tail"])
