@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from lmeval_screener.checkpoints.snapshots import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import (
-    DTYPE_BITS,
     WeightFile,
     decode_rows,
     parse_header,
