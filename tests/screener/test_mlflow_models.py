@@ -91,6 +91,26 @@ def test_versions_of_a_real_registry(registry, tmp_path):
         assert "MLFLOW_TRACKING_URI" in failed.message
 
 
+@pytest.fixture
+def version_at(monkeypatch):
+    """Has the registry say where the files of all versions lie."""
+
+    def put(place):
+        client = SimpleNamespace(get_model_version_download_uri=lambda name, version: str(place))
+        monkeypatch.setattr("lmeval_screener.checkpoints.mlflow_models._client", lambda: client)
+
+    return put
+
+
+def test_a_version_as_the_flavour_of_transformers_saves_it_and_a_plain_one(version_at, tmp_path):
+    shutil.copytree(DEMO / "sums-80", tmp_path / "model")
+    for place, name in ((tmp_path, "sums-80"), (DEMO / "sums-10", "sums-10")):
+        version_at(place)
+        (found,) = screen(["models:/sums/1"]).checkpoints
+        assert found.repo == "models:/sums/1"
+        assert found.gaps["cosine"].mean == pytest.approx(whole_gap(DEMO / name, found), abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("place", "code", "says"),
     [
@@ -98,9 +118,8 @@ def test_versions_of_a_real_registry(registry, tmp_path):
         ("models:/m-0123", "BadName", "mlflow artifacts download"),
     ],
 )
-def test_what_cannot_be_read_by_ranges_is_never_downloaded(place, code, says, tmp_path, monkeypatch):
-    client = SimpleNamespace(get_model_version_download_uri=lambda name, version: place)
-    monkeypatch.setattr("lmeval_screener.checkpoints.mlflow_models._client", lambda: client)
+def test_what_cannot_be_read_by_ranges_is_never_downloaded(version_at, place, code, says):
+    version_at(place)
     (failed,) = screen(["models:/sums/1"]).failed
     assert (failed.error, says in failed.message) == (code, True), failed.message
 
