@@ -21,10 +21,7 @@ DEMO = data_folder("demo")
 
 @pytest.fixture(scope="module")
 def registry(s3_server, tmp_path_factory):
-    """A server with a model of two versions: a plain folder, and one as MLflow's flavour saves it.
-
-    Gives the store behind a proxy that counts.
-    """
+    """A server with a model of two versions; the store of their files behind a proxy that counts."""
     pytest.importorskip("mlflow.server", reason="the test needs MLflow's server, not only its client")
     folder = tmp_path_factory.mktemp("mlflow")
     with FaultyProxy(s3_server.port) as proxy, pytest.MonkeyPatch.context() as patch:
@@ -36,21 +33,15 @@ def registry(s3_server, tmp_path_factory):
         env = {**os.environ, **settings}
         with process(lambda port: [*command, "--port", str(port)], env=env, cwd=folder) as port:
             patch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-            plain = s3_server.put(DEMO / "sums-10", "mlflow/1/artifacts/plain")
-            flavoured = folder / "flavoured"
-            shutil.copytree(
-                DEMO / "sums-80", flavoured / "model", ignore=shutil.ignore_patterns("tokenizer*")
-            )
-            (flavoured / "components" / "tokenizer").mkdir(parents=True)
-            shutil.copy(DEMO / "sums-80" / "tokenizer.json", flavoured / "components" / "tokenizer")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 from mlflow import MlflowClient
 
                 client = MlflowClient()
                 client.create_registered_model("sums")
-                for source in (plain, s3_server.put(flavoured, "mlflow/2/artifacts/model")):
-                    client.create_model_version("sums", source, await_creation_for=0)
+                for number, name in ((1, "sums-10"), (2, "sums-80")):
+                    place = s3_server.put(DEMO / name, f"mlflow/{number}/artifacts/plain")
+                    client.create_model_version("sums", place, await_creation_for=0)
                 client.set_registered_model_alias("sums", "champion", "1")
                 client.transition_model_version_stage("sums", "1", "Production")
             yield proxy
@@ -103,7 +94,9 @@ def version_at(monkeypatch):
 
 
 def test_a_version_as_the_flavour_of_transformers_saves_it_and_a_plain_one(version_at, tmp_path):
-    shutil.copytree(DEMO / "sums-80", tmp_path / "model")
+    shutil.copytree(DEMO / "sums-80", tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
+    (tmp_path / "components" / "tokenizer").mkdir(parents=True)
+    shutil.copy(DEMO / "sums-80" / "tokenizer.json", tmp_path / "components" / "tokenizer")
     for place, name in ((tmp_path, "sums-80"), (DEMO / "sums-10", "sums-10")):
         version_at(place)
         (found,) = screen(["models:/sums/1"]).checkpoints
