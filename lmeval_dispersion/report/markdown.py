@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lmeval_dispersion.errors import printable
 from lmeval_dispersion.report.cells import cell, is_numeric, shown, text_rows
-from lmeval_dispersion.report.document import LIMITS, Code, Document, Facts, Note, Part, Table, Text
+from lmeval_dispersion.report.document import LIMITS, Document, Facts, Note, Part, Table, Text
 
 
 def markdown_text(document: Document) -> str:
@@ -44,8 +44,6 @@ def _blocks(part: Part, seen: set[tuple[str, str]]) -> Iterator[str]:
         yield f"> **{part.kind.capitalize()}:** " + part.text.replace("\n", "\n> ")
     elif isinstance(part, Facts):
         yield "\n".join(f"- {name}: {shown(value)}" for name, value in part.facts.items())
-    elif isinstance(part, Code):
-        yield _fenced(part.text)
     elif isinstance(part, Table):
         if part.caption:
             yield f"**{part.caption}**"

@@ -132,7 +132,7 @@ def to_read(path: Path) -> Iterator[sqlite3.Connection]:
             *(sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
         }
         connection.set_authorizer(
-            lambda act, *_: sqlite3.SQLITE_OK if act in allowed else sqlite3.SQLITE_DENY
+            lambda action, *_: sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY
         )
         yield connection
 
