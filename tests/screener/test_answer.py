@@ -18,7 +18,7 @@ from lmeval_screener.result.answer import course, not_screened, overlaps
 from lmeval_screener.screened import Group, Ranks
 from screenings import failed, ranking, result, screened
 
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from lmeval_dispersion.cli import main as dispersion
 from lmeval_dispersion.errors import MissingExtraError, UsageError
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 DEMO = data_folder("demo")
 

@@ -27,7 +27,7 @@ from lmeval_dispersion import DispersionCallback, watch
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion, effective_rank
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.watching.report import FILE, MEASURES, append_record, change, read_records
 from lmeval_dispersion.watching.watcher import TEXTS
 
