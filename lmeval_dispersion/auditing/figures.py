@@ -2,7 +2,7 @@
 
 A claim is made only where the interval over all documents leaves out "nothing is there". The same number
 inside subjects (or tasks) stands beside it: the claim holds there too, is the reverse, or lies between the
-subjects; where neither is clear nothing is claimed, since subjects that happen to differ look the same.
+subjects; where neither is clear nothing is claim_sentence, since subjects that happen to differ look the same.
 `benchmarks/audit_conclusions.py` counts how often each sentence is wrong on noise.
 """
 
@@ -57,7 +57,7 @@ class Claim(NamedTuple):
     unclear: str
 
 
-def claimed(
+def claim_sentence(
     claim: Claim,
     figure: Figure,
     parts: str,
@@ -116,11 +116,14 @@ def dots(
     value: str,
     bounds: tuple[str, str],
     title: str,
-    line: float,
     *more: Mapping[str, Any],
+    line: float,
     dot: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Rows of a dataclass: a dot at ``value``, a bar between ``bounds``, and a dashed upright ``line``."""
+    """Rows of a dataclass: a dot at ``value``, a bar between ``bounds``, and a dashed upright ``line``.
+
+    ``more`` are further layers, ``dot`` changes the dot's.
+    """
     y = {"field": named, "type": "nominal", "title": None, "sort": None, "axis": {"labelOverlap": False}}
     dashed = {"type": "rule", "strokeDash": [4, 4], "color": "var(--muted)"}
     bar = {"x": axis(bounds[0], title), "x2": {"field": bounds[1]}}
