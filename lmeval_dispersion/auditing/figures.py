@@ -2,7 +2,7 @@
 
 A claim is made only where the interval over all documents leaves out "nothing is there". The same number
 inside subjects (or tasks) stands beside it: the claim holds there too, is the reverse, or lies between the
-subjects; where neither is clear nothing is claim_sentence, since subjects that happen to differ look the same.
+subjects; where neither is clear nothing is claimed, since subjects that happen to differ look the same.
 `benchmarks/audit_conclusions.py` counts how often each sentence is wrong on noise.
 """
 

@@ -341,7 +341,7 @@ class PaperError:
     """Errors in points of one estimator on one kind of test batch, over splits."""
 
     kind: Annotated[str, Col("Test batches")]
-    estimator: Annotated[str, Col("Predictor")]
+    estimator: Annotated[str, Col("Estimator")]
     mae: Annotated[float, Col("Mean absolute error (points)", ".2f", short="Error (points)")]
     low: Annotated[float, Col("95 % from", ".2f")]
     high: Annotated[float, Col("to", ".2f")]
