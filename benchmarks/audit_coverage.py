@@ -1,4 +1,4 @@
-"""What `dispersion calibrate` and `predict` are worth: `python benchmarks/audit_coverage.py [--runs 200]`.
+"""The worth of `dispersion calibrate` and `predict`: `python benchmarks/audit_coverage.py [--runs 200]`.
 
 40 labelled slices and 40 unlabelled ones of 30 to 60 documents (`tests/synthetic.py`). A row is one kind of
 relation and of difference between the two parts; its columns:
@@ -41,7 +41,7 @@ KINDS = {
 }
 
 
-def one(folder, seed, options):
+def calibrated(folder, seed, options):
     run = read_run(sliced_store(folder / str(seed), seed=seed, **options))
     labelled = np.flatnonzero(run.documents["part"] == "labelled")
     fitted = fit_calibrator(labels_of(run, labelled))
@@ -80,7 +80,7 @@ def planted(runs):
     print(f"{'error':>6} {'blind':>6} {'worth':>6} {'direct':>7}")
     for name, options in KINDS.items():
         with tempfile.TemporaryDirectory() as folder:
-            results = [one(Path(folder), seed, options) for seed in range(runs)]
+            results = [calibrated(Path(folder), seed, options) for seed in range(runs)]
         covered, whole, error, blind = (
             np.concatenate([r[key] for r in results]) for key in ("covered", "whole", "error", "blind")
         )

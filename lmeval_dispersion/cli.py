@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lmeval_dispersion.errors import require_extra
-from lmeval_dispersion.options import command_parser, finished
+from lmeval_dispersion.options import command_parser, exit_code_of
 from lmeval_dispersion.version import __version__
 
 _AUDIT = "lmeval_dispersion.auditing.commands"
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.set_defaults(command=shlex.join(["dispersion", *args]))
         return run(parser.parse_args(rest))
 
-    return finished(f"dispersion {name}", work, extra)
+    return exit_code_of(f"dispersion {name}", work, extra)
 
 
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:

@@ -90,7 +90,7 @@ class _Parser(argparse.ArgumentParser):
         return (near or [name for name in known if name.startswith(option)] or [""])[0]
 
 
-def finished(name: str, work: Callable[[], int], extra: str = "") -> int:
+def exit_code_of(name: str, work: Callable[[], int], extra: str = "") -> int:
     """The exit code of a command's work: an error that a user can cause is one sentence, not a traceback.
 
     ``extra`` is the part of the package that the command needs in the end.

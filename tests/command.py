@@ -50,7 +50,7 @@ def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 def captured(name: str, text: str) -> str:
-    """What a terminal is to show; ``WRITE_CAPTURES=1`` writes ``text`` anew: look at the difference."""
+    """The committed text of a terminal; ``WRITE_CAPTURES=1`` writes ``text`` anew: look at the difference."""
     place = CAPTURES / f"{name}.txt"
     if os.environ.get("WRITE_CAPTURES"):
         place.write_text(text, encoding="utf-8")

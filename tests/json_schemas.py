@@ -20,9 +20,9 @@ def validator(contract: str) -> Draft202012Validator:
 
 
 def faults(document: dict[str, Any]) -> list[str]:
-    """What the schema that a document names finds wrong with it, with the places."""
-    found = validator(document.get("schema") or document["format"]).iter_errors(document)
-    return [f"{error.json_path}: {error.message}" for error in found]
+    """Errors of a document by the schema that it names, with their places."""
+    errors = validator(document.get("schema") or document["format"]).iter_errors(document)
+    return [f"{error.json_path}: {error.message}" for error in errors]
 
 
 def changed(value: Any, change: str, at: str = "$") -> Iterator[tuple[Any, str]]:
@@ -34,8 +34,8 @@ def changed(value: Any, change: str, at: str = "$") -> Iterator[tuple[Any, str]]
                 yield {**others, f"{key}_new": item}, f"{at}.{key}"
             elif change == "missing":
                 yield others, f"{at}.{key}"
-            for one, where in changed(item, change, f"{at}.{key}"):
-                yield {**value, key: one}, where
+            for inner, where in changed(item, change, f"{at}.{key}"):
+                yield {**value, key: inner}, where
     elif isinstance(value, list) and value:
-        for one, where in changed(value[0], change, f"{at}[]"):
-            yield [one, *value[1:]], where
+        for inner, where in changed(value[0], change, f"{at}[]"):
+            yield [inner, *value[1:]], where

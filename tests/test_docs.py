@@ -1,4 +1,4 @@
-"""What the documentation shows is what the programs say, and what CONTRIBUTING says of the house is there."""
+"""The documentation shows what the programs say, and CONTRIBUTING the house that is there."""
 
 from __future__ import annotations
 

@@ -28,14 +28,11 @@ def test_states_after_blocks(layers, blocks, names):
     states_after_blocks(layers)
 
 
-@pytest.mark.parametrize("layers", ["middle", "", [], [True], ["last", 1.5], "embeddings", "layer.0.attn"])
-def test_other_names_are_refused(layers):
-    for blocks in (None, 3):
-        with pytest.raises(UsageError, match=r"among last, all, early_half, late_half, layer\.K"):
-            states_after_blocks(layers, blocks)
-
-
-@pytest.mark.parametrize("layers", [[3], "-4", "layer.3", "last,layer.-4"])
-def test_indices_are_of_blocks_that_exist(layers):
-    with pytest.raises(UsageError, match="from -3 to 2; got"):
-        states_after_blocks(layers, 3)
+def test_other_names_and_blocks_that_are_not_there_are_refused():
+    for layers in ("middle", "", [], [True], ["last", 1.5], "embeddings", "layer.0.attn"):
+        for blocks in (None, 3):
+            with pytest.raises(UsageError, match=r"among last, all, early_half, late_half, layer\.K"):
+                states_after_blocks(layers, blocks)
+    for layers in ([3], "-4", "layer.3", "last,layer.-4"):
+        with pytest.raises(UsageError, match="from -3 to 2; got"):
+            states_after_blocks(layers, 3)

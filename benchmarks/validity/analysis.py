@@ -21,17 +21,14 @@ from benchmarks.validity.study import Study
 from benchmarks.validity.texts import HOLD
 
 Floats = NDArray[np.float64]
-#: What comes out of a claim.
-HOLDS, PART, FAILS, TIED = "holds", "holds in part", "does not hold", "inconclusive"
+HOLDS, PART, FAILS, INCONCLUSIVE = "holds", "holds in part", "does not hold", "inconclusive"
 UNTESTED = "not tested"
 RESAMPLES, DRAWS = 2000, 200  # of recipes; of labelled questions
 MOST_LABELS = 100
 UNTRUE = {"wrong_sums", "digits", "wrong_code"}  # sources that teach nothing true
-#: Figures by the columns that hold them for each domain; the last two know the recipe.
-FIGURES = {
-    "G": "cosine", "ratio": "ratio_folded", "share of the domain seen": "seen",
-    "share of its true text": "true",
-}  # fmt: skip
+#: Figures of a checkpoint's rows, and shares that only its maker knows, by their columns for each domain.
+FIGURES = {"G": "cosine", "ratio": "ratio_folded"}
+SHARES = {"share of the domain seen": "seen", "share of its true text": "true"}
 
 
 class Estimate(NamedTuple):
@@ -74,17 +71,22 @@ class Resampled(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """One line of the page."""
+    """One line of the page: what came of a claim."""
 
     verdict: str
     claim: str
     result: str
 
 
+def outcome(holds: bool, part: bool = False) -> str:
+    """The word for a claim whose rule is met, or met in part."""
+    return HOLDS if holds else PART if part else FAILS
+
+
 def sign_of(difference: Resampled) -> str:
     """Holds where a difference lies above 0, does not where it lies below."""
     estimate = difference.estimate
-    return TIED if estimate.includes(0) else HOLDS if estimate.low > 0 else FAILS
+    return INCONCLUSIVE if estimate.includes(0) else outcome(estimate.low > 0)
 
 
 def mean_of(parts: Sequence[Resampled]) -> Resampled:
@@ -189,12 +191,12 @@ class Pairs:
         return (np.sign(x[self.first] - x[self.second]) * self.sign + 1) / 2
 
     def by(self, figure: str) -> Floats:
-        """The same by a column of `FIGURES`, or by the mean rank of G and ratio in the seed."""
-        table, names = self.of.table, FIGURES
+        """The same by one of `FIGURES` or `SHARES`, or by the mean rank of G and ratio in the seed."""
+        table = self.of.table
         if figure != "mean rank":
-            return self.right(table[f"{names.get(figure, figure)}_{self.skill}"].to_numpy(float))
+            return self.right(table[f"{(FIGURES | SHARES)[figure]}_{self.skill}"].to_numpy(float))
         lines = np.unique([self.first, self.second])
-        both = [table[f"{names[name]}_{self.skill}"].iloc[lines] for name in ("G", "ratio")]
+        both = [table[f"{column}_{self.skill}"].iloc[lines] for column in FIGURES.values()]
         ranks = sum(values.groupby(table.seed.iloc[lines]).rank() for values in both)
         x = np.zeros(len(table))
         x[lines] = ranks.to_numpy(float)

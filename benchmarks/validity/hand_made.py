@@ -12,10 +12,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from benchmarks.validity.analysis import (
-    FAILS,
-    HOLDS,
-    PART,
-    TIED,
+    INCONCLUSIVE,
     UNTESTED,
     Floats,
     Population,
@@ -25,6 +22,7 @@ from benchmarks.validity.analysis import (
     drawn,
     frame,
     known_mean,
+    outcome,
     sign_of,
 )
 from benchmarks.validity.study import Study
@@ -91,6 +89,7 @@ class HandMade:
 
     def seeds(self) -> Resampled:
         """Share of the pairs of seeds of one recipe that G orders right."""
+        # Pairs are of one seed; here they are of one recipe, so the two change places.
         groups = self.small.assign(recipe=self.small.seed, seed=self.small.recipe)
         pairs = Population(groups, self.study.content["questions"]).pairs("math")
         right, recipes = pairs.by("G"), groups.seed.to_numpy()[pairs.first]
@@ -99,7 +98,7 @@ class HandMade:
         return Resampled(float(right.mean()), samples[:, 0] / samples[:, 1], len(right))
 
     def partial(self, *, last: bool) -> dict[str, Resampled]:
-        """Rank correlation of G with math accuracy, as it is and with all rivals taken out of both."""
+        """Rank correlation of G with math accuracy, with nothing and with all rivals taken out of both."""
         every_step = self.table[(self.table.setting == "default") & (self.table.step > 0)]
         table = self.small if last else every_step[every_step["size"] == "small"]
         columns = [column for column, _ in self.rivals.values() if table[column].nunique() > 1]
@@ -117,7 +116,7 @@ class HandMade:
         every = np.arange(len(g))
         return {
             name: Resampled(rho(every, controls), np.array([rho(draw, controls) for draw in draws]))
-            for name, controls in (("nothing", ranks[:, :1]), ("all of these", ranks))
+            for name, controls in (("nothing", ranks[:, :1]), ("all rivals", ranks))
         }
 
     def settings(self) -> dict[str, float]:
@@ -126,6 +125,7 @@ class HandMade:
         recipes = set(table.recipe[table.setting != "default"])
         table = table[table.recipe.isin(recipes)].reset_index(drop=True)
         means = table.groupby("setting")[["cosine_math", "accuracy_math"]].mean().to_numpy(float)
+        # Pairs of settings are of one recipe and seed.
         groups = table.assign(recipe=table.setting, seed=table.recipe + table.seed.astype(str))
         pairs = Population(groups, self.study.content["questions"]).pairs("math")
         by_seed = pd.Series(pairs.by("G")).groupby(groups.seed.to_numpy()[pairs.first]).mean()
@@ -191,20 +191,16 @@ def verdicts(data: HandMade) -> list[Verdict]:
     ]  # fmt: skip
 
 
-def _above(rho: Resampled) -> str:
-    estimate = rho.estimate
-    return FAILS if estimate.includes(0) or estimate.value <= 0 else HOLDS if estimate.low > 0.5 else PART
-
-
 def _orders(data: HandMade, g: Resampled, decision: Resampled) -> Verdict:
     result = f"rho {g.estimate}; decision accuracy {decision.estimate}"
-    return Verdict(_above(g), "G orders recipes by math accuracy (one size, one step)", result)
+    verdict = outcome(g.estimate.low > 0.5, g.estimate.low > 0)
+    return Verdict(verdict, "G orders recipes by math accuracy (one size, one step)", result)
 
 
 def _trajectory(data: HandMade) -> Verdict:
     along = data.along()
     g, step = along["G"].estimate, along["step"].estimate
-    verdict = FAILS if g.includes(0) or g.value <= 0 or step.value >= g.value else HOLDS
+    verdict = outcome(g.low > 0 and step.value < g.value)
     result = f"{along['runs']} runs that learn math: mean rho {g}; the step alone {step}"
     return Verdict(verdict, "G orders the checkpoints of one run", result)
 
@@ -212,9 +208,7 @@ def _trajectory(data: HandMade) -> Verdict:
 def _seeds(data: HandMade) -> Verdict:
     share = data.seeds()
     right = share.estimate
-    verdict = (
-        TIED if right.includes(0.5) else FAILS if right.value <= 0.5 else HOLDS if right.low > 0.75 else PART
-    )
+    verdict = INCONCLUSIVE if right.includes(0.5) else outcome(right.low > 0.75, right.low > 0.5)
     moved = (data.matrix(column).std(0, ddof=1).mean() for column in ("accuracy_math", "cosine_math"))
     spread = "accuracy {:.3f}, G {:.3f}".format(*moved)
     return Verdict(
@@ -229,14 +223,13 @@ def _sizes(data: HandMade) -> Verdict:
         return Verdict(UNTESTED, claim, "the larger size is not trained yet")
     by_g, by_accuracy, recipes = data.sizes()
     result = f"{recipes} recipes: rho {by_g.estimate}; accuracy of the small models {by_accuracy.estimate}"
-    return Verdict(_above(by_g), claim, result)
+    return Verdict(outcome(by_g.estimate.low > 0.5, by_g.estimate.low > 0), claim, result)
 
 
 def _adds(data: HandMade) -> Verdict:
-    over_all, last = (data.partial(last=last)["all of these"].estimate for last in (False, True))
-    verdict = FAILS if over_all.includes(0) or over_all.value <= 0 else HOLDS
+    over_all, last = (data.partial(last=last)["all rivals"].estimate for last in (False, True))
     result = f"partial rho over all trained checkpoints {over_all}, over the last ones {last}"
-    return Verdict(verdict, f"G adds to {len(data.rivals)} cheap rivals together", result)
+    return Verdict(outcome(over_all.low > 0), f"G adds to {len(data.rivals)} cheap rivals together", result)
 
 
 def _beats_rivals(data: HandMade, g: Resampled) -> Verdict:
@@ -244,7 +237,7 @@ def _beats_rivals(data: HandMade, g: Resampled) -> Verdict:
         name: data.rho(column, "math", sign) for name, (column, sign) in data.rivals.items() if name != "step"
     }
     name, best = max(rivals.items(), key=lambda item: item[1].value)
-    verdict = FAILS if best.value >= g.value else HOLDS if best.estimate.high < g.estimate.low else PART
+    verdict = outcome(best.estimate.high < g.estimate.low, best.value < g.value)
     result = f"rho {g.estimate}; best of {len(rivals)}, {name}: {best.estimate}"
     return Verdict(verdict, "G orders better than each rival alone", result)
 
@@ -252,9 +245,7 @@ def _beats_rivals(data: HandMade, g: Resampled) -> Verdict:
 def _beats_labels(pairs: Any, decision: Resampled) -> Verdict:
     few, many = (float(pairs.by_labels[:, count - 1].mean()) for count in (25, 100))
     result = f"decision accuracy {decision.value:.2f}; 25 labels {few:.2f}, 100 labels {many:.2f}"
-    return Verdict(
-        HOLDS if decision.value > few else FAILS, "G orders better than 25 labelled questions", result
-    )
+    return Verdict(outcome(decision.value > few), "G orders better than 25 labelled questions", result)
 
 
 def _frequency(data: HandMade) -> Verdict:
@@ -265,12 +256,10 @@ def _frequency(data: HandMade) -> Verdict:
         higher = (runs.cosine_math > base.cosine_math.reindex(runs.index)).sum()
         said.append(f"{recipe} above sums-05 in {higher} of {len(runs)} seeds")
         above.append(higher > len(runs) / 2 and runs.accuracy_math.mean() < base.accuracy_math.mean())
-    accuracies = ", ".join(
-        f"{recipe} {small.loc[recipe].accuracy_math.mean():.2f}"
-        for recipe in ("sums-05", "wrong-sums", "digits")
-    )
+    means = {recipe: small.loc[recipe].accuracy_math.mean() for recipe in ("sums-05", "wrong-sums", "digits")}
+    accuracies = ", ".join(f"{recipe} {mean:.2f}" for recipe, mean in means.items())
     result = f"{'; '.join(said)}; accuracy: {accuracies}"
-    return Verdict(FAILS if any(above) else HOLDS, "G is not the frequency of digits", result)
+    return Verdict(outcome(not any(above)), "G is not the frequency of digits", result)
 
 
 def _optimiser(data: HandMade) -> Verdict:
@@ -278,9 +267,8 @@ def _optimiser(data: HandMade) -> Verdict:
     if set(data.table.setting) == {"default"}:
         return Verdict(UNTESTED, claim, "settings are not trained yet")
     settings, recipes = data.settings(), float(np.ptp(data.matrix("cosine_math").mean(0)))
-    verdict = HOLDS if settings["range"] < recipes / 2 else PART if settings["rho"] > 0.5 else FAILS
     return Verdict(
-        verdict, claim,
+        outcome(settings["range"] < recipes / 2, settings["rho"] > 0.5), claim,
         f"{settings['settings']} settings: range of G {settings['range']:.2f}, over recipes {recipes:.2f}; "
         f"yet G orders only {settings['right']:.2f} of the pairs of settings, rho {settings['rho']:.2f}",
     )  # fmt: skip
@@ -295,7 +283,7 @@ def _gauge(data: HandMade) -> Verdict:
     moved = rows.index[(nearest < rows.G)]
     result = f"{len(rows)} changes move G by up to {rows.G.max():.2f} ({rows.G.idxmax()})"
     result += f", {len(moved)} by more than neighbours in rank differ; ratio by up to {rows.ratio.max():.3f}"
-    return Verdict(FAILS if len(moved) else HOLDS, claim, result)
+    return Verdict(outcome(not len(moved)), claim, result)
 
 
 def _domains(data: HandMade) -> Verdict:
@@ -306,7 +294,7 @@ def _domains(data: HandMade) -> Verdict:
         other = max((s for s in SKILLS if s != domain), key=lambda s: cells[s].value)
         held += same.value > cells[other].value and same.low > 0
         said.append(f"{domain} {same} against {other} {cells[other].value:.2f}")
-    verdict = HOLDS if held == len(DOMAINS) else PART if held else FAILS
+    verdict = outcome(held == len(DOMAINS), held > 0)
     return Verdict(verdict, "G of a domain follows that domain's skill", f"rho {'; '.join(said)}")
 
 

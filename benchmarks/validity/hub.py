@@ -32,7 +32,7 @@ import yaml
 from huggingface_hub import HfApi, hf_hub_download
 
 from benchmarks.validity import records
-from benchmarks.validity.analysis import FAILS, HOLDS, PART, Population
+from benchmarks.validity.analysis import Population, outcome
 from benchmarks.validity.page import markdown
 
 CONFIGURATION = records.ROOT / "benchmarks" / "validity" / "hub.yaml"
@@ -241,8 +241,7 @@ def judged(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, An
             line |= {"right": "", "verdict": verdict}
         else:
             share = pairs.share(right, among).estimate
-            verdict = HOLDS if share.low > 0.75 else PART if share.low > 0.5 else FAILS
-            line |= {"right": str(share), "verdict": verdict}
+            line |= {"right": str(share), "verdict": outcome(share.low > 0.75, share.low > 0.5)}
         lines.append(line)
     return lines
 

@@ -10,11 +10,9 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.validity.analysis import (
-    FAILS,
     FIGURES,
-    HOLDS,
-    PART,
     RESAMPLES,
+    SHARES,
     UNTESTED,
     Pairs,
     Population,
@@ -22,6 +20,7 @@ from benchmarks.validity.analysis import (
     Verdict,
     leftover,
     mean_of,
+    outcome,
     sign_of,
 )
 from benchmarks.validity.texts import DOMAINS
@@ -56,7 +55,7 @@ class Kind:
     @cached_property
     def shares(self) -> dict[str, BySkill]:
         """Decision accuracy by figure, then by domain and as their mean."""
-        names = [*list(FIGURES)[:2], "mean rank", *list(FIGURES)[2:]]
+        names = [*FIGURES, "mean rank", *SHARES]
         shares = {name: {d: pairs.share(pairs.by(name)) for d, pairs in self.pairs.items()} for name in names}
         for count in LABELS:
             shares[f"{count} labels"] = {
@@ -134,7 +133,7 @@ def claims(recipes: Kind) -> list[Verdict]:
     )
     lines = [
         Verdict(
-            HOLDS if above > 0.75 else PART if above > 0.5 else FAILS,
+            outcome(above > 0.75, above > 0.5),
             f"G orders recipes that hold the domain: {where}",
             f"right: {g.estimate} of {g.pairs} pairs, mean of three domains",
         ),
@@ -147,7 +146,7 @@ def claims(recipes: Kind) -> list[Verdict]:
             f"{recipes.agreement['agree']['mean'].value:.2f}",
         ),
         Verdict(
-            UNTESTED if not met else HOLDS if all(met) else PART if any(met) else FAILS,
+            outcome(all(met), any(met)) if met else UNTESTED,
             f"Both figures by the screener's rule keep what both.yaml asks for: {where}",
             said or "not screened yet",
         ),

@@ -18,8 +18,9 @@ from benchmarks.validity.analysis import (
     FAILS,
     FIGURES,
     HOLDS,
+    INCONCLUSIVE,
     PART,
-    TIED,
+    SHARES,
     Estimate,
     Resampled,
     Verdict,
@@ -68,7 +69,9 @@ def provenance(study: Study, rows: Sequence[dict[str, Any]]) -> str:
 
 def counted(lines: Sequence[Verdict]) -> str:
     """How many claims came out how."""
-    numbers = [sum(line.verdict == verdict for line in lines) for verdict in (HOLDS, PART, FAILS, TIED)]
+    numbers = [
+        sum(line.verdict == verdict for line in lines) for verdict in (HOLDS, PART, FAILS, INCONCLUSIVE)
+    ]
     hold, part, fail, tied = numbers
     return (
         f"Of {len(lines)} claims {hold} hold, {part} hold in part, {fail} do not hold and {tied} are "
@@ -163,7 +166,7 @@ def mixture_parts(kinds: dict[str, Kind]) -> list[str]:
 
 def hand_made_parts(data: HandMade) -> list[str]:
     """Tables of the hand-made recipes."""
-    names, rows = list(FIGURES), []
+    names, rows = [*FIGURES, *SHARES], []
     for recipes, holding in (("all", False), ("holding the domain", True)):
         for domain in DOMAINS:
             pairs = data.population.pairs(domain, holding=holding)

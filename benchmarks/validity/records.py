@@ -65,7 +65,7 @@ def checked(file: Path, configuration: Path) -> list[dict[str, Any]]:
 
 
 def screened(file: Path) -> dict[str, Any]:
-    """What `both.py` counted, by kind of recipes and domain; nothing where it did not run."""
+    """The counts of `both.py`, by kind of recipes and domain; nothing where it did not run."""
     return dict(json.loads(file.read_text("utf-8"))) if file.exists() else {}
 
 

@@ -234,7 +234,7 @@ def truth(rng: random.Random, depth: int = 2) -> tuple[str, bool]:
 
 
 def looked_up(first: str, second: str) -> str:
-    """What ``func`` gives for two arguments: a table of 21 facts that only reading them teaches."""
+    """The result of ``func`` for two arguments: a table of 21 facts that only reading them teaches."""
     i, j = ARGUMENTS.index(first), ARGUMENTS.index(second)
     return ARGUMENTS[(3 * i + 5 * j + i * j) % len(ARGUMENTS)]
 

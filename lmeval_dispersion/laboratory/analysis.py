@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -21,11 +21,9 @@ from typing import Any, ClassVar, TypedDict, TypeVar
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory.causal_model import CausalModel, Segments, prefix_of
+from lmeval_dispersion.laboratory.causal_model import CausalModel, Reduce, Segments, prefix_of
 from lmeval_dispersion.laboratory.frames import FrameReport, records
 from lmeval_dispersion.laboratory.study import Folder, Study, Unit, Units, opened
 from lmeval_dispersion.model.loading import (
@@ -166,32 +164,28 @@ class StudyResult(FrameReport):
 R = TypeVar("R", bound=StudyResult)
 
 
+@dataclass
 class Analysis:
-    """An analysis at work."""
+    """An analysis at work: its models by their names in reports."""
 
-    def __init__(
-        self,
-        study: Study,
-        models: Sequence[ModelLike],
-        texts: Mapping[str, Texts],
-        settings: Mapping[str, Any],
-        batch: int | None,
-    ) -> None:
-        self.study, self.texts, self.settings = study, texts, settings
-        self._models, self._batch = dict(zip(labels(models), models, strict=True)), batch
-        self._described: list[dict[str, Any]] = []
+    study: Study
+    named_models: Mapping[str, ModelLike]
+    texts: Mapping[str, Texts]
+    settings: Mapping[str, Any]
+    batch: int | None
+    summaries: list[dict[str, Any]] = field(default_factory=list)
 
     def models(self, *, losses: bool) -> Iterator[tuple[str, CausalModel, list[str]]]:
         """Every model with its name in reports and its layers, loaded when its turn comes."""
         length = self.settings["segment"]
-        for label, model in self._models.items():
+        for label, model in self.named_models.items():
             causal = CausalModel(model)
             layers = causal.layers(self.settings["layers"])
             causal.check_segment(length)
             # Settled when the study starts, so that a resumed one has the same batches.
-            size = self._batch or causal.batch_size(length, len(layers), losses=losses)
+            size = self.batch or causal.batch_size(length, len(layers), losses=losses)
             causal.batch = int(self.study.once(f"batch_size.{label}", size))
-            self._described.append({"model": label, **causal.summary()})
+            self.summaries.append({"model": label, **causal.summary()})
             yield label, causal, layers
 
     def drawn(self, name: str, source: Texts, draw: Callable[[], Unit]) -> tuple[Segments, Unit]:
@@ -223,7 +217,7 @@ class Analysis:
         causal: CausalModel,
         drawn: Segments,
         layers: Sequence[str],
-        reduce: Callable[[Tensor], NDArray[Any]],
+        reduce: Reduce,
         *,
         losses: bool = False,
     ) -> Units:
@@ -238,7 +232,7 @@ class Analysis:
 
     def finish(self, tables: Mapping[str, pd.DataFrame], **fields: Any) -> None:
         """Keep the tables and complete the study."""
-        self.study.finish(tables, models=self._described, **fields)
+        self.study.finish(tables, models=self.summaries, **fields)
 
 
 def analyse(
@@ -255,14 +249,14 @@ def analyse(
     batch = run.get("batch")
     if batch is not None and batch < 1:
         raise UsageError(f"expected a batch size of at least 1, got {batch}")
-    every = [models] if isinstance(models, (str, Path, ModelChoice, LoadedModel)) else list(models)
-    names = [str(model_choice(model)) for model in every]
+    chosen = [models] if isinstance(models, (str, Path, ModelChoice, LoadedModel)) else list(models)
+    names = [str(model_choice(model)) for model in chosen]
     if len(set(names)) < len(names) or not names:
         raise UsageError(f"expected different models, got {', '.join(names) or 'none'}")
     sources = {"data": data, **({} if held_out is None else {"held_out": held_out})}
     texts = {name: source if isinstance(source, Texts) else Texts(source) for name, source in sources.items()}
     identity = {
-        "models": [model_settings(model) for model in every],
+        "models": [model_settings(model) for model in chosen],
         **{name: data_settings(source) for name, source in texts.items()},
         **settings,
         "pack": run.get("pack", False),
@@ -271,10 +265,11 @@ def analyse(
     readable = {"models": names, "texts": [source.source for source in texts.values()]}
     with opened(result.kind, identity, readable, run.get("folder"), run.get("quiet", False)) as study:
         if not study.manifest["complete"]:
-            measure(Analysis(study, every, texts, identity, batch))
+            named = dict(zip(labels(chosen), chosen, strict=True))
+            measure(Analysis(study, named, texts, identity, batch))
         tables = study.tables()
-        columns = {field.name: tables.get(field.name) for field in fields(result) if field.name != "manifest"}
-        return result(manifest=study.manifest, **columns)
+        frames = [each.name for each in fields(result) if each.name != "manifest"]
+        return result(manifest=study.manifest, **{name: tables.get(name) for name in frames})
 
 
 def draw_segments(

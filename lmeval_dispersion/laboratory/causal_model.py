@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
+from lmeval_dispersion.laboratory.study import Unit
 from lmeval_dispersion.model.capture import Decoder, capture, unwrapped
 from lmeval_dispersion.model.loading import ModelLike, loaded_model
 
+#: What is kept of the states (b, t, d) of a batch: an array of b rows.
+Reduce = Callable[[Tensor], NDArray[Any]]
 CONTROLS = ("untrained", "shuffled")
 
 _LARGEST_BATCH = 64
@@ -110,11 +114,11 @@ class CausalModel:
         segments: Segments,
         rows: NDArray[np.int64],
         layers: Sequence[str],
-        reduce: Callable[[Tensor], NDArray[Any]],
+        reduce: Reduce,
         *,
         length: int | None = None,
         losses: bool = False,
-    ) -> dict[str, NDArray[Any]]:
+    ) -> Unit:
         """Run segments (n rows of them, their first ``length`` tokens) in batches.
 
         Returns:
@@ -125,46 +129,38 @@ class CausalModel:
             NonFiniteStateError: A number is not finite; names layer and text.
             DispersionError: A single segment does not fit into memory.
         """
-        tokens = self._seen(np.asarray(segments.tokens[rows])[:, :length], rows)
-        parts: dict[str, list[NDArray[Any]]] = {name: [] for name in [*layers, *(["nll"] if losses else [])]}
-        starts = range(0, len(rows), self.batch)
-        waiting = [(start, min(start + self.batch, len(rows))) for start in starts]
-        while waiting:
-            first, end = waiting.pop(0)
-            try:
-                arrays = self._pass(tokens[first:end], layers, reduce, losses)
-            except (MemoryError, RuntimeError) as error:
-                # torch has no type of its own for the CPU's memory.
-                known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
-                if not known and not any(words in str(error) for words in _NO_CPU_MEMORY):
-                    raise
-                if end - first == 1:
-                    raise DispersionError(
-                        f"one segment of {tokens.shape[1]} tokens does not fit on {self.loaded.device}; "
-                        "use shorter segments, --quantize or --device=auto"
-                    ) from error
-            else:
-                for name, array in arrays.items():
-                    parts[name].append(array)
-                continue
-            # Outside of the handler, which would keep the failed pass's tensors alive.
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            middle = (first + end) // 2
-            waiting[:0] = [(first, middle), (middle, end)]
-        results = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+        tokens = self._ordered(np.asarray(segments.tokens[rows])[:, :length], rows)
+        run = partial(self._pass, layers=layers, reduce=reduce, losses=losses)
+        batches = [tokens[start : start + self.batch] for start in range(0, len(rows), self.batch)]
+        parts = [part for batch in batches for part in self._in_halves(run, batch)]
+        names = [*layers, *(["nll"] if losses else [])]
+        results = {name: np.concatenate([part[name] for part in parts]) for name in names}
         for name, values in results.items():
             self._check_finite(values, name, segments.origins[rows], segments.source)
         return results
 
+    def _in_halves(self, run: Callable[[NDArray[Any]], Unit], tokens: NDArray[Any]) -> list[Unit]:
+        """What ``run`` makes of a batch, in one piece where that fits into memory."""
+        try:
+            return [run(tokens)]
+        except (MemoryError, RuntimeError) as error:
+            # torch has no type of its own for the CPU's memory.
+            is_known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
+            if not is_known and not any(words in str(error) for words in _NO_CPU_MEMORY):
+                raise
+            if len(tokens) == 1:
+                raise DispersionError(
+                    f"one segment of {tokens.shape[1]} tokens does not fit on {self.loaded.device}; "
+                    "use shorter segments, --quantize or --device=auto"
+                ) from error
+        # Outside of the handler, which would keep the failed pass's tensors alive.
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        middle = len(tokens) // 2
+        return [*self._in_halves(run, tokens[:middle]), *self._in_halves(run, tokens[middle:])]
+
     @torch.no_grad()
-    def _pass(
-        self,
-        tokens: NDArray[Any],
-        layers: Sequence[str],
-        reduce: Callable[[Tensor], NDArray[Any]],
-        losses: bool,
-    ) -> dict[str, NDArray[Any]]:
+    def _pass(self, tokens: NDArray[Any], *, layers: Sequence[str], reduce: Reduce, losses: bool) -> Unit:
         """One batch."""
         highest, known = int(tokens.max()), self.loaded.model.get_input_embeddings().weight.shape[0]
         if highest >= known:
@@ -173,7 +169,7 @@ class CausalModel:
             )
         ids = torch.as_tensor(tokens.astype(np.int64), device=self.loaded.device)
         length = ids.shape[1]
-        arrays: dict[str, NDArray[Any]] = {}
+        arrays: Unit = {}
 
         def sink(name: str, state: Tensor) -> None:
             arrays[name] = reduce(state[:, -length:])  # prompt tuning puts virtual tokens in front
@@ -246,7 +242,7 @@ class CausalModel:
         built = built.eval().requires_grad_(False)
         return CausalModel(self.loaded._replace(model=built, name=name), self.batch)
 
-    def _seen(self, tokens: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
+    def _ordered(self, tokens: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
         """The segments (b, t) that are run; a shuffled order depends on a segment's number and the seed."""
         if self._shuffled_by is None:
             return tokens
@@ -281,11 +277,6 @@ def _nll(logits: Tensor, ids: Tensor) -> NDArray[np.float64]:
     """Negative log-probability of every token of a text after its first, float64."""
     losses = nn.functional.cross_entropy(logits[:-1].float(), ids[1:].to(logits.device), reduction="none")
     return np.asarray(losses.to("cpu", torch.float64).numpy())
-
-
-def perplexity(mean_nll: ArrayLike) -> NDArray[np.float64]:
-    """Perplexity, exp of the mean negative log-probability (nats) a token; >= 1, lower is easier."""
-    return np.asarray(np.exp(np.asarray(mean_nll, dtype=np.float64)))
 
 
 def last_vectors(states: Tensor) -> NDArray[np.float32]:

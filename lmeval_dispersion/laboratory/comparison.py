@@ -1,4 +1,4 @@
-"""Clear differences: correlations over bins, bounds for many rows together, and two studies side by side.
+"""Clear differences: correlations over bins, bounds for many rows together, two studies side by side.
 
 Two studies of one kind: every metric, its difference, the difference's 95 % interval. Studies that saw
 the same tokens (their hashes agree) are compared text by text, cluster by cluster or draw by draw, which
@@ -48,6 +48,10 @@ class Correlated(NamedTuple):
 
     interval: statistics.Interval
     samples: Array
+
+    def on_fishers_scale(self) -> Array:
+        """The value, then its samples."""
+        return statistics.fisher([self.interval.value, *self.samples])
 
 
 def leading(bins: pd.DataFrame) -> Array:
@@ -126,7 +130,7 @@ class StudiesCompared(FrameReport):
 
     def context(self) -> dict[str, Any]:
         """For the template: the differences that are clear of 0, and the clearest of each metric."""
-        sure = self._named()[told_apart(self.differences)]
+        sure = self._named()[clear_of_zero(self.differences)]
         surest = sure.loc[sorted(sure.groupby("figure")["clear"].idxmax())]
         first, second = short_names([self.first, self.second])
         return {"first": first, "second": second, "sure": len(sure), "surest": surest.to_dict("records")}
@@ -140,7 +144,7 @@ class StudiesCompared(FrameReport):
         return frame.assign(row=rows, clear=frame["difference"].abs() / reach.clip(lower=1e-12))
 
 
-def told_apart(differences: pd.DataFrame) -> pd.Series[bool]:
+def clear_of_zero(differences: pd.DataFrame) -> pd.Series[bool]:
     """Which differences leave out 0 with bounds that hold for all rows together."""
     value = differences["difference"]
     factor = statistics.normal_point(int(value.notna().sum())) / statistics.NORMAL_975

@@ -12,10 +12,10 @@ n-gram is a shifted copy of another, the more frequent one takes the place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -38,11 +38,10 @@ from lmeval_dispersion.laboratory.causal_model import (
     CausalModel,
     Segments,
     last_vectors,
-    perplexity,
     prefix_of,
 )
 from lmeval_dispersion.laboratory.comparison import pairs_left_out
-from lmeval_dispersion.laboratory.frames import bounded, records, table
+from lmeval_dispersion.laboratory.frames import bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.study import Study, Unit
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
@@ -52,10 +51,6 @@ from lmeval_dispersion.statistics import Array
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_SUMMARY = [
-    *("model", "layer", "clusters", "within", "within_low", "within_high", "between", "between_se"),
-    *("ratio", "ratio_low", "ratio_high", "perplexity"),
-]
 _SHOWN = 12  # rows of a default answer
 _SHOWN_NGRAMS = 20
 
@@ -168,35 +163,37 @@ def clusters(
 
 
 def _measure(analysis: Analysis) -> None:
-    summaries, clusters = list[pd.DataFrame](), list[pd.DataFrame]()
+    settings, texts = analysis.settings, analysis.texts["data"]
+    names = ("ngram", "occurrences", "segment", "clusters", "seed", "pack")
+    options = {name: settings[name] for name in names}
+    rows, clusters = list[dict[str, Any]](), list[pd.DataFrame]()
+    tokenizer: Any = None  # the first model's, which all others must have
     for label, causal, layers in analysis.models(losses=True):
-        if not summaries:
-            tokenizer, first = causal.loaded.tokenizer, label
-            settings, texts = analysis.settings, analysis.texts["data"]
-            names = ("ngram", "occurrences", "segment", "clusters", "seed", "pack")
-            find = partial(recurring_contexts, texts, tokenizer, **{name: settings[name] for name in names})
+        if tokenizer is None:
+            first, tokenizer = label, causal.loaded.tokenizer
+            find = partial(recurring_contexts, texts, tokenizer, **options)
             drawn, arrays = analysis.drawn("contexts", texts, find)
         elif causal.loaded.tokenizer.get_vocab() != tokenizer.get_vocab():
             raise UsageError(
                 f"expected checkpoints with one tokenizer, got that of {label}, which differs from "
                 f"{first}'s; give them studies of their own"
             )
-        summary, each = _one_model(analysis.study, label, causal, layers, drawn, len(arrays["ngrams"]))
-        summaries.append(summary)
-        clusters.append(each)
+        for row, frame in _measured(analysis.study, label, causal, layers, drawn, len(arrays["ngrams"])):
+            rows.append(row)
+            clusters.append(frame)
     ngrams = {
         "cluster": np.arange(len(arrays["ngrams"])),
         "ngram": [tokenizer.decode(ids.tolist()) for ids in arrays["ngrams"]],
         "occurrences": arrays["occurrences"],
     }
-    tables = {"summary": pd.concat(summaries), "clusters": pd.concat(clusters)}
+    tables = {"summary": pd.DataFrame(rows), "clusters": pd.concat(clusters)}
     analysis.finish({**tables, "ngrams": pd.DataFrame(ngrams)})
 
 
-def _one_model(
+def _measured(
     study: Study, label: str, causal: CausalModel, layers: list[str], drawn: Segments, count: int
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The summary and the clusters of one model; ``drawn`` holds the contexts cluster by cluster."""
+) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    """Summary and clusters of every layer of a model; ``drawn`` holds the contexts cluster by cluster."""
     members = len(drawn.tokens) // count
 
     def one_cluster(which: int) -> Unit:
@@ -210,15 +207,16 @@ def _one_model(
 
     units = study.units(label, count, one_cluster)
     within, centroids, nll = (units.stacked(key) for key in ("within", "centroids", "nll"))
-    rows, each = [], []
     for place, layer in enumerate(layers):
         inside, centres = within[:, place], centroids[:, place]
         apart, between = contributions(centres), dispersion_estimate(centres)
-        row = (count, *within_interval(inside), between.mean, between.se, *ratio_interval(inside, apart))
-        rows.append((label, layer, *row, float(perplexity(np.mean(nll)))))
+        row = {"model": label, "layer": layer, "clusters": count}
+        row |= with_ends("within", within_interval(inside))
+        row |= {"between": between.mean, "between_se": between.se}
+        row |= with_ends("ratio", ratio_interval(inside, apart))
         about = {"model": label, "layer": layer, "cluster": np.arange(count)}
-        each.append(pd.DataFrame({**about, "within": inside, "apart": apart}))
-    return pd.DataFrame(rows, columns=_SUMMARY), pd.concat(each)
+        frame = pd.DataFrame({**about, "within": inside, "apart": apart})
+        yield {**row, "perplexity": float(np.exp(np.mean(nll)))}, frame
 
 
 def within_interval(within: Array) -> statistics.Interval:
@@ -278,14 +276,13 @@ def recurring_contexts(
             f"expected contexts of at least {len(prefix) + 1} tokens, n-grams of at least 1, and at least 2 "
             f"occurrences, got {segment}, {ngram} and {occurrences}"
         )
-    tokens, numbers, starts = _corpus(texts, tokenizer, pack)
-    documents = np.repeat(np.arange(len(starts)), np.diff([*starts, len(tokens)]))
-    frequent, most = _frequent(tokens, documents, starts, ngram, body, occurrences)
-    taken, rng = np.zeros(len(tokens), dtype=bool), np.random.default_rng(seed)
+    corpus = _corpus(texts, tokenizer, pack)
+    frequent, most = _frequent(corpus, ngram, body, occurrences)
+    taken, rng = np.zeros(len(corpus.tokens), dtype=bool), np.random.default_rng(seed)
     chosen: list[NDArray[np.int64]] = []
     counts: list[int] = []
     for places in frequent:
-        free = _apart(places, ngram, taken)
+        free = _without_overlaps(places, ngram, taken)
         if len(free) < occurrences:
             continue
         taken[(free[:, None] + np.arange(ngram)).ravel()] = True
@@ -302,16 +299,23 @@ def recurring_contexts(
     begin = np.concatenate(chosen) - body
     drawn = np.empty((len(begin), segment), dtype=np.uint32)
     drawn[:, : len(prefix)] = prefix
-    drawn[:, len(prefix) :] = tokens[begin[:, None] + np.arange(body)]
-    origins = np.stack([numbers[documents[begin]], begin - starts[documents[begin]]], axis=1)
-    ngrams = np.stack([tokens[places[0] + np.arange(ngram)] for places in chosen])
+    drawn[:, len(prefix) :] = corpus.tokens[begin[:, None] + np.arange(body)]
+    documents = corpus.documents[begin]
+    origins = np.stack([corpus.numbers[documents], begin - corpus.starts[documents]], axis=1)
+    ngrams = np.stack([corpus.tokens[places[0] + np.arange(ngram)] for places in chosen])
     return {"tokens": drawn, "origins": origins, "ngrams": ngrams, "occurrences": np.array(counts)}
 
 
-def _corpus(
-    texts: Texts, tokenizer: Any, pack: bool
-) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
-    """All tokens, flat; and of each document the number of its first text, and where it starts."""
+class _Corpus(NamedTuple):
+    """All tokens of a source, document after document."""
+
+    tokens: NDArray[np.uint32]
+    documents: NDArray[np.int64]  # of every token
+    numbers: NDArray[np.int64]  # of every document: that of its first text in the source
+    starts: NDArray[np.int64]  # of every document: the place of its first token
+
+
+def _corpus(texts: Texts, tokenizer: Any, pack: bool) -> _Corpus:
     gap = gap_of(texts, tokenizer, pack)
     parts: list[NDArray[np.uint32]] = []
     numbers, starts, total = list[int](), list[int](), 0
@@ -325,22 +329,19 @@ def _corpus(
         total += len(ids)
     if not total:
         raise UsageError(f"expected text, got none in {texts.source}: {texts.read} texts read")
-    return np.concatenate(parts), np.array(numbers), np.array(starts)
+    documents = np.repeat(np.arange(len(starts)), np.diff([*starts, total]))
+    return _Corpus(np.concatenate(parts), documents, np.array(numbers), np.array(starts))
 
 
-def _frequent(
-    tokens: NDArray[np.uint32],
-    documents: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    n: int,
-    before: int,
-    least: int,
-) -> tuple[list[NDArray[np.int64]], int]:
-    """Places of every n-gram with at least ``least`` of them, most frequent first; and the highest count."""
+def _frequent(corpus: _Corpus, n: int, before: int, least: int) -> tuple[list[NDArray[np.int64]], int]:
+    """Places of every n-gram with at least ``least`` of them, most frequent first; and the highest count.
+
+    Places have ``before`` tokens of their document before them.
+    """
+    tokens, documents, _, starts = corpus
     places = np.arange(max(len(tokens) - n + 1, 0))
-    places = places[
-        (places - starts[documents[places]] >= before) & (documents[places + n - 1] == documents[places])
-    ]
+    is_whole = documents[places + n - 1] == documents[places]
+    places = places[is_whole & (places - starts[documents[places]] >= before)]
     mixed = tokens.astype(np.uint64) + np.uint64(1)
     mixed *= mixed * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x632BE59BD9B4E019)  # wraps by intent
     factors = np.random.default_rng(0).integers(2**63, size=n, dtype=np.uint64) * 2 + 1
@@ -360,7 +361,7 @@ def _frequent(
     return sorted(frequent, key=lambda places: (-len(places), int(places[0]))), int(sizes.max(initial=0))
 
 
-def _apart(places: NDArray[np.int64], n: int, taken: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _without_overlaps(places: NDArray[np.int64], n: int, taken: NDArray[np.bool_]) -> NDArray[np.int64]:
     """The places whose n-grams overlap nothing taken, nor one another."""
     free: list[int] = []
     last = -n

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,6 +64,11 @@ def bounded(
         low: Col("95 % from", format, short="from", drop=1),
         high: Col("to", format, drop=1),
     }
+
+
+def with_ends(key: str, interval: Sequence[float]) -> dict[str, float]:
+    """The entries of a row for a value and the two ends of its interval."""
+    return dict(zip((key, f"{key}_low", f"{key}_high"), interval, strict=True))
 
 
 def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spec:

@@ -12,11 +12,11 @@ Source: RD sections 2.2, A.1.2 (bins, algorithm 1), A.4 (held-out split), A.5 (V
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,15 +40,14 @@ from lmeval_dispersion.laboratory.causal_model import (
     Segments,
     as_controls,
     last_vectors,
-    perplexity,
     token_dispersions,
 )
 from lmeval_dispersion.laboratory.comparison import SEQUENCE, Correlated, bounds_together, correlated, leading
-from lmeval_dispersion.laboratory.frames import bounded, records, table
+from lmeval_dispersion.laboratory.frames import bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.study import Unit
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.statistics import Array, correlation_difference, fisher, mean_interval
+from lmeval_dispersion.statistics import Array, correlation_difference, mean_interval
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -151,32 +150,29 @@ class LawResult(StudyResult):
     def context(self) -> dict[str, Any]:
         """For the template: of each perplexity where r is clear of 0 and of its controls."""
         rows = _of_dispersion(self.correlations)
-        controls = pd.DataFrame(
-            columns=["perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
-        )
-        if self.controls is not None:
-            controls = _of_dispersion(self.controls)
+        columns = ["perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
+        controls = pd.DataFrame(columns=columns) if self.controls is None else _of_dispersion(self.controls)
         kinds = [_verdict(kind, rows, controls) for kind in dict.fromkeys(rows["perplexity"])]
         return {**super().context(), "kinds": kinds}
 
 
 def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows that the answer is about."""
     return frame.query("measure == 'dispersion' and split == 'data'")
 
 
-def _verdict(kind: str, every: pd.DataFrame, controls: pd.DataFrame) -> dict[str, Any]:
+def _verdict(kind: str, rows: pd.DataFrame, controls: pd.DataFrame) -> dict[str, Any]:
     """The claims about one perplexity, and r at the layer that stands for all."""
-    rows = every[every["perplexity"] == kind]
+    rows, controls = rows[rows["perplexity"] == kind], controls[controls["perplexity"] == kind]
     layers = rows["layer"].tolist()
     shown = "last" if "last" in layers else layers[-1]
-    beside = controls[controls["perplexity"] == kind]
-    there = beside[beside["layer"] == shown]
+    at_shown = controls[controls["layer"] == shown]
     return {
         "after": kind.removeprefix("last@"),
-        "claims": [claim for sign in (-1, 1) for claim in _claims(rows, beside, sign)],
+        "claims": [claim for sign in (-1, 1) for claim in _claims(rows, controls, sign)],
         "layers": len(layers),
         "row": records(rows[rows["layer"] == shown])[0],
-        "controls": dict(zip(there["control"], there["pearson"], strict=True)),
+        "controls": dict(zip(at_shown["control"], at_shown["pearson"], strict=True)),
     }
 
 
@@ -204,15 +200,10 @@ def places(chosen: Sequence[str], every: Sequence[str]) -> str:
         return "at " + " and ".join(chosen)
     if len(chosen) == len(every):
         return f"at all {len(every)} layers"
-    numbers = [place for place, layer in enumerate(every) if layer in set(chosen)]
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1 and every[number] != "last":
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    shown = [" to ".join(dict.fromkeys((every[run[0]], every[run[-1]]))) for run in runs]
-    return f"at {len(numbers)} of {len(every)} layers ({', '.join(shown)})"
+    runs = groupby(every, key=lambda layer: (layer in chosen, layer == "last"))
+    chosen_runs = [list(run) for (is_chosen, _), run in runs if is_chosen]
+    shown = [" to ".join(dict.fromkeys((run[0], run[-1]))) for run in chosen_runs]
+    return f"at {len(chosen)} of {len(every)} layers ({', '.join(shown)})"
 
 
 def law(
@@ -261,8 +252,7 @@ class _Split(NamedTuple):
     segments: Segments
     nll: Array  # (n, 1 + contexts): mean over the segment, then of the token after each context
     tokens: Array  # (n, layers): dispersion over the tokens of each segment
-    sums: Array  # (layers, _GROUPS, width): of last-token unit vectors; segment i is in group i mod _GROUPS
-    counts: NDArray[np.int64]  # (_GROUPS,)
+    totals: list[Dispersion]  # of last-token vectors by layer; segment i is in group i mod _GROUPS
 
 
 class _Bin(NamedTuple):
@@ -281,22 +271,19 @@ def _measure(analysis: Analysis) -> None:
     ((_, causal, layers),) = analysis.models(losses=True)
     splits = [_first_pass(analysis, causal, layers, source) for source in analysis.texts]
     bins = [each for split in splits for each in _bins(split, settings)]
-    values = {}
+    values = {}  # by control; "" is the model
     for control in ("", *settings["control"]):
         model = causal.control(control, settings["seed"])
-        one_bin = partial(_one_bin, model, layers, bins, not control)
-        units = study.units(f"bins{control}", len(bins), one_bin)
+        measured = partial(_measured_bin, model, layers, bins, not control)
+        units = study.units(f"bins{control}", len(bins), measured)
         values[control] = units.stacked("values")
-    points = pd.DataFrame.from_records(list(_points(bins, layers, values)))
+    points = pd.concat(_points(bins, layers, values))
     tables = {
         "points": points,
-        "correlations": correlations(points, settings["seed"]),
         "overall": pd.concat([_overall(split, layers, settings["seed"]) for split in splits]),
         "jackknife": pd.concat([_left_out(split, layers) for split in splits]),
     }
-    if settings["control"]:
-        tables["controls"] = control_correlations(points, settings["control"], settings["seed"])
-    analysis.finish(tables)
+    analysis.finish({**tables, **correlations(points, settings["control"], settings["seed"])})
 
 
 def _first_pass(analysis: Analysis, causal: CausalModel, layers: list[str], source: str) -> _Split:
@@ -330,9 +317,9 @@ def _first_pass(analysis: Analysis, causal: CausalModel, layers: list[str], sour
         return {**arrays, "sums": sums, "counts": totals[0].counts}
 
     units = analysis.study.units(name, -(-n // rows_a_unit), do)
-    sums = sum(units.each("sums"), start=np.zeros(()))
-    counts = units.stacked("counts").sum(axis=0)
-    return _Split(name, drawn, units.joined("nll"), units.joined("tokens"), sums, counts)
+    sums, counts = sum(units.each("sums"), start=np.zeros(())), units.stacked("counts").sum(axis=0)
+    totals = [Dispersion.from_state({"sums": layer, "counts": counts}) for layer in sums]
+    return _Split(name, drawn, units.joined("nll"), units.joined("tokens"), totals)
 
 
 def _with_spread(states: Tensor) -> Array:
@@ -346,66 +333,64 @@ def _bins(split: _Split, settings: Mapping[str, Any]) -> Iterator[_Bin]:
     for column, (kind, length) in enumerate(kinds):
         values = split.nll[:, column]
         if kind == SEQUENCE:
-            values = perplexity(values)
+            values = np.exp(values)
         every = sorted_bins(values, settings["bin_size"])
         for number in uniform_bins(values[every].mean(axis=1), settings["bins"]):
             yield _Bin(split, kind, column, length, int(number), np.sort(every[number]))
 
 
-def _one_bin(causal: CausalModel, layers: list[str], bins: list[_Bin], every: bool, number: int) -> Unit:
-    """The dispersions of a bin at every layer, (layers, values); for ``every`` the other measures too."""
-    each = bins[number]
-    reduce = _with_spread if each.perplexity == SEQUENCE else last_vectors
-    states = causal.run(each.split.segments, each.members, layers, reduce, length=each.length)
+def _measured_bin(
+    causal: CausalModel, layers: list[str], bins: list[_Bin], all_measures: bool, number: int
+) -> Unit:
+    """The dispersions of a bin at every layer, (layers, values); the other measures where asked for."""
+    chosen = bins[number]
+    reduce = _with_spread if chosen.perplexity == SEQUENCE else last_vectors
+    states = causal.run(chosen.split.segments, chosen.members, layers, reduce, length=chosen.length)
     rows = []
     for layer in layers:
         vectors = states[layer][:, : causal.width].astype(np.float32)
         spread = states[layer][:, causal.width :].mean() if reduce is _with_spread else np.nan
         estimate = dispersion_estimate(vectors)
-        others = (vendi_score(vectors), *spectrum(vectors), estimate.se) if every else ()
+        others = (vendi_score(vectors), *spectrum(vectors), estimate.se) if all_measures else ()
         rows.append((estimate.mean, spread, *others))
     return {"values": np.array(rows)}
 
 
-def _points(bins: list[_Bin], layers: list[str], values: dict[str, NDArray[Any]]) -> Iterator[dict[str, Any]]:
-    """One record a bin and layer; ``values`` (bins, layers, measures) by control."""
+def _points(bins: list[_Bin], layers: list[str], values: dict[str, NDArray[Any]]) -> Iterator[pd.DataFrame]:
+    """One row a bin and layer; ``values`` (bins, layers, measures) by control."""
     for number, each in enumerate(bins):
         losses = each.split.nll[each.members, each.column]
         about = {"split": each.split.name, "perplexity": each.perplexity, "bin": each.number}
-        means = {"mean_perplexity": float(perplexity(losses).mean()), "mean_nll": float(losses.mean())}
-        for place, layer in enumerate(layers):
-            measures = zip((*MEASURES, "dispersion_se"), values[""][number, place].tolist(), strict=True)
-            controls = {
-                f"{measure}.{control}": float(values[control][number, place, column])
-                for control in values
-                if control
-                for column, measure in enumerate(MEASURES[:2])
-            }
-            yield {**about, "segments": len(losses), "layer": layer, **means, **dict(measures), **controls}
+        about |= {"segments": len(losses), "layer": layers}
+        means = {"mean_perplexity": float(np.exp(losses).mean()), "mean_nll": float(losses.mean())}
+        columns = zip((*MEASURES, "dispersion_se"), values[""][number].T, strict=True)
+        controls = {
+            f"{measure}.{control}": column
+            for control in values
+            if control
+            for measure, column in zip(MEASURES[:2], values[control][number].T, strict=True)
+        }
+        yield pd.DataFrame({**about, **means, **dict(columns), **controls})
 
 
 def _overall(split: _Split, layers: list[str], seed: int) -> pd.DataFrame:
     """One row a layer: dispersion over all texts with jackknife error, token dispersion, perplexity."""
     rows = []
-    for sums, spread in zip(split.sums, split.tokens.T, strict=True):
-        estimate = Dispersion.from_state({"sums": sums, "counts": split.counts}).estimate()
-        rows.append((estimate.n, estimate.mean, estimate.se, *mean_interval(spread, seed)))
-    columns = ["texts", "dispersion", "dispersion_se"]
-    columns += ["token_dispersion", "token_dispersion_low", "token_dispersion_high"]
-    frame = pd.DataFrame(rows, columns=columns).assign(perplexity=float(perplexity(split.nll[:, 0].mean())))
-    frame.insert(0, "split", split.name)
-    frame.insert(1, "layer", layers)
-    return frame
+    for layer, total, spread in zip(layers, split.totals, split.tokens.T, strict=True):
+        mean, error, n = total.estimate()
+        row = {"split": split.name, "layer": layer, "texts": n, "dispersion": mean, "dispersion_se": error}
+        rows.append({**row, **with_ends("token_dispersion", mean_interval(spread, seed))})
+    return pd.DataFrame(rows).assign(perplexity=float(np.exp(split.nll[:, 0].mean())))
 
 
 def _left_out(split: _Split, layers: list[str]) -> pd.DataFrame:
     """Dispersion and mean NLL of all texts (group -1) and without each jackknife group: for comparisons."""
     groups, nll = np.arange(len(split.nll)) % _GROUPS, split.nll[:, 0]
     rows = []
-    for place, layer in enumerate(layers):
+    for layer, total in zip(layers, split.totals, strict=True):
         for group in (-1, *np.unique(groups).tolist()):
             others = np.arange(_GROUPS) != group
-            state = {"sums": split.sums[place] * others[:, None], "counts": split.counts * others}
+            state = {"sums": total.sums * others[:, None], "counts": total.counts * others}
             mean = Dispersion.from_state(state).mean()
             rows.append((split.name, layer, group, mean, float(nll[groups != group].mean())))
     return pd.DataFrame(rows, columns=["split", "layer", "group", "dispersion", "nll"])
@@ -444,51 +429,43 @@ def uniform_bins(means: ArrayLike, k: int) -> NDArray[np.int64]:
     return np.array(sorted([*chosen, *others[: max(k - len(chosen), 0)]]), dtype=np.int64)
 
 
-def correlations(points: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """Correlation of the bins' mean perplexity with every measure, per split, perplexity and layer."""
-    rows: list[dict[str, Any]] = []
-    claimed: dict[int, tuple[float, Array]] = {}  # r and its resamples on Fisher's scale, by row
+def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> dict[str, pd.DataFrame]:
+    """Correlation of the bins' mean perplexity with every measure, per split, perplexity and layer.
+
+    ``correlations`` are the model's, ``controls`` those of every control and the model's minus it over the
+    same resamples of bins. What the answer may claim has bounds for all layers and perplexities together.
+    """
+    models, others = list[dict[str, Any]](), list[dict[str, Any]]()
     lines: dict[tuple[Any, ...], NDArray[Any]] = {}  # fitted on `data`, which comes first
     for key, bins in points.groupby(_ABOUT, sort=False):
         split, *panel = key
         for measure in (m for m in MEASURES if m in bins and bins[m].notna().any()):
-            row, r = _pearson(bins, measure, seed)
-            x, y, line = leading(bins), bins[measure].to_numpy(), (*panel, measure)
-            if split == "data" and r is not None:
-                lines[line] = np.polyfit(x, y, 1)
-                if measure == "dispersion":
-                    claimed[len(rows)] = float(fisher(r.interval.value)), fisher(r.samples)
-            if r is not None:
+            about = {**dict(zip(_ABOUT, key, strict=True)), "measure": measure}
+            is_claimed = split == "data" and measure == "dispersion"
+            row, mine = _pearson(bins, measure, seed)
+            models.append({**about, "bins": len(bins), "line_r2": np.nan, **row})
+            if mine is not None:
+                x, y, line = leading(bins), bins[measure].to_numpy(), (*panel, measure)
+                if split == "data":
+                    lines[line] = np.polyfit(x, y, 1)
                 left = y - np.polyval(lines.get(line, [np.nan]), x)
-                row["line_r2"] = float(1 - np.square(left).sum() / np.square(y - y.mean()).sum())
-            about = {**dict(zip(_ABOUT, key, strict=True)), "measure": measure, "bins": len(x)}
-            rows.append({**about, "line_r2": np.nan, **row})
-    frame = _with_bounds(rows, claimed, "all")
-    frame[["all_low", "all_high"]] = np.tanh(frame[["all_low", "all_high"]])
-    return frame
-
-
-def control_correlations(points: pd.DataFrame, names: Sequence[str], seed: int) -> pd.DataFrame:
-    """Correlation of every control, and the model's minus it over the same resamples of bins."""
-    rows: list[dict[str, Any]] = []
-    claimed: dict[int, tuple[float, Array]] = {}
-    for key, bins in points.groupby(_ABOUT, sort=False):
-        for measure, control in itertools.product(MEASURES[:2], names):
-            column = f"{measure}.{control}"
-            if column not in bins or bins[column].isna().any():
-                continue
-            (_, mine), (row, other) = (_pearson(bins, each, seed) for each in (measure, column))
-            if mine is not None and other is not None:
-                samples = other.samples, mine.samples
-                ends = correlation_difference(other.interval, mine.interval, samples, paired=True)
-                row["difference"] = mine.interval.value - other.interval.value
-                row |= {"difference_low": ends.low, "difference_high": ends.high}
-                if key[0] == "data" and measure == "dispersion":
-                    apart = fisher(mine.interval.value) - fisher(other.interval.value)
-                    claimed[len(rows)] = float(apart), fisher(mine.samples) - fisher(other.samples)
-            about = {**dict(zip(_ABOUT, key, strict=True)), "measure": measure, "control": control}
-            rows.append({**about, **row})
-    return _with_bounds(rows, claimed, "apart")
+                models[-1]["line_r2"] = float(1 - np.square(left).sum() / np.square(y - y.mean()).sum())
+                models[-1]["claim"] = mine.on_fishers_scale() if is_claimed else None
+            for control in controls:
+                column = f"{measure}.{control}"
+                if column not in bins or bins[column].isna().any():
+                    continue
+                row, other = _pearson(bins, column, seed)
+                others.append({**about, "control": control, **row})
+                if mine is not None and other is not None:
+                    samples = other.samples, mine.samples
+                    bounds = correlation_difference(other.interval, mine.interval, samples, paired=True)
+                    difference = mine.interval.value - other.interval.value, *bounds
+                    claim = mine.on_fishers_scale() - other.on_fishers_scale() if is_claimed else None
+                    others[-1] |= {**with_ends("difference", difference), "claim": claim}
+    tables = {"correlations": _with_bounds(models, "all")}
+    tables["correlations"][["all_low", "all_high"]] = np.tanh(tables["correlations"][["all_low", "all_high"]])
+    return {**tables, "controls": _with_bounds(others, "apart")} if controls else tables
 
 
 def _pearson(bins: pd.DataFrame, column: str, seed: int) -> tuple[dict[str, Any], Correlated | None]:
@@ -501,13 +478,13 @@ def _pearson(bins: pd.DataFrame, column: str, seed: int) -> tuple[dict[str, Any]
     return {"pearson": value, "low": low, "high": high, "reason": ""}, found
 
 
-def _with_bounds(
-    rows: list[dict[str, Any]], claimed: dict[int, tuple[float, Array]], name: str
-) -> pd.DataFrame:
+def _with_bounds(rows: list[dict[str, Any]], name: str) -> pd.DataFrame:
     """The rows with ``NAME_low`` and ``NAME_high``, which hold for all claims together."""
+    claims = [row.pop("claim", None) for row in rows]
     frame = pd.DataFrame.from_records(rows).assign(**{f"{name}_low": np.nan, f"{name}_high": np.nan})
+    claimed = [number for number, claim in enumerate(claims) if claim is not None]
     if claimed:
-        values, samples = zip(*claimed.values(), strict=True)
-        low, high = bounds_together(values, np.stack(samples, axis=1))
-        frame.loc[list(claimed), [f"{name}_low", f"{name}_high"]] = np.stack([low, high], axis=1)
+        values, *samples = np.stack([claims[number] for number in claimed], axis=1)
+        bounds = bounds_together(values, samples)
+        frame.loc[claimed, [f"{name}_low", f"{name}_high"]] = np.stack(bounds, axis=1)
     return frame

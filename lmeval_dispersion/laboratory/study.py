@@ -34,6 +34,8 @@ from lmeval_dispersion.version import __version__
 
 FORMAT = "dispersion-lab/3"
 
+_WORDS = {"data": "the text", "held_out": "the held-out text", "models": "the models' files"}
+
 
 class StudyRoot(NamedTuple):
     """A folder of studies; each gets a folder of its own in it, named for its kind and settings."""
@@ -246,15 +248,8 @@ def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """One phrase a setting that differs; digests are shortened."""
-    return [
-        re.sub(
-            r"([0-9a-f]{10})[0-9a-f]{20,}",
-            r"\1…",
-            f"{_WORDS.get(key, key)} {old.get(key)}, now {new.get(key)}",
-        )
-        for key in sorted({*old, *new})
-        if old.get(key) != new.get(key)
+    pairs = {key: (old.get(key), new.get(key)) for key in sorted({*old, *new})}
+    phrases = [
+        f"{_WORDS.get(key, key)} {before}, now {now}" for key, (before, now) in pairs.items() if before != now
     ]
-
-
-_WORDS = {"data": "the text", "held_out": "the held-out text", "models": "the models' files"}
+    return [re.sub(r"([0-9a-f]{10})[0-9a-f]{20,}", r"\1…", phrase) for phrase in phrases]

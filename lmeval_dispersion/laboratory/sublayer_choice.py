@@ -30,7 +30,7 @@ from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.laboratory import frames
 from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, Run, StudyResult, analyse
 from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors
-from lmeval_dispersion.laboratory.frames import bounded, records, table
+from lmeval_dispersion.laboratory.frames import bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.study import Unit
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
@@ -48,10 +48,6 @@ EVALUATED = 50  # at most so many segments to tune on, and as many to test on
 WEIGHTS = np.linspace(0.0, 0.95, 20)
 TEMPERATURES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # multiples of the median distance to the nearest key
 
-_KNN_COLUMNS = [
-    *("layer", "keys", "segments", "base_perplexity", "perplexity"),
-    *("gain", "gain_low", "gain_high", "weight", "temperature"),
-]
 _POOL = 10  # segments to draw from, as a multiple of the largest draw
 
 _DRAWS = {
@@ -249,24 +245,29 @@ def _knn_tables(analysis: Analysis, causal: CausalModel, names: list[str]) -> di
             f"expected at least 10 segments for a kNN-LM, got {n}; pass more text or shorter segments"
         )
     units = analysis.over("knn", causal, drawn, names, _before_the_last, losses=True)
-    losses, part = units.joined("nll"), _evaluated(n)
-    targets = drawn.tokens[:, 1:]
-    tune, test = slice(0, part), slice(part, 2 * part)
+    losses, targets, part = units.joined("nll"), drawn.tokens[:, 1:], _evaluated(n)
+    tune, test, build = slice(0, part), slice(part, 2 * part), slice(2 * part, n)
 
-    def one_candidate(which: int) -> Unit:
+    def searched(candidate: int) -> Unit:
         import faiss
 
-        states, values = units.joined(names[which]), targets[2 * part :].ravel()
+        states = units.joined(names[candidate])
         keys = faiss.IndexFlatL2(states.shape[-1])
-        keys.add(states[2 * part :].reshape(-1, states.shape[-1]))
-        votes = Votes(keys, values, states[: 2 * part], targets[: 2 * part], part)
+        keys.add(states[build].reshape(-1, states.shape[-1]))
+        votes = Votes(keys, targets[build].ravel(), states[: 2 * part], targets[: 2 * part], part)
         weight, temperature = votes.best(np.exp(-losses[tune]), tune)
         mixed = _mixed(np.exp(-losses[test]), votes.probability(temperature, test), weight)
-        return {"row": np.array([weight, temperature, len(values), *mixed.mean(axis=1)])}
+        return {"nll": mixed.mean(axis=1), "tuned": np.array([weight, temperature])}
 
     # One candidate a unit, one at a time in a process.
-    rows = analysis.study.units("knn-search", len(names), one_candidate).stacked("row")
-    return _compared_keys(names, rows, losses[test].mean(axis=1), analysis.settings["seed"])
+    search = analysis.study.units("knn-search", len(names), searched)
+    mixed, base, measured = search.stacked("nll"), losses[test].mean(axis=1), []
+    for name, nll, (weight, temperature) in zip(names, mixed, search.each("tuned"), strict=True):
+        row = {"layer": name, "keys": targets[build].size, "segments": part}
+        row |= {"base_perplexity": float(np.exp(base.mean())), "perplexity": float(np.exp(nll.mean()))}
+        row |= with_ends("gain", mean_interval(base - nll, analysis.settings["seed"]))
+        measured.append({**row, "weight": weight, "temperature": temperature})
+    return {"knn": pd.DataFrame(measured), "knn_differences": _differences(names, mixed)}
 
 
 def _before_the_last(states: Tensor) -> NDArray[np.float32]:
@@ -278,22 +279,16 @@ def _evaluated(segments: int) -> int:
     return max(2, min(segments // 10, EVALUATED))
 
 
-def _compared_keys(names: list[str], rows: Array, base: Array, seed: int) -> dict[str, pd.DataFrame]:
-    measured, pairs = [], []
-    for name, (weight, temperature, keys, *mixed) in zip(names, rows, strict=True):
-        gain, low, high = mean_interval(base - np.array(mixed), seed)
-        perplexities = float(np.exp(base.mean())), float(np.exp(np.mean(mixed)))
-        measured.append((name, int(keys), len(base), *perplexities, gain, low, high, weight, temperature))
-    couples = list(itertools.combinations(range(len(names)), 2))
-    for first, second in couples:
-        difference = rows[first, 3:] - rows[second, 3:]
+def _differences(names: list[str], nll: Array) -> pd.DataFrame:
+    """NLL (candidates, segments) of every pair of keys, the first minus the second."""
+    pairs = list(itertools.combinations(zip(names, nll, strict=True), 2))
+    rows = []
+    for (first, of_first), (second, of_second) in pairs:
+        difference = of_first - of_second
         # Bonferroni: the bounds hold for all pairs together.
-        bounds = student_interval(difference, 1 - (1 - LEVEL) / len(couples))
-        pairs.append((names[first], names[second], float(difference.mean()), *bounds))
-    return {
-        "knn": pd.DataFrame(measured, columns=_KNN_COLUMNS),
-        "knn_differences": pd.DataFrame(pairs, columns=["first", "second", "difference", "low", "high"]),
-    }
+        bounds = student_interval(difference, 1 - (1 - LEVEL) / len(pairs))
+        rows.append((first, second, float(difference.mean()), *bounds))
+    return pd.DataFrame(rows, columns=["first", "second", "difference", "low", "high"])
 
 
 def agreement(recommended: str, differences: pd.DataFrame) -> str:

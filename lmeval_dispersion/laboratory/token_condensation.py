@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +26,7 @@ from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.laboratory import frames
 from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, Run, StudyResult, analyse
 from lmeval_dispersion.laboratory.causal_model import as_controls, token_dispersions, unit_tokens
-from lmeval_dispersion.laboratory.frames import bounded, table
+from lmeval_dispersion.laboratory.frames import bounded, table, with_ends
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import Array
@@ -91,7 +91,7 @@ class CondensationResult(StudyResult):
         if len(self.summary) == 1:
             columns = {name: column for name, column in _DEPTHS.items() if name != "model"}
             return {**tables, "some": table(self.layers, caption, columns, most=_SHOWN)}
-        curves = {trend.model: trend.curve for trend in self._trends()}
+        curves = {trend["model"]: trend["curve"] for trend in self._trends()}
         curve = self.summary["model"].map(curves).where(self.summary["control"] == "", "")
         caption = "Spearman of similarity and depth"
         return {
@@ -114,35 +114,18 @@ class CondensationResult(StudyResult):
         controls = [name for name in dict.fromkeys(self.summary["control"]) if name]
         return {**super().context(), "trends": self._trends(), "controls": controls}
 
-    def _trends(self) -> list[Verdict]:
+    def _trends(self) -> list[dict[str, Any]]:
         models = list(dict.fromkeys(self.texts["model"]))
         return [verdict(name, self.texts[self.texts["model"] == name], len(models)) for name in models]
 
 
-class Verdict(NamedTuple):
-    """A model's trend: ``alike``, ``apart``, ``turns``, ``none`` or ``undefined``, and its controls'."""
-
-    model: str
-    verdict: str
-    controls: dict[str, float]
-    value: float = float("nan")
-    low: float = float("nan")
-    high: float = float("nan")
-    curve: str = ""
-    like: tuple[str, ...] = ()
-    beyond: tuple[str, ...] = ()
-
-    @property
-    def key(self) -> str:
-        """A text that is the same for models of one verdict."""
-        return " ".join([self.verdict, *self.like, "/", *self.beyond])
-
-
-def verdict(model: str, texts: pd.DataFrame, claims: int) -> Verdict:
+def verdict(model: str, texts: pd.DataFrame, claims: int) -> dict[str, Any]:
     """The trend of one model's texts, with bounds that hold for ``claims`` models together.
 
-    Tokens grow alike where each text's own Spearman of similarity and depth is above 0 on average, and apart
-    where it is below. A curve that turns for sure within the first two thirds of the depth does neither.
+    Its ``verdict``: tokens grow ``alike`` where each text's own Spearman of similarity and depth is above 0
+    on average, and ``apart`` where it is below; a curve that ``turns`` for sure within the first two thirds
+    of the depth does neither; the trend may be ``none`` or ``undefined``. ``like`` are the controls that show
+    it too, ``beyond`` all of them where none does. Models of one verdict have the same ``key``.
     """
     similarities = {
         str(control): frame.pivot(index="text", columns="depth", values="mean").to_numpy()
@@ -150,26 +133,25 @@ def verdict(model: str, texts: pd.DataFrame, claims: int) -> Verdict:
     }
     trends = {control: text_trends(values) for control, values in similarities.items()}
     mine = trends.pop("")
-    controls = {control: _mean(values) for control, values in trends.items()}
-    if np.isfinite(mine).sum() < 2:
-        return Verdict(model, "undefined", controls)
     low, high = _bounds(mine, claims)
-    found = Verdict(model, "none", controls, _mean(mine), low, high)
     sign = 1 if low > 0 else -1 if high < 0 else 0
-    if not sign:
-        return found
-    if turn := _turn(sign * similarities[""], claims):
-        words = ("rises", "falls")[::sign]
-        depths = similarities[""].shape[1] - 1
-        curve = f"{words[0]} to depth {turn} of {depths}, then {words[1]}"
-        return found._replace(verdict="turns", curve=curve)
-    like = tuple(
-        control
-        for control, values in trends.items()
-        if not _bounds(sign * (mine - values), claims * len(trends))[0] > 0
-    )
-    word = "alike" if sign > 0 else "apart"
-    return found._replace(verdict=word, like=like, beyond=() if like else tuple(trends))
+    word, curve, like, beyond = "none", "", list[str](), list[str]()
+    if np.isfinite(mine).sum() < 2:
+        word = "undefined"
+    elif sign and (turn := _turn(sign * similarities[""], claims)):
+        first, then = ("rises", "falls")[::sign]
+        word, depths = "turns", similarities[""].shape[1] - 1
+        curve = f"{first} to depth {turn} of {depths}, then {then}"
+    elif sign:
+        word = "alike" if sign > 0 else "apart"
+        for control, values in trends.items():
+            above, _ = _bounds(sign * (mine - values), claims * len(trends))
+            (beyond if above > 0 else like).append(control)
+    beyond = [] if like else beyond
+    about = {"model": model, "verdict": word, "curve": curve, "like": like, "beyond": beyond}
+    about["key"] = " ".join([word, *like, "/", *beyond])
+    controls = {control: _mean(values) for control, values in trends.items()}
+    return {**about, "controls": controls, "value": _mean(mine), "low": low, "high": high}
 
 
 def _turn(values: Array, claims: int) -> int:
@@ -281,13 +263,11 @@ def model_tables(
         rho, tau = (statistics.correlation(depth, layer_means, kind) for kind in ("spearman", "kendall"))
     except GeometryError as error:
         rho, tau, reason = float("nan"), float("nan"), str(error)
-    trend_low, trend_high = _bounds(trends)
-    tail, tail_low, tail_high = statistics.mean_interval(tails, seed)
     summary = {
         **{"texts": len(means), "depths": len(names)},
-        **{"trend": _mean(trends), "trend_low": trend_low, "trend_high": trend_high},
+        **with_ends("trend", (_mean(trends), *_bounds(trends))),
         **{"spearman": rho, "kendall": tau},
-        **{"last_mean": tail, "last_mean_low": tail_low, "last_mean_high": tail_high},
+        **with_ends("last_mean", statistics.mean_interval(tails, seed)),
         **{"last": min(last, len(names)), "reason": reason},
     }
     layers = [(k, name, *statistics.mean_interval(means[:, k], seed)) for k, name in enumerate(names)]

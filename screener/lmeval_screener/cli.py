@@ -26,7 +26,7 @@ from lmeval_dispersion.options import (
     add_output,
     add_version,
     command_parser,
-    finished,
+    exit_code_of,
     progress_bar,
 )
 from lmeval_screener.targets.selection import add_selection_options
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     declare(parser)
     parser.set_defaults(command=command)
     args = parser.parse_args(words)
-    return finished(name, lambda: work(args))
+    return exit_code_of(name, lambda: work(args))
 
 
 # --- screen ---------------------------------------------------------------------------------------------

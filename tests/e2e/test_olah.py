@@ -19,7 +19,7 @@ import pytest
 from checkpoints import slow_gap, write_checkpoint
 from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
-from storages import free_port, process
+from storages import process
 
 TOKENIZER = Path(__file__).parent.parent / "data" / "tokenizers" / "gpt2.json"
 V = 50_257
@@ -49,11 +49,9 @@ def git(folder, *args):
 
 def committed(folder, matrix, *, branch="main", lfs=False):
     """A checkpoint as the head of a branch of a git repository; its commit."""
-    if not (folder / ".git").exists():
-        folder.mkdir(parents=True)
-        git(folder, "init", "--quiet", "--initial-branch", branch)
-    else:
-        git(folder, "checkout", "--quiet", "-b", branch)
+    folder.mkdir(parents=True, exist_ok=True)
+    git(folder, "init", "--quiet")
+    git(folder, "checkout", "--quiet", "-B", branch)
     write_checkpoint(folder, {"lm_head.weight": ("F16", matrix), "model.norm.weight": ("F32", np.ones(4))})
     shutil.copy(TOKENIZER, folder / "tokenizer.json")
     if lfs:
@@ -76,13 +74,13 @@ def mirror(tmp_path_factory):
     home = tmp_path_factory.mktemp("olah")
     models = home / "mirrors" / "models" / "org"
     models.mkdir(parents=True)
-    port = free_port()
     (home / "olah.toml").write_text(
-        f'[basic]\nhost = "127.0.0.1"\nport = {port}\nrepos-path = "{home / "cache"}"\n'
-        f'mirrors-path = ["{home / "mirrors"}"]\n[accessibility]\noffline = true\n'
+        f'[basic]\nrepos-path = "{home / "cache"}"\nmirrors-path = ["{home / "mirrors"}"]\n'
+        "[accessibility]\noffline = true\n"
     )
     command = [olah(), "--config", str(home / "olah.toml"), "--log-path", str(home / "logs")]
-    with process(command, port, cwd=home):
+    command += ["--host", "127.0.0.1", "--port"]
+    with process(lambda port: [*command, str(port)], cwd=home) as port:
         yield models, f"http://127.0.0.1:{port}"
 
 

@@ -8,11 +8,13 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from processes import environment, torchrun
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from threadpoolctl import threadpool_limits
 from tiny_models import WORDS, model, saved, text_file
@@ -234,13 +236,15 @@ def test_a_failed_start_blocks_nothing_and_a_full_disk_is_one_sentence(base, tmp
     assert main(arguments(base, out, data=base / "short.txt")) == 2
     assert (out / "settings.json").is_file()
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("lmeval_dispersion.training.train.trained", full)
-        assert main(arguments(base, out)) == 1
-    assert "full disk" in capsys.readouterr().err
+    for error in (  # of Python, of safetensors and of torch.save on a full tmpfs
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr("lmeval_dispersion.training.train.trained", Mock(side_effect=error))
+            assert main(arguments(base, out)) == 1
+        assert "full disk" in capsys.readouterr().err
     # Nothing is trained yet: other settings are welcome, and other blocks are made for them.
     assert main(arguments(base, out, block=8, tokens=8 * 4 * 2)) == 0
     assert "base" in capsys.readouterr().out

@@ -23,21 +23,17 @@ LONGEST = 512
 FIELDS = {"model", "input", "encoding_format", "add_special_tokens", "use_activation"}
 
 
-def state(model: Any, tokens: list[int], defect: str) -> torch.Tensor:
-    """(d): what the output projection is given after the last token, with the defect."""
-    assert 0 < len(tokens) <= LONGEST
-    with torch.no_grad():
-        out = model.model(torch.tensor([tokens]), output_hidden_states=True)
-        rows = model.model.norm(out.hidden_states[-2]) if defect == "below" else out.last_hidden_state
-    return rows[0, -2 if defect == "shifted" and len(tokens) > 1 else -1]
-
-
 def embeddings(model: Any, body: dict[str, Any], defect: str) -> list[dict[str, Any]]:
+    """What the output projection is given after each prompt's last token, with the defect."""
     assert body.keys() <= FIELDS
     assert (body["model"], body["encoding_format"]) == ("tiny", "base64")
     data = []
     for index, tokens in enumerate(body["input"]):
-        vector = state(model, tokens, defect)
+        assert 0 < len(tokens) <= LONGEST
+        with torch.no_grad():
+            out = model.model(torch.tensor([tokens]), output_hidden_states=True)
+            rows = model.model.norm(out.hidden_states[-2]) if defect == "below" else out.last_hidden_state
+        vector = rows[0, -2 if defect == "shifted" and len(tokens) > 1 else -1]
         if body.get("use_activation") is not False or defect == "unit":
             vector = vector / vector.norm()
         content = base64.b64encode(vector.float().numpy().tobytes()).decode()

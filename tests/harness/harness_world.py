@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers
@@ -87,11 +88,6 @@ def from_folder(folder: Path) -> Any:
     return hflm(str(folder), None, batch_size=3, max_length=512, device="cpu", dtype="float32")
 
 
-def arguments(folder: Path) -> dict[str, Any]:
-    """The same as its arguments."""
-    return {"pretrained": str(folder), "device": "cpu", "dtype": "float32"}
-
-
 def evaluate(lm: Any, tasks: list[str], manager: Any, **settings: Any) -> Any:
     """lm-eval's simple_evaluate, without the examples that tasks may bring."""
     import lm_eval
@@ -127,12 +123,9 @@ class World:
 
 
 def child(*words: object, path: str = "", cwd: Path | None = None, **variables: str) -> Any:
-    """Run a command to its good end; ``path`` comes before our own modules and tests on its path.
-
-    Its environment is ours without what would make it see this machine's Hub settings.
-    """
+    """Run a command to its good end; see :func:`environment`."""
     done = subprocess.run(
-        [str(word) for word in words],
+        [*map(str, words)],
         env=environment(path, **variables),
         cwd=cwd,
         capture_output=True,
@@ -144,7 +137,7 @@ def child(*words: object, path: str = "", cwd: Path | None = None, **variables: 
 
 
 def environment(path: str = "", **variables: str) -> dict[str, str]:
-    """See :func:`child`."""
+    """Ours without this machine's Hub settings; ``path`` comes before our own modules and tests."""
     import datasets
 
     folders = [path, str(Path(__file__).parent), str(ROOT), str(ROOT / "screener")]
@@ -175,31 +168,22 @@ def trimmed_copy(site: Path) -> Path:
     return site
 
 
-def reference(lm: Any, context: str, continuation: str, layer: str) -> tuple[Any, Any]:
-    """The state of the last context token, from the unpadded prompt alone, and its tokens' log-probabilities.
-
-    Follows lm-eval's own tokenisation; a prompt that is too long is cut as lm-eval cuts it.
-    """
-    context_tokens, continuation_tokens = lm._encode_pair(context, continuation)
-    tokens = (context_tokens + continuation_tokens)[-(lm.max_length + 1) :][:-1]
-    tokens = tokens[: len(tokens) - len(continuation_tokens) + 1]
-    inputs = torch.tensor([tokens])
+def alone(lm: Any, tokens: list[int], layer: str = "last") -> tuple[Any, Any]:
+    """The last state (d,) of tokens run alone, unpadded, and the log-probability of each after the first."""
+    inputs, seen = torch.tensor([tokens]), []
     with torch.no_grad():
         if layer == "last":
             out = lm.model(inputs, output_hidden_states=True)
-            state = out.hidden_states[-1][0, -1]
+            seen.append(out.hidden_states[-1])
         else:  # the residual stream after a block's attention, written out for Llama
             block = lm.model.model.layers[int(layer.removeprefix("layer.").removesuffix(".attn"))]
-            seen: list[Any] = []
-            handle = block.post_attention_layernorm.register_forward_pre_hook(
-                lambda _, args: seen.append(args[0])
-            )
+            norm = block.post_attention_layernorm
+            handle = norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
             out = lm.model(inputs)
             handle.remove()
-            state = seen[0][0, -1]
-        scores = torch.log_softmax(out.logits[0].float(), dim=-1)
-    own = scores[:-1].gather(1, inputs[0, 1:, None])[:, 0]
-    return state.float().numpy(), own.numpy()
+        scores = torch.log_softmax(out.logits[0, -len(tokens) :].float(), dim=-1)
+    logprobs = scores[:-1].gather(1, inputs[0, 1:, None])[:, 0]
+    return seen[0][0, -1].float().numpy(), logprobs.numpy()
 
 
 def records(results: Any, task: str) -> list[DocRecord]:
@@ -212,36 +196,40 @@ def check_vectors(
 ) -> None:
     """Every captured vector equals the model on the unpadded prompt alone; so does the query's perplexity.
 
-    ``within``: the vectors agree to that share of their length alone, and the perplexity is not compared.
+    A prompt is made of tokens, and cut, as lm-eval does it. ``within``: the vectors agree to that share of
+    their length alone, and the perplexity is not compared.
     """
     samples = results["samples"][task]
     assert samples
     for sample in samples:
         state, query = sample["dispersion"].state, sample["dispersion"].columns["text"]
         context, continuation = sample["arguments"][0]
-        vector, logprobs = reference(lm, context, continuation, layer)
+        context_tokens, continuation_tokens = lm._encode_pair(context, continuation)
+        tokens = (context_tokens + continuation_tokens)[-(lm.max_length + 1) :][: -len(continuation_tokens)]
+        vector, logprobs = alone(lm, tokens, layer)
         assert state.vectors[layer].shape == (1, len(vector))
         if within is not None:
             assert np.linalg.norm(state.vectors[layer][0] - vector) < within * np.linalg.norm(vector)
             continue
         np.testing.assert_allclose(state.vectors[layer][0], vector, atol=1e-5, rtol=0)
-        assert state.prompt_tokens == [len(logprobs) + 1] or state.truncated == [True]
-        if query:
-            tokens = len(lm.tok_encode(context.rstrip()[: context.rindex(query)] or ""))
-            own = logprobs[max(tokens, 1) - 1 :]
-            if state.truncated == [False] and context.rstrip().endswith(query.rstrip()):
-                assert state.perplexity[0] == pytest.approx(math.exp(-float(np.mean(own))), rel=1e-4)
+        assert (state.prompt_tokens, state.truncated) == (
+            [len(context_tokens)],
+            [len(tokens) < len(context_tokens)],
+        )
+        if query and not state.truncated[0] and context.rstrip().endswith(query.rstrip()):
+            before = len(lm.tok_encode(context.rstrip()[: context.rindex(query)] or ""))
+            mean = float(np.mean(logprobs[max(before, 1) - 1 :]))
+            assert state.perplexity[0] == pytest.approx(math.exp(-mean), rel=1e-4)
 
 
-def check_same_documents(store: Store, expected: Store, but: str) -> None:
-    """The tables of documents hold the same values, of the column ``but`` aside."""
-    for column in expected.documents.columns.drop(but):
-        values, wanted = ([as_list(v) for v in s.documents[column]] for s in (store, expected))
-        assert repr(values) == repr(wanted), column  # NaN and None differ
-
-
-def as_list(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else value
+def check_same_store(store: Store, expected: Store) -> None:
+    """The same documents, but for the query's perplexity, and in the layers of ``store`` the same vectors."""
+    documents = [s.documents.drop(columns="query_perplexity") for s in (store, expected)]
+    pd.testing.assert_frame_equal(*documents, rtol=1e-12)
+    for layer in store.layers:
+        np.testing.assert_allclose(store.vectors(layer), expected.vectors(layer), atol=1e-3)  # float16
+        np.testing.assert_allclose(store.norms(layer), expected.norms(layer), rtol=1e-4)
+    assert store.manifest["identity"] == expected.manifest["identity"]
 
 
 def hooks_left(model: torch.nn.Module) -> set[str]:

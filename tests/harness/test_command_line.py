@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness_world import ARC, World, child, environment, trimmed_copy
+from harness_world import ARC, World, child, environment
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import PartialStoreError
 from lmeval_dispersion.geometry import dispersion
-from lmeval_dispersion.harness import install
 from lmeval_dispersion.paths import data_folder
 from lmeval_dispersion.store import read_store
 
@@ -33,13 +31,10 @@ LM_EVAL += ["--model_args", f"pretrained={MODEL},dtype=float32", "--output_path"
 
 
 @pytest.fixture
-def site(in_world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def site(in_world: Path, harness_copy: Path) -> str:
     """A folder with an lm-eval in which the dispersion tasks are enabled."""
-    folder = trimmed_copy(tmp_path / "site")
-    with monkeypatch.context() as patch:
-        patch.setattr(install, "harness_tasks", lambda: folder / "lm_eval/tasks")
-        assert main(["enable"]) == 0
-    return str(folder)
+    assert main(["enable"]) == 0
+    return str(harness_copy.parents[1])
 
 
 def test_the_stock_command_runs_mmlu(site: str, tmp_path: Path) -> None:
@@ -54,15 +49,10 @@ def test_the_stock_command_runs_mmlu(site: str, tmp_path: Path) -> None:
     rows = [line for line in done.stdout.splitlines() if "|dispersion " in line]
     assert f"|{group['dispersion,none']:.4f}|±  |{group['dispersion_stderr,none']:.4f}|" in rows[-1]
     store = read_store(stores)
-    identity = store.manifest["identity"]
-    assert identity["weights"].startswith("sha256:")
-    assert identity["fewshot_seed"] == "1234"
-    assert not identity["prompt_template"].startswith("several:")
+    assert store.manifest["identity"]["fewshot_seed"] == "1234"
     assert len(store.documents) == 19 * 3 == group["sample_len"]
-    assert set(store.documents["category"]) == {"stem"}
     assert store.layers == ["last", "layer.2.attn"]
     assert store.model == str(MODEL)
-    assert store.manifest["versions"]["lm_eval"]
     assert group["dispersion,none"] == pytest.approx(dispersion(store.vectors()), abs=2e-5)
     noted = results["configs"]["mmlu_anatomy_dispersion"]["metadata"]["dispersion"]
     assert Path(noted["store"]).is_dir()
@@ -120,12 +110,16 @@ def test_two_processes_give_the_figures_of_one(world: World, model_folder: Path,
     import transformers
 
     (tmp_path / "two.py").write_text(TWO)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launch = (sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "2")
-    script = ("--master-port", port, tmp_path / "two.py", model_folder, tmp_path)
-    child(*launch, *script, NLTK_DATA=str(nltk.data.path[0]))
+    launch = (
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+    )
+    child(*launch, tmp_path / "two.py", model_folder, tmp_path, NLTK_DATA=str(nltk.data.path[0]))
     two = json.loads((tmp_path / "results.json").read_text())
     lm = world.lm(transformers.AutoModelForCausalLM.from_pretrained(model_folder).float(), batch_size=3)
     results = world.run(lm, *two, store=tmp_path / "one", gen_kwargs={"max_gen_toks": 4}, limit=7)

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from harness_world import trimmed_copy
+import yaml
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.harness.cli import failure_sentence
-
-
-@pytest.fixture
-def harness_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of tasks as lm-eval has it, with two families; ours find it in place of the real one."""
-    tasks = trimmed_copy(tmp_path) / "lm_eval/tasks"
-    monkeypatch.setattr(install, "harness_tasks", lambda: tasks)
-    return tasks
+from lmeval_dispersion.harness.records import METRICS
 
 
 def test_enable_status_and_undo_leave_no_trace(
@@ -69,9 +63,7 @@ def test_without_lm_eval_the_extra_is_named(
     assert "pip install 'lmeval-dispersion[models]'" in capsys.readouterr().err
 
 
-def test_tasks_path_names_lm_evals_files_and_all_of_its_subjects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_path_names_lm_evals_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = install.tasks_path()
     assert folder == install.tasks_path()
@@ -81,12 +73,34 @@ def test_tasks_path_names_lm_evals_files_and_all_of_its_subjects(
     for path in files.values():
         for include in re.findall(r"include: (\S+)", path.read_text()):
             assert (path.parent / include).is_file(), (path, include)
-    # scripts/mmlu_stubs.py would write what is there.
-    subjects = {path.stem for path in (install.harness_tasks() / "mmlu/default").glob("mmlu_*.yaml")}
-    assert {name for name in files if name.startswith("mmlu/mmlu_")} == {
-        f"mmlu/{name}_dispersion.yaml" for name in subjects
-    }
     assert [name for name in install.task_names() if not name.endswith("_dispersion")] == ["quail"]
+
+
+def test_every_task_is_a_stock_one_with_our_class_and_every_group_has_our_metrics() -> None:
+    def read(text: str) -> Any:
+        return yaml.safe_load(text.replace("!function ", ""))
+
+    files = {name: read(text) for name, text in install.task_files().items() if name != "quail/quail.yaml"}
+    tasks = {name: config for name, config in files.items() if "group" not in config}
+    for config in tasks.values():
+        assert config["task"] == f"{Path(config['include']).stem}_dispersion"
+        assert config["class"] == "lmeval_dispersion.harness.DispersionTask"
+        assert config.keys() <= {"include", "task", "tag", "class"}
+    known = {*install.task_names(), *(config.get("tag") for config in tasks.values())}
+    groups = [config for config in files.values() if "group" in config]
+    for config in groups:
+        assert [entry["metric"] for entry in config["aggregate_metric_list"][1:]] == [*METRICS]
+        assert {child for child in config["task"] if isinstance(child, str)} <= known
+    # MMLU's subjects and metabench are listed by name, metabench's groups as well.
+    theirs = install.harness_tasks()
+    stock = {path.stem: read(path.read_text()) for path in theirs.glob("metabench/*.yaml")}
+    subjects = {path.stem for path in theirs.glob("mmlu/default/mmlu_*.yaml")}
+    assert {f"{name}_dispersion" for name in {*stock, *subjects}} <= known
+    ours = {config["group"]: config for config in groups}
+    for wanted in (config for config in stock.values() if "group" in config):
+        group = ours[f"{wanted['group']}_dispersion"]
+        assert group["task"] == [f"{task}_dispersion" for task in wanted["task"]]
+        assert group["aggregate_metric_list"][:1] == wanted["aggregate_metric_list"]
 
 
 @pytest.mark.parametrize(
@@ -97,14 +111,12 @@ def test_tasks_path_names_lm_evals_files_and_all_of_its_subjects(
         (ValueError("Tasks not found: mmlu_dispertion"), "did you mean mmlu_dispersion"),
         (ValueError("Tasks not found: qqq"), "`dispersion run ls tasks` lists them"),
         (OSError("x/y is not a valid model identifier.\n"), "check the name of the model"),
-        (KeyError("x"), None),  # a defect keeps its traceback
-        (ValueError("anything else"), None),
+        (KeyError("x"), ""),  # a defect keeps its traceback
+        (ValueError("anything else"), ""),
     ],
 )
-def test_failures_that_users_meet_are_one_sentence(error: Exception, expected: str | None) -> None:
-    sentence = failure_sentence(error)
-    if expected is None or sentence is None:
-        assert sentence == expected
-    else:
-        assert expected in sentence
-        assert "\n" not in sentence
+def test_failures_that_users_meet_are_one_sentence(error: Exception, expected: str) -> None:
+    sentence = failure_sentence(error) or ""
+    assert expected in sentence
+    assert "\n" not in sentence
+    assert bool(sentence) == bool(expected)

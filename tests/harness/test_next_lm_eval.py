@@ -32,7 +32,7 @@ tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
 manager = TaskManager(include_path=str(install.tasks_path()), include_defaults=False,
                       metadata={"dispersion_store": out + "/store", "dispersion_layers": "last+layer.0.attn"})
-found = {}
+figures = {}
 for tasks, options in (
     # 0.5.0.dev2 cannot log samples of a selection, the stock task's neither
     (["arc_easy_dispersion"], {"samples": {"arc_easy_dispersion": [1, 4, 6]}, "log_samples": False}),
@@ -44,15 +44,15 @@ for tasks, options in (
     for whole, metrics in results["results"].items():
         name = whole.split("::")[-1]  # 0.5 puts a group's name before its tasks'
         keys = [k for k in metrics if k.startswith("dispersion") and k.count("stderr") < 2]
-        found[name] = {key: metrics[key] for key in keys}
+        figures[name] = {key: metrics[key] for key in keys}
         config = results["configs"].get(whole)
         if config:
-            found[name]["summary"] = dict(config["metadata"]["dispersion"], store=None)
+            figures[name]["summary"] = dict(config["metadata"]["dispersion"], store=None)
 task = "truthfulqa_mc1_dispersion"
 predicted = evaluate(hflm(model, tokenizer), [task], manager, limit=2, predict_only=True)
 assert not any("dispersion" in key for key in predicted["results"][task])
 import lm_eval
-open(out + "/found.json", "w").write(json.dumps({"lm_eval": lm_eval.__file__, "found": found}))
+open(out + "/figures.json", "w").write(json.dumps({"lm_eval": lm_eval.__file__, "figures": figures}))
 """
 
 
@@ -64,15 +64,15 @@ def test_the_next_lm_eval_gives_the_same_stores_and_metrics(
         (tmp_path / name).mkdir()
         words = (sys.executable, "-W", "ignore", "-c", RUN, model_folder, tmp_path / name)
         child(*words, path=path, cwd=in_world)
-        answer: dict[str, Any] = json.loads((tmp_path / name / "found.json").read_text())
+        answer: dict[str, Any] = json.loads((tmp_path / name / "figures.json").read_text())
         return answer
 
     now, later = run("now", ""), run("later", NEXT)
     assert later["lm_eval"].startswith(NEXT)
     assert not now["lm_eval"].startswith(NEXT)
-    assert set(now["found"]) == set(later["found"])
-    for task, metrics in now["found"].items():
-        assert json.dumps(later["found"][task], sort_keys=True) == json.dumps(metrics, sort_keys=True), task
+    assert set(now["figures"]) == set(later["figures"])
+    for task, metrics in now["figures"].items():
+        assert json.dumps(later["figures"][task], sort_keys=True) == json.dumps(metrics, sort_keys=True), task
     for folder in sorted((tmp_path / "now/store").iterdir()):
         first, second = read_store(folder), read_store(tmp_path / "later/store" / folder.name)
         # 0.5 hashes the prompt of a rolling task otherwise.

@@ -74,12 +74,9 @@ def test_the_tokens_hold_the_query_and_the_tokens_beside_them_none_of_it(tokeniz
 
 
 def test_what_is_not_there_and_what_cannot_be_told(tokenizer: Any) -> None:
-    context = tokenizer("some words")["input_ids"]
-    assert query_tokens(tokenizer, "some words", None, context) == (0, len(context))
-    assert query_tokens(tokenizer, "some words", "others", context) == (0, len(context))
-    assert query_tokens(tokenizer, "some words", "  ", context) == (0, len(context))
-    # Tokens that are not the prompt's: no figure rather than a wrong one.
-    other = tokenizer("quite another text")["input_ids"]
+    context, other = (tokenizer(text)["input_ids"] for text in ("some words", "quite another text"))
+    for query in (None, "others", "  "):
+        assert query_tokens(tokenizer, "some words", query, context) == (0, len(context))
+    # Tokens that are not the prompt's, or of unknown places: no figure rather than a wrong one.
     assert query_tokens(tokenizer, "some words", "words", other) == (0, 0)
-    slow = SimpleNamespace(is_fast=False)
-    assert query_tokens(slow, "some words", "words", context) == (0, 0)
+    assert query_tokens(SimpleNamespace(is_fast=False), "some words", "words", context) == (0, 0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from harness_world import ARC, SIZES, World, check_vectors, hflm, hooks_left, records, tiny_llama
+from harness_world import ARC, SIZES, World, alone, check_vectors, hflm, hooks_left, records, tiny_llama
 
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import recording
@@ -20,28 +20,19 @@ from lmeval_dispersion.store import read_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is:FutureWarning")  # peft's
 
-KV = {"num_key_value_heads": 2}
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "Llama": SIZES | {"tie_word_embeddings": True},
-    "Qwen2": SIZES | KV,
-    "Qwen3": SIZES | KV | {"head_dim": 8},
-    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 2048},
-    "GPTNeoX": SIZES,
-    "Gemma2": SIZES | KV | {"head_dim": 8},
-    "Gemma3Text": SIZES | KV | {"head_dim": 8},
-    "Mistral": SIZES | KV,
-    "Olmo2": SIZES,
-    "Phi": SIZES,
-    "Mixtral": SIZES | KV | {"num_local_experts": 4},
-    "Qwen2Moe": SIZES
-    | KV
-    | {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
-}
-
-
-def last_states(lm: Any, tokens: list[int]) -> Any:
-    with torch.no_grad():
-        return lm.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0].numpy()
+ARCHITECTURES = (
+    "Llama",
+    "Qwen2",
+    "Qwen3",
+    "GPT2",
+    "GPTNeoX",
+    "Gemma2",
+    "Gemma3Text",
+    "Mistral",
+    "Olmo2",
+    "Phi",
+)
+MIXTURES = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
 
 
 @pytest.mark.parametrize("batch_size", [1, "auto"])
@@ -54,13 +45,12 @@ def test_vectors_equal_the_model_alone_whatever_the_batch(batch_size: Any, world
             check_vectors(lm, results, task, layer)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "Mixtral", "Qwen2Moe"])
 def test_vectors_equal_the_model_alone_in_every_architecture(architecture: str, world: World) -> None:
     torch.manual_seed(0)
-    special = {"pad_token_id": 2, "eos_token_id": 1, "bos_token_id": 1}
-    config = getattr(transformers, f"{architecture}Config")(
-        **ARCHITECTURES[architecture], **special, vocab_size=len(world.tokenizer)
-    )
+    special = {"pad_token_id": 2, "eos_token_id": 1, "bos_token_id": 1, "vocab_size": len(world.tokenizer)}
+    heads = {"num_key_value_heads": 2, "head_dim": 8}
+    config = getattr(transformers, f"{architecture}Config")(**SIZES, **heads, **MIXTURES, **special)
     lm = world.lm(transformers.AutoModelForCausalLM.from_config(config).eval())
     check_vectors(lm, world.run(lm, limit=5))
 
@@ -89,7 +79,7 @@ def test_generation_is_seen_after_the_prompt(world: World) -> None:
         tokens = lm.tok_encode(sample["arguments"][0][0])
         assert state.prompt_tokens == [len(tokens)]
         assert state.truncated == [len(tokens) > 50]
-        vector = last_states(lm, tokens[-50:])[-1]
+        vector, _ = alone(lm, tokens[-50:])
         np.testing.assert_allclose(state.vectors["last"][0], vector, atol=1e-5, rtol=0)
         assert math.isnan(state.perplexity[0])
 
@@ -110,34 +100,21 @@ def test_rolling_requests_give_every_segments_last_state_and_perplexity(world: W
         assert sum(state.prompt_tokens) == len(tokens)
         total = -sum(n * math.log(p) for n, p in zip(state.prompt_tokens, state.perplexity, strict=True))
         assert total == pytest.approx(sample["resps"][0][0], rel=1e-6)
-        first = last_states(lm, [lm.prefix_token_id, *tokens][:128])[min(127, len(tokens) - 1)]
+        first, _ = alone(lm, [lm.prefix_token_id, *tokens][: min(128, len(tokens))])
         np.testing.assert_allclose(state.vectors["last"][0], first, atol=1e-5, rtol=0)
 
 
-def test_peft_and_bfloat16_match(world: World) -> None:
+def test_peft_prompt_tuning_and_bfloat16_match(world: World) -> None:
     peft = pytest.importorskip("peft")
     torch.manual_seed(1)
-    config = peft.LoraConfig(target_modules=["q_proj", "lm_head"], r=2, init_lora_weights=False)
-    lora = world.lm(peft.get_peft_model(tiny_llama(world.tokenizer), config).eval())
-    check_vectors(lora, world.run(lora))
+    lora = peft.LoraConfig(target_modules=["q_proj", "lm_head"], r=2, init_lora_weights=False)
+    # Prompt tuning shifts all positions by its virtual tokens.
+    tuning = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    for config in (lora, tuning):
+        lm = world.lm(peft.get_peft_model(tiny_llama(world.tokenizer), config).eval())
+        check_vectors(lm, world.run(lm))
     half = world.lm(tiny_llama(world.tokenizer).to(torch.bfloat16))
     check_vectors(half, world.run(half), within=0.02)
-
-
-def test_prompt_tuning_shifts_positions(world: World) -> None:
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(1)
-    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    tuned = peft.get_peft_model(tiny_llama(world.tokenizer), config).eval()
-    base = tuned.get_base_model()
-    lm = world.lm(tuned, batch_size=3)
-    for sample in world.run(lm)["samples"][ARC]:
-        tokens = torch.tensor([lm.tok_encode(sample["arguments"][0][0])])
-        states = torch.cat([tuned.get_prompt(1), base.get_input_embeddings()(tokens)], dim=1)
-        with torch.no_grad():
-            out = base(inputs_embeds=states, output_hidden_states=True)
-        vector = sample["dispersion"].state.vectors["last"][0]
-        np.testing.assert_allclose(vector, out.hidden_states[-1][0, -1].numpy(), atol=1e-5)
 
 
 def test_a_model_spread_over_devices(world: World, tmp_path: Path) -> None:
@@ -216,52 +193,38 @@ def test_models_with_eyes_read_texts(world: World, tmp_path: Path) -> None:
             getattr(lm, f"dispersion_{kind}")([Prompt(arguments, None, "t", ("last",))])
 
 
-def test_wrong_layers_and_finished_stores_are_refused_before_the_model_runs(
-    world: World, tmp_path: Path
-) -> None:
-    lm = world.lm()
-    calls: list[int] = []
+def test_runs_that_cannot_work_are_refused_before_the_model_runs(world: World, tmp_path: Path) -> None:
+    from lm_eval.api.registry import get_model
+
+    lm, calls = world.lm(), list[int]()
+    world.run(lm, store=tmp_path, limit=2)
     lm.model.register_forward_hook(lambda *_: calls.append(1))
     with pytest.raises(UsageError, match=r"expected layers among last, norm, embeddings, layer\.0"):
         world.run(lm, layers="layer.9")
-    assert not calls
-    world.run(lm, store=tmp_path, limit=2)
-    calls.clear()
     with pytest.raises(UsageError, match="holds a finished store already"):
         world.run(lm, store=tmp_path, limit=2)
     assert not calls
-
-
-def test_models_without_the_states_of_a_decoder_are_refused(world: World) -> None:
-    from lm_eval.api.registry import get_model
-
     with pytest.raises(HarnessError, match="hidden states, which DummyLM does not give; use --model hf"):
         world.run(get_model("dummy")())
-    config = transformers.T5Config(
-        vocab_size=len(world.tokenizer), d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2
-    )
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(vocab_size=len(world.tokenizer), **sizes)
     with pytest.raises(HarnessError, match="needs a decoder-only model, got an encoder-decoder"):
         world.run(world.lm(transformers.T5ForConditionalGeneration(config).eval()))
 
 
-def test_a_backend_that_runs_requests_otherwise_ends_the_run_loudly(world: World) -> None:
+def test_an_lm_eval_that_runs_requests_otherwise_or_lacks_a_method_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from lm_eval.models.huggingface import HFLM
 
-    class Elsewhere(HFLM):  # type: ignore[misc]
-        """Scores without the model: what a later lm-eval with another way of running would look like."""
+    def without_the_model(_: Any, requests: Any, **__: Any) -> list[tuple[float, bool]]:
+        return [(-1.0, False)] * len(requests)
 
-        def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
-            return [(-1.0, False)] * len(requests)
-
-    lm = Elsewhere(pretrained=tiny_llama(world.tokenizer), tokenizer=world.tokenizer)
+    lm = world.lm()
+    monkeypatch.setattr(HFLM, "_loglikelihood_tokens", without_the_model)
     with pytest.raises(HarnessError, match=r"8 of 8 requests were not seen: lm-eval .* use lm-eval"):
         world.run(lm)
     assert not hooks_left(lm.model)
-
-
-def test_an_lm_eval_without_what_recording_stands_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lm_eval.models.huggingface import HFLM
-
     monkeypatch.delattr(HFLM, "_select_cont_toks")
     with pytest.raises(HarnessError, match=r"has no HFLM\._select_cont_toks, which dispersion tasks need"):
         recording.prepare_lm_eval()

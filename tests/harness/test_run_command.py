@@ -17,17 +17,11 @@ from harness_world import ARC, ROOT, check_stored_run
 
 from lmeval_dispersion import open_store
 from lmeval_dispersion.cli import main
-from lmeval_dispersion.harness import install, saving
+from lmeval_dispersion.harness import saving
 from lmeval_dispersion.paths import data_folder
 from lmeval_dispersion.store import read_store
 
 pytestmark = pytest.mark.usefixtures("in_world")
-
-MINE = """
-include: {theirs}/arc/arc_easy.yaml
-task: my_questions
-class: !function lmeval_dispersion.harness.DispersionTask
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -52,21 +46,6 @@ def run(model: Path, tasks: str, *more: object, **metadata: object) -> int:
     arguments = ["--model", "hf", "--model_args", f"pretrained={model},dtype=float32", "--device", "cpu"]
     given = json.dumps({f"dispersion_{key}": str(value) for key, value in metadata.items()})
     return main(["run", *arguments, "--tasks", tasks, "--metadata", given, *map(str, more)])
-
-
-def test_a_users_own_tasks_run_beside_ours_and_a_second_run_says_how_to_go_on(
-    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own/mine.yaml").write_text(MINE.format(theirs=install.harness_tasks()))
-    more, store = ("--include_path", tmp_path / "own", "--limit", 3), tmp_path / "store"
-    assert run(model_folder, f"my_questions,{ARC}", *more, store=store) == 0
-    mine, ours = (read_store(store / name).documents["doc_hash"] for name in ("my_questions", ARC))
-    assert mine.equals(ours)
-    capsys.readouterr()
-    assert run(model_folder, ARC, "--limit", 3, store=store) == 2
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith(f"dispersion run: {store / ARC} holds a finished store already: ")
 
 
 def test_the_command_with_default_options_stores_the_run(
@@ -133,14 +112,20 @@ def write_sums(folder: Path) -> None:
     (folder / "sums.yaml").write_text(SUMS.replace("SUMS.jsonl", str(folder / "sums.jsonl")))
 
 
-def test_the_page_on_hidden_states_does_what_it_says_on_a_real_store(
+def test_the_page_on_hidden_states_does_what_it_says_on_the_store_of_a_users_own_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_sums(tmp_path / "tasks")
-    more = ("--include_path", tmp_path / "tasks", "--batch_size", 32)
-    metadata = {"layers": "last+layer.-2", "store": tmp_path / "states"}
-    assert run(data_folder("demo") / "sums-10", "sums", *more, **metadata) == 0
-    store = open_store(tmp_path / "states")
+    more, model = ("--include_path", tmp_path / "tasks", "--batch_size", 32), data_folder("demo") / "sums-10"
+    metadata = {"layers": "last+layer.-2", "store": tmp_path / "runs"}
+    assert run(model, f"sums,{ARC}", *more, **metadata) == 0
+    assert len(read_store(tmp_path / "runs").documents) == 150 + 8
+    capsys.readouterr()
+    assert run(model, "sums", *more, **metadata) == 2
+    again = capsys.readouterr().err.strip().splitlines()[-1]
+    assert again.startswith(f"dispersion run: {tmp_path / 'runs/sums'} holds a finished store already: ")
+
+    store = open_store((tmp_path / "runs/sums").rename(tmp_path / "states"))
     assert repr(store).endswith("sums-10: 150 documents, layers last, layer.1>")
     np.testing.assert_array_equal(store.vectors("layer.-2"), store.vectors("layer.1"))
     lengths = np.linalg.norm(store.to_numpy("layer.-2"), axis=1)
@@ -151,7 +136,6 @@ def test_the_page_on_hidden_states_does_what_it_says_on_a_real_store(
     assert len(blocks) == 3
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    capsys.readouterr()
     names: dict[str, Any] = {}
     exec("\n".join(blocks).replace("layer.-8", "layer.-2"), names)
     said = [line.split() for line in capsys.readouterr().out.splitlines() if " AUROC " in line]

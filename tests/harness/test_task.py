@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import math
-import sys
-import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from harness_world import ARC, World, check_vectors, evaluate, hooks_left, records
+from harness_world import (
+    ARC,
+    World,
+    check_same_store,
+    check_vectors,
+    evaluate,
+    from_folder,
+    hooks_left,
+    records,
+)
 
 from lmeval_dispersion.geometry import dispersion_estimate
 from lmeval_dispersion.harness import install
+from lmeval_dispersion.store import Store, read_store
 
-METABENCH = ["arc", "gsm8k", "hellaswag", "mmlu", "truthfulqa", "winogrande"]
 OURS = "class: !function lmeval_dispersion.harness.DispersionTask\n"
 
 
@@ -25,6 +32,9 @@ def check_same(ours: str, stock: str, results: Any, plain: Any) -> None:
         keys = ("doc_id", "doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps", "filter")
         for key in (*keys, *theirs["metrics"]):
             assert mine[key] == theirs[key], key
+        answer = mine["dispersion"].columns
+        if answer["prediction"] is not None and "acc" in theirs:
+            assert (answer["prediction"] == answer["target"]) == bool(theirs["acc"])
     metrics = {key: value for key, value in plain["results"][stock].items() if "," in key}
     assert metrics
     for key, value in metrics.items():
@@ -38,31 +48,49 @@ def check_same(ours: str, stock: str, results: Any, plain: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stock", "family", "settings"),
+    ("task", "family", "settings"),
     [
         ("arc_easy", "arc", {}),
         ("arc_challenge", "arc", {"num_fewshot": 1}),
         ("mmlu_anatomy", "mmlu", {"num_fewshot": 2}),
         ("hellaswag", "hellaswag", {"apply_chat_template": True}),
         ("truthfulqa_mc1", "truthfulqa", {}),
-        ("m_mmlu_de", "okapi/mmlu_multilingual", {}),
+        ("metabench_winogrande", "metabench", {}),
         ("gsm8k", "gsm8k", {"gen_kwargs": {"max_gen_toks": 8}, "num_fewshot": 1}),
         ("ifeval", "ifeval", {"gen_kwargs": {"max_gen_toks": 8}}),
-        ("humaneval", "humaneval", {"gen_kwargs": {"max_gen_toks": 3}, "confirm_run_unsafe_code": True}),
+        ("humaneval", "humaneval", {"gen_kwargs": {"max_gen_toks": 480}, "confirm_run_unsafe_code": True}),
         ("wikitext", "wikitext", {}),
         ("quail", "", {}),
     ],
 )
-def test_answers_are_the_stock_tasks_own_document_by_document(
-    stock: str, family: str, settings: dict[str, Any], world: World
+def test_answers_are_the_stock_tasks_own_and_its_samples_give_the_same_store(
+    task: str,
+    family: str,
+    settings: dict[str, Any],
+    world: World,
+    stock: Callable[..., tuple[Path, Any]],
+    from_samples: Callable[..., Store],
+    model_folder: Path,
+    tmp_path: Path,
 ) -> None:
-    lm = world.lm(batch_size=3, max_length=1024)
-    families = (family,) if family else ()
-    plain = world.run(lm, stock, families=families, **settings)
-    ours = f"{stock}_dispersion"
-    check_same(ours, stock, world.run(lm, ours, families=families, **settings), plain)
+    ours, lm, layers = f"{task}_dispersion", from_folder(model_folder), "last+layer.0.attn"
+    options = {"families": (family,) if family else (), **settings}
+    logged, plain = stock(task, **options)
+    check_same(ours, task, world.run(lm, ours, store=tmp_path / "ours", layers=layers, **options), plain)
     assert not hooks_left(lm.model)
     assert not {"_model_call", "_loglikelihood_tokens", "tok_encode", "_model_generate"} & set(lm.__dict__)
+
+    expected, store = read_store(tmp_path / "ours"), from_samples(logged, layers=layers)
+    check_same_store(store, expected)
+    perplexities = (s.documents["query_perplexity"].tolist() for s in (store, expected))
+    np.testing.assert_allclose(*perplexities, rtol=1e-4)
+    for key in ("layers", "prompt_format", "tasks", "num_fewshot", "chat_template", "default_layer"):
+        assert store.manifest[key] == expected.manifest[key], key
+    assert store.manifest["figures"]["correct_by"] == expected.manifest["figures"]["correct_by"]
+    assert expected.documents["truncated"].any() == (task == "humaneval")
+    checked = store.manifest["samples"]
+    assert checked.get("first_token_agreement", 1.0) > 0.8  # a token may be half a character
+    assert checked.get("logprob_difference_max", 0.0) < 1e-3
 
 
 def test_predict_only_is_the_stock_task(world: World) -> None:
@@ -90,42 +118,3 @@ def test_the_recipe_for_any_task_and_plain_loglikelihoods(world: World, tmp_path
     results = evaluate(lm, ["endings_dispersion"], manager)
     check_vectors(lm, results, "endings_dispersion")
     check_same("endings_dispersion", "endings", results, evaluate(lm, ["endings"], manager))
-
-
-def test_the_group_of_languages_loads_and_answers(world: World) -> None:
-    group = world.run(world.lm(batch_size=16), "m_mmlu_dispersion", limit=3)["groups"]["m_mmlu_dispersion"]
-    assert group["sample_len"] == 18
-    assert math.isfinite(group["dispersion,none"])
-
-
-def test_tiny_benchmarks_answer_as_the_stock_tasks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def estimate(items: Any, benchmark: str) -> Any:
-        """In place of the tinyBenchmarks package, which is on no index: an estimate that is no plain mean."""
-        weights = np.arange(1, len(items) + 1)
-        return {benchmark: {"gpirt": float(weights @ np.asarray(items) / weights.sum())}}
-
-    module = types.ModuleType("tinyBenchmarks")
-    monkeypatch.setattr(module, "evaluate", estimate, raising=False)
-    monkeypatch.setitem(sys.modules, "tinyBenchmarks", module)
-    lm = world.lm(max_length=1024)
-    names = ["tinyArc", "tinyHellaswag", "tinyMMLU"]
-    settings: dict[str, Any] = {"families": ("tinyBenchmarks",), "num_fewshot": 1}
-    plain = world.run(lm, *names, **settings)
-    results = world.run(lm, *[f"{name}_dispersion" for name in names], **settings)
-    for name in names:
-        check_same(f"{name}_dispersion", name, results, plain)
-    check_vectors(lm, results, "tinyMMLU_dispersion")
-
-
-def test_metabench_answers_as_the_stock_group(world: World) -> None:
-    stock = {path.stem for path in (install.harness_tasks() / "metabench").glob("*.yaml")}
-    assert {f"{name}_dispersion" for name in stock} <= set(install.task_names())
-    lm = world.lm(max_length=2000, batch_size=16)
-    settings: dict[str, Any] = {"families": ("metabench",), "gen_kwargs": {"max_gen_toks": 4}}
-    plain = world.run(lm, "metabench", "metabench_arc_secondary", **settings)
-    results = world.run(lm, "metabench_dispersion", "metabench_arc_secondary_dispersion", **settings)
-    for name in [*METABENCH, "arc_secondary"]:
-        check_same(f"metabench_{name}_dispersion", f"metabench_{name}", results, plain)
-    group = results["groups"]["metabench_dispersion"]
-    assert group["acc,none"] == plain["groups"]["metabench"]["acc,none"]
-    assert math.isfinite(group["dispersion,none"])

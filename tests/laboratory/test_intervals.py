@@ -10,7 +10,7 @@ from scipy import stats
 
 from lmeval_dispersion.laboratory.comparison import SEQUENCE
 from lmeval_dispersion.laboratory.context_clusters import ratio_interval, within_interval
-from lmeval_dispersion.laboratory.perplexity_law import control_correlations, correlations
+from lmeval_dispersion.laboratory.perplexity_law import correlations
 from lmeval_dispersion.statistics import Interval, correlation_difference
 
 FEW_AND_FULL = pytest.mark.parametrize("studies", [60, pytest.param(300, marks=pytest.mark.slow)])
@@ -38,7 +38,7 @@ def tables(x, y, control):
     about = {"perplexity": SEQUENCE, "layer": "last", "split": "data"}
     values = {"mean_perplexity": x, "mean_nll": np.log(x), "dispersion": y, "dispersion.shuffled": control}
     points = pd.DataFrame({**values, **about})
-    return correlations(points, 0).iloc[0], control_correlations(points, ["shuffled"], 0).iloc[0]
+    return [table.iloc[0] for table in correlations(points, ["shuffled"], 0).values()]
 
 
 @FEW_AND_FULL

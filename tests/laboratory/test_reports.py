@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lmeval_dispersion.laboratory.comparison import StudiesCompared, bounds_together, told_apart
+from lmeval_dispersion.laboratory.comparison import StudiesCompared, bounds_together, clear_of_zero
 from lmeval_dispersion.laboratory.context_clusters import ClustersResult, ratio_interval
-from lmeval_dispersion.laboratory.perplexity_law import LawResult, control_correlations, correlations
+from lmeval_dispersion.laboratory.perplexity_law import LawResult, correlations
 from lmeval_dispersion.laboratory.sublayer_choice import SublayersResult, agreement, recommendation
 from lmeval_dispersion.laboratory.token_condensation import CondensationResult, model_tables
 from lmeval_dispersion.report import render
@@ -50,8 +50,8 @@ def law_result(rng, slopes, control=None, kinds=("sequence",), noise=0.3):
 
 
 def law_of(points, controls=()):
-    others = control_correlations(points, controls, 0) if controls else None
-    return LawResult(MANIFEST, correlations(points, 0), points, OVERALL, others)
+    tables = {"controls": None, **correlations(points, controls, 0)}
+    return LawResult(MANIFEST, points=points, overall=OVERALL, **tables)
 
 
 ALL, SOME = [1] * 8, [0, 0, 0, 1, 1, 1, 0, 1]
@@ -236,7 +236,7 @@ def test_a_comparison_counts_only_what_is_sure_among_all_rows():
     # Alone 0.21 leaves 0 out, among five it does not.
     none = StudiesCompared(differences([0.21, 0.1, 0, 0, 0], 0.2), "x", "y").answer()
     assert none == ["y minus x: none of 5 differences is clear of 0."]
-    assert told_apart(differences([0.21], 0.2)).all()
+    assert clear_of_zero(differences([0.21], 0.2)).all()
 
 
 def false_claim(what, rng):
@@ -249,10 +249,10 @@ def false_claim(what, rng):
         return bool(sublayer_result(rng, 0.0).recommendation["told_apart"].item())
     if what == "condensation":
         noise = condensation_result(rng, {("m", ""): 0.0, ("m", "shuffled"): 0.0})
-        return noise.context()["trends"][0].verdict != "none"
+        return noise.context()["trends"][0]["verdict"] != "none"
     if what == "clusters":
         return "not" not in clusters_result(rng, {"a": 1.0, "b": 1.0}).context()["against"][0][0]
-    return told_apart(differences(rng.normal(size=30), 1.96)).any()
+    return clear_of_zero(differences(rng.normal(size=30), 1.96)).any()
 
 
 @pytest.mark.parametrize(

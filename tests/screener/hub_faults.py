@@ -35,8 +35,8 @@ def claimed(by: int) -> Change:
     return lambda reply, request: replace(reply, length=max(reply.size + by, 0))
 
 
-def shifted(by: int) -> Change:
-    """A range beside the one that was asked for, which says so."""
+def shifted(by: int, longer: int = 0) -> Change:
+    """A range beside the one that was asked for, or of a longer file, which says so."""
 
     def change(reply: Reply, request: Request) -> Reply:
         where = next((v for k, v in reply.headers.items() if k.lower() == "content-range"), None)
@@ -45,7 +45,7 @@ def shifted(by: int) -> Change:
         span, _, total = where.removeprefix("bytes ").partition("/")
         begin, end = (int(part) + by for part in span.split("-"))
         moved = replace(reply, begin=reply.begin + by, end=reply.end + by)
-        return header("Content-Range", f"bytes {begin}-{end}/{total}")(moved, request)
+        return header("Content-Range", f"bytes {begin}-{end}/{int(total) + longer}")(moved, request)
 
     return change
 

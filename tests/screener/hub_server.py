@@ -1,11 +1,5 @@
 """A Hub of our own on loopback: two servers, one that resolves and one that delivers, as the real one has.
 
-    with HubServer() as hub:
-        commit = hub.add("org/model", folder)             # serve a folder on disk under a name
-        hub.fault("cdn", truncated(after=100), times=1)   # the next delivery breaks off
-        …                                                 # HF_ENDPOINT=hub.endpoint
-        hub.requests                                      # what arrived: host, method, target, headers
-
 Modelled on huggingface_hub's source and the Hub's documentation: resolve redirects large files to signed,
 expiring addresses on another host, whose signature covers the range if the resolve request carried one;
 small files go through a relative redirect; text comes gzip'ed; listings come in pages; renamed repositories

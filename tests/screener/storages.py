@@ -89,8 +89,12 @@ def s3_client(port: int) -> Any:
 
 
 @contextlib.contextmanager
-def process(command: list[str], port: int, **settings: Any) -> Iterator[None]:
-    """A server as a process of its own, until it listens and then while it is used."""
+def process(command_at: Callable[[int], list[str]], **settings: Any) -> Iterator[int]:
+    """A server as a process of its own, until it listens and then while it is used; its port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = command_at(port)
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **settings)
     try:
         for _ in range(2400):
@@ -100,16 +104,10 @@ def process(command: list[str], port: int, **settings: Any) -> Iterator[None]:
             time.sleep(0.05)
         else:
             raise AssertionError(f"{command[0]} does not listen")
-        yield
+        yield port
     finally:
         server.terminate()
         server.wait(20)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def read(text: str, cache: Path, **settings: Any) -> Read:
@@ -131,12 +129,15 @@ def expand(text: str, cache: Path, **settings: Any) -> tuple[list[str], int]:
     return within(work, cache, **settings)
 
 
-def refused_change(text: str, replace: Callable[[], object], cache: Path, **settings: Any) -> ScreeningError:
-    """The error of reading a file, replacing it, and reading on."""
+def refused_change(
+    text: str, replace: Callable[[], object], cache: Path, *, is_begun: bool, **settings: Any
+) -> ScreeningError:
+    """The error of a file that is replaced after it was listed, or in the midst of its ranges."""
 
     async def work(hub: Hub, budget: Budget) -> None:
         snapshot = await Sources(hub).snapshot(parse_target(text), budget)
-        await snapshot.ranges(FILE, [(0, 8)])
+        if is_begun:
+            await snapshot.ranges(FILE, [(0, 8)])
         replace()
         await snapshot.ranges(FILE, [(8, 64)])
 
@@ -145,25 +146,22 @@ def refused_change(text: str, replace: Callable[[], object], cache: Path, **sett
 
 @functools.cache
 def azurite_command() -> str | None:
-    """Azurite as installed, or by ``npm install`` once for all runs; None if neither works.
-
-    Processes of tests that begin at the same time wait for the one that installs.
-    """
-    npm, installed = shutil.which("npm"), shutil.which("azurite-blob")
-    if installed or shutil.which("node") is None:
+    """Azurite as installed, or by ``npm install`` once for all runs; None if neither works."""
+    installed = shutil.which("azurite-blob")
+    if installed or shutil.which("npm") is None:
         return installed
     place = Path(tempfile.gettempdir()) / "lmeval-dispersion-azurite"
+    install = ["npm", "install", "--no-audit", "--no-fund", "--silent", "--fetch-retries=1", "azurite@3"]
     # Written when npm is done: its program lies there before all that it loads does.
-    binary, done = place / "node_modules" / ".bin" / "azurite-blob", place / "installed"
-    flags = ["--no-audit", "--no-fund", "--silent", "--fetch-retries=1"]
+    done = place / "installed"
     try:
         place.mkdir(exist_ok=True)
+        # Processes of tests that begin at the same time wait for the one that installs.
         with FileLock(place / "lock", timeout=INSTALLATION + 30):
-            if npm and not (done.exists() and binary.exists()):
-                install = [npm, "install", *flags, "azurite@3"]
+            if not done.exists():
                 subprocess.run(install, cwd=place, check=True, timeout=INSTALLATION, capture_output=True)
                 done.touch()
-            return str(binary) if done.exists() and binary.exists() else None
+        return str(place / "node_modules" / ".bin" / "azurite-blob")
     except (OSError, subprocess.SubprocessError, Timeout):
         return None
 
@@ -176,9 +174,8 @@ def azurite() -> Iterator[Storage]:
     command = azurite_command()
     if command is None:
         pytest.skip("azurite is missing, and npm cannot install it: nothing here speaks Azure's protocol")
-    port = free_port()
-    flags = ["--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry"]
-    with process([command, *flags, "--blobPort", str(port)], port):
+    flags = ["--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry", "--blobPort"]
+    with process(lambda port: [command, *flags, str(port)]) as port:
         endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
         headers = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2023-11-03"}
         signed = "PUT" + "\n" * 12 + "".join(f"{name}:{value}\n" for name, value in headers.items())
@@ -201,9 +198,8 @@ def fake_gcs() -> Iterator[Storage]:
     if binary is None:
         pytest.skip("fake-gcs-server has no binary for this platform; nothing here speaks Google's protocol")
     binary.chmod(0o755)
-    port = free_port()
-    flags = ["-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port)]
-    with process([str(binary), *flags, "-public-host", "127.0.0.1"], port):
+    flags = ["-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-public-host", "127.0.0.1"]
+    with process(lambda port: [str(binary), *flags, "-port", str(port)]) as port:
         server = f"http://127.0.0.1:{port}"
         _send(f"{server}/storage/v1/b?project=p", b'{"name": "box"}', {"Content-Type": "application/json"})
         upload = f"{server}/upload/storage/v1/b/box/o?uploadType=media&name="

@@ -223,5 +223,5 @@ def test_settings_and_downloads_of_the_real_huggingface_hub(hub, add, tmp_path):
     for revision, known in {"main": commit, commit: commit, "v1": None, "0" * 40: None}.items():
         found = open_download(home / "hub", "org/model", revision)
         assert (found and found.revision) == known
-    for name, revision in (("org/model", "../../../etc/passwd"), ("org/model", commit[:7]), ("x/y", "main")):
+    for name, revision in (("org/model", ".."), ("org/model", commit[:7]), ("x/y", "main")):
         assert open_download(home / "hub", name, revision) is None

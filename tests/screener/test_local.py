@@ -11,6 +11,7 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from faulty_proxy import WebServer
 from hub_client import FILE, read_folder, refused, truth, whole_gap
+from hub_faults import status
 from lmeval_screener import screen
 from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.snapshots import open_folder, read_ranges
@@ -48,16 +49,7 @@ def test_a_file_that_disappears_or_shrinks_while_it_is_read(folder):
     shutil.rmtree(folder)
     for work in (snapshot.small_file("config.json"), snapshot.ranges(FILE, [(0, 8)])):
         assert refused(asyncio.run, work).code == "FileNotFound"
-
-
-def test_a_download_that_is_not_complete(folder):
-    whole = (folder / FILE).read_bytes()
-    for size in (0, 5, 100, len(whole) - 1):
-        (folder / FILE).write_bytes(whole[:size])
-        assert refused(read_folder, folder).code == "BadHeader"
-    (folder / FILE).unlink()
-    assert refused(read_folder, folder).code == "NoSafetensors"
-    assert refused(open_folder, folder / "none").code == "FolderNotFound"
+    assert refused(open_folder, folder).code == "FolderNotFound"
 
 
 def test_a_file_on_disk(folder, tmp_path):
@@ -102,6 +94,16 @@ def test_a_signed_address_of_one_file(folder, tmp_path):
         assert len(result.failed) == 2, "this one has no tokenizer"
         for secret in ("s3cret", "exp1red"):
             assert secret not in json.dumps(result.to_dict()) + str(error)
+
+
+def test_a_web_page_is_no_file(folder, tmp_path):
+    with WebServer(folder.parent) as web:
+        web.fault("*", status(200), match="*.index.json")
+        np.testing.assert_array_equal(read(f"{web.endpoint}/m", tmp_path).rows, truth(folder))
+        web.fault("*", status(200))
+        error = refused(read, f"{web.endpoint}/m/{FILE}", tmp_path)
+    assert error.code == "BadResponse"
+    assert "with a web page" in str(error)
 
 
 def test_addresses_that_no_storage_serves(folder, tmp_path):

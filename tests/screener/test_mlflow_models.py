@@ -12,7 +12,7 @@ import pytest
 from faulty_proxy import FaultyProxy
 from hub_client import whole_gap
 from lmeval_screener import screen
-from storages import expand, free_port, process
+from storages import expand, process
 
 from lmeval_dispersion.paths import data_folder
 
@@ -28,14 +28,14 @@ def registry(s3_server, tmp_path_factory):
     pytest.importorskip("mlflow.server", reason="the test needs MLflow's server, not only its client")
     folder = tmp_path_factory.mktemp("mlflow")
     with FaultyProxy(s3_server.port) as proxy, pytest.MonkeyPatch.context() as patch:
-        port = free_port()
         s3_server.use(patch, proxy.endpoint)
-        patch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
         settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
         command += ["--backend-store-uri", f"sqlite:///{folder}/registry.db", "--workers", "1"]
         command += ["--default-artifact-root", "s3://box/mlflow", "--no-serve-artifacts"]
-        with process(command, port, env={**os.environ, **settings}, cwd=folder):
+        env = {**os.environ, **settings}
+        with process(lambda port: [*command, "--port", str(port)], env=env, cwd=folder) as port:
+            patch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
             plain = s3_server.put(DEMO / "sums-10", "mlflow/1/artifacts/plain")
             flavoured = folder / "flavoured"
             shutil.copytree(
@@ -107,7 +107,7 @@ def test_what_cannot_be_read_by_ranges_is_never_downloaded(place, code, says, tm
 
 def test_a_server_that_is_not_there_is_named_at_once(monkeypatch):
     pytest.importorskip("mlflow")
-    server = f"http://user:secret@127.0.0.1:{free_port()}"
+    server = "http://user:secret@127.0.0.1:9"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     (failed,) = screen(["models:/sums/*"], timeout=20).failed
     assert failed.error == "Unreachable"

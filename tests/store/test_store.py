@@ -1,8 +1,9 @@
 """The store: what is written comes back; what is not a whole store of one model and one run is refused."""
 
 import json
+import multiprocessing
+import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,8 +17,7 @@ from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.store import COLUMNS, begin_store, check_comparable, read_store, write_store
 from lmeval_dispersion.store.identity import MODEL_KEYS, RUN_KEYS, TASK_KEYS
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reference" / "store.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/store.md"
 
 
 def vectors(n=30, d=16, seed=0):
@@ -75,10 +75,8 @@ def test_everything_comes_back(tmp_path):
 
 @pytest.mark.parametrize("spread", [1.0, 0.02])
 def test_half_precision_costs_less_than_a_thousandth_of_the_dispersion(tmp_path, spread):
-    rng = np.random.default_rng(3)
-    x = rng.normal(size=64) + spread * rng.normal(size=(400, 64))
-    stored(tmp_path, x=x)
-    assert dispersion(read_store(tmp_path).vectors()) == pytest.approx(dispersion(x), rel=1e-3)
+    x = 1.0 + spread * vectors(400, 64) / 7
+    assert dispersion(read_store(stored(tmp_path, x=x)).vectors()) == pytest.approx(dispersion(x), rel=1e-3)
 
 
 def test_rows_without_direction_are_kept_and_come_back_as_nan_and_no_rows_as_none(tmp_path):
@@ -128,15 +126,6 @@ def test_a_wrong_manifest_is_one_sentence(tmp_path, change, error, message):
         read_store(tmp_path).vectors()
 
 
-def test_no_store_and_no_folder(tmp_path):
-    with pytest.raises(StoreError, match="holds no store"):
-        read_store(tmp_path)
-    with pytest.raises(StoreError, match="is no folder"):
-        read_store(tmp_path / "absent")
-    with pytest.raises(StoreError, match="no layer 'first'; it has last"):
-        read_store(written(tmp_path / "s")).vectors("first")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -174,8 +163,8 @@ def test_stores_of_one_model_read_as_one(tmp_path):
         read_store(stored(tmp_path / "double", doc_id=[3] * 30))
 
 
-def test_other_peoples_folders_are_not_entered(tmp_path):
-    written(tmp_path / "a", task="a")
+def test_other_peoples_folders_are_not_entered_and_what_holds_no_store_is_said(tmp_path):
+    store = read_store(written(tmp_path / "a", task="a"))
     partial = written(tmp_path / "somebody" / "experiments" / "run", task="c")
     (partial / "manifest.json").unlink()
     (tmp_path / "website").mkdir()
@@ -183,6 +172,10 @@ def test_other_peoples_folders_are_not_entered(tmp_path):
     assert read_store(tmp_path).documents["task"].unique().tolist() == ["a"]
     with pytest.raises(StoreError, match="holds no store, nor does a sub-folder"):
         read_store(tmp_path / "somebody")
+    with pytest.raises(StoreError, match="is no folder"):
+        read_store(tmp_path / "absent")
+    with pytest.raises(StoreError, match="no layer 'first'; it has last"):
+        store.vectors("first")
 
 
 def test_layers_in_common_are_kept(tmp_path):
@@ -213,20 +206,17 @@ def test_other_models_and_other_runs_are_not_merged(tmp_path, key):
         read_store(tmp_path)
 
 
-def test_tasks_of_one_run_may_be_asked_in_their_own_ways(tmp_path):
+def test_tasks_of_one_run_may_be_asked_in_their_own_ways_and_older_stores_are_read_alone(tmp_path):
     written(tmp_path / "a", task="a", identity=BASE)
     written(tmp_path / "b", task="b", identity=BASE | {"num_fewshot": "5", "fewshot_seed": "1"})
     joint = read_store(tmp_path).manifest["identity"]
     assert (joint["weights"], joint["prompt_template"]) == ("sha256:1", "p")
     assert joint["num_fewshot"].startswith("several:")
     assert read_store(tmp_path / "a").manifest["identity"] == BASE
-
-
-def test_stores_without_identity_are_read_and_not_mixed_with_others(tmp_path):
-    written(tmp_path / "a", task="a")
-    written(tmp_path / "b", task="b")
-    assert "identity" not in read_store(tmp_path).manifest
-    written(tmp_path / "c", task="c", identity=BASE)
+    for task in "cd":
+        written(tmp_path / "old" / task, task=task)
+    assert "identity" not in read_store(tmp_path / "old").manifest
+    written(tmp_path / "c", task="c")
     with pytest.raises(MixedStoresError, match="was written before stores had an identity"):
         read_store(tmp_path)
 
@@ -238,15 +228,13 @@ def compared(tmp_path, **changes):
     return [note.split(" (")[0] for note in check_comparable(read_store(a).parts, read_store(b).parts)]
 
 
-@pytest.mark.parametrize("key", MODEL_KEYS)
-def test_comparing_models_says_how_they_differ(tmp_path, key):
-    assert compared(tmp_path, **{key: "other"}) == [f"the models differ in {key}"]
-
-
-@pytest.mark.parametrize("key", [*RUN_KEYS, *TASK_KEYS])
-def test_one_model_asked_in_another_way_is_not_compared(tmp_path, key):
-    with pytest.raises(MixedStoresError, match=f"asked in other ways, they differ in {key} \\("):
-        compared(tmp_path, **{key: "other"})
+@pytest.mark.parametrize("key", [*MODEL_KEYS, *RUN_KEYS, *TASK_KEYS])
+def test_models_are_compared_with_a_note_and_other_prompts_are_not(tmp_path, key):
+    if key in MODEL_KEYS:
+        assert compared(tmp_path, **{key: "other"}) == [f"the models differ in {key}"]
+    else:
+        with pytest.raises(MixedStoresError, match=f"asked in other ways, they differ in {key} \\("):
+            compared(tmp_path, **{key: "other"})
 
 
 def test_two_models_may_have_their_own_chat_templates(tmp_path):
@@ -258,80 +246,54 @@ def test_two_models_may_have_their_own_chat_templates(tmp_path):
         compared(tmp_path, dtype="float32", chat_template="c")
 
 
-def test_equal_and_unknown_identities(tmp_path):
+def test_only_tasks_that_both_have_need_one_prompt_and_unknown_identities_are_noted(tmp_path):
     assert compared(tmp_path) == []
-    new, old = read_store(tmp_path / "a").parts, read_store(written(tmp_path / "old")).parts
+    old = read_store(written(tmp_path / "old")).parts
     assert check_comparable(old, old) == []
-    assert "before stores had an identity" in check_comparable(new, old)[0]
+    assert "before stores had an identity" in check_comparable(read_store(tmp_path / "a").parts, old)[0]
+    for task, shots in (("t", "0"), ("other", "5")):
+        written(tmp_path / "two" / task, task=task, tasks={task: 1}, identity=BASE | {"num_fewshot": shots})
+    changed = written(tmp_path / "b", tasks={"t": 1}, identity=BASE | {"weights": "sha256:2"})
+    assert len(check_comparable(read_store(tmp_path / "two").parts, read_store(changed).parts)) == 1
 
 
-def test_only_tasks_that_both_have_need_one_prompt(tmp_path):
-    written(tmp_path / "a/x", task="x", tasks={"x": 1}, identity=BASE)
-    written(tmp_path / "a/y", task="y", tasks={"y": 1}, identity=BASE | {"num_fewshot": "5"})
-    written(tmp_path / "b", task="x", tasks={"x": 1}, identity=BASE | {"weights": "sha256:2"})
-    first, second = read_store(tmp_path / "a"), read_store(tmp_path / "b")
-    assert len(check_comparable(first.parts, second.parts)) == 1
-
-
-# One process forks for every step, so that each begins as a fresh one and only the first import is paid.
-KILLED = """
-import os, sys
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-from lmeval_dispersion.errors import PartialStoreError
-from lmeval_dispersion.store import read_store
-from test_store import written
-
-def forked(run):
-    child = os.fork()
-    if not child:
-        os._exit(run())
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-def old():
-    for file in folder.iterdir():
-        file.unlink()
-    written(folder, created="old")
-    return 0
-
-def killed():
+def killed_writer(folder, step):
+    """Write a newer store, and die before the rename or removal of this number."""
     left = step
+
     def hook(event, _):
         nonlocal left
         if event in ("os.rename", "os.remove"):
             left -= 1
             if left < 0:
                 os._exit(7)
+
     sys.addaudithook(hook)
     written(folder, 20, created="new")
-    return 0
-
-def read():
-    try:
-        store = read_store(folder)
-    except PartialStoreError:
-        return 3
-    return 0 if len(store.vectors()) == (20 if store.manifest["created"] == "new" else 30) else 4
-
-folder = Path(sys.argv[1])
-for step in range(40):
-    assert forked(old) == 0
-    code = forked(killed)
-    print(code, forked(read))
-    if code == 0:
-        break
-"""
 
 
 def test_a_writer_killed_at_any_moment_leaves_a_whole_store_or_a_partial_one(tmp_path):
     """A process dies before each of its renames and removals in turn; the reader sees old, new or refuses."""
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(ROOT), str(ROOT / "tests/store")]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-    steps = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
-    assert steps[-1] == (0, 0)
-    assert {code for code, _ in steps[:-1]} == {7}
-    assert {outcome for _, outcome in steps} == {0, 3}
-    assert len(steps) > 6
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["pytest", "pandas", "pyarrow.parquet", "lmeval_dispersion.store"])
+    outcomes, codes = [], []
+    while not codes or codes[-1]:
+        folder = tmp_path / str(len(codes))
+        written(folder, created="old")
+        writer = processes.Process(target=killed_writer, args=(folder, len(codes)))
+        writer.start()
+        writer.join(60)
+        codes.append(writer.exitcode)
+        try:
+            store = read_store(folder)
+        except PartialStoreError:
+            outcomes.append("partial")
+        else:
+            outcomes.append(store.manifest["created"])
+            assert len(store.vectors()) == {"new": 20, "old": 30}[outcomes[-1]]
+    assert set(codes[:-1]) == {7}
+    assert len(codes) > 6
+    assert (outcomes[0], outcomes[-1], set(outcomes)) == ("old", "new", {"old", "new", "partial"})
 
 
 def test_a_full_disk_leaves_no_file_behind_and_a_store_that_is_partial(tmp_path):

@@ -13,7 +13,7 @@ import yaml
 from scipy.stats import spearmanr
 
 from benchmarks.validity import analysis, records
-from benchmarks.validity.analysis import FAILS, HOLDS, TIED, UNTESTED, Estimate, Population, Resampled
+from benchmarks.validity.analysis import FAILS, HOLDS, INCONCLUSIVE, UNTESTED, Estimate, Population
 from benchmarks.validity.hand_made import HandMade, verdicts
 from benchmarks.validity.mixtures import Kind, claims, conditions
 from benchmarks.validity.page import BEGIN, END, provenance, write_pages
@@ -141,7 +141,7 @@ def test_a_planted_law_is_found_and_noise_claims_nothing():
     noise = {line.claim: line.verdict for line in verdicts(hand_made(0.0))}
     assert sum(noise[claim] != FAILS for claim in law) <= 1  # of six at 5 %, one by chance and in part
     assert HOLDS not in {noise[claim] for claim in law}
-    assert noise["Ratio, which nothing moves, orders better than G"] == TIED
+    assert noise["Ratio, which nothing moves, orders better than G"] == INCONCLUSIVE
     assert noise["G does not move where no prediction moves"] == UNTESTED  # without trials
 
 
@@ -153,7 +153,7 @@ def test_a_rival_that_is_the_accuracy_leaves_nothing_to_add():
     data = HandMade(FULL, rows, [])
     found = data.partial(last=True)
     assert found["nothing"].estimate.low > 0.3
-    assert found["all of these"].value < found["nothing"].value / 2
+    assert found["all rivals"].value < found["nothing"].value / 2
     (line,) = (line for line in verdicts(data) if "each rival" in line.claim)
     assert line.verdict == FAILS
     assert "text_loss" in line.result
@@ -203,7 +203,7 @@ def test_a_figure_that_is_noise_orders_no_mixture_and_one_that_is_accuracy_order
     assert found["G orders better than 7 labelled questions"] == FAILS
     found = verdicts_of(kind_of(planted(MIXTURES, law=1.0), "tuned"))
     assert found["G orders recipes that hold the domain"] == HOLDS
-    assert found["Ratio orders better than G"] == TIED
+    assert found["Ratio orders better than G"] == INCONCLUSIVE
     assert found["G orders better than the share of the domain seen"] == HOLDS
     assert found["Both figures by the screener's rule keep what both.yaml asks for"] == UNTESTED
 
@@ -228,16 +228,9 @@ def test_the_conditions_of_both_are_checked_in_each_domain():
     assert conditions({"math": met, "code": wrong, "legal": few}) == [True, False, False]
 
 
-def test_intervals_that_hold_a_point():
+def test_an_undefined_interval_holds_every_point():
     estimates = (Estimate(0.1, -0.1, 0.3), Estimate(0.2, 0.1, 0.3), Estimate(0.2))
     assert [estimate.includes(0) for estimate in estimates] == [True, False, True]
-    assert [str(Estimate(*x)) for x in ((0.2, 0.1, 0.3), (0.2,))] == ["0.20 (0.10 to 0.30)", "0.20"]
-    samples = np.linspace(0.1, 0.3, 50)
-    assert [analysis.sign_of(Resampled(0.2, s)) for s in (samples, -samples, samples - 0.2)] == [
-        HOLDS,
-        FAILS,
-        TIED,
-    ]
 
 
 def test_the_page_keeps_what_others_wrote(tmp_path):

@@ -77,7 +77,7 @@ class StoreSource:
     def __init__(self, make: Callable[[str, Hub], Store], hub: Hub) -> None:
         self._make, self._hub = make, hub
         self._stores: dict[str, Store] = {}
-        self._known: dict[tuple[str, str], FolderListing] = {}
+        self._listings: dict[tuple[str, str], FolderListing] = {}
         self._slots = asyncio.Semaphore(LISTINGS)
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
@@ -96,8 +96,8 @@ class StoreSource:
                 )
             works = (self._checkpoints(store, place, budget) for place in places)
             checkpoints = await side_by_side(works, min(LISTINGS, len(places)))
-        paths = [path for run in checkpoints for path in run]
-        return [replace(target, repo=joined(store.address, path)) for path in dict.fromkeys(paths)]
+        paths = dict.fromkeys(path for run in checkpoints for path in run)
+        return [replace(target, repo=joined(store.address, path)) for path in paths]
 
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
         """The checkpoint at an address; see `Source.snapshot`."""
@@ -109,16 +109,16 @@ class StoreSource:
         if name and name not in listing.files:
             raise ScreeningError(
                 "FolderNotFound",
-                f"there is no file {address}; its folder lists {_some(listing)}: check the address",
+                f"there is no file {address}; its folder lists {_first_names(listing)}: check the address",
             )
         if not listing.files:
             raise ScreeningError(
                 "FolderNotFound",
-                f"{address} holds no file; it lists {_some(listing)}: name a folder with "
+                f"{address} holds no file; it lists {_first_names(listing)}: name a folder with "
                 "config.json and the weights, or a training run's folder",
             )
         if not name:
-            self._known.pop((store.address, folder), None)  # a registry's listings would not be small
+            self._listings.pop((store.address, folder), None)  # ten thousand would be large
         files = single_file(listing.files, name) if name else listing.files
         return store.opened(target.repo, folder, files, account)
 
@@ -135,13 +135,13 @@ class StoreSource:
     async def _listed(self, store: Store, path: str, account: Account) -> FolderListing:
         """The listing of a folder, asked for once."""
         key = store.address, path
-        if key not in self._known:
+        if key not in self._listings:
             self._hub.allowance.begin(account.meter)
-            self._known[key] = await retried(lambda: store.listed(path, account.meter), account.budget)
-        return self._known[key]
+            self._listings[key] = await retried(lambda: store.listed(path, account.meter), account.budget)
+        return self._listings[key]
 
     async def _each_listed(self, store: Store, paths: Iterable[str], budget: Budget) -> list[FolderListing]:
-        """Listings of some folders, each within the time of a budget: many are no longer a checkpoint's."""
+        """Listings of some folders, each within a budget of its own: together they may take longer."""
 
         async def listed(path: str) -> FolderListing:
             fresh = Budget(budget.seconds)
@@ -340,6 +340,6 @@ def _is_glob(text: str) -> bool:
     return any(sign in text for sign in "*?[")
 
 
-def _some(listing: FolderListing) -> str:
+def _first_names(listing: FolderListing) -> str:
     names = [*(f"{name}/" for name in listing.folders), *listing.files]
     return ", ".join(names[:4]) + (", …" if len(names) > 4 else "") if names else "nothing"

@@ -17,7 +17,7 @@ from lmeval_screener.errors import ScreeningError
 
 #: A repository of the Hub, with or without an organisation.
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_CHOICE = re.compile(r"[\w-][\w.-]*", re.ASCII)
+_GGUF_CHOICE = re.compile(r"[\w-][\w.-]*", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _BUCKET = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(/.*)?", re.ASCII)
 _MODEL = re.compile(r"models:/[^/@:]+([/@][^/@]+)?")
@@ -115,6 +115,27 @@ class Target:
         return self.revision is not None and any(sign in self.revision for sign in "*?[")
 
 
+def parse_targets(texts: Iterable[str], tokenizer: str | None = None) -> list[Target]:
+    """The targets that texts name; a glob of paths is what matches, a training run its checkpoints.
+
+    Runs and globs in a storage are expanded when they are screened: that takes requests.
+    """
+    targets = []
+    for path in (path for text in texts for path in matching_paths(text) or [text]):
+        target = parse_target(path, tokenizer)
+        folders = _checkpoints_in(target.repo) if target.local else []
+        targets += [replace(target, repo=str(Path(folder))) for folder in folders] or [target]
+    return targets
+
+
+def matching_paths(text: str) -> list[str]:
+    """The folders and files of weights on disk that a glob stands for, by step; empty for another text."""
+    path = os.path.expanduser(text.removeprefix("file://"))
+    if "://" in path or "\0" in path or not glob.has_magic(path) or os.path.exists(path):
+        return []
+    return sorted((p for p in glob.glob(path) if p.endswith(WEIGHTS) or os.path.isdir(p)), key=step_key)
+
+
 def parse_target(text: str, tokenizer: str | None = None) -> Target:
     """The target of `parse_name`; a text that means nothing is ``refused``, and costs no other its run."""
     try:
@@ -143,7 +164,7 @@ def parse_name(text: str) -> Target:
     if (local := _on_disk(text)) is not None:
         return local
     rest, colon, choice = text.rpartition(":")
-    if colon and _CHOICE.fullmatch(choice) and len(rest) > 1 and not re.fullmatch(r"\w+://[^/]*", rest):
+    if colon and _GGUF_CHOICE.fullmatch(choice) and len(rest) > 1 and not re.fullmatch(r"\w+://[^/]*", rest):
         return replace(parse_name(rest), file=choice)
     if re.match(r"[A-Za-z]:[\\/]|\\|\.{1,2}\\", text) or text.startswith((".", "/", "~")):
         raise ScreeningError(
@@ -155,9 +176,9 @@ def parse_name(text: str) -> Target:
         if at and not revision:
             raise _bad(text, "there is no revision behind the @")
     elif scheme in ("http", "https"):
-        if (elsewhere := _elsewhere(text)) is not None:
-            return Target(elsewhere)
-        name, revision = _of_page(text)
+        if (address := _storage_address(text)) is not None:
+            return Target(address)
+        name, revision = _page_of_revision(text)
     elif scheme == "hf" and rest.startswith("buckets/"):
         return Target(_bucket(text, rest.removeprefix("buckets/")))
     elif scheme == "hf":
@@ -196,7 +217,7 @@ def _on_disk(text: str) -> Target | None:
     return None
 
 
-def _elsewhere(text: str) -> str | None:
+def _storage_address(text: str) -> str | None:
     """The address of a file, folder or bucket, which is read as it is; None for a model's page on the Hub."""
     from huggingface_hub import constants
 
@@ -223,7 +244,7 @@ def _bucket(text: str, name: str) -> str:
     return f"hf://buckets/{name.rstrip('/')}"
 
 
-def _of_page(text: str) -> tuple[str, str]:
+def _page_of_revision(text: str) -> tuple[str, str]:
     """Repository and revision of a page's address on the Hub."""
     parts = [part for part in urlsplit(text).path.split("/") if part]
     if parts[:1] == ["models"] or parts[1:] == ["models"]:
@@ -272,10 +293,10 @@ def labelled(targets: Sequence[Target]) -> list[Target]:
         if target in paths and "/" not in text and (target.scheme == "models" or text.endswith(".gguf")):
             text = "/".join(paths[target].rsplit("/", 2)[-2:])
         labels.append(text)
-    count, seen = Counter(labels), Counter[str]()
+    seen = Counter[str]()
     for place, text in enumerate(labels):
         seen[text] += 1
-        if count[text] > 1 and seen[text] > 1:
+        if seen[text] > 1:
             labels[place] = f"{text} ({seen[text]})"
     return [replace(target, labelled=text) for target, text in zip(targets, labels, strict=True)]
 
@@ -309,27 +330,6 @@ def step_number(revision: str) -> float | None:
     """
     number = re.search(r"step[-_=]?(\d+)", revision, re.IGNORECASE) or re.search(r"(\d+)", revision)
     return float(number.group(1)) if number else None
-
-
-def parse_targets(texts: Iterable[str], tokenizer: str | None = None) -> list[Target]:
-    """The targets that texts name; a glob of paths is what matches, a training run its checkpoints.
-
-    Runs and globs in a storage are expanded when they are screened: that takes requests.
-    """
-    targets = []
-    for path in (path for text in texts for path in matching_paths(text) or [text]):
-        target = parse_target(path, tokenizer)
-        folders = _checkpoints_in(target.repo) if target.local else []
-        targets += [replace(target, repo=str(Path(folder))) for folder in folders] or [target]
-    return targets
-
-
-def matching_paths(text: str) -> list[str]:
-    """The folders and files of weights on disk that a glob stands for, by step; empty for another text."""
-    path = os.path.expanduser(text.removeprefix("file://"))
-    if "://" in path or "\0" in path or not glob.has_magic(path) or os.path.exists(path):
-        return []
-    return sorted((p for p in glob.glob(path) if p.endswith(WEIGHTS) or os.path.isdir(p)), key=step_key)
 
 
 def _checkpoints_in(folder: str) -> list[str]:

@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 _PAGE = 1000  # repositories that one request may list
 _SECONDS = 60.0  # for one page
 _EXPAND = ("sha", "siblings", "safetensors", "gated", "lastModified")
+# Those of formats that are not read too: such a checkpoint is refused by name, not left out.
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scheduler.bin")
-_NAMES = ("repo", "checkpoint", "name", "model", "repository", "id", "model_id")
+_NAME_COLUMNS = ("repo", "checkpoint", "name", "model", "repository", "id", "model_id")
 _AUTHOR = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
-_SLUG = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 #: Name, time of the last change (ISO 8601), and what else a list says of a repository.
 _Entry = tuple[str, str, Listed | None]
@@ -135,7 +136,7 @@ def selection_of(args: argparse.Namespace) -> Selection:
 
     for option, values, form, example in (
         ("--author", args.author, _AUTHOR, "ORG"),
-        ("--base-model", args.base_model, _SLUG, "ORG/NAME"),
+        ("--base-model", args.base_model, _REPOSITORY, "ORG/NAME"),
     ):
         for value in values:
             if not form.fullmatch(value):
@@ -172,7 +173,7 @@ def read_list(path: str) -> list[str]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"expected a list of checkpoints in {where}, one a line; {error}") from None
     head = {cell.lower(): place for place, cell in enumerate(rows[0])} if rows else {}
-    name = next((head[name] for name in _NAMES if name in head), None)
+    name = next((head[name] for name in _NAME_COLUMNS if name in head), None)
     revision = head.get("revision") if name is not None else None
     checkpoints = []
     for row in rows if name is None else rows[1:]:
