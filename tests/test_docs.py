@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import pkgutil
 import re
 import subprocess
 import sys
@@ -35,6 +37,22 @@ def test_the_example_of_dispersion_prints_what_the_page_shows():
 def test_links_inside_the_repository_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)", page.read_text())
     assert not [link for link in links if not (page.parent / link).exists()]
+
+
+def test_imports_of_benchmarks_scripts_and_examples_are_there():
+    names = set()
+    for file in [
+        *ROOT.glob("benchmarks/**/*.py"),
+        *ROOT.glob("scripts/*.py"),
+        *ROOT.glob("examples/**/*.py"),
+    ]:
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+    for name in sorted(name for name in names if name.startswith(("lmeval_", "benchmarks."))):
+        pkgutil.resolve_name(name)
 
 
 # --- the house ----------------------------------------------------------------------------------------

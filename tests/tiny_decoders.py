@@ -58,9 +58,9 @@ def gradients(model):
     return {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_same_gradients(found, wanted, rtol=1e-5, atol=1e-7):
-    assert found.keys() == wanted.keys()
+def assert_same_gradients(actual, wanted, rtol=1e-5, atol=1e-7):
+    assert actual.keys() == wanted.keys()
     for name, value in wanted.items():
         torch.testing.assert_close(
-            found[name], value, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
+            actual[name], value, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
         )

@@ -81,7 +81,7 @@ class Decoder(nn.Module):
         return torch.bmm(x, self.weight(name).transpose(1, 2))
 
     def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        # One vector of ones here and the weights after: the members' weights differ.
+        # The weights come after the norm: each member has its own.
         return nn.functional.rms_norm(x, x.shape[-1:], eps=EPS) * self.weight(name)[:, None]
 
     def _turned(self, x: torch.Tensor) -> torch.Tensor:

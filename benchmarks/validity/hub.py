@@ -40,7 +40,7 @@ WORK = records.ROOT / "build" / "validity-hub"
 SCREEN = [sys.executable, "-m", "lmeval_screener"]
 RECIPES, PAIRS = 5, 10  # fewer conclude nothing
 COLUMNS = ["recipe", "size", "seed", "G", "ratio", "skill"]
-ONE = "all"
+EVERY = "all"  # for a part of a name that a suite does not vary
 
 
 class Key(NamedTuple):
@@ -75,7 +75,7 @@ class Suite:
             word = parts.get(part) or ""
             if part in self.names and word not in self.names[part]:
                 return None
-            words.append(word if part in self.names else ONE)
+            words.append(word if part in self.names else EVERY)
         return Key(words[0], words[1], words[2], int(parts["step"] or 0))
 
     def skill(self, tasks: Mapping[str, float]) -> float | None:
@@ -102,7 +102,7 @@ def checkpoints_of(suite: Suite, limit: int | None) -> tuple[dict[str, Key], lis
     """The last branch of every run by its name, and a sentence for every repository without one."""
     runs: dict[tuple[str, Key], tuple[str, int]] = {}
     missing: list[str] = []
-    combinations = itertools.product(*(suite.names.get(part, {ONE: ONE}) for part in ("recipe", "size")))
+    combinations = itertools.product(*(suite.names.get(part, {EVERY: EVERY}) for part in ("recipe", "size")))
     for recipe, size in itertools.islice(combinations, limit):
         repository = suite.repository.format(recipe=recipe, size=size)
         try:

@@ -41,7 +41,7 @@ _AGREEING = 0.5  # share of greedy generations that begin as ours
 class _Job:
     """The settings that all tasks of one command share."""
 
-    logged: LoggedRun
+    run: LoggedRun
     lm: Any
     arguments: Mapping[str, Any]
     output: Path
@@ -81,7 +81,7 @@ def stores_from_samples(
         raise UsageError(
             f"vllm gives the layer {vllm.LAYER!r} alone, not {others[0]!r}; leave --layer out, or --base-url"
         )
-    logged = [read_task(run, task, judge, allow_holes=force) for task in chosen]
+    logged_tasks = [read_task(run, task, judge, allow_holes=force) for task in chosen]
     lm = _model(run, arguments)
     notes = _model_notes(run, lm, arguments)
     engine: dict[str, Any] = {}
@@ -89,10 +89,10 @@ def stores_from_samples(
     if base_url:
         server = vllm.VllmServer(base_url, str(arguments["pretrained"]))
         recorders = vllm.recorders(server)
-        engine, more = _check_server(server, lm, logged, force)
+        engine, more = _check_server(server, lm, logged_tasks, force)
         notes += more
     job = _Job(
-        logged=run,
+        run=run,
         lm=lm,
         arguments=dict(arguments),
         output=Path(output).expanduser(),
@@ -103,7 +103,7 @@ def stores_from_samples(
         recorders=recorders,
         engine=engine,
     )
-    for task in logged:
+    for task in logged_tasks:
         _store_task(job, task)
     return Path(output)
 
@@ -192,14 +192,14 @@ def _store_task(job: _Job, task: LoggedTask) -> None:
     """Fill one task's store, unless it is there."""
     folder = job.output / task.store_name
     source = {
-        "results": job.logged.file.name,
-        "backend": job.logged.results.get("model_source"),
-        "lm_eval": job.logged.results.get("lm_eval_version"),
-        "sha256": sha256(job.logged.samples[task.name]),
+        "results": job.run.file.name,
+        "backend": job.run.results.get("model_source"),
+        "lm_eval": job.run.results.get("lm_eval_version"),
+        "sha256": sha256(job.run.samples[task.name]),
         "judge": job.judge,
         "engine": job.engine.get("engine"),
     }
-    limit = (job.logged.results.get("config") or {}).get("limit")
+    limit = (job.run.results.get("config") or {}).get("limit")
     manifest = manifest_of(job.lm, job.arguments, task.prompts, {task.store_name: task.version}, limit)
     if _is_done(folder, source, manifest["identity"], job.layers):
         print(f"{task.name}: {folder} is there already", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Recording hidden states during lm-eval's own requests: no forward pass is added and no answer changes.
 
-For each of its request types there is one of ours, a method of its model beside its own, which runs the same
-requests under a recorder and leaves a :class:`DocState` on each.
+Beside each request type of lm-eval's model stands a method for one of ours: it runs the same requests under a
+recorder, which leaves a :class:`DocState` on each.
 
 A recorder hooks the model and, while a request method runs, shadows attributes of one HFLM object. Rows of a
 batch are matched to requests by their tokens: sorting, padding, grouping and batch size do not matter.
@@ -76,7 +76,7 @@ class Recorder:
         raise NotImplementedError
 
     def wanted(self) -> list[list[Wanted]]:
-        """Of each request the states that it wanted, none for requests that want none."""
+        """The wanted states of each request; an empty list where it wants none."""
         raise NotImplementedError
 
     def flush(self) -> None:
@@ -284,7 +284,7 @@ class PrefillRecorder(Recorder):
         self.fresh = {}
 
     def wanted(self) -> list[list[Wanted]]:
-        """One of each request; of prompts that never came, none."""
+        """One for each request, without vectors where its prompt was never seen."""
         prompts = [request.args[0] for request in self.requests]
         return [[self.of_prompt.get(prompt, Wanted(-1, (0, 0), 0, False))] for prompt in prompts]
 
@@ -347,13 +347,13 @@ def prefill(
 ) -> None:
     """Run prompts for their states, and for answers where transformers runs; they hold both then."""
     answers = _recorded(lm, kind, prompts, recorders[kind])
-    for prompt, answer in zip(prompts, answers, strict=True):
-        if recorders is PREFILL:
+    if recorders is PREFILL:
+        for prompt, answer in zip(prompts, answers, strict=True):
             prompt.answer = answer[0] if isinstance(answer, tuple) else answer
 
 
 def _method(kind: str) -> Callable[..., list[Any]]:
-    """The method of lm-eval's model for our request type: as its own for ``kind``, with states."""
+    """A method for lm-eval's model that answers as its own for ``kind``, and records."""
 
     def run(self: Any, requests: Sequence[Any], **options: Any) -> list[Any]:
         return _recorded(self, kind, requests, RECORDERS[kind], **options)

@@ -20,7 +20,7 @@ from lmeval_dispersion.harness.seams import Pooled
 Vectors = NDArray[np.float32]
 
 # Which metric says whether a document was answered correctly: the first of these that the task has.
-CORRECT = ("acc", "exact_match", "prompt_level_strict_acc", "pass@1", "em", "acc_norm")
+JUDGES = ("acc", "exact_match", "prompt_level_strict_acc", "pass@1", "em", "acc_norm")
 
 # Metric of ours -> the documents whose dispersion it is, by their score.
 METRICS = {"dispersion": "all", "dispersion_correct": "correct", "dispersion_incorrect": "incorrect"}
@@ -55,7 +55,7 @@ class Prompt:
 
     @property
     def key(self) -> str:
-        """Equal for prompts that need one pass only."""
+        """Equal for prompts that are one to the model, which runs them once."""
         return json.dumps([self.args, self.query], sort_keys=True, default=str)
 
 
@@ -142,7 +142,7 @@ def check_judge(task: str, named: str | None, filters: Sequence[str], metrics: I
 
 def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:
     """Name and value of the metric that judges: ``named`` or the first one known; (None, NaN) without."""
-    for name in (named,) if named else CORRECT:
+    for name in (named,) if named else JUDGES:
         if name in metrics and isinstance(metrics[name], int | float):
             return name, float(metrics[name])
     return None, math.nan

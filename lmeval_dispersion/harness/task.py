@@ -13,7 +13,7 @@ from typing import Any
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness import recording, saving
 from lmeval_dispersion.harness.records import (
-    CORRECT,
+    JUDGES,
     METRICS,
     DocRecord,
     Figure,
@@ -73,7 +73,7 @@ class DispersionTask(TaskBase):
         metadata = self.config.metadata or {}
         judges = [*super().aggregation()]
         if any(callable(entry.get("metric")) for entry in self.config.metric_list or ()):
-            judges += CORRECT  # HumanEval lists `pass_at_k`, a function that gives `pass@1`
+            judges += JUDGES  # HumanEval lists `pass_at_k`, a function that gives `pass@1`
         check_judge(self.task_name, self._judge, self.filter_names, judges)
         evaluation = running_evaluation()
         self._layers = tuple(split_names(metadata.get("dispersion_layers", "last")))

@@ -34,26 +34,25 @@ def run_texts(args: argparse.Namespace) -> Path:
     """Run the model over every text, the end of those that exceed its context; returns the store's folder."""
     texts = Texts(args.texts, column=args.column)
     loaded = load_model(args.model, revision=args.revision, dtype=args.dtype, device=args.device)
-    layers = split_names("+".join(args.layer or []))
-    name = args.task or Path(texts.source).name
-    names = [site.name for site in resolve(loaded.model, layers)]
+    layers = [site.name for site in resolve(loaded.model, split_names("+".join(args.layer or [])))]
+    task = args.task or Path(texts.source).name
     entries = list(texts)
     if not entries:
         raise UsageError(f"{texts.source} holds no text; check the file and --column")
     if report := texts.report():
         print(report, file=sys.stderr)
-    limit = _longest(loaded)
+    longest = _longest(loaded)
     ids = [loaded.tokenizer(text.text)["input_ids"] for text in entries]
-    encoded = [(row, tokens[-limit:]) for row, tokens in enumerate(ids) if tokens]
+    encoded = [(row, tokens[-longest:]) for row, tokens in enumerate(ids) if tokens]
     if not encoded:
         raise UsageError(f"no text of {texts.source} has a token; check the file and the tokenizer")
     documents = pd.DataFrame(
         {
             "doc_id": [text.id for text in entries],
-            "task": name,
+            "task": task,
             "doc_hash": [hashlib.sha256(text.text.encode()).hexdigest() for text in entries],
-            "prompt_tokens": [min(len(tokens), limit) for tokens in ids],
-            "truncated": [len(tokens) > limit for tokens in ids],
+            "prompt_tokens": [min(len(tokens), longest) for tokens in ids],
+            "truncated": [len(tokens) > longest for tokens in ids],
             "text": [text.text for text in entries],
             "query_perplexity": math.nan,
         }
@@ -62,7 +61,7 @@ def run_texts(args: argparse.Namespace) -> Path:
     vectors: dict[str, Any] = {}
     for batch in _batches(encoded):
         rows = [row for row, _ in batch]
-        states, documents.loc[rows, "query_perplexity"] = _forward(loaded, [ids for _, ids in batch], names)
+        states, documents.loc[rows, "query_perplexity"] = _forward(loaded, [ids for _, ids in batch], layers)
         for layer, of_batch in states.items():
             # A text without a token keeps a row without direction.
             empty = np.full((len(entries), of_batch.shape[1]), np.nan, dtype=np.float32)
@@ -72,7 +71,7 @@ def run_texts(args: argparse.Namespace) -> Path:
         "revision": loaded.revision,
         "depth": depth(loaded.model.config),
         "model_args": {"dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch.")},
-        "tasks": {name: None},
+        "tasks": {task: None},
         "num_fewshot": 0,
         "chat_template": None,
         "prompt_format": "plain texts",
@@ -80,12 +79,12 @@ def run_texts(args: argparse.Namespace) -> Path:
         "limit": None,
         "versions": {"torch": torch.__version__},
     }
-    vectors = {layer: vectors[layer] for layer in names}
+    vectors = {layer: vectors[layer] for layer in layers}
     return write_store(args.output, documents=documents, vectors=vectors, manifest=manifest)
 
 
 def _forward(
-    loaded: LoadedModel, texts: Sequence[list[int]], names: Sequence[str]
+    loaded: LoadedModel, texts: Sequence[list[int]], layers: Sequence[str]
 ) -> tuple[dict[str, Any], list[float]]:
     """Last-token states (b, d) of every layer and the perplexity of every text of one batch."""
     lengths = torch.tensor([len(tokens) for tokens in texts])
@@ -93,13 +92,13 @@ def _forward(
     mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
     ids = torch.full(mask.shape, loaded.tokenizer.pad_token_id)
     ids[mask] = torch.tensor([token for tokens in texts for token in tokens])
-    with torch.inference_mode(), capture(loaded.model, names) as states:
+    with torch.inference_mode(), capture(loaded.model, layers) as states:
         logits = loaded.model(
             input_ids=ids.to(loaded.device), attention_mask=mask.long().to(loaded.device), use_cache=False
         ).logits
         rows = {
-            name: state[torch.arange(len(texts)), (lengths - 1).to(state.device)].float().cpu().numpy()
-            for name, state in states.items()
+            layer: state[torch.arange(len(texts)), (lengths - 1).to(state.device)].float().cpu().numpy()
+            for layer, state in states.items()
         }
         return rows, [_perplexity(logits[i, : n - 1], ids[i, 1:n]) for i, n in enumerate(lengths.tolist())]
 

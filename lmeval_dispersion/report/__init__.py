@@ -31,7 +31,6 @@ from __future__ import annotations
 from lmeval_dispersion.report.declared import Report, nullable
 from lmeval_dispersion.report.document import (
     Chart,
-    Code,
     Col,
     Column,
     Document,
@@ -48,7 +47,6 @@ from lmeval_dispersion.report.forms import FORMATS, Format, render, require
 __all__ = [
     "FORMATS",
     "Chart",
-    "Code",
     "Col",
     "Column",
     "Document",

@@ -19,7 +19,6 @@ from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.document import (
     Chart,
-    Code,
     Document,
     Facts,
     Note,
@@ -60,8 +59,8 @@ class Report:
         ## Limits
         One sentence a line on what the numbers do not support.
 
-    It sees the result as ``r``, :meth:`tables`, :meth:`charts` and :meth:`context`; ``facts(name=value)``,
-    ``note(text)``, ``warning(text)`` and ``code(text)`` make parts; the filters are ``x | shown(".3f")``,
+    It sees the result as ``r``, :meth:`tables`, :meth:`charts` and :meth:`context`; ``facts(name=value)`` and
+    ``warning(text)`` make parts; the filters are ``x | shown(".3f")``,
     ``names | listed`` ("a, b and c"), ``n | count("text")`` ("1 text", "2 texts"), ``ranks | spans``
     ("1–3, 5").
 
@@ -242,7 +241,7 @@ def _revealed(text: str) -> str:
 
 def _finalized(context: jinja2.runtime.Context, value: Any) -> Any:
     """A value as one line of text without control characters; a part as a mark that stands for it."""
-    if isinstance(value, (Table, Chart, Text, Note, Facts, Code)):
+    if isinstance(value, (Table, Chart, Text, Note, Facts)):
         parts: list[Part] = context["_parts"]
         parts.append(value)
         return f"\n{_MARK}{len(parts) - 1}{_MARK}\n"
@@ -266,9 +265,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         facts=lambda **facts: Facts(
             {name.replace("_", " "): value for name, value in facts.items() if value is not None}
         ),
-        note=Note,
         warning=functools.partial(Note, kind="warning"),
-        code=Code,
     )
     return environment
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
 from typing import Any, Literal, get_type_hints
 
-from lmeval_dispersion.version import __version__
+from lmeval_dispersion.installation import __version__
 
 Row = Mapping[str, Any]
 LIMITS = "What this does not support"  # above `Document.limits`, where a format has headings
@@ -37,8 +37,8 @@ class Column:
         hint: One sentence on how to read the column, shown with the table.
         short: A heading for narrow places; empty for the same one.
         drop: When a table is too wide, columns with the largest number go first; 0 never goes.
-        dots: Terminals draw the values as dots on one axis beside the column: with a whisker to both sides
-            (``both``), to the left (``below``) or none (``dot``); empty for no drawing.
+        dots: Terminals draw the values as dots on one axis beside the column, with a whisker to both sides
+            (``both``) or to the left (``below``); empty for no drawing.
         reach: Key of the whisker's length, or the keys of its two ends, ``low high``; empty for the error's.
     """
 
@@ -49,7 +49,7 @@ class Column:
     hint: str = ""
     short: str = ""
     drop: int = 0
-    dots: Literal["", "both", "below", "dot"] = ""
+    dots: Literal["", "both", "below"] = ""
     reach: str = ""
 
 
@@ -97,7 +97,6 @@ class Table:
         caption: str,
         *,
         name: str = "",
-        more: str = "",
         excerpt: Sequence[int] = (),
         hide: Sequence[str] = (),
         headings: Mapping[str, str] = types.MappingProxyType({}),
@@ -106,9 +105,8 @@ class Table:
 
         Args:
             rows: Objects of one dataclass.
-            caption: As the attribute, as are ``name``, ``more`` and ``excerpt``.
+            caption: As the attribute, as are ``name`` and ``excerpt``.
             name: See there.
-            more: See there.
             excerpt: See there.
             hide: Keys of columns to leave out. One whose every cell is empty is left out as well.
             headings: Other headings, by key.
@@ -120,7 +118,7 @@ class Table:
             for column in columns
             if column.key not in hide and any(getattr(row, column.key) not in (None, "", ()) for row in rows)
         ]
-        return cls([fields_of(row) for row in rows], shown, caption, name, more, excerpt)
+        return cls([fields_of(row) for row in rows], shown, caption, name, excerpt=excerpt)
 
 
 def fields_of(row: Any) -> dict[str, Any]:
@@ -173,14 +171,7 @@ class Facts:
     facts: Mapping[str, object]
 
 
-@dataclass(frozen=True)
-class Code:
-    """Commands or code, shown as they are."""
-
-    text: str
-
-
-Part = Table | Chart | Text | Note | Facts | Code
+Part = Table | Chart | Text | Note | Facts
 
 
 @dataclass(frozen=True)

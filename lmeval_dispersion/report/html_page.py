@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.report.cells import cell, is_numeric, number, shown
 from lmeval_dispersion.report.document import (
     LIMITS,
     Chart,
-    Code,
     Column,
     Document,
     Facts,
@@ -29,7 +29,6 @@ from lmeval_dispersion.report.document import (
     Section,
     Table,
 )
-from lmeval_dispersion.version import __version__
 
 if TYPE_CHECKING:
     import jinja2
@@ -114,7 +113,7 @@ class _Page:
             return {"kind": "facts", "facts": facts}
         if isinstance(part, Note):
             return {"kind": part.kind, "text": part.text}
-        return {"kind": "code" if isinstance(part, Code) else "text", "text": part.text}
+        return {"kind": "text", "text": part.text}
 
     def _table(self, table: Table) -> dict[str, Any]:
         kinds = [_kind(table, column) for column in table.columns]

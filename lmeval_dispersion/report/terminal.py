@@ -15,7 +15,6 @@ from rich.text import Text as RichText
 
 from lmeval_dispersion.report.cells import cell, is_numeric, number, shown, text_rows
 from lmeval_dispersion.report.document import (
-    Code,
     Column,
     Document,
     Facts,
@@ -111,7 +110,7 @@ class _Writer:
         return spelled("".join(f"{line.rstrip()}\n" for line in lines), self._encoding)
 
     def _section(self, section: Section) -> None:
-        if all(not isinstance(part, (Table, Text, Note, Facts, Code)) for part in section.parts):
+        if all(not isinstance(part, (Table, Text, Note, Facts)) for part in section.parts):
             return
         if section.heading:
             self._break()
@@ -129,9 +128,6 @@ class _Writer:
         elif isinstance(part, Facts):
             for name, value in part.facts.items():
                 self._prose(f"{name}: {shown(value)}")
-        elif isinstance(part, Code):
-            for line in part.text.splitlines():
-                self._prose(f"    {line}", whole=True)
         elif isinstance(part, Table):
             self._table(part)
 
@@ -208,9 +204,8 @@ class _Writer:
     def _heading(self, column: Column, short: bool) -> str:
         return self._fit((column.short if short else "") or column.heading)
 
-    def _prose(self, text: str, style: str = "", *, whole: bool = False) -> None:
-        line = RichText(self._fit(text.replace("`", "") if not whole else text), style=style)
-        self._console.print(line if whole else self._wrapped(line), soft_wrap=whole)
+    def _prose(self, text: str, style: str = "") -> None:
+        self._console.print(self._wrapped(RichText(self._fit(text.replace("`", "")), style=style)))
 
     def _wrapped(self, text: RichText) -> Padding:
         return Padding(text, (0, max(0, self._width - _PROSE), 0, 0))
@@ -278,7 +273,7 @@ def _whisker(row: Row, column: Column) -> tuple[float, float, float] | None:
         ends = (number(row.get(key)) for key in column.reach.split())
         below, above = (abs(value - (value if end is None else end)) for end in ends)
         return float(value), below, above
-    reach = abs(number(row.get(column.reach or column.error)) or 0.0) if column.dots != "dot" else 0.0
+    reach = abs(number(row.get(column.reach or column.error)) or 0.0)
     return float(value), reach, reach if column.dots == "both" else 0.0
 
 

@@ -22,7 +22,7 @@ _SHOWN = 24  # characters of a value in a message
 
 
 def check_one_model(parts: Sequence[Part]) -> None:
-    """Refuse to read stores as one that another model, or the same one otherwise prompted, filled."""
+    """Refuse to read stores as one if they are of two models, or of one that was prompted in two ways."""
     first_place, first = parts[0]
     for place, manifest in parts[1:]:
         differing = _differences(first, manifest, ("model", "revision"))
@@ -76,7 +76,7 @@ def check_comparable(first: Sequence[Part], other: Sequence[Part]) -> list[str]:
 
 
 def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
-    """Identity of stores that are read as one: what they share, and one hash of what their tasks have."""
+    """Identity of stores that are read as one: what they share, and a hash of what differs between tasks."""
     joint = dict(identities[0])
     for key in TASK_KEYS:
         values = sorted({identity.get(key, "") for identity in identities})

@@ -174,7 +174,7 @@ def _far_names(name: str) -> list[str]:
 
 
 def _in_glob(name: str, target: Target) -> bool:
-    """Whether a name, or a revision alone, is one of those that a glob of revisions stands for."""
+    """Whether a glob of revisions stands for a name, or for a revision alone."""
     repo, mark, revision = name.rpartition("@")
     if not mark:
         return "/" not in name and fnmatch.fnmatchcase(name, target.revision or "")

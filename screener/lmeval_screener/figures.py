@@ -71,7 +71,7 @@ class Gap:
     left_out_domain: Array
     left_out_reference: Array
 
-    def comparable(self, other: Gap) -> None:
+    def check_comparable(self, other: Gap) -> None:
         """Check that both are of one metric over as many tokens."""
         same = self.left_out_domain.shape == other.left_out_domain.shape
         same = same and self.left_out_reference.shape == other.left_out_reference.shape
@@ -131,7 +131,7 @@ def difference(a: Gap, b: Gap) -> Difference:
     Tokens that are far from the others in one checkpoint are so in its siblings, too: independent errors
     would hide real differences.
     """
-    a.comparable(b)
+    a.check_comparable(b)
     return paired_difference(
         a.mean - b.mean,
         a.left_out_domain - b.left_out_domain,
@@ -197,25 +197,25 @@ def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype:
     mean = inside.mean / control.mean
     left_out = inside.left_out / control.mean, inside.mean / control.left_out
     weight = np.asarray(norm.weight)
-    share = _rounded(domain, weight, dtype, inside.mean) + _rounded(reference, weight, dtype, control.mean)
+    share = _rounding(domain, weight, dtype, inside.mean) + _rounding(reference, weight, dtype, control.mean)
     # A scale that moved into γ was rounded there too: it weighs the dimensions of T and of R otherwise.
     spreads = [rows.var(axis=0) / rows.var(axis=0).sum() for rows in seen]
-    share += _SIGMAS * _relative(dtype) * float(np.linalg.norm(spreads[0] - spreads[1]))
+    share += _SIGMAS * _relative_error(dtype) * float(np.linalg.norm(spreads[0] - spreads[1]))
     return Ratio(mean, jackknife_se(*left_out), mean * share, *left_out)
 
 
-def _rounded(rows: NDArray[Any], weight: Array, dtype: str, mean: float) -> float:
-    """By what share rounding moves a mean distance: at random, and up, as any noise adds to distances."""
-    variances = np.square(_lost(rows, dtype) * weight).mean(axis=1)
+def _rounding(rows: NDArray[Any], weight: Array, dtype: str, mean: float) -> float:
+    """The share by which rounding moves a mean distance: at random, and up, as noise adds to distances."""
+    variances = np.square(_storage_error(rows, dtype) * weight).mean(axis=1)
     at_random = _SIGMAS * 2 * math.sqrt(float(variances.mean()) / len(rows))
     return float((at_random + rows.shape[1] * variances.mean() / mean) / mean)
 
 
-def _lost(rows: NDArray[Any], dtype: str) -> Array:
-    """Standard deviation of what was lost when each number of the rows was stored."""
+def _storage_error(rows: NDArray[Any], dtype: str) -> Array:
+    """Standard deviation of the rounding of each number of the rows."""
     values: Array = np.abs(rows.astype(np.float64))
     if _significand(dtype) is not None:
-        return values * _relative(dtype)
+        return values * _relative_error(dtype)
     # Integers of so many bits, times a scale that each block has.
     count, width = values.shape
     padded = np.pad(values, ((0, 0), (0, -width % _BLOCK)))
@@ -229,7 +229,7 @@ def _significand(dtype: str) -> int | None:
     return next((bits for name, bits in _SIGNIFICAND.items() if dtype.upper().startswith(name)), None)
 
 
-def _relative(dtype: str) -> float:
+def _relative_error(dtype: str) -> float:
     """Standard deviation of rounding to nearest, as a share of the number."""
     bits = _significand(dtype)
     return math.ldexp(1 / math.sqrt(3), -(_bits(dtype) if bits is None else bits))

@@ -52,7 +52,7 @@ class Compared(NamedTuple):
 
 
 def common_tokenizers(family: str | None, members: Sequence[Reading]) -> dict[str, Compared | None]:
-    """For each tokenizer the one by which its checkpoints are compared; None where it fits none.
+    """For each tokenizer the common one by which its checkpoints are compared; None where none fits.
 
     The tokenizer that most checkpoints have is the one of a family. Checkpoints given by name (``family`` is
     None) may have any number of tokenizers. One tokenizer stands for another where every token that is
@@ -89,7 +89,7 @@ def _rows(resolution: Resolution) -> frozenset[tuple[str, int]]:
 
 
 def ranked(members: Sequence[tuple[Reading, Reading]], metric: Metric) -> list[Screened]:
-    """Every group's checkpoints, best first; of each member the one that showed its common tokenizer too."""
+    """Every group's checkpoints, best first; each reading comes with the one of its common tokenizer."""
     families: dict[str, list[Reading]] = {}
     labels = labelled([reading.target for reading, _ in members])
     for (reading, common), target in zip(members, labels, strict=True):
@@ -173,7 +173,7 @@ def _intervals(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> list[Stan
     count = len(gaps)
     # `difference` refuses gaps of other tokens or another metric; against one of them is enough.
     for gap in gaps:
-        gap.comparable(gaps[0])
+        gap.check_comparable(gaps[0])
     means = np.array([gap.mean for gap in gaps])
     order = np.argsort(-means, kind="stable")
     means = means[order]
@@ -338,7 +338,7 @@ def _spelled(value: float) -> str:
 @functools.cache
 def _scales() -> dict[float, str]:
     """Parameters → scale, of all bundled families."""
-    from lmeval_screener.targets.selection import load_families
+    from lmeval_screener.targets.families import load_families
 
     scales = {scale for family in load_families().values() for scale in family.scales}
     # Counts alone cannot tell Pythia's 6.9B from the many 7B; by name it keeps its own.

@@ -280,7 +280,7 @@ class Group:
         return dict(zip(rated, ranks(list(rated.values())), strict=True))
 
     def rival(self, metric: Metric) -> Screened | None:
-        """The best by the ratio, where that is another one than by G and either figure is sure of it."""
+        """The best by the ratio, where it differs from the best by G and either figure separates the two."""
         first = self.checkpoints[0]
         best = min(self.ratio_ranks, key=self.ratio_ranks.__getitem__, default=first)
         if first.ratio is None or best.ratio is None or not best.ratio.above(first.ratio):

@@ -28,8 +28,9 @@ from lmeval_screener.ranking import common_tokenizers, mismatch, ranked
 from lmeval_screener.reading import Reader
 from lmeval_screener.result import Gate, Result
 from lmeval_screener.screened import Failed, Reading
+from lmeval_screener.selection import Selected, Selection, select_targets
 from lmeval_screener.targets import Target, labelled, parse_targets
-from lmeval_screener.targets.selection import Selected, Selection, demo_targets, load_family, select_targets
+from lmeval_screener.targets.families import demo_targets, load_family
 from lmeval_screener.tokens import TokenSet, load_token_set
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _all_local(targets: Sequence[Target]) -> bool:
 
 
 def run_sync(act: Callable[[], T]) -> T:
-    """Result of something that runs a loop of its own, also where a notebook's thread already runs one."""
+    """The result of a function that runs an event loop, also in a notebook, whose thread already runs one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -175,7 +176,7 @@ def floor_among(targets: Sequence[Target], text: str, tokenizer: str | None = No
 
 @dataclass
 class Screening:
-    """One screening: its settings, as :func:`screen` has them, and while it runs what came of it.
+    """One screening: its settings, those of :func:`screen`, and its state while it runs.
 
     Attributes:
         fail_if_below: The checkpoint that none may fall behind, by its label or as any is named.
@@ -291,7 +292,7 @@ class Screening:
                     f"stopped before it was read; what was read is {kept}, run the same command again",
                 )
             except DispersionError:
-                raise  # of all of them, not of this one
+                raise  # it concerns the whole run
             except Exception as error:
                 # An unexpected error fails this checkpoint only.
                 if os.environ.get("DISPERSION_DEBUG"):
@@ -326,7 +327,7 @@ class Screening:
         return await self._reader.read(target, budget)
 
     def _report(self, target: Target, outcome: Reading | ScreeningError, count: int) -> None:
-        """Keep what came of a checkpoint and say so."""
+        """Record a checkpoint's outcome, in the registry too, and call ``on_done``."""
         self._done += 1
         if self.session is not None and target.refused is None:
             self.session.keep(target, outcome)
@@ -337,7 +338,7 @@ class Screening:
     def _fail(self, target: Target, error: ScreeningError) -> Failed:
         if error.code == "Unreachable" and target.on_hub:
             self._unreachable.append(str(error))
-        # Words and sentences, not exceptions: those hold on to every frame that they passed.
+        # Text, not the exception, which would keep every frame that it passed alive.
         self._failed[target] = Failed(target, error.code, str(error))
         return self._failed[target]
 
@@ -359,7 +360,7 @@ class Screening:
             await asyncio.sleep(0.01)
 
     async def _comparable(self, readings: Sequence[Reading]) -> list[tuple[Reading, Reading]]:
-        """Those that can be compared, each with the one of its common tokenizer."""
+        """The readings that can be compared, each with the one that showed its common tokenizer."""
         families: dict[str | None, list[Reading]] = {}
         for reading in readings:
             families.setdefault(reading.target.family, []).append(reading)
@@ -396,7 +397,7 @@ class Screening:
 
 
 def _quota_of(target: Target) -> str:
-    """Which quotas a checkpoint may wait for: of the Hub's resolver, of its API too, or none of the Hub's."""
+    """The Hub's quota that a checkpoint may wait for: the API's where it was not listed before."""
     if not target.on_hub:
         return "none"
     return "resolver" if target.listed is not None else "api"
@@ -404,7 +405,7 @@ def _quota_of(target: Target) -> str:
 
 @contextlib.contextmanager
 def _on_interrupt(act: Callable[[], object]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM call ``act``; without such handlers they end the process as usual."""
+    """Ctrl-C and SIGTERM call ``act``; where a loop takes no handlers, they end the process as usual."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
     try:

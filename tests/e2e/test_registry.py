@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import itertools
 import json
@@ -24,7 +23,7 @@ from lmeval_screener.cli import main as screen_checkpoints
 from safetensors.numpy import load_file, save_file
 
 from lmeval_dispersion.cli import main
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 
 @pytest.fixture
@@ -259,10 +258,10 @@ def test_sql_is_read_only_and_shows_every_column(add, run, registry, tmp_path):
     assert not other.exists()
     assert rows_of(store, "SELECT count(*) FROM seen") == [(1,)]
     every = "SELECT * FROM checkpoints"
-    header, row = csv.reader(registry("query", store, every, "--format", "csv").stdout.splitlines())
-    assert row[header.index("repo")] == "org/a"
+    (row,) = json.loads(registry("query", store, every, "--format", "json").stdout)["rows"]
+    assert row["repo"] == "org/a"
     shown = registry("query", store, every).stdout
-    assert [name for name in header if f" {name}" not in shown] == []
+    assert [name for name in row if f" {name}" not in shown] == []
     assert "hf://org/a" in shown
 
 

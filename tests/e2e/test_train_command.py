@@ -213,26 +213,31 @@ def test_every_argument_is_checked_before_the_first_training(
 def test_two_processes_train_what_one_trains_with_batches_as_large(base, tmp_path, capsys):
     """Pairs inside sequences: the loss of two half batches is that of the whole one."""
     pair = {"from_scratch": True, "max_tokens": 0, "tokens": 16 * 4 * 24}
-    halves = arguments(base, tmp_path / "two", batch_size=2, model=base / "undropped", **pair)
-    done = torchrun(2, "-m", "lmeval_dispersion", *halves)
+    command = arguments(base, tmp_path / "two", batch_size=2, model=base / "undropped", **pair)
+    done = torchrun(2, "-m", "lmeval_dispersion", *command)
     assert done.returncode == 0, done.stderr
     assert main(arguments(base, tmp_path / "one", batch_size=4, model=base / "undropped", **pair)) == 0
     capsys.readouterr()
     assert done.stdout.count("One seed shows") == 1  # one of the two reports
     for arm in ("base", "angular_spread"):
-        two, one = result_of(tmp_path / "two", arm), result_of(tmp_path / "one", arm)
-        assert two["steps"] == one["steps"] == 24
+        halves, whole = (result_of(tmp_path / name, arm) for name in ("two", "one"))
+        assert halves["steps"] == whole["steps"] == 24
         for when in ("before", "after"):
             for key in ("perplexity", "tokens"):
-                assert two[when][0][key] == pytest.approx(one[when][0][key], rel=1e-3)
-    again = torchrun(2, "-m", "lmeval_dispersion", *halves)
+                assert halves[when][0][key] == pytest.approx(whole[when][0][key], rel=1e-3)
+    again = torchrun(2, "-m", "lmeval_dispersion", *command)
     assert again.stdout == done.stdout  # nothing is done twice
-    assert main(halves) == 2
+    assert main(command) == 2
     assert "processes 2 -> 1" in capsys.readouterr().err
 
 
 def test_a_failed_start_blocks_nothing_and_a_full_disk_is_one_sentence(base, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
+    out.mkdir()
+    (out / "settings.json").write_text("{}")  # of another program
+    assert main(arguments(base, out)) == 2
+    assert "expected a new or empty folder" in capsys.readouterr().err
+    (out / "settings.json").unlink()
     assert main(arguments(base, out, data=base / "short.txt")) == 2
     assert (out / "settings.json").is_file()
 

@@ -63,8 +63,8 @@ def test_a_build_of_the_published_sources_gives_the_same_bytes(distributions, tm
     for file in sources.rglob("*"):
         os.utime(file, (1_600_000_000, 1_600_000_000))
     again = built(sources, tmp_path / "dist")
-    assert [one.name for one in again] == [one.name for one in distributions]
-    assert [one.read_bytes() for one in again] == [one.read_bytes() for one in distributions]
+    assert [file.name for file in again] == [file.name for file in distributions]
+    assert [file.read_bytes() for file in again] == [file.read_bytes() for file in distributions]
 
 
 def test_the_wheel_holds_what_it_needs_and_nothing_else(site, distributions):
@@ -89,7 +89,7 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(site, distributions):
 def test_the_demo_runs_from_the_wheel_alone(site, tmp_path):
     (wheel,) = metadata.distributions(path=[str(site)])
     (command,) = wheel.entry_points.select(name="screen-checkpoints")
-    code = f"import sys, {command.module} as found; print(found.__file__); sys.exit(found.{command.attr}())"
+    code = f"import sys, {command.module} as cli; print(cli.__file__); sys.exit(cli.{command.attr}())"
     words = (sys.executable, "-c", code, "--demo", "--quiet")
     place, answer = run(*words, folder=tmp_path, PYTHONPATH=str(site)).split("\n", 1)
     assert place.startswith(str(site))

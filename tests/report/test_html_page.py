@@ -7,7 +7,7 @@ import re
 import pytest
 from browser import Browser
 
-from lmeval_dispersion.report import Chart, Code, Column, Document, Facts, Note, Section, Table, Text, render
+from lmeval_dispersion.report import Chart, Column, Document, Facts, Note, Section, Table, Text, render
 from lmeval_dispersion.report.charts import WIDTHS, chart_spec, chart_svg
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}\u2028&\"'"
@@ -57,7 +57,6 @@ def sample():
         Chart(evil, HOSTILE, HOSTILE),
         Chart(chart(points, "point", x="x:Q", y="y:Q"), "Holes", "Holes."),
         Facts({HOSTILE: HOSTILE}),
-        Code(HOSTILE),
         Note(HOSTILE),
     ]
     document = Document(
@@ -68,10 +67,10 @@ def sample():
             Section("Table", [Table(ROWS, COLUMNS, "Checkpoints", more="Two more.")]),
             Section("Charts", charts),
             Section(HOSTILE, hostile, name="hostile"),
-            Section("Cost", [Code("ls > out.json")], details=True),
+            Section("Cost", [Text("31 requests.")], details=True),
         ],
         limits=["No accuracy follows."],
-        command="screen-checkpoints --family qwen2.5 > out.json",
+        command=HOSTILE,
         guide="docs/explanation/reports.md",
     )
     return render(document, "html")

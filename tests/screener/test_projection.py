@@ -181,30 +181,26 @@ def test_an_adapter_beside_its_base_and_a_stale_index_are_noted(tmp_path):
     assert any("both" in warning for warning in projection.warnings)
 
 
+INDEX = "model.safetensors.index.json"
+
+
 @pytest.mark.parametrize(
-    "index",
+    ("file", "content"),
     [
-        *(b"{", b"[]", b"{}", b'{"weight_map": []}', b'{"weight_map": {"lm_head.weight": 3}}'),
-        b'{"weight_map": {"lm_head.weight": "model-00009-of-00002.safetensors"}}',
-        b'{"weight_map": {"lm_head.weight": "../../etc/passwd"}}',
-        b'{"weight_map": {"lm_head.weight": "config.json"}}',
-        b'{"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}',
+        *((INDEX, content) for content in (b"{", b"[]", b"{}", b'{"weight_map": []}')),
+        (INDEX, b'{"weight_map": {"lm_head.weight": 3}}'),
+        (INDEX, b'{"weight_map": {"lm_head.weight": "model-00009-of-00002.safetensors"}}'),
+        (INDEX, b'{"weight_map": {"lm_head.weight": "../../etc/passwd"}}'),
+        (INDEX, b'{"weight_map": {"lm_head.weight": "config.json"}}'),
+        (INDEX, b'{"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}'),
+        *(("config.json", content) for content in (b"{", b"[1]", b'{"a":' * 50_000, b"\xff")),
     ],
 )
-def test_a_broken_or_stale_index_is_refused(tmp_path, index):
+def test_a_broken_or_stale_index_and_a_broken_config_are_refused(tmp_path, file, content):
     folder = write_checkpoint(tmp_path / "m", head_and_embedding(), shards=2)
-    place = folder / "model.safetensors.index.json"
-    right = json.loads(place.read_text())["weight_map"]["lm_head.weight"]
-    assert right == "model-00001-of-00002.safetensors"
-    place.write_bytes(index)
-    assert refused(found, folder).code == "BadIndex"
-
-
-@pytest.mark.parametrize("config", [b"{", b"[1]", b'{"a":' * 50_000, b"\xff"])
-def test_a_broken_config_is_refused(tmp_path, config):
-    folder = write_checkpoint(tmp_path / "m", head_and_embedding())
-    (folder / "config.json").write_bytes(config)
-    assert refused(found, folder).code == "BadConfig"
+    assert found(folder).file == "model-00001-of-00002.safetensors"
+    (folder / file).write_bytes(content)
+    assert refused(found, folder).code == ("BadIndex" if file == INDEX else "BadConfig")
 
 
 @pytest.mark.parametrize(

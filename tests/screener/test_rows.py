@@ -122,21 +122,13 @@ def test_rows_read_once_are_never_read_again(hub, tmp_path, read):
             read(ids, repo=repo, offline=True)
         assert refusal.value.code == "Offline"
 
-
-def test_a_damaged_cache_entry_is_noticed_and_read_again(hub, tmp_path, read):
-    """In each way of test_cache an entry counts as missing."""
-    tensors = head_and_embedding()
-    hub.add("org/m", write_checkpoint(tmp_path / "m", tensors))
-    read([1, 2, 50])
+    # An entry that is damaged counts as missing, in each of the ways of test_cache.
     places = [place for place in (tmp_path / "cache").rglob("*") if place.is_file()]
     assert len(places) >= 4
     for place in places:
         place.write_bytes(place.read_bytes()[:-1] + b"~")
-    got, _ = read([1, 2, 50])
-    np.testing.assert_array_equal(got, tensors["lm_head.weight"][1].astype(np.float32)[[1, 2, 50]])
-    before = len(hub.requests)
-    read([1, 2, 50])
-    assert len(hub.requests) == before + 1
+    np.testing.assert_array_equal(read([1, 2, 50])[0], expected[[1, 2, 50]])
+    assert read([1, 2, 50])[1].requests == 1
 
 
 def test_a_header_that_is_wrong_is_not_kept(tmp_path):

@@ -13,15 +13,15 @@ GUARD = 1e-6
 
 def groups(z, mask=None, segments=None, pairs="sequence"):
     """Lists of points that form pairs with each other."""
-    found = {}
+    members = {}
     b, t, _ = z.shape
     for i in range(b):
         for j in range(t):
             if mask is not None and not mask[i, j]:
                 continue
             key = 0 if pairs == "batch" else (i, 0 if segments is None else int(segments[i, j]))
-            found.setdefault(key, []).append(z[i, j])
-    return list(found.values())
+            members.setdefault(key, []).append(z[i, j])
+    return list(members.values())
 
 
 def length(v):

@@ -74,8 +74,8 @@ def test_two_ranks_equal_one_process(results, wrapper, case):
     loss, options = CASES[case]
     one_process = {"layers": options["layers"]}
     wanted, wanted_gradients = value_and_gradients(tiny_gpt2(), tokens(4, 10), loss, **one_process)
-    value, found = results[case, wrapper]
-    assert_same_gradients(found, wanted_gradients, rtol=1e-4, atol=1e-6)
+    value, summed = results[case, wrapper]
+    assert_same_gradients(summed, wanted_gradients, rtol=1e-4, atol=1e-6)
     if case == "pairs across ranks":
         assert value == pytest.approx(wanted, abs=1e-6)  # every rank has the whole loss
         # Pairs within ranks only would be another loss: the test can fail.

@@ -62,8 +62,8 @@ def test_one_step_does_not_depend_on_accumulation(tmp_path, steps, accepts):
     # Both branches of the parent: loss summed over the whole batch, or averaged over micro-batches.
     trainer.model_accepts_loss_kwargs = accepts
     trainer.train()
-    for (name, found), value in zip(model.named_parameters(), wanted.parameters(), strict=True):
-        torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+    for (name, parameter), value in zip(model.named_parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(parameter, value, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
     logs = trainer.state.log_history[0]
     assert logs["ce_loss"] == pytest.approx(ce, abs=1e-5)
     assert logs["dispersion_loss"] == pytest.approx(aux, abs=1e-5)
@@ -105,13 +105,13 @@ def test_no_hook_stays_after_training_and_evaluation_measures_all_the_same(tmp_p
 
 
 def test_a_weight_of_0_only_measures(tmp_path):
-    found = []
+    weights = []
     for config in (None, DispersionConfig(weight=0.0)):
         trainer = trainer_of(tmp_path, config, max_steps=2)
         trainer.train()
         assert ("eval_dispersion/last" in trainer.evaluate()) == (config is not None)
-        found.append(torch.cat([p.flatten() for p in trainer.model.parameters()]).detach())
-    assert torch.equal(*found)
+        weights.append(torch.cat([p.flatten() for p in trainer.model.parameters()]).detach())
+    assert torch.equal(*weights)
 
 
 def test_means_over_logged_steps_and_a_weight_that_changes(tmp_path):

@@ -27,7 +27,7 @@ from lmeval_dispersion import DispersionCallback, watch
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion, effective_rank
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.watching.report import FILE, MEASURES, append_record, change, read_records
 from lmeval_dispersion.watching.watcher import TEXTS
 
@@ -119,10 +119,10 @@ def test_a_trainer_is_watched(tmp_path, model, tokenizer):
     assert len(lines) == 6
     assert [faults(line) for line in lines] == [[]] * 6
     for kind in ("renamed", "missing"):
-        for one, where in changed(lines[0], kind):
+        for line, where in changed(lines[0], kind):
             free = where in ("$.format", "$.domains.math")
             optional = kind == "missing" and where.lstrip("$.") in MEASURES
-            assert free or optional or faults(one), f"{where} {kind}"
+            assert free or optional or faults(line), f"{where} {kind}"
 
 
 @pytest.mark.slow
@@ -139,9 +139,9 @@ def test_a_trl_trainer_is_watched_and_keeps_its_own_averages(tmp_path, model, to
     )
     log = trained(trainer)
     check_logs(tmp_path, log)
-    own = [entry for entry in log if "loss" in entry]
-    assert [entry["step"] for entry in own] == [2, 4, 6]
-    assert all("mean_token_accuracy" in entry for entry in own)
+    losses = [entry for entry in log if "loss" in entry]
+    assert [entry["step"] for entry in losses] == [2, 4, 6]
+    assert all("mean_token_accuracy" in entry for entry in losses)
 
 
 def test_a_loop_of_ones_own_is_watched(tmp_path, model, tokenizer):
@@ -150,7 +150,7 @@ def test_a_loop_of_ones_own_is_watched(tmp_path, model, tokenizer):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     model.train()
     model.model.layers[1].eval()  # a mode of its own, to be left as it is
-    found = {}
+    logs = {}
     for step in range(1, 6):
         model(batch, labels=batch).loss.backward()
         optimizer.step()
@@ -158,9 +158,9 @@ def test_a_loop_of_ones_own_is_watched(tmp_path, model, tokenizer):
         if step == 5:
             model.save_pretrained(tmp_path / "checkpoint")
             tokenizer.save_pretrained(tmp_path / "checkpoint")
-        found[step] = watcher.step(saved=step == 5)
-    assert [step for step, logs in found.items() if logs] == [2, 4, 5]
-    assert found[5]["watch/gap_math"] == pytest.approx(screened(tmp_path / "checkpoint").mean, abs=1e-6)
+        logs[step] = watcher.step(saved=step == 5)
+    assert [step for step, entry in logs.items() if entry] == [2, 4, 5]
+    assert logs[5]["watch/gap_math"] == pytest.approx(screened(tmp_path / "checkpoint").mean, abs=1e-6)
     assert model.training
     assert not model.model.layers[1].training
     # The fixed batch, text by text.
@@ -171,13 +171,13 @@ def test_a_loop_of_ones_own_is_watched(tmp_path, model, tokenizer):
         with torch.no_grad():
             out = model(torch.tensor([ids]), output_hidden_states=True)
         states.append(out.hidden_states[-1][0].double().numpy())
-    assert found[5]["watch/dispersion"] == pytest.approx(dispersion([s[-1] for s in states]), abs=1e-6)
+    assert logs[5]["watch/dispersion"] == pytest.approx(dispersion([s[-1] for s in states]), abs=1e-6)
     similar = np.mean([1 - dispersion(s) for s in states])
-    assert found[5]["watch/condensation"] == pytest.approx(similar, abs=1e-6)
-    assert found[5]["watch/effective_rank"] == pytest.approx(effective_rank(np.concatenate(states)), rel=1e-5)
+    assert logs[5]["watch/condensation"] == pytest.approx(similar, abs=1e-6)
+    assert logs[5]["watch/effective_rank"] == pytest.approx(effective_rank(np.concatenate(states)), rel=1e-5)
     records = read_records(tmp_path)
     assert change(records[-1], records[0], "math").mean == pytest.approx(
-        found[5]["watch/gap_math"] - found[2]["watch/gap_math"]
+        logs[5]["watch/gap_math"] - logs[2]["watch/gap_math"]
     )
 
 
@@ -218,7 +218,7 @@ def test_the_page_says_what_moved(watched, capsys, tmp_path):
     assert "paired standard error" in page
 
 
-def test_what_cannot_be_watched_is_told(watched, model, tokenizer, tmp_path, capsys):
+def test_what_cannot_be_watched_is_refused(watched, model, tokenizer, tmp_path, capsys):
     with pytest.raises(UsageError, match="list of token sets"):
         watch(model, tokenizer, domains="math")
     with pytest.raises(UsageError, match="tokenizer"):
@@ -236,9 +236,10 @@ def test_what_cannot_be_watched_is_told(watched, model, tokenizer, tmp_path, cap
     assert len(read_records(path.parent)) == 4
     append_record(path.parent, {**read_records(path.parent)[-1], "step": 50})
     assert [record["step"] for record in read_records(path.parent)][-1] == 50
-    path.write_text(json.dumps({"loss": 1}) + "\n")
-    with pytest.raises(UsageError, match="dispersion-watch/2"):
-        read_records(Path(path))
+    for line in ({"loss": 1}, {"format": "dispersion-watch/2"}):
+        path.write_text(json.dumps(line) + "\n")
+        with pytest.raises(UsageError, match="expected lines of dispersion-watch/2"):
+            read_records(path)
 
 
 def ranks_logs(folder):
@@ -264,11 +265,11 @@ def test_two_processes_log_what_one_logs(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     sharded = json.loads((tmp_path / "two" / "logs.json").read_text())
     assert len(whole) == len(sharded) == 2
-    for one, two in zip(whole, sharded, strict=True):
-        names = [name for name in one if name.startswith("watch/")]
+    for entry, other in zip(whole, sharded, strict=True):
+        names = [name for name in entry if name.startswith("watch/")]
         assert len(names) == 5
         for name in names:
-            assert two[name] == pytest.approx(one[name], rel=1e-6, abs=1e-6), name
+            assert other[name] == pytest.approx(entry[name], rel=1e-6, abs=1e-6), name
     assert abs(whole[0]["watch/gap_math"] - whole[1]["watch/gap_math"]) > 1e-5  # it trained
     records = read_records(tmp_path / "two")
     assert [record["step"] for record in records] == [1, 2]  # one of the processes writes

@@ -33,8 +33,8 @@ Known = Callable[[Target, Snapshot, Snapshot | None], Reading | None]
 class Reader:
     """Reads checkpoints for one pair of token sets; resolutions are shared by checkpoints of one tokenizer.
 
-    ``known`` is asked for every checkpoint that was opened, and may raise a `ScreeningError` that is known
-    too. ``meters`` count what a reader that reads elsewhere spent past the hub.
+    ``known`` is called with every opened checkpoint: it gives the kept reading, or raises the kept
+    `ScreeningError`. ``meters`` count the bytes and requests of a reader on other machines.
     """
 
     side_by_side = 16
@@ -55,7 +55,7 @@ class Reader:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def read(self, target: Target, budget: Budget, *, over: Resolution | None = None) -> Reading:
-        """Read one checkpoint within a time budget; what is known of it instead, where that is enough."""
+        """The reading of one checkpoint within a time budget, made over its own rows or those of ``over``."""
         return await budget.bounded(self._read(target, budget, over))
 
     async def _read(self, target: Target, budget: Budget, over: Resolution | None) -> Reading:
@@ -108,7 +108,7 @@ class Reader:
     async def _opened(
         self, target: Target, budget: Budget, *, ask: bool
     ) -> tuple[Snapshot, Adapter | None, Snapshot | None, Reading | None]:
-        """A checkpoint, an adapter with its base, and what is known of it if that is asked."""
+        """The opened checkpoint, its adapter and base where it is one, and its known reading if ``ask``."""
         snapshot = await self._open(target, budget)
         adapter = None
         if target.file is None and "adapter_config.json" in snapshot.files:
@@ -125,12 +125,12 @@ class Reader:
         return snapshot
 
     def close(self) -> None:
-        """End what reads elsewhere: nothing here."""
+        """End the readers on other machines: none here."""
 
     async def _resolution(
         self, digest: str, vocabulary: Callable[[], Awaitable[Vocabulary]], known: Resolution | None = None
     ) -> Resolution:
-        """By the tokenizer's hash where it is known, else from its vocabulary, which is read once for all."""
+        """The rows of T and R, kept by the tokenizer's hash; its vocabulary is read once."""
         if known is not None:
             return known
         # One lock a tokenizer, not one shared task: where the repository that came first fails, the next one

@@ -79,7 +79,6 @@ class RayReader(Reader):
         self._numbers = count()
         self._openings = asyncio.Semaphore(Reader.side_by_side)
         self._lost: DispersionError | None = None
-        self._some_read = False
         self._patience = 0.0  # seconds in which a block must come back
 
     async def read(self, target: Target, budget: Budget, *, over: Resolution | None = None) -> Reading:
@@ -161,7 +160,6 @@ class RayReader(Reader):
                 await asyncio.wait_for(asyncio.to_thread(connection.send, block), _SILENCE)
 
     def _take(self, outcomes: dict[int, Outcome], meter: Meter) -> None:
-        self._some_read = True
         self.meters.append(meter)
         for number, outcome in outcomes.items():
             if (waiting := self._waiting.get(number)) is not None and not waiting.done():
@@ -169,7 +167,7 @@ class RayReader(Reader):
 
     def _lose(self, reason: str) -> None:
         """End all that waits, for one reason."""
-        if self._some_read:
+        if self.meters:  # a block came back
             self._lost = ScreeningError(
                 "Interrupted", f"{reason}; what was read is kept, run the same command again"
             )

@@ -26,7 +26,7 @@ import numpy as np
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS
-from lmeval_dispersion.version import __version__
+from lmeval_dispersion.installation import __version__
 from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.checkpoints.snapshots import LocalSnapshot
 from lmeval_screener.checkpoints.source import WithTokenizer
@@ -132,7 +132,7 @@ def to_read(path: Path) -> Iterator[sqlite3.Connection]:
             *(sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
         }
         connection.set_authorizer(
-            lambda act, *_: sqlite3.SQLITE_OK if act in allowed else sqlite3.SQLITE_DENY
+            lambda action, *_: sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY
         )
         yield connection
 

@@ -196,17 +196,19 @@ def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metri
     changes: list[tuple[Screened, Reading, Reading]] = []
     for place, seen in now.items():
         label = seen.target.label
-        old, c_now = then.get(place), ranks.get(label)
+        old, ranked_now = then.get(place), ranks.get(label)
         before = old and old.reading
         if before and is_gone(seen):
             moves.append(Move("deleted", label, text=seen.message or "the folder is no longer there"))
         elif seen.error and (old is None or seen.error != old.error):
             moves.append(Move("failed", label, text=f"{seen.error}: {seen.message}"))
-        elif c_now is not None and before is None:
+        elif ranked_now is not None and before is None:
             what = "recovered" if old else "new"
-            moves.append(_against(c_now, former_best.get((c_now.family, c_now.scale)), what, metric))
-        elif c_now is not None and old and before and seen.reading and seen.state != old.state:
-            changes.append((c_now, before, seen.reading))
+            moves.append(
+                _against(ranked_now, former_best.get((ranked_now.family, ranked_now.scale)), what, metric)
+            )
+        elif ranked_now is not None and old and before and seen.reading and seen.state != old.state:
+            changes.append((ranked_now, before, seen.reading))
     moves += [_changed(*change, metric, len(changes)) for change in changes]
     order = ("new", "changed", "recovered", "deleted", "failed")
     return sorted(moves, key=lambda move: (order.index(move.what), move.group or "", move.rank or 0))
@@ -320,10 +322,10 @@ def diff(connection: sqlite3.Connection, tokens: str, time: str, metric: Metric)
         "Changed for the better": [m for m in moves if m.what == "changed" and m.apart and (m.gain or 0) > 0],
     }
     sentences = []
-    for words, some in groups.items():
-        names = [f"{move.checkpoint} (rank {move.rank})" for move in some]
+    for words, chosen in groups.items():
+        names = [f"{move.checkpoint} (rank {move.rank})" for move in chosen]
         shown_names = names if len(names) <= 5 else [*names[:5], f"{len(names) - 5} others"]
-        sentences += [f"{words}: {listed(shown_names)}."] if some else []
+        sentences += [f"{words}: {listed(shown_names)}."] if chosen else []
     if arrived and not sentences:
         sentences = ["Nothing new is level with the former best."]
     kinds = Counter(move.what for move in moves)

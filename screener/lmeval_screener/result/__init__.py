@@ -201,7 +201,7 @@ class Result(Report):
 
     @cached_property
     def _entries(self) -> dict[Group, dict[Screened, dict[str, Any]]]:
-        """Of all that is shown: the short list where there is one; a training in the order of its steps."""
+        """The JSON entries of a short list, else of all; a training in the order of its steps."""
         return {
             group: {
                 c: entry(c, group)
@@ -446,17 +446,17 @@ def _excerpt(members: Sequence[Screened], *, training: bool) -> tuple[int, ...]:
     return tuple(sorted({*range(_TOP), *cut[: _LONG - _TOP - _BOTTOM], *range(count - _BOTTOM, count)}))
 
 
-def _who(said: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:
-    """Of whom each thing is said: the label of a single one, else how many."""
+def _who(texts: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:
+    """Whom each text concerns: the label of a single checkpoint, else how many."""
     labels: dict[str, list[str]] = {}
-    for text, c in said:
+    for text, c in texts:
         labels.setdefault(text, []).append(c.label)
     who = {text: of[0] if len(of) == 1 else f"{len(of)} checkpoints" for text, of in labels.items()}
     return who | {text: f"all {everyone}" for text, of in labels.items() if len(of) == everyone > 1}
 
 
 def _failures(failed: Sequence[Failed]) -> list[Row]:
-    """Failures, equal ones in one line."""
+    """The rows of failures, alike ones in one."""
     equal: dict[tuple[str, str], list[Failed]] = {}
     for f in failed:
         message = f.message.replace(f.label, "ORG/NAME").replace(f.repo, "ORG/NAME")

@@ -30,16 +30,16 @@ class GroupChoice:
     Attributes:
         why: Why each of them is: ``rank`` for the K best, ``tied`` for those behind them that have no clear
             order with the K-th, up to the cap, ``audit`` for those drawn at random from the others.
-        open: How many have no clear order with the K-th behind it, those beyond the cap included.
+        tied_behind: How many behind the K-th have no clear order with it, those beyond the cap included.
     """
 
     group: Group
     k: int
     why: Mapping[Screened, Why]
-    open: int
+    tied_behind: int
 
     def of(self, *reasons: Why) -> tuple[Screened, ...]:
-        """Those that are to be evaluated for one of some reasons, best first."""
+        """The members chosen for any of these reasons, best first."""
         return tuple(c for c in self.group.checkpoints if self.why.get(c) in reasons)
 
     @cached_property
@@ -78,8 +78,8 @@ class GroupChoice:
             text = "the only one" if total == 1 else f"all {total}"
         else:
             text = f"{listed} of {total}: the {'best' if self.k == 1 else f'{self.k} best'}"
-            if self.open:
-                of = f" of the {self.open}" if self.open > tied else ""
+            if self.tied_behind:
+                of = f" of the {self.tied_behind}" if self.tied_behind > tied else ""
                 text += f" and {tied}{of} not separated from the {_ordinal(self.k)} (cap {self.cap})"
             else:
                 last = "" if self.k == 1 else f" the {_ordinal(self.k)}"
@@ -118,7 +118,7 @@ class Shortlist:
                     "cap": choice.cap,
                     "candidates": len(choice.group.checkpoints),
                     "listed": len(choice.listed),
-                    "tied": choice.open,
+                    "tied": choice.tied_behind,
                     "audited": len(choice.audit),
                     "sentence": choice.sentence(),
                 }

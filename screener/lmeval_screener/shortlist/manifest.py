@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.version import __version__
+from lmeval_dispersion.installation import __version__
 from lmeval_screener.screened import Screened
 from lmeval_screener.shortlist import Shortlist
 from lmeval_screener.targets import Target
@@ -84,11 +84,11 @@ def check_emit(folder: Path, tasks: str | None, domain: str, targets: Sequence[T
             f"expected --tasks NAME,NAME with --emit for the domain {domain}, got none; "
             f"tasks are known for {known}"
         )
-    far = next((target.repo for target in targets if "://" in target.repo), None)
-    if far is not None:
+    address = next((target.repo for target in targets if "://" in target.repo), None)
+    if address is not None:
         raise UsageError(
-            f"expected repositories and folders with --emit, got {far}, which lm-eval cannot read; copy it "
-            "to a folder first, or leave --emit out"
+            f"expected repositories and folders with --emit, got {address}, which lm-eval cannot read; copy "
+            "it to a folder first, or leave --emit out"
         )
     return chosen
 
