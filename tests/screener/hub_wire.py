@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fnmatch
 import functools
 import gzip
@@ -170,8 +169,7 @@ class Loopback:
     async def _serve(self, on_cdn: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One kept-alive connection; requests are answered one after the other."""
         self.connections[on_cdn] += 1
-        # A client that goes away, and a task that is cancelled, end in silence: streams would report them.
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        try:
             await asyncio.sleep(self.latency)
             is_open = True
             while is_open:
@@ -181,8 +179,11 @@ class Loopback:
                 headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
                 request = Request(method, target, headers, on_cdn)
                 is_open = await self._answer(request, self.reply(request), writer)
-        if not writer.transport.is_closing():
-            writer.transport.abort()
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # a client that goes away, and a server that ends: streams would report them
+        finally:
+            if not writer.transport.is_closing():
+                writer.transport.abort()
 
     async def _answer(self, request: Request, reply: Reply, writer: asyncio.StreamWriter) -> bool:
         """Send a reply as it says; whether the connection goes on."""

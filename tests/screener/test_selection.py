@@ -21,14 +21,8 @@ from lmeval_screener.checkpoints.limits import Allowance
 from lmeval_screener.cli import main
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.reading import Reader
-from lmeval_screener.targets.selection import (
-    add_selection_options,
-    load_families,
-    load_family,
-    read_list,
-    select_targets,
-    selection_of,
-)
+from lmeval_screener.selection import add_selection_options, read_list, select_targets, selection_of
+from lmeval_screener.targets.families import load_families, load_family
 
 from lmeval_dispersion.errors import UsageError
 
@@ -141,10 +135,11 @@ def test_a_list_that_is_none(tmp_path):
             read_list(str(tmp_path / name))
 
 
-def test_names_lists_and_selections_together_name_each_checkpoint_once(family, tmp_path):
+def test_names_lists_and_selections_together_name_each_checkpoint_once(family, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("acme/base-1\n"))
     (tmp_path / "list").write_text("acme/tuned-1\nother/tuned-9@main\n")
     words = ["--author", "acme", "--from", str(tmp_path / "list")]
-    found = chosen(*words, names=["acme/base-1", "other/*"])
+    found = chosen(*words, names=["-", "other/*"])
     assert [target.label for target in found.targets] == [
         "acme/base-1", "other/tuned-9", "acme/tuned-1", "other/tuned-9@main", "acme/tuned-3", "acme/tuned-2",
     ]  # fmt: skip

@@ -36,7 +36,7 @@ class RegisteredModels:
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
         """The versions that a name (the latest), a stage, an alias or ``*`` stands for."""
-        name, version, alias = _parts(target.repo)
+        name, version, alias = _name_version_alias(target.repo)
         if version and version.isdigit():
             return [target]
         if alias:
@@ -46,7 +46,7 @@ class RegisteredModels:
         every = await self._asked(
             target, lambda client: list(client.search_model_versions(f"name={quote}{name}{quote}"))
         )
-        numbers = sorted(int(entry.version) for entry in every if _fits(entry, version))
+        numbers = sorted(int(entry.version) for entry in every if _is_wanted(entry, version))
         if not numbers:
             which = f"version {version}" if version and version != "*" else "version"
             others = f"; it has {len(every)} others" if every else ", nor any other"
@@ -58,7 +58,7 @@ class RegisteredModels:
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
         """A version, where its storage is; see `Source.snapshot`."""
         chosen = (await self.expand(target, budget))[-1]
-        name, version, _ = _parts(chosen.repo)
+        name, version, _ = _name_version_alias(chosen.repo)
         where = await self._asked(
             chosen, lambda client: str(client.get_model_version_download_uri(name, str(version)))
         )
@@ -141,14 +141,14 @@ def _explained(error: Exception, what: str) -> ScreeningError:
     return ScreeningError("ServerError", f"the registry failed for {what} ({said}); try again, and {_SERVER}")
 
 
-def _parts(address: str) -> tuple[str, str | None, str | None]:
+def _name_version_alias(address: str) -> tuple[str, str | None, str | None]:
     """Name, version or stage, and alias of ``models:/NAME[/VERSION|@ALIAS]``."""
     parts = _NAME.fullmatch(address)
     assert parts is not None, "targets.names lets no other through"
     return parts[1], parts[2], parts[3]
 
 
-def _fits(version: Any, wanted: str | None) -> bool:
+def _is_wanted(version: Any, wanted: str | None) -> bool:
     if str(version.status) not in ("READY", "None"):
         return False
     if wanted is None or wanted == "*" or wanted.lower() == "latest":
