@@ -6,7 +6,7 @@ import pandas as pd
 from lmeval_dispersion.store import write_store
 
 
-def documents(right, *, rng, subjects=6, confidence=0.0, seed_text="question"):
+def documents(right, *, rng, subjects=6, confidence=0.0):
     """Documents answered right or wrong, with four-choice log-probabilities.
 
     ``confidence`` is how much higher the chosen answer's log-probability is for right answers.
@@ -25,7 +25,7 @@ def documents(right, *, rng, subjects=6, confidence=0.0, seed_text="question"):
             "logprobs": list(logprobs),
             "query_perplexity": np.exp(rng.normal(2, 0.3, size=n)),
             "prompt_tokens": rng.integers(20, 200, size=n),
-            "text": [f"{seed_text} {i}" for i in range(n)],
+            "text": [f"question {i}" for i in range(n)],
         }
     )
 

@@ -185,13 +185,13 @@ def verdicts(data: HandMade) -> list[Verdict]:
     pairs = data.population.pairs("math")
     decision = pairs.share(pairs.by("G"))
     return [
-        _orders(data, g, decision), _trajectory(data), _seeds(data), _sizes(data), _adds(data),
+        _orders(g, decision), _trajectory(data), _seeds(data), _sizes(data), _adds(data),
         _beats_rivals(data, g), _beats_labels(pairs, decision), _frequency(data), _optimiser(data),
         _gauge(data), _domains(data), _variant(data),
     ]  # fmt: skip
 
 
-def _orders(data: HandMade, g: Resampled, decision: Resampled) -> Verdict:
+def _orders(g: Resampled, decision: Resampled) -> Verdict:
     result = f"rho {g.estimate}; decision accuracy {decision.estimate}"
     verdict = outcome(g.estimate.low > 0.5, g.estimate.low > 0)
     return Verdict(verdict, "G orders recipes by math accuracy (one size, one step)", result)

@@ -29,8 +29,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.options import progress_bar
-from lmeval_dispersion.version import __version__
 
 FORMAT = "dispersion-lab/3"
 
@@ -146,6 +146,11 @@ class Study:
                 update(done, len(mine), name)
         self.processes.wait()
         return Units(files)
+
+    def blocks(self, name: str, rows: int, size: int, do: Callable[[NDArray[np.int64]], Unit]) -> Units:
+        """Units of ``size`` of so many rows each: ``do`` gets their numbers."""
+        parts = [np.arange(start, min(start + size, rows)) for start in range(0, rows, size)]
+        return self.units(name, len(parts), lambda unit: do(parts[unit]))
 
     def finish(self, tables: Mapping[str, pd.DataFrame], **fields: Any) -> None:
         """Write the result tables as parquet, mark the study complete and drop its work."""

@@ -136,15 +136,19 @@ def same_before_merging(folder, base):
     return np.allclose(state.numpy() @ rows(folder, base).T, said, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", [*HEADS, *EMBEDDINGS])
+#: PEFT trains a copy of it: a head that is tied to it keeps the base's rows.
+COPIES = {"a saved embedding": lora(modules_to_save=["embed_tokens"])}
+
+
+@pytest.mark.parametrize("case", [*HEADS, *EMBEDDINGS, *COPIES])
 def test_rows_equal_the_merged_models_and_an_embedding_changes_them_only_where_it_is_tied(
     base, tmp_path, case
 ):
     in_torchs_format = case in ("head of stabilised rank", "tokens of the head")
-    folder = adapter(base, tmp_path / "a", (HEADS | EMBEDDINGS)[case], bin_file=in_torchs_format)
+    folder = adapter(base, tmp_path / "a", (HEADS | EMBEDDINGS | COPIES)[case], bin_file=in_torchs_format)
     expected, before = merged(base, folder), head_of(LlamaForCausalLM.from_pretrained(base))
     np.testing.assert_allclose(rows(folder, base), expected, atol=1e-6, rtol=1e-6)
-    same = case in EMBEDDINGS and base.name == "untied"
+    same = case in COPIES or (case in EMBEDDINGS and base.name == "untied")
     assert bool(np.abs(expected - before).max() <= 0.1) is same
     assert not same or np.array_equal(rows(folder, base), before)
     notes = projection_of(folder, base).warnings

@@ -135,7 +135,7 @@ def test_from_afar_only_the_slices_with_needed_rows_are_read(hub, tmp_path):
     ("slices", "says"),
     [
         # As many numbers as the whole has, and yet row 9 twice and row 19 never, by any count of numbers.
-        ([([0, 0], HEAD[:10]), ([9, 0], HEAD[9:19, :2]), ([9, 2], HEAD[9:, 2:])], "do not make up"),
+        ([([0, 0], HEAD[:10]), ([9, 0], HEAD[9:19, :2]), ([10, 2], HEAD[10:, 2:])], "do not make up"),
         ([([0, 0], HEAD[:10])], "make up 10 × 4 of 20 × 4"),  # one process's own disk
         ([([10, 0], HEAD[10:])], "do not make up 20 × 4"),
         ([([0, 0], HEAD[:, :2])], "make up 20 × 2 of 20 × 4"),

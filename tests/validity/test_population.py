@@ -14,20 +14,10 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
 from benchmarks.validity import records
+from benchmarks.validity import texts as sources
 from benchmarks.validity.decoder import Decoder, built, stored_tensors, write
 from benchmarks.validity.questions import Question, answered, questions, runs
 from benchmarks.validity.study import Study, read_study
-from benchmarks.validity.texts import (
-    BOS,
-    DOMAINS,
-    HOLD,
-    SKILLS,
-    SOURCES,
-    code,
-    problem,
-    wrong_code,
-    wrong_sums,
-)
 from benchmarks.validity.training import Texts, measured, train
 from benchmarks.validity.trials import KEPT, run_trials
 from lmeval_dispersion.geometry import within
@@ -69,7 +59,7 @@ def texts(tiny, work) -> Texts:
 def test_every_answer_that_is_called_right_is_right():
     rng = random.Random(3)
     for _ in range(200):
-        a, sign, b, answer = problem(rng)
+        a, sign, b, answer = sources.problem(rng)
         assert eval(f"{a}{sign}{b}") == answer >= 0
     for calls in (False, True):
         asked = questions("code", 200, 5, calls=calls)
@@ -78,21 +68,21 @@ def test_every_answer_that_is_called_right_is_right():
     assert np.mean([runs(question, " num") for question in asked]) < 0.3  # a guess is seldom right
 
 
-@pytest.mark.parametrize(
-    "written", [" not None", " val", " None or True", " 1 if 1 else 2", "", " num ; 1", " ("]
-)
-def test_a_program_cannot_be_completed_by_a_way_out(written):
-    assert not any(runs(question, written) for question in questions("code", 60, 6))
+def test_a_program_cannot_be_completed_by_a_way_out():
+    for written in (" not None", " val", " None or True", " 1 if 1 else 2", "", " num ; 1", " ("):
+        assert not any(runs(question, written) for question in questions("code", 60, 6)), written
 
 
 def test_wrong_answers_are_mostly_wrong():
     rng = random.Random(1)
-    parts = [part.split("=") for _ in range(200) for part in wrong_sums(rng).replace(".", "").split()]
+    parts = [part.split("=") for _ in range(200) for part in sources.wrong_sums(rng).replace(".", "").split()]
     assert np.mean([eval(question) == int(answer) for question, answer in parts]) < 0.25
     shares = []
-    for make in (code, wrong_code):
+    for make in (sources.code, sources.wrong_code):
         programs = [make(rng).rstrip("\n").rpartition(" ") for _ in range(200)]
-        shares.append(np.mean([runs(Question("code", BOS + start, ()), word) for start, _, word in programs]))
+        shares.append(
+            np.mean([runs(Question("code", sources.BOS + start, ()), word) for start, _, word in programs])
+        )
     assert shares[0] > 0.7  # the others import what there is not
     assert shares[1] < 0.4
 
@@ -105,18 +95,20 @@ def test_mixtures_are_drawn_once_and_touch_two_domains():
     for run in drawn:
         assert sum(run.shares.values()) == pytest.approx(1)
         assert min(run.shares.values()) >= 0.05
-        assert sum(bool(sources & set(run.shares)) for sources in HOLD.values()) >= 2
+        assert sum(bool(held & set(run.shares)) for held in sources.HOLD.values()) >= 2
     groups = study.groups()
     assert [run.recipe for run in groups[0]] == ["even"]  # before those who go on from it
     assert all(run.base == "even" and run.steps == (150,) for group in groups[1:13] for run in group)
 
 
-def test_the_tokenizer_has_the_rows_that_screening_needs(texts, tiny, work):
-    assert {name: len(stream) for name, stream in texts.streams.items()} == dict.fromkeys(SOURCES, 4000)
+def test_the_tokenizer_has_the_rows_that_screening_needs(texts, work):
+    assert {name: len(stream) for name, stream in texts.streams.items()} == dict.fromkeys(
+        sources.SOURCES, 4000
+    )
     folder = work / "untrained"
     write(folder, Decoder(texts.vocabulary, **SHAPE).member(0), SHAPE, texts.json)
     (figures,) = measured([folder])
-    assert all(f"cosine_{domain}" in figures for domain in DOMAINS)
+    assert all(f"cosine_{domain}" in figures for domain in sources.DOMAINS)
     rows = stored_tensors(folder)["lm_head.weight"].numpy()
     digits = rows[[texts.tokenizer.token_to_id(str(d)) for d in range(10)]]
     assert figures["within_T_math"] == pytest.approx(within(digits).mean, abs=1e-5)
@@ -170,7 +162,7 @@ def test_a_model_that_knows_is_right_and_one_that_does_not_is_not(texts):
         def head(self, states):
             return states
 
-    for skill in SKILLS:
+    for skill in sources.SKILLS:
         asked = questions(skill, 12, 9)
         glued = ["" if skill == "math" or q.prompt.endswith("= ") else " " for q in asked]
         full = [f"{q.prompt}{g}{q.answers[0]}{q.end}" for q, g in zip(asked, glued, strict=True)]
@@ -207,7 +199,7 @@ def test_one_command_trains_resumes_and_tries(tiny, texts, work, capsys):
         ratio = row["figures"]["ratio_folded_math"]
         assert ratio == pytest.approx(start["ratio_folded_math"], rel=2e-3), row["change"]
     assert abs(figures["common vector"]["cosine_math"] - start["cosine_math"]) > 0.3
-    assert set(start) <= {f"{name}_{domain}" for name in KEPT for domain in DOMAINS}
+    assert set(start) <= {f"{name}_{domain}" for name in KEPT for domain in sources.DOMAINS}
     assert figures["fine-tuned, body"]["cosine_math"] == pytest.approx(start["cosine_math"], abs=1e-5)
     run_trials(tiny, trials, work)
     assert len(records.read(trials)) == len(rows)

@@ -41,7 +41,7 @@ _WHOLE = ("I8", "I16", "I32", "I64")
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 #: Pre-tokenizers of llama.cpp that cut numbers into single digits, whatever the vocabulary holds.
 _SINGLE_DIGITS = {"qwen2", "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
-_CONTROL, _USER, _UNUSED, _BYTE = 3, 4, 5, 6
+_CONTROL, _USER, _UNUSED = 3, 4, 5
 #: Architectures, as llama.cpp calls them, whose final norm is a LayerNorm without a bias that would show it.
 _NORMS_OF_MEAN = frozenset(["command-r", "cohere2", "cohere2moe", "mpt", "dbrx", "olmo"])
 #: The one of them whose norm has no weight.
@@ -143,7 +143,7 @@ class GgufModel:
         ):
             if role in (_CONTROL, _USER):
                 added.append({"content": token, "id": row, "special": role == _CONTROL})
-            elif role not in (_UNUSED, _BYTE):
+            elif role != _UNUSED:
                 pieces.setdefault(token, row)
         kind: Kind = "byte-level" if self.pairs["model"] == "gpt2" else "sentencepiece"
         return Vocabulary(pieces, kind, added, individual_digits=self.pairs["pre"] in _SINGLE_DIGITS)
