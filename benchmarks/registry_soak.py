@@ -66,7 +66,7 @@ class Checkpoint:
 
 def tokenizers() -> list[bytes]:
     """Contents of tokenizer.json: the demo's vocabulary, its rows dealt out anew for every family."""
-    from lmeval_dispersion.paths import data_folder
+    from lmeval_dispersion.installation import data_folder
 
     content = (data_folder("demo") / "sums-00" / "tokenizer.json").read_bytes()
     first = json.loads(content)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.shared import parsed
 from lmeval_dispersion import watch
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 INTERVAL = 500
 

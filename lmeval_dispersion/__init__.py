@@ -11,7 +11,7 @@ installed raises :class:`~lmeval_dispersion.errors.MissingExtraError`, which say
 
 from __future__ import annotations
 
-from lmeval_dispersion.version import __version__ as __version__
+from lmeval_dispersion.installation import __version__ as __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

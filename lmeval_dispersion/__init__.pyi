@@ -13,6 +13,7 @@ from lmeval_dispersion.geometry import dispersion_estimate as dispersion_estimat
 from lmeval_dispersion.geometry import vendi_score as vendi_score
 from lmeval_dispersion.geometry.dispersion import dispersion as dispersion
 from lmeval_dispersion.harness.task import DispersionTask as DispersionTask
+from lmeval_dispersion.installation import __version__ as __version__
 from lmeval_dispersion.laboratory.comparison import compare_studies as compare_studies
 from lmeval_dispersion.laboratory.context_clusters import clusters as clusters
 from lmeval_dispersion.laboratory.perplexity_law import law as law
@@ -26,6 +27,5 @@ from lmeval_dispersion.training.regularizer import DispersionRegularizer as Disp
 from lmeval_dispersion.training.trainer import DispersionConfig as DispersionConfig
 from lmeval_dispersion.training.trainer import DispersionTrainer as DispersionTrainer
 from lmeval_dispersion.training.trainer import DispersionTrainerMixin as DispersionTrainerMixin
-from lmeval_dispersion.version import __version__ as __version__
 from lmeval_dispersion.watching.watcher import DispersionCallback as DispersionCallback
 from lmeval_dispersion.watching.watcher import Watcher as watch  # noqa: F401

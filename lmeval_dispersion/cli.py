@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lmeval_dispersion.errors import require_extra
+from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.options import command_parser, exit_code_of
-from lmeval_dispersion.version import __version__
 
 _AUDIT = "lmeval_dispersion.auditing.commands"
 _HARNESS = "lmeval_dispersion.harness.cli"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmeval_dispersion.errors import LIBRARIES, DispersionError, UsageError, in_a_command
+from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.report import FORMATS, render, require
-from lmeval_dispersion.version import __version__
 
 if TYPE_CHECKING:
     from lmeval_dispersion.report import Document

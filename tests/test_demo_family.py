@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lmeval_dispersion.geometry import METRICS, between, within
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = data_folder("demo")

@@ -9,7 +9,7 @@ import pytest
 import lmeval_dispersion as d
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 MODEL, RUN = str(data_folder("demo") / "sums-00"), str(data_folder("demo_run"))
 TEXTS = "texts.txt"

@@ -9,7 +9,7 @@ import pytest
 from json_schemas import FOLDER, changed, faults
 from lmeval_screener.cli import main
 
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 DEMO = data_folder("demo")
 SITE = "https://lmeval-dispersion.github.io/lmeval-dispersion/reference/schemas/"

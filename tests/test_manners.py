@@ -13,14 +13,11 @@ from lmeval_dispersion.cli import COMMANDS, JOBS, RENAMED, main, parser_of
 
 # One spelling a meaning. A new metavar belongs here only where none of these says what is meant.
 METAVARS = {
-    *("FILE", "FOLDER", "FILE|HUB_ID", "HUB_ID|FOLDER", "MODEL", "RUN", "RUN|FILE"),
-    *("CALIBRATOR", "CHECKPOINT", "MANIFEST"),
-    *("N", "N,N", "K", "X", "SECONDS", "TOKENS", "NAME", "SET", "LAYER", "COLUMN", "FIELD", "ARM,ARM"),
-    *("DEVICE", "REVISION", "ARGUMENT", "RESULTS", "SOURCE",
-      "ID|FOLDER", "[FILTER/]METRIC", "EXPR", "FEATURE"),
-    *("K=V,K=V", "NAME,NAME", "SECTION,SECTION", "URL", "I/N"),
-    *("TEXT", "DATE", "SIZE"),
-}  # fmt: skip
+    *("FILE", "FOLDER", "FILE|HUB_ID", "HUB_ID|FOLDER", "MODEL", "RUN", "CALIBRATOR", "CHECKPOINT"),
+    *("MANIFEST", "RESULTS", "SOURCE", "URL", "REVISION", "DATE", "DEVICE", "ARGUMENT", "EXPR"),
+    *("N", "N,N", "K", "X", "SECONDS", "TOKENS", "NAME", "NAME,NAME", "K=V,K=V", "SET", "LAYER"),
+    *("COLUMN", "FIELD", "[FILTER/]METRIC"),
+}
 # Other words for --slice, --layer, --seed, --study and --format.
 RETIRED = {"--by", "--layers", "--seeds", "--run", "--json"}
 
@@ -137,17 +134,14 @@ def test_dispersion_screen_is_screen_checkpoints(capsys, monkeypatch):
     assert '"command": "dispersion screen --list domains --format json"' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("audit", "examples/mmlu_before"), ("calibrate", "examples/mmlu_before", "-o", "calibrator.json")],
-)
+@pytest.mark.parametrize("words", [["audit"], ["calibrate", "-o", "calibrator.json"]])
 def test_quiet_leaves_standard_error_empty(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "examples").symlink_to(Path(__file__).parent.parent / "examples")
+    words = [*words, str(Path(__file__).parents[1] / "examples" / "mmlu_before")]
     assert main([*words, "-q"]) == 0
     quiet = capsys.readouterr()
     assert quiet.err == ""
-    assert main([*words]) == 0
+    assert main(words) == 0
     assert capsys.readouterr().out == quiet.out
 
 

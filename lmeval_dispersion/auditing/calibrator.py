@@ -24,8 +24,8 @@ from lmeval_dispersion.auditing.run import Array, Rows, Run, check_labels
 from lmeval_dispersion.auditing.shrinkage import Estimator
 from lmeval_dispersion.auditing.slices import Slice, by_column, by_value
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.store.format import DOCUMENTS
-from lmeval_dispersion.version import __version__
 
 FORMAT = "dispersion-calibrator/2"
 TRIVIAL, OURS = "labelled accuracy alone", "this estimate"

@@ -13,6 +13,7 @@ from lmeval_dispersion.auditing.ranking import rank
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.options import (
     Output,
     add_examples,
@@ -26,7 +27,6 @@ from lmeval_dispersion.options import (
     add_slice,
     report_beside,
 )
-from lmeval_dispersion.paths import data_folder
 
 
 def add_audit_arguments(parser: argparse.ArgumentParser) -> None:

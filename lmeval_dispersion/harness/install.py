@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
-from lmeval_dispersion.paths import cache_folder, data_folder
+from lmeval_dispersion.installation import cache_folder, data_folder
 
 FOLDER = "lmeval_dispersion"
 _PATTERN = re.compile(r"^# for NAME in ([^;\n]+)(?:; CATEGORY = (\w+))?\n", re.MULTILINE)

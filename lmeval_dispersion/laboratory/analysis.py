@@ -137,13 +137,7 @@ class StudyResult(FrameReport):
     libraries = ("torch", "transformers", "numpy")
     guide = "docs/reference/laboratory.md"
     kind: ClassVar[str]
-    main: ClassVar[str]  # the table that CSV and to_frame() hold
     manifest: dict[str, Any]
-
-    def frame(self) -> pd.DataFrame:
-        """The main table."""
-        frame: pd.DataFrame = getattr(self, self.main)
-        return frame
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract: the answer, the manifest and every table."""
@@ -189,7 +183,7 @@ class Analysis:
             yield label, causal, layers
 
     def drawn(self, name: str, source: Texts, draw: Callable[[], Unit]) -> tuple[Segments, Unit]:
-        """What ``draw`` took from a source when the study started; the manifest keeps the tokens' hash."""
+        """Segments that ``draw`` took from a source when the study began; their hash is in the manifest."""
         fresh = f"segments.{name}" not in self.study.manifest
 
         def counted(_unit: int) -> Unit:

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lmeval_dispersion.installation import cache_folder
 from lmeval_dispersion.options import Output, add_column, add_examples, add_layers, add_output, add_seed
-from lmeval_dispersion.paths import cache_folder
 
 _STUDIES = "dispersion-runs"
 _LAYERS = "last, all, or a name such as layer.3 or layer.-1.attn"

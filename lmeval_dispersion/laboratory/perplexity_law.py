@@ -270,7 +270,7 @@ def _measure(analysis: Analysis) -> None:
     settings, study = analysis.settings, analysis.study
     ((_, causal, layers),) = analysis.models(losses=True)
     splits = [_first_pass(analysis, causal, layers, source) for source in analysis.texts]
-    bins = [each for split in splits for each in _bins(split, settings)]
+    bins = [chosen for split in splits for chosen in _bins(split, settings)]
     values = {}  # by control; "" is the model
     for control in ("", *settings["control"]):
         model = causal.control(control, settings["seed"])
@@ -358,9 +358,9 @@ def _measured_bin(
 
 def _points(bins: list[_Bin], layers: list[str], values: dict[str, NDArray[Any]]) -> Iterator[pd.DataFrame]:
     """One row a bin and layer; ``values`` (bins, layers, measures) by control."""
-    for number, each in enumerate(bins):
-        losses = each.split.nll[each.members, each.column]
-        about = {"split": each.split.name, "perplexity": each.perplexity, "bin": each.number}
+    for number, chosen in enumerate(bins):
+        losses = chosen.split.nll[chosen.members, chosen.column]
+        about = {"split": chosen.split.name, "perplexity": chosen.perplexity, "bin": chosen.number}
         about |= {"segments": len(losses), "layer": layers}
         means = {"mean_perplexity": float(np.exp(losses).mean()), "mean_nll": float(losses.mean())}
         columns = zip((*MEASURES, "dispersion_se"), values[""][number].T, strict=True)
@@ -471,11 +471,11 @@ def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> di
 def _pearson(bins: pd.DataFrame, column: str, seed: int) -> tuple[dict[str, Any], Correlated | None]:
     """R of a column with its bounds, or why it is not defined."""
     try:
-        found = correlated(bins, column, seed)
+        r = correlated(bins, column, seed)
     except GeometryError as error:
         return {**dict.fromkeys(("pearson", "low", "high"), np.nan), "reason": str(error)}, None
-    value, low, high = found.interval
-    return {"pearson": value, "low": low, "high": high, "reason": ""}, found
+    value, low, high = r.interval
+    return {"pearson": value, "low": low, "high": high, "reason": ""}, r
 
 
 def _with_bounds(rows: list[dict[str, Any]], name: str) -> pd.DataFrame:

@@ -29,8 +29,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.options import progress_bar
-from lmeval_dispersion.version import __version__
 
 FORMAT = "dispersion-lab/3"
 

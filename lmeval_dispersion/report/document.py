@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
 from typing import Any, Literal, get_type_hints
 
-from lmeval_dispersion.version import __version__
+from lmeval_dispersion.installation import __version__
 
 Row = Mapping[str, Any]
 LIMITS = "What this does not support"  # above `Document.limits`, where a format has headings

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.report.cells import cell, is_numeric, number, shown
 from lmeval_dispersion.report.document import (
     LIMITS,
@@ -28,7 +29,6 @@ from lmeval_dispersion.report.document import (
     Section,
     Table,
 )
-from lmeval_dispersion.version import __version__
 
 if TYPE_CHECKING:
     import jinja2

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lmeval_dispersion.errors import StoreError, UsageError, require_extra
 from lmeval_dispersion.geometry import unit_rows, valid_rows
-from lmeval_dispersion.version import __version__
+from lmeval_dispersion.installation import __version__
 
 if TYPE_CHECKING:
     import pandas as pd

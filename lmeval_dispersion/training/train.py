@@ -260,7 +260,9 @@ def claimed_folder(settings: Settings) -> Path:
     path = folder / "settings.json"
     ours = json.loads(json.dumps(dataclasses.asdict(settings) | {"output_dir": ""}))
     try:
-        before = json.loads(path.read_text()) if path.is_file() else None
+        text = path.read_text(errors="replace") if path.is_file() else ""
+        # A settings.json of another program is not written over.
+        before = json.loads(text) if text.startswith('{\n "model": ') else None
         if before is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"expected a new or empty folder, got {folder}; choose another --output-dir")
         if before == ours:
@@ -274,10 +276,10 @@ def claimed_folder(settings: Settings) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "blocks.npz").unlink(missing_ok=True)
         write_whole(path, json.dumps(ours, indent=1).encode() + b"\n")
-    except (OSError, ValueError) as error:  # a ValueError: its settings.json is none of ours
+    except OSError as error:
         raise UsageError(
             f"expected --output-dir where folders and files can be made, got {folder}: "
-            f"{getattr(error, 'strerror', None) or error}"
+            f"{error.strerror or error}"
         ) from error
     return folder
 

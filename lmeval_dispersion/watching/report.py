@@ -207,7 +207,7 @@ def read_records(folder: str | Path) -> list[dict[str, Any]]:
             record = json.loads(line)
         except ValueError:
             continue  # half a line of a process that was killed
-        if not isinstance(record, dict) or not str(record.get("format")).startswith("dispersion-watch/"):
+        if not (isinstance(record, dict) and {"format", "step", "domains", "saved"} <= record.keys()):
             raise UsageError(f"expected lines of {FORMAT} in {path}, got {line[:60]!r}; name another folder")
         while records and records[-1]["step"] >= record["step"]:
             records.pop()

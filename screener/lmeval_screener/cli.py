@@ -29,15 +29,15 @@ from lmeval_dispersion.options import (
     exit_code_of,
     progress_bar,
 )
-from lmeval_screener.targets.selection import add_selection_options
+from lmeval_screener.selection import add_selection_options
 
 if TYPE_CHECKING:
     from lmeval_dispersion.report import Document
     from lmeval_screener.result import Result
     from lmeval_screener.screened import Failed, Reading
     from lmeval_screener.screening import OnDone, Screening
+    from lmeval_screener.selection import Selected
     from lmeval_screener.shortlist import Shortlist
-    from lmeval_screener.targets.selection import Selected
 
 _EVERY = 30.0  # seconds between two lines of progress
 _ABOUT = (
@@ -209,7 +209,7 @@ def run(args: argparse.Namespace) -> int:
 
     from lmeval_screener.checkpoints.limits import Allowance
     from lmeval_screener.screening import Screening, add_named, floor_among
-    from lmeval_screener.targets.selection import select_targets, selection_of
+    from lmeval_screener.selection import select_targets, selection_of
     from lmeval_screener.tokens import load_token_set
 
     def notice(name: str, seconds: float) -> None:

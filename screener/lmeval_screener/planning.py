@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from lmeval_dispersion.report import Column, Document, Section, Table
 
 if TYPE_CHECKING:
+    from lmeval_screener.selection import Selected
     from lmeval_screener.targets import Target
-    from lmeval_screener.targets.selection import Selected
     from lmeval_screener.tokens import TokenSet
 
 #: The Hub's quotas as it documents them (autumn 2026), requests in 300 s: anonymous, with a token.
@@ -78,7 +78,7 @@ def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
 
 def families_document() -> Document:
     """The bundled families."""
-    from lmeval_screener.targets.selection import load_families
+    from lmeval_screener.targets.families import load_families
 
     rows = [
         {

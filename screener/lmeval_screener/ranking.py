@@ -338,7 +338,7 @@ def _spelled(value: float) -> str:
 @functools.cache
 def _scales() -> dict[float, str]:
     """Parameters → scale, of all bundled families."""
-    from lmeval_screener.targets.selection import load_families
+    from lmeval_screener.targets.families import load_families
 
     scales = {scale for family in load_families().values() for scale in family.scales}
     # Counts alone cannot tell Pythia's 6.9B from the many 7B; by name it keeps its own.

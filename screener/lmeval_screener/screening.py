@@ -28,8 +28,9 @@ from lmeval_screener.ranking import common_tokenizers, mismatch, ranked
 from lmeval_screener.reading import Reader
 from lmeval_screener.result import Gate, Result
 from lmeval_screener.screened import Failed, Reading
+from lmeval_screener.selection import Selected, Selection, select_targets
 from lmeval_screener.targets import Target, labelled, parse_targets
-from lmeval_screener.targets.selection import Selected, Selection, demo_targets, load_family, select_targets
+from lmeval_screener.targets.families import demo_targets, load_family
 from lmeval_screener.tokens import TokenSet, load_token_set
 
 if TYPE_CHECKING:

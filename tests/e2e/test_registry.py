@@ -23,7 +23,7 @@ from lmeval_screener.cli import main as screen_checkpoints
 from safetensors.numpy import load_file, save_file
 
 from lmeval_dispersion.cli import main
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hub_server import HubServer
 from lmeval_screener import screen
 from lmeval_screener.checkpoints import http
 
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 
 @pytest.fixture

@@ -233,6 +233,11 @@ def test_two_processes_train_what_one_trains_with_batches_as_large(base, tmp_pat
 
 def test_a_failed_start_blocks_nothing_and_a_full_disk_is_one_sentence(base, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
+    out.mkdir()
+    (out / "settings.json").write_text("{}")  # of another program
+    assert main(arguments(base, out)) == 2
+    assert "expected a new or empty folder" in capsys.readouterr().err
+    (out / "settings.json").unlink()
     assert main(arguments(base, out, data=base / "short.txt")) == 2
     assert (out / "settings.json").is_file()
 

@@ -19,7 +19,7 @@ from harness_world import ARC, World, child, environment
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import PartialStoreError
 from lmeval_dispersion.geometry import dispersion
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.store import read_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_world")]

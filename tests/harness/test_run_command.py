@@ -18,7 +18,7 @@ from harness_world import ARC, ROOT, check_stored_run
 from lmeval_dispersion import open_store
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.harness import saving
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.store import read_store
 
 pytestmark = pytest.mark.usefixtures("in_world")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 Matrix = NDArray[Any]
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}

@@ -15,7 +15,7 @@ from lmeval_screener import screening
 from lmeval_screener.weights import rows as reader
 from safetensors.torch import load_file
 
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 DEMO = data_folder("demo") / "sums-20"
 

@@ -19,7 +19,7 @@ from lmeval_screener.cli import main
 from storages import expand, read
 
 from lmeval_dispersion.cli import main as dispersion
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 DEMO = data_folder("demo")
 

@@ -14,7 +14,7 @@ from hub_client import whole_gap
 from lmeval_screener import screen
 from storages import expand, process
 
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 DEMO = data_folder("demo")
 

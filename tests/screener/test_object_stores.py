@@ -14,7 +14,7 @@ from hub_client import refused, truth, whole_gap
 from lmeval_screener import screen
 from storages import read, s3_client
 
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 
 @pytest.fixture

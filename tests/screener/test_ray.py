@@ -21,7 +21,7 @@ from lmeval_screener import screen
 from lmeval_screener.cli import main
 from lmeval_screener.reading import ray_reader
 
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 PATIENCE = 300  # seconds for what takes a few on an idle machine

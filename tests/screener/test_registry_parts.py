@@ -18,7 +18,7 @@ from lmeval_screener.registry import database
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 
 def make(place, seed=0):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets.selection import load_family
+from lmeval_screener.targets.families import load_family
 from lmeval_screener.tokens import Resolution, bundled_token_sets, load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from token_cases import DATA, REFERENCE, TINY, TOKENIZERS, own_set, tokenizer_json, vocabulary

@@ -21,14 +21,8 @@ from lmeval_screener.checkpoints.limits import Allowance
 from lmeval_screener.cli import main
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.reading import Reader
-from lmeval_screener.targets.selection import (
-    add_selection_options,
-    load_families,
-    load_family,
-    read_list,
-    select_targets,
-    selection_of,
-)
+from lmeval_screener.selection import add_selection_options, read_list, select_targets, selection_of
+from lmeval_screener.targets.families import load_families, load_family
 
 from lmeval_dispersion.errors import UsageError
 

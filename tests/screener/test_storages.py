@@ -25,7 +25,7 @@ from lmeval_screener.checkpoints.stores import FolderListing, Store, StoreSource
 from lmeval_screener.targets import Target
 from storages import expand, read, refused_change
 
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 DEMO = data_folder("demo") / "sums-20"
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"

@@ -20,7 +20,7 @@ from scipy import stats
 
 from lmeval_dispersion.cli import main as dispersion
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.report import render
 
 

@@ -89,25 +89,28 @@ class RecomputedReentrant(Recomputed):
     reentrant = True
 
 
-def checkpointed(model, block):
-    """With transformers' own checkpointing, or with blocks of another class."""
+def recompute(model, block=Recomputed):
     model.enable_input_require_grads()
-    if block is None:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    for layer in model.model.layers if block else ():
+    for layer in model.model.layers:
         layer.__class__ = block
-    return model
 
 
-@pytest.mark.parametrize("make", [tiny_llama, tiny_lora, None, Recomputed, RecomputedReentrant])
+RUNS = {
+    "plain": (tiny_llama, lambda model: None),
+    "LoRA": (tiny_lora, lambda model: None),
+    "checkpointed": (tiny_llama, lambda model: model.gradient_checkpointing_enable({"use_reentrant": False})),
+    "recomputed": (tiny_llama, recompute),
+    "recomputed, reentrant": (tiny_llama, partial(recompute, block=RecomputedReentrant)),
+}
+
+
+@pytest.mark.parametrize(("make", "prepare"), RUNS.values(), ids=RUNS)
 @pytest.mark.parametrize("mode", ["add", "inject"])
-def test_the_gradient_is_the_same_however_the_model_runs(mode, make):
+def test_the_gradient_is_the_same_however_the_model_runs(mode, make, prepare):
     """Also after an evaluation between the forward and the backward pass."""
-    plain = make in (tiny_llama, tiny_lora)
-    model, batch = make() if plain else tiny_llama(), batch_of()
+    model, batch = make(), batch_of()
     wanted, wanted_gradients = by_hand(model, batch, [0, 1, 2])
-    if not plain:
-        checkpointed(model, make)
+    prepare(model)
     reg = DispersionRegularizer(model, layers="all", weight=WEIGHT, mode=mode)
     loss = model(**batch).loss
     aux = reg.pop()
@@ -124,7 +127,8 @@ def test_of_two_training_passes_the_latest_counts_or_each_where_each_is_popped()
     (early, early_gradients), (late, late_gradients) = (
         by_hand(model, batch, [0, 1, 2]) for batch in (first, second)
     )
-    reg = DispersionRegularizer(checkpointed(model, Recomputed), layers="all", weight=WEIGHT)
+    recompute(model)
+    reg = DispersionRegularizer(model, layers="all", weight=WEIGHT)
     model(**first)
     model(**second)
     torch.testing.assert_close(reg.pop().detach(), late)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_decoders import tiny_gpt2, tokens, word_tokenizer
 
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 ROOT = Path(__file__).parents[2]
 VARIANTS = runpy.run_path(str(ROOT / "examples" / "train_variants.py"))

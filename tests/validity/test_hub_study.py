@@ -20,7 +20,7 @@ from checkpoints import write_checkpoint
 from hub_server import HubServer
 
 from benchmarks.validity import hub as study
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 
 TOKENIZER = data_folder("demo") / "sums-00" / "tokenizer.json"
 VOCABULARY = json.loads(TOKENIZER.read_text("utf-8"))["model"]["vocab"]

@@ -27,7 +27,7 @@ from lmeval_dispersion import DispersionCallback, watch
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion, effective_rank
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.watching.report import FILE, MEASURES, append_record, change, read_records
 from lmeval_dispersion.watching.watcher import TEXTS
 
@@ -236,9 +236,10 @@ def test_what_cannot_be_watched_is_refused(watched, model, tokenizer, tmp_path, 
     assert len(read_records(path.parent)) == 4
     append_record(path.parent, {**read_records(path.parent)[-1], "step": 50})
     assert [record["step"] for record in read_records(path.parent)][-1] == 50
-    path.write_text(json.dumps({"loss": 1}) + "\n")
-    with pytest.raises(UsageError, match="dispersion-watch/2"):
-        read_records(Path(path))
+    for line in ({"loss": 1}, {"format": "dispersion-watch/2"}):
+        path.write_text(json.dumps(line) + "\n")
+        with pytest.raises(UsageError, match="expected lines of dispersion-watch/2"):
+            read_records(path)
 
 
 def ranks_logs(folder):

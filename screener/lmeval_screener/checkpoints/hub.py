@@ -25,7 +25,7 @@ from urllib.parse import quote
 from yarl import URL
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.version import __version__
+from lmeval_dispersion.installation import __version__
 from lmeval_screener.checkpoints import Cache, FileEntry, Meter, Snapshot, entry_of
 from lmeval_screener.checkpoints.http import (
     CONTRADICTIONS,

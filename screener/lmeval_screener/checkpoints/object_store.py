@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lmeval_dispersion.version import __version__
+from lmeval_dispersion.installation import __version__
 from lmeval_screener.checkpoints import SERVICES, FileEntry, Meter
 from lmeval_screener.checkpoints.http import CONNECTIONS, SILENCE, AgainError, contradiction, untrusted
 from lmeval_screener.checkpoints.hub import Hub

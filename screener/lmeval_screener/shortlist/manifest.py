@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.version import __version__
+from lmeval_dispersion.installation import __version__
 from lmeval_screener.screened import Screened
 from lmeval_screener.shortlist import Shortlist
 from lmeval_screener.targets import Target

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.paths import data_folder
+from lmeval_dispersion.installation import data_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.vocabulary import DigitScheme, Vocabulary
 from lmeval_screener.yaml_fields import load_yaml, mistake, nearest

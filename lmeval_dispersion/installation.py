@@ -1,9 +1,11 @@
-"""Where data lies: bundled data in the wheel or beside the package in a checkout, and the user's cache."""
+"""The installed package: its version, its bundled data (in the wheel or the checkout), the user's cache."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+__version__ = "0.2.0"
 
 _PACKAGE = Path(__file__).resolve().parent
 

@@ -1,4 +1,4 @@
-"""Which checkpoints are meant: lists of the Hub, lists in files, families, the demo.
+"""Which checkpoints are meant: names, lists in files, lists of the Hub.
 
 A list of repositories brings commit, file names, parameters and gating of up to 1,000 of them in one request,
 so that one whose commit is cached costs no request at all, and one without weights or rights neither.
@@ -11,15 +11,13 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.paths import data_folder
 from lmeval_screener.checkpoints import Meter
-from lmeval_screener.targets import Listed, Target, matching_paths, parse_target, parse_targets
-from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
+from lmeval_screener.targets import Listed, Target, matching_paths, parse_targets
 
 if TYPE_CHECKING:
     import datetime
@@ -299,85 +297,3 @@ def _parse_page(page: Any) -> list[_Entry]:
 def _has_weights(files: Iterable[str]) -> bool:
     """Whether a file of a repository may hold weights: of a model or of an adapter."""
     return any(path.endswith(_WEIGHTS) and path.rpartition("/")[2] not in _NO_WEIGHTS for path in files)
-
-
-@dataclass(frozen=True)
-class _Checkpoint:
-    repo: str
-    scale: str
-    revision: str = ""
-    kind: Any = None  # base, instruct, trajectory, …: a word for readers of the file
-
-
-@dataclass(frozen=True)
-class _Family:
-    checkpoints: tuple[_Checkpoint, ...]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class _File:
-    schema: Literal[1]
-    families: dict[str, _Family]
-    notes: Any = None
-
-
-@dataclass(frozen=True)
-class Family:
-    """Checkpoints with one tokenizer."""
-
-    checkpoints: tuple[Target, ...]
-    note: str
-
-    @property
-    def scales(self) -> tuple[str, ...]:
-        """The scales, each once, in the file's order."""
-        return tuple(dict.fromkeys(target.scale for target in self.checkpoints if target.scale))
-
-
-def load_families(path: str | Path | None = None) -> dict[str, Family]:
-    """All families of a file, by name."""
-    file = Path(path or Path(__file__).with_name("families.yaml"))
-    families = {}
-    for name, family in load_yaml(_File, file).families.items():
-        targets: list[Target] = []
-        for position, entry in enumerate(family.checkpoints):
-            target = parse_target(entry.repo)
-            revision = entry.revision or target.revision
-            target = replace(target, revision=revision, family=name, scale=entry.scale)
-            if any((target.repo, revision) == (other.repo, other.revision) for other in targets):
-                key = f"families.{name}.checkpoints[{position}]"
-                raise mistake(file, key, "each checkpoint once", target.repo, "remove one")
-            targets.append(target)
-        families[name] = Family(tuple(targets), family.note)
-    return families
-
-
-def load_family(name: str, path: str | Path | None = None) -> Family:
-    """One family by name."""
-    families = load_families(path)
-    for known, family in families.items():
-        if known.lower() == name.lower():
-            return family
-    where = "" if path is None else f" in {path}"
-    raise UsageError(
-        f"there is no family {name!r}{where}{nearest(name, families)}; known: {', '.join(families)}"
-    )
-
-
-def demo_targets() -> list[Target]:
-    """The demo's checkpoints, with the accuracy that was measured when they were trained."""
-    import yaml
-
-    folder = data_folder("demo")
-    family = yaml.safe_load((folder / "family.yaml").read_text(encoding="utf-8"))
-    return [
-        Target(
-            str(folder / entry["folder"]),
-            family=family["name"],
-            local=True,
-            accuracy=float(entry["accuracy"]["mean"]),
-            negative_control=entry["answers"] != "right",
-        )
-        for entry in family["checkpoints"]
-    ]

@@ -1,0 +1,94 @@
+"""Families of checkpoints, bundled or of the user's own file, and the demo's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.installation import data_folder
+from lmeval_screener.targets import Target, parse_target
+from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    repo: str
+    scale: str
+    revision: str = ""
+    kind: Any = None  # base, instruct, trajectory, …: a word for readers of the file
+
+
+@dataclass(frozen=True)
+class _Family:
+    checkpoints: tuple[_Checkpoint, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _File:
+    schema: Literal[1]
+    families: dict[str, _Family]
+    notes: Any = None
+
+
+@dataclass(frozen=True)
+class Family:
+    """Checkpoints with one tokenizer."""
+
+    checkpoints: tuple[Target, ...]
+    note: str
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """The scales, each once, in the file's order."""
+        return tuple(dict.fromkeys(target.scale for target in self.checkpoints if target.scale))
+
+
+def load_families(path: str | Path | None = None) -> dict[str, Family]:
+    """All families of a file, by name."""
+    file = Path(path or Path(__file__).with_name("families.yaml"))
+    families = {}
+    for name, family in load_yaml(_File, file).families.items():
+        targets: list[Target] = []
+        for position, entry in enumerate(family.checkpoints):
+            target = parse_target(entry.repo)
+            revision = entry.revision or target.revision
+            target = replace(target, revision=revision, family=name, scale=entry.scale)
+            if any((target.repo, revision) == (other.repo, other.revision) for other in targets):
+                key = f"families.{name}.checkpoints[{position}]"
+                raise mistake(file, key, "each checkpoint once", target.repo, "remove one")
+            targets.append(target)
+        families[name] = Family(tuple(targets), family.note)
+    return families
+
+
+def load_family(name: str, path: str | Path | None = None) -> Family:
+    """One family by name."""
+    families = load_families(path)
+    for known, family in families.items():
+        if known.lower() == name.lower():
+            return family
+    where = "" if path is None else f" in {path}"
+    raise UsageError(
+        f"there is no family {name!r}{where}{nearest(name, families)}; known: {', '.join(families)}"
+    )
+
+
+def demo_targets() -> list[Target]:
+    """The demo's checkpoints, with the accuracy that was measured when they were trained."""
+    import yaml
+
+    folder = data_folder("demo")
+    family = yaml.safe_load((folder / "family.yaml").read_text(encoding="utf-8"))
+    return [
+        Target(
+            str(folder / entry["folder"]),
+            family=family["name"],
+            local=True,
+            accuracy=float(entry["accuracy"]["mean"]),
+            negative_control=entry["answers"] != "right",
+        )
+        for entry in family["checkpoints"]
+    ]
