@@ -24,7 +24,7 @@ from synthetic import subjects_store
 from lmeval_dispersion.auditing.calibration import calibrate
 from lmeval_dispersion.auditing.figures import Figure
 from lmeval_dispersion.auditing.mixtures import Inside, mixture_curves, pools_sentence
-from lmeval_dispersion.auditing.ranking import found_sentence, ranking_report, ranking_sentence
+from lmeval_dispersion.auditing.ranking import errors_sentence, ranking_report, ranking_sentence
 from lmeval_dispersion.auditing.run import Run, answers_of, part_of, read_run
 from lmeval_dispersion.auditing.slices import slice_table, slicings
 
@@ -59,7 +59,7 @@ def claims(report: SimpleNamespace) -> dict[str, bool]:
         "... it lies between subjects": "lies between" in pools,
         "a low contribution points at answers": "points at" in ranking,
         "... the difference lies between subjects": "lies between" in ranking,
-        "the best other signal is": "best other signal is" in found_sentence(report.ranking),
+        "the best other signal is": "best other signal is" in errors_sentence(report.ranking),
         "accuracy can be read off unlabelled slices": getattr(report.calibration, "better", False),
         "a caution (guessing, one answer, repeats)": bool(report.answers.cautions),
     }

@@ -140,17 +140,13 @@ class Calibration(RunReport):
             return {}
         alone, best = self.estimators[-1], max(self.estimators, key=lambda row: row.worth)
         above = sum(row.better for row in self.estimators)
+        bounds, title = ("worth_low", "worth_high"), "labelled documents a slice, with 95 % interval"
+        spec = dots(
+            self.estimators, "estimator", "worth", bounds, title, line=alone.worth, dot=_FILLED_IF_BETTER
+        )
         return {
             "worth": Chart(
-                dots(
-                    self.estimators,
-                    "estimator",
-                    "worth",
-                    ("worth_low", "worth_high"),
-                    "labelled documents a slice, with 95 % interval",
-                    alone.worth,
-                    dot=_FILLED_IF_BETTER,
-                ),
+                spec,
                 "Labelled documents a slice that each estimate is worth",
                 f"{above} of {len(self.estimators) - 1} estimates are shown to beat the {TRIVIAL}, which is "
                 f"worth {alone.worth:.0f}. The largest worth is that of {best.estimator}: {best.worth:.0f} "

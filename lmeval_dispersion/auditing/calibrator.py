@@ -201,7 +201,7 @@ def fit_calibrator(run: Run, *, by: str | None = None, features: Sequence[str] =
     size = shrinkage.ErrorSize.of(pairs, folds.estimate)
     score = np.abs(folds.estimate - pairs.accuracy) / size.at(pairs.documents)
     level = shrinkage.level_reached(len(score))
-    about, rows = run.describe(), run.labelled
+    about = run.describe()
     content = {
         "format": FORMAT,
         "protocol": "natural",
@@ -209,12 +209,7 @@ def fit_calibrator(run: Run, *, by: str | None = None, features: Sequence[str] =
         "identity": run.store.manifest.get("identity"),
         "by": made_by,
         "documents_a_slice": [int(pairs.documents.min()), int(pairs.documents.max())],
-        "labelled": {
-            "documents": len(rows),
-            "accuracy": float(run.score[rows].mean()),
-            "doc_ids": document_ids(run, rows),
-            "documents_sha256": documents_digest(run),
-        },
+        "labelled": _labelled_documents(run),
         "features": {
             name: {"centre": float(c), "scale": float(s)}
             for name, c, s in zip(names, centre, scale, strict=True)
@@ -259,7 +254,13 @@ def _varied_features(
     run: Run, parts: Sequence[Rows], asked: Sequence[str], threshold: float
 ) -> tuple[list[str], Array]:
     """The features, of those that are asked for or all, that differ between slices; and their values."""
-    names = _wanted(asked, available_features(run, run.labelled))
+    have = available_features(run, run.labelled)
+    for name in asked:
+        if name not in FEATURES:
+            raise UsageError(f"there is no feature {name!r}; choose from {', '.join(FEATURES)}")
+        if name not in have:
+            raise UsageError(f"some labelled documents have no {FEATURES[name]}; leave {name!r} out")
+    names = [name for name in have if name in asked or not asked]
     raw = slice_features(run, parts, names, threshold)
     # Means of one value over slices of many sizes differ by rounding: no feature, and no scale to divide by.
     varied = raw.std(axis=0) > _ROUNDING * np.abs(raw).max(axis=0)
@@ -267,15 +268,6 @@ def _varied_features(
         alike = FEATURES[names[int(varied.argmin())]]
         raise UsageError(f"{alike} is the same in every slice and says nothing about any; leave it out")
     return [name for name, varies in zip(names, varied, strict=True) if varies], raw[:, varied]
-
-
-def _wanted(asked: Sequence[str], have: Sequence[str]) -> list[str]:
-    for name in asked:
-        if name not in FEATURES:
-            raise UsageError(f"there is no feature {name!r}; choose from {', '.join(FEATURES)}")
-        if name not in have:
-            raise UsageError(f"some labelled documents have no {FEATURES[name]}; leave {name!r} out")
-    return [name for name in have if name in asked] if asked else list(have)
 
 
 def _single_estimators(
@@ -301,6 +293,16 @@ def _single_estimators(
 
 
 # --- which documents were labelled -------------------------------------------------------------------------
+
+
+def _labelled_documents(run: Run) -> dict[str, Any]:
+    rows = run.labelled
+    return {
+        "documents": len(rows),
+        "accuracy": float(run.score[rows].mean()),
+        "doc_ids": document_ids(run, rows),
+        "documents_sha256": documents_digest(run),
+    }
 
 
 def documents_digest(run: Run) -> str:
@@ -377,19 +379,21 @@ def check_fits(calibrator: Mapping[str, Any], run: Run) -> list[str]:
         )
     elif different := _different(ours, theirs, same_tasks=set(about["tasks"]) == set(calibrator["tasks"])):
         fields = ", ".join(f"{key} {ours.get(key)!r}, now {theirs.get(key)!r}" for key in different)
-        raise foreign(f"on another model: {fields}")
+        raise fitted_elsewhere(f"on another model: {fields}")
     for key, name in compared.items():
         if calibrator[key] != about[key]:
-            raise foreign(f"for {name} {calibrator[key]!r}, and the run has {about[key]!r}")
+            raise fitted_elsewhere(f"for {name} {calibrator[key]!r}, and the run has {about[key]!r}")
     for task, version in about["tasks"].items():
         if task not in calibrator["tasks"]:
-            raise foreign(f"on {', '.join(calibrator['tasks'])}, and the run has task {task!r}")
+            raise fitted_elsewhere(f"on {', '.join(calibrator['tasks'])}, and the run has task {task!r}")
         if (fitted_on := calibrator["tasks"][task]) != version:
-            raise foreign(f"on version {fitted_on} of task {task!r}, and the run has version {version}")
+            raise fitted_elsewhere(
+                f"on version {fitted_on} of task {task!r}, and the run has version {version}"
+            )
     return notes
 
 
-def foreign(reason: str) -> UsageError:
+def fitted_elsewhere(reason: str) -> UsageError:
     """The error for a run that a calibrator may not speak about."""
     return UsageError(
         f"this calibrator was fitted {reason}; a calibration does not carry over, label some documents of "

@@ -108,15 +108,10 @@ class Comparison(RunReport):
             rows = [row for row in other.slices if math.isfinite(row.dispersion_low)]
             clear = sum(row.dispersion_low > 0 or row.dispersion_high < 0 for row in rows)
             if rows:
+                bounds = ("dispersion_low", "dispersion_high")
+                title = "Difference, with 95 % interval"
                 charts[f"run-{i}"] = Chart(
-                    dots(
-                        rows,
-                        "slice",
-                        "dispersion_difference",
-                        ("dispersion_low", "dispersion_high"),
-                        "Difference, with 95 % interval",
-                        0.0,
-                    ),
+                    dots(rows, "slice", "dispersion_difference", bounds, title, line=0.0),
                     "Difference of dispersion, slice by slice; the dashed line is no difference",
                     f"{clear} of {len(rows)} intervals leave out 0; by chance about one in twenty does.",
                 )

@@ -57,7 +57,7 @@ class Claim(NamedTuple):
     unclear: str
 
 
-def claimed(
+def claim_sentence(
     claim: Claim,
     figure: Figure,
     parts: str,
@@ -116,11 +116,14 @@ def dots(
     value: str,
     bounds: tuple[str, str],
     title: str,
-    line: float,
     *more: Mapping[str, Any],
+    line: float,
     dot: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Rows of a dataclass: a dot at ``value``, a bar between ``bounds``, and a dashed upright ``line``."""
+    """Rows of a dataclass: a dot at ``value``, a bar between ``bounds``, and a dashed upright ``line``.
+
+    ``more`` are further layers, ``dot`` changes the dot's.
+    """
     y = {"field": named, "type": "nominal", "title": None, "sort": None, "axis": {"labelOverlap": False}}
     dashed = {"type": "rule", "strokeDash": [4, 4], "color": "var(--muted)"}
     bar = {"x": axis(bounds[0], title), "x2": {"field": bounds[1]}}

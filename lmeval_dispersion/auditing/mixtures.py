@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lmeval_dispersion.auditing.figures import Claim, Figure, axis, claimed, lines, without_nan
+from lmeval_dispersion.auditing.figures import Claim, Figure, axis, claim_sentence, lines, without_nan
 from lmeval_dispersion.auditing.run import FEWEST, Array, Missing, Rows, Run, check_labels
 from lmeval_dispersion.auditing.slices import Slice, by_value, strata
 from lmeval_dispersion.errors import UsageError
@@ -319,7 +319,7 @@ def pools_sentence(mixtures: Mixtures | Missing) -> str:
         f"Right answers are {word} dispersed over all",
         f"Whether right answers are {word} dispersed, or come from {word} dispersed {parts}, is not clear",
     )
-    return claimed(claim, figure, parts, inside, nothing=0.0, spec="+.4f")
+    return claim_sentence(claim, figure, parts, inside, nothing=0.0, spec="+.4f")
 
 
 # --- the protocol ------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class Batches(NamedTuple):
     accuracy: Array
 
 
-Estimator = Callable[[Batches], Array]  # the estimated accuracy of every batch
+Predictor = Callable[[Batches], Array]  # the estimated accuracy of every batch
 
 
 @dataclass(frozen=True)
@@ -504,16 +504,16 @@ def fit_all(batches: Batches, *, seed: int = 0) -> dict[str, RegressorMixin]:
     }
 
 
-def _read_off(fit: Any) -> Estimator:
+def _read_off(fit: Any) -> Predictor:
     return lambda batches: np.clip(fit.predict(batches.dispersion[:, None]), 0.0, 1.0)
 
 
 def _estimators(
-    run: Run, labelled: Rows, calibration: Batches, fits: Mapping[str, Estimator], best: str
-) -> dict[str, Estimator]:
+    run: Run, labelled: Rows, calibration: Batches, fits: Mapping[str, Predictor], best: str
+) -> dict[str, Predictor]:
     """Every estimator by name, knowing the labels of the calibration part only."""
     accuracy, middle = float(run.right[labelled].mean()), float(np.median(calibration.accuracy))
-    estimators: dict[str, Estimator] = {
+    estimators: dict[str, Predictor] = {
         DISPERSION: fits[best],
         TRIVIAL: lambda batches: np.full(len(batches.rows), accuracy),
         CONSTANT: lambda batches: np.full(len(batches.rows), middle),

@@ -20,7 +20,7 @@ from lmeval_dispersion.auditing.calibrator import (
     check_fits,
     check_worth,
     documents_digest,
-    foreign,
+    fitted_elsewhere,
     read_calibrator,
     rows_of_ids,
     slice_features,
@@ -34,7 +34,8 @@ from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import student_quantile
 from lmeval_dispersion.store import read_store
 
-_KNOWN = {
+_ATC = "Share of documents more confident than the labelled accuracy's threshold."
+_KNOWN = {  # crosses at the accuracies that are known
     "transform": [{"filter": "isValid(datum.true)"}],
     "mark": {"type": "point", "shape": "cross", "angle": 45, "filled": True, "color": "var(--series-2)"},
     "encoding": {"x": axis("true")},
@@ -53,15 +54,7 @@ class Prediction:
     true: Annotated[float | None, Col("True", ".3f", drop=3)] = None
     dispersion: Annotated[float | None, Col("Dispersion", ".4f", drop=2)] = None
     confidence: Annotated[float | None, Col("Confidence", ".3f", drop=5)] = None
-    atc: Annotated[
-        float | None,
-        Col(
-            "ATC",
-            ".3f",
-            hint="Share of documents more confident than the labelled accuracy's threshold.",
-            drop=6,
-        ),
-    ] = None
+    atc: Annotated[float | None, Col("ATC", ".3f", hint=_ATC, drop=6)] = None
     log_perplexity: Annotated[float | None, Col("Log perplexity", ".2f", drop=7)] = None
     prompt_tokens: Annotated[float | None, Col("Tokens", ".0f", drop=8)] = None
     reason: Annotated[str | None, Col("No estimate because", drop=1)] = None
@@ -123,17 +116,10 @@ class Predictions(RunReport):
         inside = sum((row.low or 0) <= (row.true or 0) <= (row.high or 0) for row in known)
         coverage = f"{inside} of {len(known)} known accuracies lie in their interval. " if known else ""
         level = f"{100 * self.level:.0f} %"
+        title = f"accuracy, with {level} interval"
         return {
             "estimates": Chart(
-                dots(
-                    rows,
-                    "slice",
-                    "predicted",
-                    ("low", "high"),
-                    f"accuracy, with {level} interval",
-                    self.labelled_accuracy,
-                    _KNOWN,
-                ),
+                dots(rows, "slice", "predicted", ("low", "high"), title, _KNOWN, line=self.labelled_accuracy),
                 "Estimated accuracy, slice by slice",
                 f"{coverage}The labelled documents had {self.labelled_accuracy:.3f}.",
                 f"Dots are estimates with their {level} intervals, "
@@ -191,12 +177,7 @@ def predict(
     if fitted:
         notes.append(f"{fitted} documents of this run were labelled for the calibrator and are left out.")
     by = by or str(calibrator["by"])
-    if by == CLUSTERS:
-        a_slice = float(np.mean([part["documents"] for part in calibrator["slices"]]))
-        seed = calibrator.get("seed", 0)
-        parts = vector_clusters(run, rows, round(len(rows) / a_slice), seed=seed)
-    else:
-        parts = among(by_column(run, by), rows)
+    parts = _slices(calibrator, run, rows, by)
     names = list(calibrator["features"])
     if lacking := sorted(set(names) - set(available_features(run, rows))):
         others = " ".join(f"--feature={name}" for name in names if name not in lacking)
@@ -210,16 +191,16 @@ def predict(
     shift = shrinkage.shift(labelled, raw[~np.isnan(raw).any(axis=1)])
     shifted = None if shift is None else names[shift]
     unlike = f"not like the labelled slices in {FEATURES[shifted]}" if shifted and not force else None
-    fit = _Fit.of(calibrator, raw, np.array([len(part.rows) for part in parts]))
-    slices = [_prediction(run, part, fit, i, unlike) for i, part in enumerate(parts)]
-    whole = _whole(run, parts, slices, fit)
+    applied = _Applied.of(calibrator, raw, np.array([len(part.rows) for part in parts]))
+    slices = [_prediction(run, part, applied, i, unlike) for i, part in enumerate(parts)]
+    whole = _whole(run, parts, slices, applied)
     return Predictions(
         model=str(run.store.manifest.get("model")),
         layer=run.layer,
         by=by,
         labelled_accuracy=calibrator["labelled"]["accuracy"],
         notes=notes,
-        level=fit.level,
+        level=applied.level,
         exchangeable=by == calibrator["by"] and by != CLUSTERS and shifted is None,
         shifted=shifted,
         beats_trivial=calibrator["beats_trivial"],
@@ -236,7 +217,7 @@ def _run_for(calibrator: Mapping[str, Any], run: Run | str | Path) -> Run:
         return run
     store, layer = read_store(run), calibrator["layer"]
     if store.model == calibrator["model"] and layer not in store.layers:
-        raise foreign(f"for layer {layer!r}, and the run has {', '.join(store.layers)}")
+        raise fitted_elsewhere(f"for layer {layer!r}, and the run has {', '.join(store.layers)}")
     return Run.of(store, layer if layer in store.layers else None)
 
 
@@ -255,8 +236,15 @@ def _unlabelled_rows(calibrator: Mapping[str, Any], run: Run, where: str | None)
     return left, len(fitted)
 
 
-class _Fit(NamedTuple):
-    """A calibrator applied to slices."""
+def _slices(calibrator: Mapping[str, Any], run: Run, rows: Rows, by: str) -> list[Slice]:
+    if by != CLUSTERS:
+        return among(by_column(run, by), rows)
+    a_slice = float(np.mean([part["documents"] for part in calibrator["slices"]]))
+    return vector_clusters(run, rows, round(len(rows) / a_slice), seed=calibrator.get("seed", 0))
+
+
+class _Applied(NamedTuple):
+    """A calibrator applied to slices: their features, their estimates, and the parts of their intervals."""
 
     names: list[str]
     raw: Array
@@ -271,7 +259,7 @@ class _Fit(NamedTuple):
     fewest: int
 
     @classmethod
-    def of(cls, content: Mapping[str, Any], raw: Array, documents: Rows) -> _Fit:
+    def of(cls, content: Mapping[str, Any], raw: Array, documents: Rows) -> _Applied:
         features, slices = content["features"].values(), content["slices"]
         z = (raw - [f["centre"] for f in features]) / [f["scale"] for f in features]
         fits = [
@@ -294,26 +282,28 @@ class _Fit(NamedTuple):
         )
 
 
-def _prediction(run: Run, part: Slice, fit: _Fit, i: int, unlike: str | None) -> Prediction:
+def _prediction(run: Run, part: Slice, applied: _Applied, i: int, unlike: str | None) -> Prediction:
     """The estimate of the slice at place ``i``, or why there is none."""
-    n, features = len(part.rows), dict(zip(fit.names, fit.raw[i].tolist(), strict=True))
+    n, features = len(part.rows), dict(zip(applied.names, applied.raw[i].tolist(), strict=True))
     row = replace(_empty(run, part), **features)
     if unlike:
         return replace(row, reason=unlike)
-    if n < fit.fewest:
-        reason = f"{n} documents, and the smallest fitted slice has {fit.fewest}"
+    if n < applied.fewest:
+        reason = f"{n} documents, and the smallest fitted slice has {applied.fewest}"
         return replace(row, reason=reason, too_small=True)
-    for name, value in {**features, "estimate": float(fit.value[i])}.items():
-        low, high = fit.ranges[name]
+    for name, value in {**features, "estimate": float(applied.value[i])}.items():
+        low, high = applied.ranges[name]
         if not low <= value <= high:
             name = FEATURES.get(name, name)
             reason = f"outside what was fitted: {name} {value:.4g}, fitted from {low:.4g} to {high:.4g}"
             return replace(row, reason=reason)
-    low, high = shrinkage.jackknife_plus(fit.folds[fit.fold, i], fit.score * fit.error[i], fit.level)
-    return replace(row, predicted=float(np.clip(fit.value[i], 0.0, 1.0)), low=low, high=high)
+    low, high = shrinkage.jackknife_plus(
+        applied.folds[applied.fold, i], applied.score * applied.error[i], applied.level
+    )
+    return replace(row, predicted=float(np.clip(applied.value[i], 0.0, 1.0)), low=low, high=high)
 
 
-def _whole(run: Run, parts: Sequence[Slice], slices: Sequence[Prediction], fit: _Fit) -> Prediction:
+def _whole(run: Run, parts: Sequence[Slice], slices: Sequence[Prediction], applied: _Applied) -> Prediction:
     """All slices with an estimate together: their estimates weighted by documents."""
     if len(slices) == 1:
         return replace(slices[0], slice="all documents")
@@ -321,14 +311,14 @@ def _whole(run: Run, parts: Sequence[Slice], slices: Sequence[Prediction], fit: 
     rows = np.sort(np.concatenate([parts[i].rows for i in used or range(len(parts))]))
     if not used:
         return replace(_empty(run, Slice("all documents", rows)), reason="no slice can be estimated")
-    weight = fit.documents[used] / fit.documents[used].sum()
-    estimate = float(weight @ np.clip(fit.value[used], 0.0, 1.0))
-    shared = fit.folds[:, used] @ weight
-    variance = float(np.square(weight * fit.error[used]).sum()) + (len(shared) - 1) * float(shared.var())
+    weight = applied.documents[used] / applied.documents[used].sum()
+    estimate = float(weight @ np.clip(applied.value[used], 0.0, 1.0))
+    shared = applied.folds[:, used] @ weight
+    variance = float(np.square(weight * applied.error[used]).sum()) + (len(shared) - 1) * float(shared.var())
     # A level above that of its slices would be no honest sum of them.
-    half = student_quantile((1 + fit.level) / 2, len(shared) - 1) * math.sqrt(variance)
+    half = student_quantile((1 + applied.level) / 2, len(shared) - 1) * math.sqrt(variance)
     name = "all documents" if len(used) == len(slices) else f"{len(used)} of {len(slices)} slices"
-    means: dict[str, Any] = dict(zip(fit.names, (weight @ fit.raw[used]).tolist(), strict=True))
+    means: dict[str, Any] = dict(zip(applied.names, (weight @ applied.raw[used]).tolist(), strict=True))
     return replace(
         _empty(run, Slice(name, rows)),
         **{**means, "dispersion": float(run.vectors.dispersions([rows])[0])},

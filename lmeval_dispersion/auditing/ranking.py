@@ -21,7 +21,15 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.figures import Claim, Figure, RunReport, axis, claimed, lines, shortened
+from lmeval_dispersion.auditing.figures import (
+    Claim,
+    Figure,
+    RunReport,
+    axis,
+    claim_sentence,
+    lines,
+    shortened,
+)
 from lmeval_dispersion.auditing.run import (
     FEWEST,
     Array,
@@ -281,10 +289,10 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
         f"A low contribution points at {word} answers over all",
         f"Whether a low contribution finds {word} answers, or {parts} that have more of them, is not clear",
     )
-    return claimed(claim, figure, parts, inside, nothing=0.5, spec=".2f", name="AUROC ")
+    return claim_sentence(claim, figure, parts, inside, nothing=0.5, spec=".2f", name="AUROC ")
 
 
-def found_sentence(ranking: Ranking | Missing) -> str:
+def errors_sentence(ranking: Ranking | Missing) -> str:
     """How many errors a reader of the low tail finds, and which other signal finds some too."""
     if isinstance(ranking, Missing) or ranking.cautions or ranking.signals[0].missing:
         return ""
@@ -411,13 +419,13 @@ class Worst(RunReport):
         return [fields_of(document) for document in self.documents]
 
     def charts(self) -> dict[str, Chart]:
-        """Accuracy by decile and the errors found; none without labels."""
+        """Accuracy by decile; none without labels."""
         return {} if isinstance(self.ranking, Missing) else self.ranking.charts()
 
     def context(self) -> dict[str, Any]:
         """The sentences of the answer."""
-        sentence, found = ranking_sentence(self.ranking), found_sentence(self.ranking)
-        return {"sentence": sentence, "found": found, "fewest": FEWEST}
+        sentence, errors = ranking_sentence(self.ranking), errors_sentence(self.ranking)
+        return {"sentence": sentence, "errors": errors, "fewest": FEWEST}
 
 
 def rank(run: Run | str | Path, *, layer: str | None = None, count: int = COUNT, seed: int = 0) -> Worst:

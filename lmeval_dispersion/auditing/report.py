@@ -25,7 +25,7 @@ from lmeval_dispersion.auditing.mixtures import (
 from lmeval_dispersion.auditing.ranking import (
     HardTail,
     Ranking,
-    found_sentence,
+    errors_sentence,
     hard_tail,
     ranking_report,
     ranking_sentence,
@@ -41,9 +41,9 @@ from lmeval_dispersion.auditing.run import (
     read_run,
 )
 from lmeval_dispersion.auditing.slices import (
-    RankedSlice,
     SliceRow,
     SliceTable,
+    SpectrumRow,
     all_documents,
     interval_text,
     shown_slices,
@@ -77,7 +77,7 @@ class Audit(RunReport):
 
     seed: int
     run: RunFacts
-    overall: SliceRow | RankedSlice
+    overall: SliceRow | SpectrumRow
     answers: Answers
     notes: Sequence[str]
     slices: Mapping[str, SliceTable]
@@ -151,10 +151,10 @@ class Audit(RunReport):
             "slices_of": slices_of,
             "verdict": verdict,
             "features": lambda names: [FEATURES[name] for name in names],
-            "found": found_sentence(self.ranking),
+            "errors": errors_sentence(self.ranking),
             "fewest": FEWEST,
             "unfounded": f"{' '.join(self.cautions)} Nothing in this section is a finding.",
-            "ranks": isinstance(self.overall, RankedSlice),
+            "ranks": isinstance(self.overall, SpectrumRow),
         }
 
     def _summary(self) -> list[str]:

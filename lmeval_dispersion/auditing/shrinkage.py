@@ -25,7 +25,6 @@ from lmeval_dispersion.report import Col
 from lmeval_dispersion.statistics import LEVEL, Bounds, percentiles, resampled_means, student_quantile
 
 Array = NDArray[np.float64]
-Groups = NDArray[np.int64]
 
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of coefficients, in units of a feature's variance
 _MOST_FOLDS = 200
@@ -125,7 +124,7 @@ class Folds(NamedTuple):
         estimate: Of every slice by the fit that did not see it, shape (S,).
     """
 
-    fold: Groups
+    fold: NDArray[np.int64]
     fits: list[Fit]
     estimate: Array
 

@@ -36,6 +36,10 @@ _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
 _FEWEST_OF_A_TASK = 4  # slices of one task, for its slices to be compared among themselves
 _HEIGHT = 230  # of the chart, which stands in the first screen with the answer
 _NAMED = 6  # slices named in the chart: the ones farthest out
+_DISPERSION = (
+    "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error; 0 all alike, "
+    "1 orthogonal."
+)
 
 
 class Slice(NamedTuple):
@@ -76,7 +80,7 @@ def _dividing(run: Run, columns: Sequence[str]) -> dict[str, list[Slice]]:
     ways: dict[str, list[Slice]] = {}
     for name in columns:
         slices = by_value(run.documents[name].tolist())
-        if len(slices) > 1 and all(_differ(slices, other) for other in ways.values()):
+        if len(slices) > 1 and all(_cut_differently(slices, other) for other in ways.values()):
             ways[name] = slices
     return ways
 
@@ -129,16 +133,7 @@ class SliceRow:
     slice: Annotated[str, Col("Slice")]
     documents: Annotated[int, Col("Documents", "d", short="Docs")]
     labelled: int
-    dispersion: Annotated[
-        float,
-        Col(
-            "Dispersion",
-            ".4f",
-            error="dispersion_se",
-            hint="Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error; "
-            "0 all alike, 1 orthogonal.",
-        ),
-    ]
+    dispersion: Annotated[float, Col("Dispersion", ".4f", error="dispersion_se", hint=_DISPERSION)]
     dispersion_se: float
     accuracy: Annotated[float, Col("Accuracy", ".1%")]
     accuracy_low: Annotated[float, Col("95 % from", ".1%", hint="Wilson interval of the accuracy.", drop=1)]
@@ -154,7 +149,7 @@ class SliceRow:
 
 
 @dataclass(frozen=True)
-class RankedSlice(SliceRow):
+class SpectrumRow(SliceRow):
     """A slice with the four figures of its vectors' spectrum."""
 
     rankme: Annotated[float, Col("RankMe", ".4g", drop=5)]
@@ -214,7 +209,7 @@ class LeastDispersed:
 class SliceTable:
     """All slices of one slicing, the least dispersed one, and how dispersion and accuracy go together."""
 
-    rows: Sequence[SliceRow | RankedSlice]
+    rows: Sequence[SliceRow | SpectrumRow]
     least_dispersed: LeastDispersed | Missing
     association: Association | Missing
 
@@ -251,7 +246,7 @@ def slice_row(run: Run, part: Slice, raw: NDArray[np.float32] | None = None) -> 
     )
     if raw is None:
         return SliceRow(*values)
-    return RankedSlice(*values, *(spectrum(raw[rows]) if n >= 3 else [math.nan] * len(Spectrum._fields)))
+    return SpectrumRow(*values, *(spectrum(raw[rows]) if n >= 3 else [math.nan] * len(Spectrum._fields)))
 
 
 def association(rows: Sequence[SliceRow], tasks: Sequence[str | None] = ()) -> Association | Missing:
@@ -300,7 +295,7 @@ def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
     return LeastDispersed(lowest.slice, lowest.dispersion, len(usable) - 1, len(usable) - 1 - clear)
 
 
-def _differ(slices: list[Slice], other: list[Slice]) -> bool:
+def _cut_differently(slices: list[Slice], other: list[Slice]) -> bool:
     """Whether two slicings put the documents into different slices."""
     first = sorted(tuple(part.rows.tolist()) for part in slices)
     return first != sorted(tuple(part.rows.tolist()) for part in other)

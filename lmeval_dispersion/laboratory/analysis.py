@@ -21,6 +21,7 @@ from typing import Any, ClassVar, TypedDict, TypeVar
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.laboratory.causal_model import CausalModel, Reduce, Segments, prefix_of
@@ -137,13 +138,7 @@ class StudyResult(FrameReport):
     libraries = ("torch", "transformers", "numpy")
     guide = "docs/reference/laboratory.md"
     kind: ClassVar[str]
-    main: ClassVar[str]  # the table that CSV and to_frame() hold
     manifest: dict[str, Any]
-
-    def frame(self) -> pd.DataFrame:
-        """The main table."""
-        frame: pd.DataFrame = getattr(self, self.main)
-        return frame
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract: the answer, the manifest and every table."""
@@ -189,7 +184,7 @@ class Analysis:
             yield label, causal, layers
 
     def drawn(self, name: str, source: Texts, draw: Callable[[], Unit]) -> tuple[Segments, Unit]:
-        """What ``draw`` took from a source when the study started; the manifest keeps the tokens' hash."""
+        """Segments that ``draw`` took from a source when the study began; their hash is in the manifest."""
         fresh = f"segments.{name}" not in self.study.manifest
 
         def counted(_unit: int) -> Unit:
@@ -222,13 +217,11 @@ class Analysis:
         losses: bool = False,
     ) -> Units:
         """Run all segments, a batch a unit, each of which keeps an array a layer and ``nll`` for losses."""
-        n, size = len(drawn.tokens), causal.batch
 
-        def do(unit: int) -> Unit:
-            rows = np.arange(unit * size, min((unit + 1) * size, n))
+        def do(rows: NDArray[np.int64]) -> Unit:
             return causal.run(drawn, rows, layers, reduce, losses=losses)
 
-        return self.study.units(name, -(-n // size), do)
+        return self.study.blocks(name, len(drawn.tokens), causal.batch, do)
 
     def finish(self, tables: Mapping[str, pd.DataFrame], **fields: Any) -> None:
         """Keep the tables and complete the study."""

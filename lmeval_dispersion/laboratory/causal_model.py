@@ -140,7 +140,7 @@ class CausalModel:
         return results
 
     def _in_halves(self, run: Callable[[NDArray[Any]], Unit], tokens: NDArray[Any]) -> list[Unit]:
-        """What ``run`` makes of a batch, in one piece where that fits into memory."""
+        """The results of ``run`` for a batch, in one piece where that fits into memory."""
         try:
             return [run(tokens)]
         except (MemoryError, RuntimeError) as error:

@@ -101,13 +101,10 @@ class StudiesCompared(FrameReport):
     template = "studies.jinja"
     schema = "dispersion-lab-comparison/2"
     guide = "docs/reference/laboratory.md"
+    main = "differences"
     differences: pd.DataFrame
     first: str
     second: str
-
-    def frame(self) -> pd.DataFrame:
-        """The differences."""
-        return self.differences
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract: the answer, both folders and every difference."""
@@ -162,9 +159,9 @@ def compare_studies(first: str | Path, second: str | Path) -> StudiesCompared:
     kinds = [study.manifest["kind"] for study in studies]
     if kinds[0] != kinds[1]:
         raise UsageError(f"expected two studies of one kind, got {kinds[0]} and {kinds[1]}")
-    figures = _KINDS[kinds[0]]
-    keys = dict.fromkeys([key for figure in figures for key in figure.keys], "")
-    rows = [row for figure in figures for row in _differences(figure, keys, *studies)]
+    metrics = _KINDS[kinds[0]]
+    keys = dict.fromkeys([key for metric in metrics for key in metric.keys], "")
+    rows = [row for metric in metrics for row in _differences(metric, keys, *studies)]
     if not rows:
         raise UsageError(f"{first} and {second} share no layer, split or model; make both with the same ones")
     return StudiesCompared(pd.DataFrame.from_records(rows), str(first), str(second))
@@ -174,7 +171,7 @@ def compare_studies(first: str | Path, second: str | Path) -> StudiesCompared:
 _Pair = tuple[float, float, statistics.Bounds]
 
 
-class _Figure(NamedTuple):
+class _Metric(NamedTuple):
     """A metric: the column with its samples, what a row is about, and how two samples are compared."""
 
     name: str
@@ -185,27 +182,27 @@ class _Figure(NamedTuple):
     compare: Callable[[pd.DataFrame, pd.DataFrame, str, bool], _Pair]
 
 
-def _differences(figure: _Figure, keys: dict[str, str], a: Study, b: Study) -> Iterator[dict[str, Any]]:
+def _differences(metric: _Metric, keys: dict[str, str], a: Study, b: Study) -> Iterator[dict[str, Any]]:
     """The rows of a metric for everything that both studies have."""
-    tables = [study.tables()[figure.table] for study in (a, b)]
+    tables = [study.tables()[metric.table] for study in (a, b)]
     for names in _models(*tables) if "model" in tables[0] else [("", "")]:
         about = {"model": names[0] if names[0] == names[1] else " → ".join(names)} if any(names) else {}
         of_both = list(zip((a, b), tables, names, strict=True))
         parts = [frame[frame["model"] == name] if name else frame for _, frame, name in of_both]
-        groups = [dict(list(part.groupby(list(figure.keys), sort=False))) for part in parts]
+        groups = [dict(list(part.groupby(list(metric.keys), sort=False))) for part in parts]
         for key in (key for key in groups[0] if key in groups[1]):
             x, y = groups[0][key], groups[1][key]
-            known = dict(zip(figure.keys, key, strict=True))
-            paired = bool(figure.segments) and len(x) == len(y)
+            known = dict(zip(metric.keys, key, strict=True))
+            paired = bool(metric.segments) and len(x) == len(y)
             if paired:
-                entries = [figure.segments.format(**known, model=name) for name in names]
+                entries = [metric.segments.format(**known, model=name) for name in names]
                 seen = [s.manifest[entry]["sha256"] for s, entry in zip((a, b), entries, strict=True)]
                 paired = seen[0] == seen[1]
             try:
-                first, second, bounds = figure.compare(x, y, figure.column, paired)
+                first, second, bounds = metric.compare(x, y, metric.column, paired)
             except GeometryError:
                 continue  # not defined in one of them
-            row = {"figure": figure.name, "first": first, "second": second, "difference": second - first}
+            row = {"figure": metric.name, "first": first, "second": second, "difference": second - first}
             row |= {**bounds._asdict(), "paired": paired}
             yield {**about, **keys, **known, **row}
 
@@ -267,20 +264,20 @@ def _means(x: pd.DataFrame, y: pd.DataFrame, column: str, paired: bool) -> _Pair
 _BY_SPLIT, _BY_MODEL = "segments.{split}", "segments.{model}"
 _KINDS = {
     "law": (
-        _Figure("dispersion", "jackknife", "dispersion", ("split", "layer"), _BY_SPLIT, _jackknifed),
-        _Figure("log perplexity", "jackknife", "nll", ("split", "layer"), _BY_SPLIT, _jackknifed),
-        _Figure("pearson r", "points", "dispersion", ("split", "perplexity", "layer"), "", _correlations),
+        _Metric("dispersion", "jackknife", "dispersion", ("split", "layer"), _BY_SPLIT, _jackknifed),
+        _Metric("log perplexity", "jackknife", "nll", ("split", "layer"), _BY_SPLIT, _jackknifed),
+        _Metric("pearson r", "points", "dispersion", ("split", "perplexity", "layer"), "", _correlations),
     ),
     "sublayers": (
-        _Figure("dispersion", "draws", "dispersion", ("layer", "segments"), "segments.pool", _draws),
+        _Metric("dispersion", "draws", "dispersion", ("layer", "segments"), "segments.pool", _draws),
     ),
     "condensation": (
-        _Figure("trend", "trends", "trend", ("control",), _BY_MODEL, _means),
-        _Figure("last mean", "trends", "last_mean", ("control",), _BY_MODEL, _means),
-        _Figure("mean", "texts", "mean", ("control", "layer"), _BY_MODEL, _means),
+        _Metric("trend", "trends", "trend", ("control",), _BY_MODEL, _means),
+        _Metric("last mean", "trends", "last_mean", ("control",), _BY_MODEL, _means),
+        _Metric("mean", "texts", "mean", ("control", "layer"), _BY_MODEL, _means),
     ),
     "clusters": (
-        _Figure("within", "clusters", "within", ("layer",), "segments.contexts", _means),
-        _Figure("between", "clusters", "apart", ("layer",), "segments.contexts", _pair_means),
+        _Metric("within", "clusters", "within", ("layer",), "segments.contexts", _means),
+        _Metric("between", "clusters", "apart", ("layer",), "segments.contexts", _pair_means),
     ),
 }

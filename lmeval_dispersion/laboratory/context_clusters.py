@@ -118,7 +118,7 @@ class ClustersResult(StudyResult):
 
     def _against(self, rows: list[dict[str, Any]], layer: str) -> list[tuple[str, list[str]]]:
         """How clusters lie against those of the first model, and in which models."""
-        each = {
+        left_out = {
             model: log_ratios_left_out(frame["within"].to_numpy(), frame["apart"].to_numpy())
             for model, frame in self.clusters[self.clusters["layer"] == layer].groupby("model")
         }
@@ -127,7 +127,8 @@ class ClustersResult(StudyResult):
         groups: dict[str, list[str]] = {word: [] for word in words}
         for row in rows[1:]:
             value = float(np.log(row["ratio"] / first["ratio"]))
-            low, high = jackknife_bounds(value, each[row["model"]] - each[first["model"]], len(rows) - 1)
+            change = left_out[row["model"]] - left_out[first["model"]]
+            low, high = jackknife_bounds(value, change, len(rows) - 1)
             further, closer, unclear = groups.values()
             (further if low > 0 else closer if high < 0 else unclear).append(row["model"])
         return [group for group in groups.items() if group[1]]
@@ -194,18 +195,16 @@ def _measured(
     study: Study, label: str, causal: CausalModel, layers: list[str], drawn: Segments, count: int
 ) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
     """Summary and clusters of every layer of a model; ``drawn`` holds the contexts cluster by cluster."""
-    members = len(drawn.tokens) // count
 
-    def one_cluster(which: int) -> Unit:
-        rows = np.arange(which * members, (which + 1) * members)
+    def one_cluster(rows: NDArray[np.int64]) -> Unit:
         states = causal.run(drawn, rows, layers, last_vectors, losses=True)
         centroids = np.array([states[layer].mean(axis=0, dtype=np.float64) for layer in layers])
         pairs = zip(layers, unit_rows(centroids), strict=True)
-        differences = [unit_rows(states[layer]) - centroid for layer, centroid in pairs]
-        within = np.array([np.square(each).sum(axis=1).mean() / 2 for each in differences])
+        differences = np.array([unit_rows(states[layer]) - centroid for layer, centroid in pairs])
+        within = np.square(differences).sum(axis=2).mean(axis=1) / 2
         return {"within": within, "centroids": centroids, "nll": states["nll"].mean(axis=1).mean()}
 
-    units = study.units(label, count, one_cluster)
+    units = study.blocks(label, len(drawn.tokens), len(drawn.tokens) // count, one_cluster)
     within, centroids, nll = (units.stacked(key) for key in ("within", "centroids", "nll"))
     for place, layer in enumerate(layers):
         inside, centres = within[:, place], centroids[:, place]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -19,19 +19,17 @@ _DASHED: Spec = {"type": "rule", "strokeDash": [4, 4]}
 
 
 class FrameReport(Report):
-    """A report whose CSV and data frame are one frame."""
+    """A report whose CSV and data frame are one of its frames."""
 
-    def frame(self) -> pd.DataFrame:
-        """The frame."""
-        raise NotImplementedError
+    main: ClassVar[str]  # the name of that field
 
     def rows(self) -> list[dict[str, Any]]:
         """Its rows."""
-        return records(self.frame())
+        return records(getattr(self, self.main))
 
     def to_frame(self) -> pd.DataFrame:
         """The frame, tidy."""
-        return nullable(self.frame())
+        return nullable(getattr(self, self.main))
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

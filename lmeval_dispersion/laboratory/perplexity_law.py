@@ -270,7 +270,7 @@ def _measure(analysis: Analysis) -> None:
     settings, study = analysis.settings, analysis.study
     ((_, causal, layers),) = analysis.models(losses=True)
     splits = [_first_pass(analysis, causal, layers, source) for source in analysis.texts]
-    bins = [each for split in splits for each in _bins(split, settings)]
+    bins = [chosen for split in splits for chosen in _bins(split, settings)]
     values = {}  # by control; "" is the model
     for control in ("", *settings["control"]):
         model = causal.control(control, settings["seed"])
@@ -302,8 +302,7 @@ def _first_pass(analysis: Analysis, causal: CausalModel, layers: list[str], sour
     rows_a_unit = -(-n // (_UNITS * _GROUPS)) * _GROUPS
     after = [context - 1 for context in settings["contexts"]]  # NLL column of the token after so many
 
-    def do(unit: int) -> Unit:
-        rows = np.arange(unit * rows_a_unit, min((unit + 1) * rows_a_unit, n))
+    def do(rows: NDArray[np.int64]) -> Unit:
         totals = [Dispersion(causal.width, _GROUPS) for _ in layers]
         spreads, losses = [], []
         for first in range(0, len(rows), causal.batch):
@@ -316,7 +315,7 @@ def _first_pass(analysis: Analysis, causal: CausalModel, layers: list[str], sour
         arrays = {"nll": np.concatenate(losses), "tokens": np.concatenate(spreads)}
         return {**arrays, "sums": sums, "counts": totals[0].counts}
 
-    units = analysis.study.units(name, -(-n // rows_a_unit), do)
+    units = analysis.study.blocks(name, n, rows_a_unit, do)
     sums, counts = sum(units.each("sums"), start=np.zeros(())), units.stacked("counts").sum(axis=0)
     totals = [Dispersion.from_state({"sums": layer, "counts": counts}) for layer in sums]
     return _Split(name, drawn, units.joined("nll"), units.joined("tokens"), totals)
@@ -358,9 +357,9 @@ def _measured_bin(
 
 def _points(bins: list[_Bin], layers: list[str], values: dict[str, NDArray[Any]]) -> Iterator[pd.DataFrame]:
     """One row a bin and layer; ``values`` (bins, layers, measures) by control."""
-    for number, each in enumerate(bins):
-        losses = each.split.nll[each.members, each.column]
-        about = {"split": each.split.name, "perplexity": each.perplexity, "bin": each.number}
+    for number, chosen in enumerate(bins):
+        losses = chosen.split.nll[chosen.members, chosen.column]
+        about = {"split": chosen.split.name, "perplexity": chosen.perplexity, "bin": chosen.number}
         about |= {"segments": len(losses), "layer": layers}
         means = {"mean_perplexity": float(np.exp(losses).mean()), "mean_nll": float(losses.mean())}
         columns = zip((*MEASURES, "dispersion_se"), values[""][number].T, strict=True)
@@ -471,11 +470,11 @@ def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> di
 def _pearson(bins: pd.DataFrame, column: str, seed: int) -> tuple[dict[str, Any], Correlated | None]:
     """R of a column with its bounds, or why it is not defined."""
     try:
-        found = correlated(bins, column, seed)
+        r = correlated(bins, column, seed)
     except GeometryError as error:
         return {**dict.fromkeys(("pearson", "low", "high"), np.nan), "reason": str(error)}, None
-    value, low, high = found.interval
-    return {"pearson": value, "low": low, "high": high, "reason": ""}, found
+    value, low, high = r.interval
+    return {"pearson": value, "low": low, "high": high, "reason": ""}, r
 
 
 def _with_bounds(rows: list[dict[str, Any]], name: str) -> pd.DataFrame:

@@ -222,8 +222,8 @@ def _measure(analysis: Analysis) -> None:
             units = analysis.over(
                 f"{label}, {control}" if control else label, model, drawn, names, _mean_and_histogram
             )
-            each = np.stack([units.joined(name) for name in names], axis=1)
-            means, counts = each[..., 0], each[..., 1:].sum(axis=0)
+            of_texts = np.stack([units.joined(name) for name in names], axis=1)
+            means, counts = of_texts[..., 0], of_texts[..., 1:].sum(axis=0)
             tables = model_tables(names, means, counts, settings["seed"], settings["last"])
             for name, frame in tables.items():
                 frame.insert(0, "model", label)

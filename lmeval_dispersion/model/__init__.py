@@ -47,7 +47,7 @@ def states_after_blocks(layers: str | int | Sequence[str | int], blocks: int | N
     """
     given = layers.split(",") if isinstance(layers, str) else [layers] if isinstance(layers, int) else layers
     names = [name.strip() if isinstance(name, str) else name for name in given]
-    found: set[int] = set()  # the index of a block, or their number for `last`
+    chosen: set[int] = set()  # the index of a block, or their number for `last`
     for name in names:
         text = str(name)
         match = NAME.fullmatch(text)
@@ -68,12 +68,12 @@ def states_after_blocks(layers: str | int | Sequence[str | int], blocks: int | N
             first, end = int(index) % blocks, int(index) % blocks + 1
         else:
             raise UsageError(_expected(blocks, name))
-        found |= {blocks if k == blocks - 1 and not match else k for k in range(first, end)}
+        chosen |= {blocks if k == blocks - 1 and not match else k for k in range(first, end)}
     if not names:
         raise UsageError(_expected(blocks, "none"))
     if blocks is None:
         return [str(name) for name in names]
-    return ["last" if k == blocks else f"layer.{k}" for k in sorted(found)]
+    return ["last" if k == blocks else f"layer.{k}" for k in sorted(chosen)]
 
 
 def _expected(blocks: int | None, given: object) -> str:

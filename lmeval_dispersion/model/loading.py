@@ -96,7 +96,7 @@ def loaded_model(model: ModelLike) -> LoadedModel:
 
 
 def model_choice(model: ModelLike) -> ModelChoice:
-    """What ``model`` is, without loading it."""
+    """The choice that ``model`` stands for, without loading it."""
     if isinstance(model, LoadedModel):
         return model.choice
     return model if isinstance(model, ModelChoice) else ModelChoice(str(model))
@@ -135,7 +135,7 @@ def load_model(
 
     if dtype not in DTYPES:
         raise UsageError(f"expected a dtype of {', '.join(DTYPES)}, got {dtype!r}")
-    source = _source(name)
+    source, adapter = _source(name), None if adapter is None else str(adapter)
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None:
         common["revision"] = revision
@@ -162,13 +162,12 @@ def load_model(
         options["device_map"] = "auto" if place == "auto" else {"": place}
     model = attempt(transformers.AutoModelForCausalLM.from_pretrained, **options)
     if adapter is not None:
-        model = _with_adapter(model, str(adapter))
+        model = _with_adapter(model, adapter)
     try:
         model = model if placed else model.to(place)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"the device {place!r} cannot be used: {_first_line(error)}") from error
     model.eval().requires_grad_(False)
-    adapter = None if adapter is None else str(adapter)
     choice = ModelChoice(str(name), revision, dtype, quantize, adapter, device, trust_remote_code)
     inputs = model.get_input_embeddings().weight.device if place == "auto" else torch.device(place)
     commit = getattr(config, "_commit_hash", None) or revision

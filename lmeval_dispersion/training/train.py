@@ -42,26 +42,16 @@ LOSS_NAMES = (
 )
 
 
-def _option(
-    metavar: str | None,
-    help: str,
-    default: Any = MISSING,
-    type: Callable[[str], Any] = str,
-    choices: Sequence[str] | None = None,
-) -> Any:
+def _option(metavar: str | None, help: str, default: Any = MISSING, type: Any = str, **more: Any) -> Any:
     """A field that is an option of the command."""
-    argument = {"metavar": metavar, "help": help, "type": type, "choices": choices}
-    return field(default=default, metadata=argument)
+    return field(default=default, metadata={"metavar": metavar, "help": help, "type": type, **more})
 
 
 def _at_least(
     least: float, convert: Callable[[str], float] = float, below: float = math.inf
 ) -> Callable[[str], float]:
     def number(text: str) -> float:
-        try:
-            value = convert(text)
-        except OverflowError:
-            value = math.inf
+        value = convert(text)
         if not least <= value < below:
             most = "finite" if below == math.inf else f"below {below}"
             raise argparse.ArgumentTypeError(f"expected at least {least} and {most}, got {text}")
@@ -70,10 +60,11 @@ def _at_least(
     return number
 
 
-def _count(text: str) -> int:
-    """A whole number such as ``200M``, ``1.5k`` or ``4096``."""
+def _count(text: str) -> float:
+    """A whole number such as ``200M``, ``1.5k`` or ``4096``, or infinity."""
     factor = {"k": 10**3, "m": 10**6, "b": 10**9}.get(text[-1:].lower(), 1)
-    return int(float(text[:-1] if factor > 1 else text) * factor)
+    value = float(text[:-1] if factor > 1 else text) * factor
+    return value if math.isinf(value) else int(value)
 
 
 @dataclass(frozen=True)
@@ -176,8 +167,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train base and every loss with every seed, and report how they compare."""
-    names = {setting.name for setting in fields(Settings)}
-    given = {name: value for name, value in vars(args).items() if name in names}
+    given = {option.name: getattr(args, option.name) for option in fields(Settings) if option.name in args}
     settings = Settings(**given, processes=int(os.environ.get("WORLD_SIZE", "1")))
     output = Output.of(args)
     import torch

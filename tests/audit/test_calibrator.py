@@ -80,7 +80,7 @@ def test_without_a_law_it_is_the_trivial_predictor_and_refuses(noise):
     ("kinds", "level"),
     [
         ([{"effect": 1.0}, {"effect": 0.0, "topics": 1.5}, {"effect": 1.0, "topics": 1.5}], 0.95),
-        ([{"effect": 1.0, "labelled": 12, "unlabelled": 60}] * 3, 12 / 13),
+        ([{"effect": 1.0, "labelled": 12, "unlabelled": 60}] * 2, 12 / 13),
     ],
     ids=["40 slices", "12 slices"],
 )
@@ -94,7 +94,7 @@ def test_few_runs_of_every_kind_cover_what_they_claim(tmp_path, kinds, level, co
             found = predict(fitted, run, force=True)
             assert found.level == pytest.approx(level)
             covered += [r.low <= r.true <= r.high for r in found.slices[1:] if r.reason is None]
-    assert len(covered) > 80 * count
+    assert len(covered) > 25 * count * len(kinds)
     assert np.mean(covered) == pytest.approx(level + 0.005, abs=0.03 if level == 0.95 else 0.05)
 
 

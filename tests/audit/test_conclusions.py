@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from synthetic import planted_store, subjects_store
 
-from lmeval_dispersion.auditing.ranking import found_sentence
+from lmeval_dispersion.auditing.ranking import errors_sentence
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import answers_of, read_run
 from lmeval_dispersion.report import render
@@ -34,7 +34,7 @@ def summaries(tmp_path_factory):
     for name, options in STORES.items():
         run = read_run(subjects_store(tmp_path_factory.mktemp("s") / "s", **options))
         report = audit(run, short=True)
-        sentences = [*report.answer(), found_sentence(report.ranking)]
+        sentences = [*report.answer(), errors_sentence(report.ranking)]
         texts[name] = " ".join(sentence for sentence in sentences if "read off" not in sentence)
     return texts
 
@@ -124,7 +124,7 @@ def test_noise_is_seldom_taken_for_a_finding(tmp_path, count):
     for seed in range(count):
         shape = {"subjects": 57, "each": 20} if seed % 4 == 3 else {"subjects": 12, "each": 50, "luck": 0.1}
         report = audit(read_run(subjects_store(tmp_path / str(seed), seed=seed, **shape)), short=True)
-        said = " ".join([*report.answer(), found_sentence(report.ranking)])
+        said = " ".join([*report.answer(), errors_sentence(report.ranking)])
         for claim in claims:
             claims[claim] += claim in said
     assert max(claims.values()) <= (6 if count == 40 else 2), claims

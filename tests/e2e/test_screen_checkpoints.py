@@ -7,7 +7,6 @@ import functools
 import io
 import json
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +17,13 @@ from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
 TOKENIZERS = Path(__file__).parent.parent / "data" / "tokenizers"
-QWEN = TOKENIZERS / "qwen2.5.json"
-GPT2 = TOKENIZERS / "gpt2.json"
+QWEN, GPT2 = ((TOKENIZERS / f"{name}.json").read_bytes() for name in ("qwen2.5", "gpt2"))
 
 
 @functools.cache
 def ids_of(tokenizer):
-    vocabulary = Vocabulary.from_file("tokenizer.json", tokenizer.read_bytes())
-    found = resolve(load_token_set("math"), load_token_set("reference", "reference"), vocabulary)
+    sets = load_token_set("math"), load_token_set("reference", "reference")
+    found = resolve(*sets, Vocabulary.from_tokenizer_json(tokenizer))
     return found.domain_ids, found.reference_ids
 
 
@@ -55,8 +53,8 @@ def small(hub, tmp_path):
         rows, gap = rows_for(tokenizer, d, len(hub.repositories), spread)
         matrix = np.random.default_rng(3).normal(size=(max(rows) + 10, d))
         matrix[list(rows)] = np.concatenate(list(rows.values()))
-        write_checkpoint(place, {"lm_head.weight": ("F32", matrix), "model.norm.weight": ("F32", np.ones(d))})
-        shutil.copy(tokenizer, place / "tokenizer.json")
+        tensors = {"lm_head.weight": ("F32", matrix), "model.norm.weight": ("F32", np.ones(d))}
+        write_checkpoint(place, tensors, tokenizer=tokenizer)
         hub.add(name, place, branch=branch)
         return gap
 
@@ -67,7 +65,7 @@ def seven_billion(hub, tmp_path, name, seed, spread):
     """A checkpoint with Qwen2.5-7B's true shapes under a name of the bundled family; its G."""
     rows, gap = rows_for(QWEN, 3584, seed, spread)
     place = write_qwen_7b(tmp_path / "repos" / name.replace("/", "--"), rows=rows)
-    shutil.copy(QWEN, place / "tokenizer.json")
+    (place / "tokenizer.json").write_bytes(QWEN)
     hub.add(name, place, parameters=7_615_616_512)
     return gap
 
@@ -88,7 +86,7 @@ def test_the_main_job_on_true_7b_shapes_reads_only_what_it_needs(hub, tmp_path, 
         c = found[name]
         assert c["gap"]["cosine"]["mean"] == pytest.approx(gap, abs=1e-9)
         assert (c["family"], c["scale"], c["tensor"]["shape"]) == ("qwen2.5", "7B", [152064, 3584])
-        assert c["bytes_read"] < 1.3 * (115 * 7168 + 8160 + 30_000) + QWEN.stat().st_size
+        assert c["bytes_read"] < 1.3 * (115 * 7168 + 8160 + 30_000) + len(QWEN)
         assert len(c["revision"]) == 40
     ranks = {name: c["rank"] for name, c in found.items()}
     assert ranks["Qwen/Qwen2.5-7B"] == 3
@@ -141,13 +139,10 @@ def test_checkpoints_by_name_are_grouped_by_tokenizer_and_scale_over_a_domain_of
 
 
 def test_a_family_is_ranked_on_the_tokens_of_all_and_without_other_tokenizers(command, small, tmp_path):
-    lacking = tmp_path / "lacking.json"
-    tokenizer = json.loads(QWEN.read_text())
-    del tokenizer["model"]["vocab"]["Ġkitchen"]
-    lacking.write_text(json.dumps(tokenizer))
-    for name, file in (("org/a", lacking), ("org/b", QWEN), ("org/c", GPT2)):
-        small(name, 1.0, tokenizer=QWEN if file is lacking else file)
-        shutil.copy(file, tmp_path / "repos" / f"{name}-main".replace("/", "--") / "tokenizer.json")
+    lacking = json.loads(QWEN)
+    del lacking["model"]["vocab"]["Ġkitchen"]
+    for name, tokenizer in (("org/a", json.dumps(lacking).encode()), ("org/b", QWEN), ("org/c", GPT2)):
+        small(name, 1.0, tokenizer=tokenizer)
     families = tmp_path / "mine.yaml"
     entries = "".join(f"      - {{repo: org/{x}, scale: 1B, kind: base}}\n" for x in "abc")
     families.write_text(f"schema: 1\nfamilies:\n  ours:\n    checkpoints:\n{entries}")

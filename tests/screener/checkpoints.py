@@ -109,23 +109,18 @@ def head_and_embedding(
     }
 
 
-def write_qwen_7b(
-    folder: Path, *, rows: Mapping[int, Matrix], v: int = 152_064, d: int = 3584, layers: int = 28
-) -> Path:
+def write_qwen_7b(folder: Path, *, rows: Mapping[int, Matrix]) -> Path:
     """A checkpoint of Qwen2.5-7B's true shapes: four shards, of which the last exists, as a sparse file.
 
     Names, dtypes, shapes and the order in the file are the real ones, so header and index have real sizes.
     The last shard holds the last six blocks, and `rows` of lm_head.weight; all else is zero.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    last = "model-00004-of-00004.safetensors"
+    v, d, inner, kv, blocks = 152_064, 3584, 18_944, 512, 28
     config = {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": d, "vocab_size": v,
-        "num_hidden_layers": layers, "num_attention_heads": 28, "num_key_value_heads": 4,
+        "num_hidden_layers": blocks, "num_attention_heads": 28, "num_key_value_heads": 4,
         "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
-    inner, kv = 18_944, 512
     parts: dict[str, Sequence[int]] = {
         "input_layernorm.weight": (d,), "mlp.down_proj.weight": (d, inner),
         "mlp.gate_proj.weight": (inner, d), "mlp.up_proj.weight": (inner, d),
@@ -133,25 +128,27 @@ def write_qwen_7b(
         "self_attn.k_proj.weight": (kv, d), "self_attn.o_proj.weight": (d, d), "self_attn.q_proj.bias": (d,),
         "self_attn.q_proj.weight": (d, d), "self_attn.v_proj.bias": (kv,), "self_attn.v_proj.weight": (kv, d),
     }  # fmt: skip
-    names = {f"model.layers.{n}.{part}": shape for n in range(layers) for part, shape in parts.items()}
-    here = {name: shape for name, shape in names.items() if int(name.split(".")[2]) >= layers - 6}
-    here = {"lm_head.weight": (v, d), **here, "model.norm.weight": (d,)}
+    shards = [f"model-{number:05d}-of-00004.safetensors" for number in (1, 2, 3, 4)]
+    here: dict[str, Sequence[int]] = {"lm_head.weight": (v, d)}
+    weight_map = {"model.embed_tokens.weight": shards[0]}
+    for block in range(blocks):
+        shapes = {f"model.layers.{block}.{part}": shape for part, shape in parts.items()}
+        weight_map |= dict.fromkeys(shapes, shards[min(block * 3 // (blocks - 6), 3)])
+        here |= shapes if block >= blocks - 6 else {}
+    here["model.norm.weight"] = (d,)
     sizes = {name: 2 * int(np.prod(shape)) for name, shape in here.items()}
     head = header([(name, "BF16", shape, sizes[name]) for name, shape in here.items()], format="pt")
-    with (folder / last).open("wb") as file:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    write_index(folder, weight_map | dict.fromkeys(here, shards[3]), total_size=15_231_233_024)
+    for shard in shards[:3]:
+        (folder / shard).write_bytes(header([]))  # listed, never read
+    with (folder / shards[3]).open("wb") as file:
         file.write(head)
         for row, values in rows.items():
             file.seek(len(head) + 2 * d * row)
             file.write(stored(values, "BF16"))
         file.truncate(len(head) + sum(sizes.values()))
-    first = "model-00001-of-00004.safetensors"
-    weight_map = {"model.embed_tokens.weight": first, **dict.fromkeys(here, last)}
-    for number, name in enumerate(name for name in names if name not in here):
-        weight_map[name] = f"model-{number * 3 // (len(names) - 72) + 1:05d}-of-00004.safetensors"
-    write_index(folder, weight_map, total_size=15_231_233_024)
-    for number in (1, 2, 3):
-        # Listed, never read.
-        (folder / f"model-{number:05d}-of-00004.safetensors").write_bytes(header([]))
     return folder
 
 

@@ -70,6 +70,7 @@ def test_where_the_figures_disagree_about_the_best_the_report_says_so_first_and_
     assert second == "Evaluate first: a, b, c, f (highest G of 6; math)."
     (choice,) = found.shortlist(2).groups
     assert [c.label for c in choice.listed] == ["a", "b", "f"]
+    assert choice.sentence() == "3 of 6: the 2 best and 1 not separated from the 2nd (cap 4)"
     # Where the ratio's best is no better than by rounding, nothing is said.
     members[5] = replace(members[5], ratio=figure(1.0015))
     assert result(members).answer()[0].startswith("Evaluate first: a, b, c (")

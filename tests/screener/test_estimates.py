@@ -56,6 +56,16 @@ def test_decision_accuracy_is_the_share_of_pairs_ties_half():
     assert two.value == pytest.approx(0.5)
 
 
+def test_the_interval_of_decision_accuracy_is_that_of_a_jackknife_over_checkpoints():
+    gaps, accuracies, listed = planted(np.random.default_rng(5), 12, 0.5, 3)
+    found = decision_accuracy([group(gaps, accuracies, listed)])
+    left_out = [share_by_hand(np.delete(gaps, i), np.delete(accuracies, i)) for i in range(12)]
+    se = math.sqrt(11 * np.var(left_out))
+    half = stats.t.ppf(0.975, 10) * se / (found.value * (1 - found.value))
+    centre = math.log(found.value / (1 - found.value))
+    assert (found.low, found.high) == pytest.approx([1 / (1 + math.exp(-centre + s * half)) for s in (1, -1)])
+
+
 def test_estimates_from_an_audit_are_without_bias_over_all_its_draws():
     draw = np.random.default_rng(1)
     for count, size, drawn in ((7, 2, 2), (8, 3, 3), (6, 1, 4)):

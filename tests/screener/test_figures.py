@@ -132,8 +132,7 @@ def write(folder, kind, dtype, norm, head, gamma):
     tensors["model.norm.weight"] = (dtype, rounded(gamma, dtype))
     if norm == "layer":
         tensors["model.norm.bias"] = ("F32", np.zeros(D))
-    write_checkpoint(folder, tensors, config=config)
-    (folder / "tokenizer.json").write_bytes(TOKENIZER)
+    write_checkpoint(folder, tensors, config=config, tokenizer=TOKENIZER)
     if kind == "bin":
         torch = pytest.importorskip("torch")
         load_file = pytest.importorskip("safetensors.torch").load_file
@@ -178,15 +177,14 @@ def test_copies_that_predict_the_same_have_no_order(tmp_path, kind, dtype, norm)
 
 
 def test_without_a_known_norm_g_stands_alone_and_the_report_says_so(tmp_path):
-    for name, head in (("a", HEAD + VECTOR), ("b", HEAD)):
-        place = write_checkpoint(tmp_path / name, {"lm_head.weight": ("F32", head)})
-        (place / "tokenizer.json").write_bytes(TOKENIZER)
-    result = screen([str(tmp_path / name) for name in "ab"])
+    heads = {"a": HEAD + VECTOR, "b": HEAD}
+    for name, head in heads.items():
+        write_checkpoint(tmp_path / name, {"lm_head.weight": ("F32", head)}, tokenizer=TOKENIZER)
+    result = screen([str(tmp_path / name) for name in heads])
     assert [c.ratio for c in result.checkpoints] == [None, None]
     assert [c.tied_with for c in result.checkpoints] == [(), ()]
-    notes = result.to_markdown()
     reason = "no final norm of a known name is stored"
-    assert f"all 2: no ratio, since {reason}; G stands alone." in notes
+    assert f"all 2: no ratio, since {reason}; G stands alone." in result.to_markdown()
     assert {c["ratio"]["reason"] for c in result.to_dict()["checkpoints"]} == {reason}
 
 

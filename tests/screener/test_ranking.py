@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.figures import Gap, difference, gap
+from lmeval_screener.figures import difference, gap
 from lmeval_screener.ranking import ALL_PAIRS, _intervals, agreements, flat_from, rank_gaps
 from scipy import stats
-
-from lmeval_dispersion.geometry import PairMean
+from screenings import GAPS
 
 TOKENS = 10  # digits
 
@@ -91,13 +91,9 @@ def drawn_gaps(draw, count, *, shift=0.0, noise=0.02):
         # The mean moves with its tokens as the jackknife says: G is the mean of its pseudo-values.
         mean = 1.0 - sum((len(s) - 1) * (v - s).mean() for v, s in zip(left, sides, strict=True))
         step = shift * (number < count // 3)
-        found.append(
-            Gap("cosine", mean + step, 0.1, NOTHING, NOTHING, NOTHING, left[0] + step, left[1] + step)
-        )
+        sides_of = {"left_out_domain": left[0] + step, "left_out_reference": left[1] + step}
+        found.append(replace(GAPS["cosine"], mean=mean + step, **sides_of))
     return found
-
-
-NOTHING = PairMean(0.0, 0.0, 0.0, 1, np.zeros(0), np.zeros(0))
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.003, 0.01, 0.1])

@@ -135,8 +135,8 @@ def test_the_command_ends_with_the_gates_status_and_takes_the_tables_names(capsy
 def test_lines_of_progress_come_every_half_minute_and_name_failures():
     now, said = [0.0], []
     lines = progress_lines(said.append, lambda: now[0])
-    for done in range(1, 1201):
-        now[0] += 0.1
-        lines(failed("org/x", "GatedRepo") if done % 100 == 0 else object(), done, 1200)
-    assert said[0] == "300 of 1200, about 0:01:30 left; failed: 3 GatedRepo"
-    assert len(said) == 3  # not of the last
+    for done in range(1, 1001):
+        now[0] += 60 if done == 1000 else 0.125
+        lines(failed("org/x", "GatedRepo") if done % 100 == 0 else object(), done, 1000)
+    assert said[0] == "240 of 1000, about 0:01:35 left; failed: 2 GatedRepo"
+    assert len(said) == 4  # not of the last

@@ -76,6 +76,9 @@ def test_the_sample_of_a_group_does_not_depend_on_the_other_groups_nor_on_the_or
     alone = result_of(*group(20)).shortlist(2, audit_sample=4, seed=3).groups[0]
     both = result_of(*group(30, "1B"), *group(20)).shortlist(2, audit_sample=4, seed=3).groups[1]
     assert names(alone.audit) == names(both.audit)
+    best, others = group(20)[:2], [replace(c, rank=23 - c.rank) for c in reversed(group(20)[2:])]
+    turned = result_of(*best, *others).shortlist(2, audit_sample=4, seed=3).groups[0]
+    assert set(names(alone.audit)) == set(names(turned.audit))
     other = result_of(*group(20)).shortlist(2, audit_sample=4, seed=4).groups[0]
     assert names(alone.audit) != names(other.audit)
     # An audit of more than there are takes all; without one the others have no chance.
