@@ -15,7 +15,7 @@ from lmeval_dispersion.statistics import (
 
 
 def planted_perplexities(rng, *, bins, kind=SEQUENCE, segments=800, size=20):
-    """What r is taken with in the bins that the law chooses: mean perplexity, or its mean log; (bins,)."""
+    """Perplexities of the bins that the law chooses, mean or mean log, which r is taken with; (bins,)."""
     nll = rng.normal(3.0, 0.5, size=segments)
     values = nll[sorted_bins(nll, size)]
     means = (np.exp(values) if kind == SEQUENCE else values).mean(axis=1)

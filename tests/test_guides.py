@@ -63,7 +63,7 @@ def test_a_guide_is_followed_to_its_end(page, tmp_path, monkeypatch):
     (tmp_path / "lmeval_dispersion").symlink_to(ROOT / "lmeval_dispersion")
     if page.parent.name == "examples":
         monkeypatch.chdir("examples")
-    # What is trained here is not the same to the last place on every processor.
+    # A model that is trained here is not the same to the last place on every processor.
     slack = 2.5 if "train" not in page.stem and "loss" not in page.stem else 40.0
     ran, space = 0, {}  # one notebook a page
     for kind, name, body in BLOCK.findall(page.read_text("utf-8")):

@@ -24,7 +24,7 @@ from lmeval_dispersion.laboratory.study import Unit
 from lmeval_dispersion.model.capture import Decoder, capture, unwrapped
 from lmeval_dispersion.model.loading import ModelLike, loaded_model
 
-#: What is kept of the states (b, t, d) of a batch: an array of b rows.
+#: The part of a batch's states (b, t, d) that is kept: an array of b rows.
 Reduce = Callable[[Tensor], NDArray[Any]]
 CONTROLS = ("untrained", "shuffled")
 

@@ -432,7 +432,7 @@ def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> di
     """Correlation of the bins' mean perplexity with every measure, per split, perplexity and layer.
 
     ``correlations`` are the model's, ``controls`` those of every control and the model's minus it over the
-    same resamples of bins. What the answer may claim has bounds for all layers and perplexities together.
+    same resamples of bins. The answer's claims have bounds for all layers and perplexities together.
     """
     models, others = list[dict[str, Any]](), list[dict[str, Any]]()
     lines: dict[tuple[Any, ...], NDArray[Any]] = {}  # fitted on `data`, which comes first

@@ -1,4 +1,4 @@
-"""What a calibration is worth, what labels would have said, and what is said of both on known truths."""
+"""The worth of calibrations and of labels, and what is said of both on known truths."""
 
 import numpy as np
 import pytest

@@ -88,7 +88,7 @@ def test_a_caution_comes_first_and_silences_every_conclusion_about_answers(summa
 
 
 def order_of(run):
-    """What an audit says of the subjects of a run."""
+    """The sentences of an audit on the subjects of a run."""
     return audit(run, short=True).answer()[0]
 
 

@@ -40,7 +40,7 @@ def model(tmp_path_factory):
 
 
 def sentence(result):
-    """What a command said that refused its arguments or data."""
+    """The sentence of a command that refused its arguments or data."""
     assert result.returncode == 2, result.stderr
     return result.stderr.strip()
 

@@ -1,7 +1,7 @@
 """The command against a mirror that nobody here wrote: olah, serving plain git repositories.
 
 olah answers a ranged request for a file of a local repository with 200 and the whole file, knows no `raw` and
-gives no sizes in its listing. What is small enough is read nevertheless; the rest ends in its named error.
+gives no sizes in its listing. A small file is read nevertheless; the rest ends in its named error.
 """
 
 from __future__ import annotations

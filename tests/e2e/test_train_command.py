@@ -114,7 +114,7 @@ def test_a_run_that_ended_early_goes_on_to_the_same_numbers(end, steps, base, tm
         end(cut, run, monkeypatch)
         assert list(run.glob("checkpoint-*"))
         assert not (run / "result.json").exists()
-        # What a kill in the middle of writing leaves behind, and one between the last step and the result.
+        # Files as a kill in the middle of writing leaves them, and one between the last step and the result.
         for step, state in ((steps - 1, '{"global_st'), (steps, f'{{"global_step": {steps}}}')):
             (run / f"checkpoint-{step}").mkdir()
             (run / f"checkpoint-{step}" / "trainer_state.json").write_text(state)

@@ -1,4 +1,4 @@
-"""What is published: two builds are one, and the wheel works by itself, outside of the checkout.
+"""The published files: two builds are one, and the wheel works by itself, outside of the checkout.
 
 `scripts/try_wheel.sh` installs it with uv and pipx as well, which needs a package index.
 """

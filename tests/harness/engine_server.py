@@ -24,7 +24,7 @@ FIELDS = {"model", "input", "encoding_format", "add_special_tokens", "use_activa
 
 
 def embeddings(model: Any, body: dict[str, Any], defect: str) -> list[dict[str, Any]]:
-    """What the output projection is given after each prompt's last token, with the defect."""
+    """The output projection's input after each prompt's last token, with the defect."""
     assert body.keys() <= FIELDS
     assert (body["model"], body["encoding_format"]) == ("tiny", "base64")
     data = []

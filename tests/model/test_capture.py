@@ -68,7 +68,7 @@ def tiny(arch: str) -> nn.Module:
 
 
 def output_of(block: nn.Module, path: str, run: Any) -> torch.Tensor:
-    """What the block's sub-module ``path`` put out, times the factor before ``*``."""
+    """The output of the block's sub-module ``path``, times the factor before ``*``."""
     factor, _, name = path.rpartition("*")
     module = block.get_submodule(name)
     outputs: list[Any] = []

@@ -21,7 +21,7 @@ HEAD = torch.arange(1.0, V * D + 1).reshape(V, D)
 
 
 def write_by_torch(folder: Path, parts, config=CONFIG):
-    """What several processes write, by torch's own writer and planner.
+    """Files that several processes write, by torch's own writer and planner.
 
     Each writes its ``parts``: slices of the head, (row, column, numbers).
     """

@@ -1,4 +1,4 @@
-"""What results say of a screen: against brute force, and over all draws of small registries."""
+"""Results against a screen: by brute force, and over all draws of small registries."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_200_for_206_on_a_large_file_is_noticed_before_the_body_is_read(hub, tmp
     error = refused(read, hub, tmp_path / "cache", ids=(5,))
     assert error.code == "RangeNotSupported"
     assert "download the checkpoint" in str(error)
-    # What lay in buffers between the two sides when the connection was closed, of several GB.
+    # Bytes that lay in buffers between the two sides when the connection was closed, of several GB.
     assert hub.sent - before < 64_000_000
 
 

@@ -162,7 +162,7 @@ def test_a_run_above_every_quota_ends_in_one_go(tmp_path):
             assert not isinstance(got, str), got
             np.testing.assert_array_equal(got, expected)
         assert len(hub.seen("api")) - hub.quotas.refusals["api"] == 24
-        # What is not known at the start of a window may be one too many; nothing is tried in between.
+        # A request at the start of an unknown window may be one too many; nothing is tried in between.
         assert hub.quotas.refusals["api"] <= UNTOLD
         assert hub.quotas.refusals["resolvers"] <= UNTOLD
 

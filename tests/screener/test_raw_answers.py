@@ -17,7 +17,7 @@ from yarl import URL
 
 FILE = bytes(random.Random(0).randbytes(100_000))
 CHUNKED, INTERIM = "Transfer-Encoding: chunked", b"HTTP/1.1 102 Processing\r\n\r\n"
-#: What a step of a raw server does beside sending bytes; numbers are seconds of silence, IDLE lasts until the
+#: Steps of a raw server beside sending bytes; numbers are seconds of silence, IDLE lasts until the
 #: client has the answer.
 CLOSE, RESET, IDLE, HANG = "close", "reset", "idle", 60.0
 SPANS = [(0, 100), (5_000, 12_000), (40_000, 99_999), (7, 8)]

@@ -132,7 +132,7 @@ def test_rows_read_once_are_never_read_again(hub, tmp_path, read):
 
 
 def test_a_header_that_is_wrong_is_not_kept(tmp_path):
-    """What a server said once must not stay."""
+    """A server's one wrong answer must not stay."""
     snapshot = open_folder(write_checkpoint(tmp_path / "m", head_and_embedding()))
     snapshot.cache = Cache(tmp_path / "cache")
     right = snapshot.ranges

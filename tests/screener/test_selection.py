@@ -52,7 +52,7 @@ def registry(hub, tmp_path, monkeypatch):
 
 
 def chosen(*words, names=()):
-    """What options and names select."""
+    """The targets that options and names select."""
     parser = argparse.ArgumentParser()
     add_selection_options(parser)
     args = parser.parse_args(words)

@@ -1,4 +1,4 @@
-"""What a user may write for a checkpoint: parsed, or explained without costing the others their run."""
+"""Names that a user may write for a checkpoint: parsed, or explained without costing the others their run."""
 
 from __future__ import annotations
 

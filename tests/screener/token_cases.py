@@ -1,4 +1,4 @@
-"""What the tests of tokens share: seven real tokenizers (trimmed, see tests/data), files, drawn changes."""
+"""Shared by the tests of tokens: seven real tokenizers (trimmed, see tests/data), files, drawn changes."""
 
 from __future__ import annotations
 

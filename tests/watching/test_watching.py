@@ -92,7 +92,7 @@ def check_logs(folder, log_history):
 
 
 class Tracker(TrainerCallback):
-    """What a tracker such as TensorBoard gets."""
+    """The figures that a tracker such as TensorBoard gets."""
 
     def __init__(self):
         self.seen = []
