@@ -59,46 +59,40 @@ def written_store(path: Path, n: int, d: int) -> Path:
 def run_part(part: str, path: str) -> None:
     """One part, with its seconds and the peak memory of this process."""
     start = time.perf_counter()
-    if part != "imports":
-        from lmeval_dispersion.auditing.run import read_run
+    if part == "imports":
+        import lmeval_dispersion.auditing.commands  # noqa: F401
+    elif part == "pairwise":
         from lmeval_dispersion.store import read_store
 
-        if part == "pairwise":
-            pairwise(read_store(path).vectors())
-        else:
-            run = read_run(path)
-            if part != "read":
-                audit_part(part, run)
+        pairwise(read_store(path).vectors())
     else:
-        import lmeval_dispersion.auditing.commands  # noqa: F401
+        from lmeval_dispersion.auditing.run import read_run
+
+        run = read_run(path)
+        if part != "read":
+            audit_part(part, run)
     seconds, cpu = time.perf_counter() - start, time.process_time()
     print(json.dumps({"seconds": seconds, "cpu": cpu, "peak_mb": peak_mb()}))
 
 
 def audit_part(part: str, run) -> None:
+    """One part of the audit of a run."""
     from lmeval_dispersion.auditing import calibration, mixtures, ranking, slices
     from lmeval_dispersion.auditing.report import audit
     from lmeval_dispersion.report import render
 
-    if part == "slices":
-        for parts in slices.slicings(run).values():
-            slices.slice_table(run, parts)
-    elif part == "mixtures":
-        mixtures.mixture_curves(run)
-    elif part == "calibration":
-        calibration.calibrate(run)
-    elif part == "paper protocol":
-        mixtures.paper_protocol(run)
-    elif part == "ranking":
-        ranking.ranking_report(run)
-    elif part == "hard_tail":
-        ranking.hard_tail(run)
-    elif part == "default answer":
-        render(audit(run, short=True).document(), "table")
-    elif part == "whole audit":
-        render(audit(run, details=True).document(), "json")
-    elif part == "page":
-        render(audit(run).document(), "html")
+    jobs = {
+        "slices": lambda: [slices.slice_table(run, parts) for parts in slices.slicings(run).values()],
+        "mixtures": lambda: mixtures.mixture_curves(run),
+        "calibration": lambda: calibration.calibrate(run),
+        "paper protocol": lambda: mixtures.paper_protocol(run),
+        "ranking": lambda: ranking.ranking_report(run),
+        "hard_tail": lambda: ranking.hard_tail(run),
+        "default answer": lambda: render(audit(run, short=True).document(), "table"),
+        "whole audit": lambda: render(audit(run, details=True).document(), "json"),
+        "page": lambda: render(audit(run).document(), "html"),
+    }
+    jobs[part]()
 
 
 def pairwise(u: np.ndarray) -> float:
@@ -138,7 +132,7 @@ def main() -> None:
             peak = max(run["peak_mb"] for run in runs)
             wall = f"{seconds[0]:7.2f} to {seconds[-1]:6.2f} s"
             processor = f"CPU {cpu[0]:6.2f} to {cpu[-1]:6.2f} s"
-            print(f"  {part:<12} {wall}   {processor}   peak {peak:5.0f} MB", flush=True)
+            print(f"  {part:<14} {wall}   {processor}   peak {peak:5.0f} MB", flush=True)
         if not args.growth:
             best = {part: min(run["cpu"] for run in runs) for part, runs in table.items()}
             ratio = best["whole audit"] / best["pairwise"]

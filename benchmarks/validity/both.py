@@ -47,7 +47,8 @@ def counts(rows: Sequence[dict[str, Any]], runs: Path) -> dict[str, Any]:
             "only G": [pair for pair in pairs if pair.alone and not pair.both],
         }
         by_domain[domain] = {"pairs": len(pairs)} | {
-            name: {"ordered": round(len(some) / len(pairs), 4), **share(some)} for name, some in parts.items()
+            name: {"ordered": round(len(some) / max(1, len(pairs)), 4), **share(some)}
+            for name, some in parts.items()
         }
     return by_domain
 

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, TypedDict, TypeVar
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.laboratory.causal_model import CausalModel, Reduce, Segments, prefix_of
@@ -216,13 +217,11 @@ class Analysis:
         losses: bool = False,
     ) -> Units:
         """Run all segments, a batch a unit, each of which keeps an array a layer and ``nll`` for losses."""
-        n, size = len(drawn.tokens), causal.batch
 
-        def do(unit: int) -> Unit:
-            rows = np.arange(unit * size, min((unit + 1) * size, n))
+        def do(rows: NDArray[np.int64]) -> Unit:
             return causal.run(drawn, rows, layers, reduce, losses=losses)
 
-        return self.study.units(name, -(-n // size), do)
+        return self.study.blocks(name, len(drawn.tokens), causal.batch, do)
 
     def finish(self, tables: Mapping[str, pd.DataFrame], **fields: Any) -> None:
         """Keep the tables and complete the study."""

@@ -195,10 +195,8 @@ def _measured(
     study: Study, label: str, causal: CausalModel, layers: list[str], drawn: Segments, count: int
 ) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
     """Summary and clusters of every layer of a model; ``drawn`` holds the contexts cluster by cluster."""
-    members = len(drawn.tokens) // count
 
-    def one_cluster(which: int) -> Unit:
-        rows = np.arange(which * members, (which + 1) * members)
+    def one_cluster(rows: NDArray[np.int64]) -> Unit:
         states = causal.run(drawn, rows, layers, last_vectors, losses=True)
         centroids = np.array([states[layer].mean(axis=0, dtype=np.float64) for layer in layers])
         pairs = zip(layers, unit_rows(centroids), strict=True)
@@ -206,7 +204,7 @@ def _measured(
         within = np.square(differences).sum(axis=2).mean(axis=1) / 2
         return {"within": within, "centroids": centroids, "nll": states["nll"].mean(axis=1).mean()}
 
-    units = study.units(label, count, one_cluster)
+    units = study.blocks(label, len(drawn.tokens), len(drawn.tokens) // count, one_cluster)
     within, centroids, nll = (units.stacked(key) for key in ("within", "centroids", "nll"))
     for place, layer in enumerate(layers):
         inside, centres = within[:, place], centroids[:, place]

@@ -302,8 +302,7 @@ def _first_pass(analysis: Analysis, causal: CausalModel, layers: list[str], sour
     rows_a_unit = -(-n // (_UNITS * _GROUPS)) * _GROUPS
     after = [context - 1 for context in settings["contexts"]]  # NLL column of the token after so many
 
-    def do(unit: int) -> Unit:
-        rows = np.arange(unit * rows_a_unit, min((unit + 1) * rows_a_unit, n))
+    def do(rows: NDArray[np.int64]) -> Unit:
         totals = [Dispersion(causal.width, _GROUPS) for _ in layers]
         spreads, losses = [], []
         for first in range(0, len(rows), causal.batch):
@@ -316,7 +315,7 @@ def _first_pass(analysis: Analysis, causal: CausalModel, layers: list[str], sour
         arrays = {"nll": np.concatenate(losses), "tokens": np.concatenate(spreads)}
         return {**arrays, "sums": sums, "counts": totals[0].counts}
 
-    units = analysis.study.units(name, -(-n // rows_a_unit), do)
+    units = analysis.study.blocks(name, n, rows_a_unit, do)
     sums, counts = sum(units.each("sums"), start=np.zeros(())), units.stacked("counts").sum(axis=0)
     totals = [Dispersion.from_state({"sums": layer, "counts": counts}) for layer in sums]
     return _Split(name, drawn, units.joined("nll"), units.joined("tokens"), totals)

@@ -147,6 +147,11 @@ class Study:
         self.processes.wait()
         return Units(files)
 
+    def blocks(self, name: str, rows: int, size: int, do: Callable[[NDArray[np.int64]], Unit]) -> Units:
+        """Units of ``size`` of so many rows each: ``do`` gets their numbers."""
+        parts = [np.arange(start, min(start + size, rows)) for start in range(0, rows, size)]
+        return self.units(name, len(parts), lambda unit: do(parts[unit]))
+
     def finish(self, tables: Mapping[str, pd.DataFrame], **fields: Any) -> None:
         """Write the result tables as parquet, mark the study complete and drop its work."""
         self.processes.wait()

@@ -42,11 +42,9 @@ class Repository:
 
 
 class Quotas:
-    """Fixed windows of requests in the Hub's three buckets; redirects count as what they lead to.
+    """Fixed windows (requests, seconds) of the Hub's three buckets; redirects count as what they lead to.
 
-    Args:
-        quotas: Requests and seconds of a window; what is not named has the Hub's own for free accounts, and
-            next to no limit where none is named.
+    A bucket that is not named has the Hub's own for free accounts, and next to no limit where none is.
     """
 
     def __init__(self, quotas: Mapping[str, tuple[int, float]]) -> None:

@@ -21,10 +21,7 @@ DEMO = data_folder("demo")
 
 @pytest.fixture(scope="module")
 def registry(s3_server, tmp_path_factory):
-    """A server with a model of two versions: a plain folder, and one as MLflow's flavour saves it.
-
-    Gives the store behind a proxy that counts.
-    """
+    """A server with a model of two versions; the store of their files behind a proxy that counts."""
     pytest.importorskip("mlflow.server", reason="the test needs MLflow's server, not only its client")
     folder = tmp_path_factory.mktemp("mlflow")
     with FaultyProxy(s3_server.port) as proxy, pytest.MonkeyPatch.context() as patch:
@@ -36,21 +33,15 @@ def registry(s3_server, tmp_path_factory):
         env = {**os.environ, **settings}
         with process(lambda port: [*command, "--port", str(port)], env=env, cwd=folder) as port:
             patch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-            plain = s3_server.put(DEMO / "sums-10", "mlflow/1/artifacts/plain")
-            flavoured = folder / "flavoured"
-            shutil.copytree(
-                DEMO / "sums-80", flavoured / "model", ignore=shutil.ignore_patterns("tokenizer*")
-            )
-            (flavoured / "components" / "tokenizer").mkdir(parents=True)
-            shutil.copy(DEMO / "sums-80" / "tokenizer.json", flavoured / "components" / "tokenizer")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 from mlflow import MlflowClient
 
                 client = MlflowClient()
                 client.create_registered_model("sums")
-                for source in (plain, s3_server.put(flavoured, "mlflow/2/artifacts/model")):
-                    client.create_model_version("sums", source, await_creation_for=0)
+                for number, name in ((1, "sums-10"), (2, "sums-80")):
+                    place = s3_server.put(DEMO / name, f"mlflow/{number}/artifacts/plain")
+                    client.create_model_version("sums", place, await_creation_for=0)
                 client.set_registered_model_alias("sums", "champion", "1")
                 client.transition_model_version_stage("sums", "1", "Production")
             yield proxy
@@ -91,6 +82,28 @@ def test_versions_of_a_real_registry(registry, tmp_path):
         assert "MLFLOW_TRACKING_URI" in failed.message
 
 
+@pytest.fixture
+def version_at(monkeypatch):
+    """Has the registry say where the files of all versions lie."""
+
+    def put(place):
+        client = SimpleNamespace(get_model_version_download_uri=lambda name, version: str(place))
+        monkeypatch.setattr("lmeval_screener.checkpoints.mlflow_models._client", lambda: client)
+
+    return put
+
+
+def test_a_version_as_the_flavour_of_transformers_saves_it_and_a_plain_one(version_at, tmp_path):
+    shutil.copytree(DEMO / "sums-80", tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
+    (tmp_path / "components" / "tokenizer").mkdir(parents=True)
+    shutil.copy(DEMO / "sums-80" / "tokenizer.json", tmp_path / "components" / "tokenizer")
+    for place, name in ((tmp_path, "sums-80"), (DEMO / "sums-10", "sums-10")):
+        version_at(place)
+        (found,) = screen(["models:/sums/1"]).checkpoints
+        assert found.repo == "models:/sums/1"
+        assert found.gaps["cosine"].mean == pytest.approx(whole_gap(DEMO / name, found), abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("place", "code", "says"),
     [
@@ -98,9 +111,8 @@ def test_versions_of_a_real_registry(registry, tmp_path):
         ("models:/m-0123", "BadName", "mlflow artifacts download"),
     ],
 )
-def test_what_cannot_be_read_by_ranges_is_never_downloaded(place, code, says, tmp_path, monkeypatch):
-    client = SimpleNamespace(get_model_version_download_uri=lambda name, version: place)
-    monkeypatch.setattr("lmeval_screener.checkpoints.mlflow_models._client", lambda: client)
+def test_what_cannot_be_read_by_ranges_is_never_downloaded(version_at, place, code, says):
+    version_at(place)
     (failed,) = screen(["models:/sums/1"]).failed
     assert (failed.error, says in failed.message) == (code, True), failed.message
 

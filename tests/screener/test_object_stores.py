@@ -93,13 +93,8 @@ def test_a_tokenizer_from_elsewhere(s3_server, proxied, tmp_path):
     expected = screen([str(demo)]).checkpoints[0].gaps["cosine"].mean
     shutil.copy(demo / "tokenizer.json", tmp_path / "words.json")
     addresses = s3_server.put(bare, "bare/m"), s3_server.put(demo, "whole/m")
-    for tokenizer in (
-        str(demo),
-        str(tmp_path / "words.json"),
-        addresses[1],
-        f"{addresses[1]}/tokenizer.json",
-    ):
-        result = screen([addresses[0]], tokenizer=tokenizer)
+    for tokenizer in (demo, tmp_path / "words.json", addresses[1], f"{addresses[1]}/tokenizer.json"):
+        result = screen([addresses[0]], tokenizer=str(tokenizer))
         assert [c.gaps["cosine"].mean for c in result.checkpoints] == [expected], result.failed
     (failure,) = screen([addresses[0]]).failed
     assert failure.error == "TokenizerNotFound"

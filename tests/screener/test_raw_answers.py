@@ -61,8 +61,8 @@ class RawServer(Loopback):
                 await super()._send_raw([step], writer)
         self.answered += 1
 
-    def read(self, spans, cache, is_patient=False, **how):
-        """Each span of the file, or the code of its error; a patient client awaits bytes sent too many."""
+    def read(self, spans, cache, **how):
+        """Each span of the file, or the code of its error; bytes too many come before the next request."""
 
         async def work(hub, budget):
             url = URL(f"{self.endpoint}/file?signature=a%2Fb", encoded=True)
@@ -76,9 +76,9 @@ class RawServer(Loopback):
                     clear = "signature" not in str(error) and "\n" not in str(error)
                     bodies.append(error.code if clear else "a secret, or several lines")
                 self.taken = len(bodies)
-                while is_patient and self.answered < len(bodies):
+                while self.answered < len(bodies):
                     await asyncio.sleep(0.001)
-                await asyncio.sleep(0.05 * is_patient)
+                await asyncio.sleep(0.005)
             self.counted = hub.meter.requests
             return bodies
 
@@ -115,7 +115,7 @@ def read(tmp_path, monkeypatch):
          "bytes after the body", "bytes when idle", "HTTP/1.0", "long head"],
 )  # fmt: skip
 def test_whatever_is_right_gives_the_bytes(read, steps, connections):
-    bodies, server = read(steps, is_patient=True)
+    bodies, server = read(steps)
     assert bodies == RIGHT
     assert server.connections[0] == connections
     assert server.counted == len(server.requests) == len(SPANS)

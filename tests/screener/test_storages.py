@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def test_rows_bytes_and_requests(storage, tmp_path):
 @in_each(*SERVED)
 @pytest.mark.parametrize("form", ["bin", "gguf"])
 def test_g_is_that_of_the_whole_matrix(storage, tmp_path, monkeypatch, form):
-    """Of pickled weights and of a GGUF file; safetensors are above."""
+    """Of pickled weights and of a GGUF model in parts; safetensors are above."""
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
 
@@ -131,9 +132,8 @@ def test_g_is_that_of_the_whole_matrix(storage, tmp_path, monkeypatch, form):
     if form == "gguf":
         full = test_gguf.matrix()
         tensors = {"token_embd.weight": ("F16", test_gguf.matrix(1)), "output.weight": ("Q8_0", full)}
-        test_gguf.write(made / "m-Q8_0.gguf", tensors)
+        file = f"/{test_gguf.write(made / 'm-Q8_0.gguf', tensors, parts=1)[0].name}"
         matrix = test_gguf.truth("Q8_0", full)
-        file = "/m-Q8_0.gguf" if storage.address.startswith("http") else ""
     else:
         state = {k: v for shard in sorted(DEMO.glob("*.safetensors")) for k, v in load_file(shard).items()}
         torch.save(state, made / "pytorch_model.bin")
@@ -160,6 +160,7 @@ def test_a_run_and_globs(storage, folder, tmp_path):
         ("ver?/*", deep[1:]),
         ("run*/checkpoint-5", three[:1]),
         ("run1/logs", ["run1/logs"]),
+        ("m/*", [f"m/{FILE}"]),
     ):
         found, _ = expand(f"{storage.address}/{text}", tmp_path, **storage.hub)
         assert found == [f"{storage.address}/{name}" for name in expected]
@@ -280,32 +281,33 @@ def test_faults_of_a_file_system(storage, folder, tmp_path, monkeypatch):
         assert ";" in str(error)
 
 
-FOLDERS = tuple(f"m{number:04d}" for number in range(1000))
-
-
 class Zoo(Store):
-    """A thousand checkpoints in one folder; counts the listings that are on their way."""
+    """Two hundred checkpoints in a folder, and a folder that never answers; counts listings on their way."""
 
     running, most, asked = 0, 0, []
+    names = tuple(f"m{number:03d}" for number in range(200))
 
     async def listed(self, path, meter):
         Zoo.asked.append(path)
         Zoo.running += 1
         Zoo.most = max(Zoo.most, Zoo.running)
-        await asyncio.sleep(0.04)
+        await asyncio.sleep(60 if path == "silent" else 0.05)
         Zoo.running -= 1
         if path == "zoo":
-            return FolderListing(FOLDERS)
-        names = ("config.json", FILE)
-        return FolderListing((), {name: FileEntry(name, 10, "etag:1") for name in names})
+            return FolderListing(Zoo.names)
+        return FolderListing((), {name: FileEntry(name, 10, "etag:1") for name in ("config.json", FILE)})
 
 
-def test_a_thousand_folders_are_never_asked_for_at_once_and_each_has_its_own_time(tmp_path):
-    async def work(hub, budget):
-        targets = await StoreSource(Zoo, hub).expand(Target("zoo://box/zoo/*"), budget)
+def test_many_folders_are_never_asked_for_at_once_and_each_has_its_own_time(tmp_path, monkeypatch):
+    async def expanded(name, hub, budget):
+        targets = await StoreSource(Zoo, hub).expand(Target(f"zoo://box/{name}"), budget)
         return [target.repo for target in targets]
 
-    # 32 at a time take 32 rounds of 40 ms, more than the second that each of them may take.
-    assert within(work, tmp_path, timeout=1.0) == [f"zoo://box/zoo/{name}" for name in FOLDERS]
-    assert Zoo.most <= stores.LISTINGS < len(FOLDERS)
-    assert sorted(Zoo.asked) == ["zoo", *(f"zoo/{name}" for name in FOLDERS)], "each of them once"
+    monkeypatch.setattr(stores, "LISTINGS", 4)
+    # 4 at a time take 50 rounds of 50 ms, more than the two seconds that each of them may take.
+    found = within(functools.partial(expanded, "zoo/*"), tmp_path, timeout=2.0)
+    assert found == [f"zoo://box/zoo/{name}" for name in Zoo.names]
+    assert Zoo.most <= 4
+    assert sorted(Zoo.asked) == ["zoo", *(f"zoo/{name}" for name in Zoo.names)], "each of them once"
+    error = refused(within, functools.partial(expanded, "silent"), tmp_path, timeout=0.5)
+    assert error.code == "Timeout"
