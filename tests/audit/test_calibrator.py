@@ -239,14 +239,14 @@ def test_too_few_labels_or_slices_are_one_sentence(law, options, message):
         ({}, {"num_fewshot": 5}, "number of few-shot examples 0"),
         ({}, {"tasks": {"other": 1}}, "the run has task 'other'"),
         ({}, {"tasks": {"synthetic": 2}}, "fitted on version 1 of task 'synthetic'"),
-        ({"layer": "layer.3"}, {}, r"fitted for layer 'layer\.3', and the run has 'last'"),
+        ({"layer": "layer.3"}, {}, r"fitted for layer 'layer\.3', and the run has last"),
         ({"width": 31}, {}, "fitted for vector width 31, and the run has 32"),
     ],
 )
 def test_a_calibrator_refuses_another_setting_with_the_reason(tmp_path, law, fitted, run, message):
-    other = read_run(planted_store(tmp_path, n=300, manifest=run))
+    other = planted_store(tmp_path, n=300, manifest=run)
     with pytest.raises(UsageError, match=message):
-        check_fits({**law[1], **fitted}, other)
+        predict({**law[1], **fitted}, other)
 
 
 @pytest.mark.parametrize(
