@@ -101,8 +101,8 @@ def find_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
         path = Path(place).expanduser()
     if not path.exists():
         raise UsageError(
-            f"there is no {path}; expected lm-eval's results or a folder of them (PATH:TASK), a CSV file with "
-            f"the columns repo,accuracy, or {HUB}TASK"
+            f"there is no {path}; expected lm-eval's results or a folder of them (PATH:TASK), a CSV file "
+            f"with the columns repo,accuracy, or {HUB}TASK"
         )
     if path.is_dir() or path.suffix == ".json" or task:
         return _from_results(path, task)
