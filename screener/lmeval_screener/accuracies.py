@@ -99,6 +99,11 @@ def find_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
     if not path.exists() and ":" in source:
         place, _, task = source.rpartition(":")
         path = Path(place).expanduser()
+    if not path.exists():
+        raise UsageError(
+            f"there is no {path}; expected lm-eval's results or a folder of them (PATH:TASK), a CSV file "
+            f"with the columns repo,accuracy, or {HUB}TASK"
+        )
     if path.is_dir() or path.suffix == ".json" or task:
         return _from_results(path, task)
     return _from_csv(path)

@@ -55,7 +55,13 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     ("name", "options", "error", "message"),
     [
         ("tiny-llama", {"dtype": "int3"}, UsageError, "auto, float32, float16, bfloat16, got 'int3'"),
-        ("tiny-llama", {"adapter": "none"}, UsageError, "the adapter none does not fit or cannot be loaded"),
+        # No name of a repository either: the Hub is not asked for it.
+        (
+            "tiny-llama",
+            {"adapter": "no/such/adapter"},
+            UsageError,
+            "the adapter no/such/adapter does not fit or",
+        ),
         ("tiny-llama", {"quantize": "4bit"}, MissingExtraError, r"'lmeval-dispersion\[quantized\]'"),
         pytest.param(
             *("tiny-llama", {"device": "cuda:0"}, UsageError, "'cuda:0' cannot be used"), marks=NO_CUDA

@@ -89,7 +89,7 @@ def test_a_glob_is_matched_before_it_is_expanded(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "expected a readable CSV file, got No such file"),
+        (None, "; expected lm-eval's results or a folder of them (PATH:TASK), a CSV file"),
         (b"repo,accuracy\n\xff\xfe,1\n", "expected a CSV file in UTF-8"),
         ("repo,score\na/base,1\n", "repo, accuracy and optionally revision, got repo, score"),
         ("", "got nothing"),
