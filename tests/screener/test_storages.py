@@ -23,8 +23,9 @@ from hub_faults import closed, content, header, shifted, status, truncated, whol
 from hub_server import HubServer
 from lmeval_screener import screen
 from lmeval_screener.checkpoints import FileEntry, snapshots, stores
+from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.checkpoints.stores import FolderListing, Store, StoreSource
-from lmeval_screener.targets import Target
+from lmeval_screener.targets import Target, parse_target
 from storages import expand, read, refused_change
 
 from lmeval_dispersion.installation import data_folder
@@ -256,6 +257,29 @@ def test_what_stays_wrong_has_a_name(storage, tmp_path, fault, codes):
 
 
 @in_each("memory")
+def test_small_files_and_listings_of_a_file_system(storage, folder, tmp_path, monkeypatch):
+    """A configuration that is replaced, a listing that fails once behind the ranges, a file as a folder."""
+
+    async def replaced(hub, budget):
+        snapshot = await Sources(hub).snapshot(parse_target(f"{storage.address}/m"), budget)
+        fsspec.filesystem("memory").pipe_file("/disk/m/config.json", b"{" + 999 * b" " + b"}")
+        await snapshot.small_file("config.json")
+
+    assert "changed while it was read" in str(refused(within, replaced, tmp_path))
+    listed, faults = MemoryFileSystem.ls, [ConnectionResetError("reset"), None]
+
+    def flaky(self, *args, **settings):
+        if fault := faults.pop() if faults else None:
+            raise fault
+        return listed(self, *args, **settings)
+
+    monkeypatch.setattr(MemoryFileSystem, "ls", flaky)
+    np.testing.assert_array_equal(storage.read(tmp_path).rows, truth(folder))
+    assert not faults
+    assert refused(storage.read, tmp_path, "m/config.json").code == "FolderNotFound"
+
+
+@in_each("memory")
 def test_faults_of_a_file_system(storage, folder, tmp_path, monkeypatch):
     def flaky(self, path, start=None, end=None, **kwargs):
         body = whole_file(self, path, start=start, end=end)
@@ -288,7 +312,7 @@ class Zoo(Store):
     running, most, asked = 0, 0, []
     names = tuple(f"m{number:03d}" for number in range(200))
 
-    async def listed(self, path, meter):
+    async def listed(self, path, account):
         Zoo.asked.append(path)
         Zoo.running += 1
         Zoo.most = max(Zoo.most, Zoo.running)

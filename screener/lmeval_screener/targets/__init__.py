@@ -106,8 +106,10 @@ class Target:
 
     @property
     def shown(self) -> str:
-        """``repo`` as a report may show it: no control characters, nor the signature of a signed address."""
-        return printable(self.repo.partition("?")[0] if self.scheme in ("http", "https") else self.repo)
+        """``repo`` as a report may show it: no control characters, nor secrets of a web address."""
+        if self.scheme not in ("http", "https"):
+            return printable(self.repo)
+        return printable(re.sub("(?<=://)[^/]*@", "", self.repo.partition("?")[0]))
 
     @property
     def is_glob(self) -> bool:
