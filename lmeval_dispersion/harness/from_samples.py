@@ -105,7 +105,7 @@ def stores_from_samples(
     )
     for task in logged_tasks:
         _store_task(job, task)
-    return Path(output)
+    return job.output
 
 
 def _model(run: LoggedRun, arguments: Mapping[str, Any]) -> Any:

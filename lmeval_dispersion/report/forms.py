@@ -167,6 +167,8 @@ def _blocks(part: Part, seen: set[tuple[str, str]]) -> Iterator[str]:
 
 
 def _table(table: Table) -> str:
+    if not table.columns:
+        return "none"
     rule = "".join("--:|" if is_numeric(table, column) else "---|" for column in table.columns)
     lines = [_line([column.heading for column in table.columns]), f"|{rule}"]
     for row in text_rows(table)[0]:

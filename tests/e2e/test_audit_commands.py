@@ -130,6 +130,7 @@ def test_store_of_texts_holds_the_models_own_states(dispersion_command, model, t
         (["compare", "STORE", "STORE", "--layer", "layer.9"], "layer.9"),
         (["calibrate", "STORE", "--slice", "nothing"], "no column 'nothing'"),
         (["embed", "no/such/folder/at-all", "TEXTS", "-o", "s"], "does not exist"),
+        (["embed", "MODEL", "TEXTS", "-o", "TEXTS"], "TEXTS.jsonl cannot be written: File exists"),
         (["embed", "MODEL", "YES", "-o", "s"], "expected numbers in [0, 1] in the column `correct`"),
         (["embed", "MODEL", "TWO", "-o", "s"], "expected numbers in [0, 1] in the column `correct`"),
     ],

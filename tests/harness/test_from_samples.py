@@ -87,13 +87,14 @@ def test_samples_that_are_not_whole_are_refused_or_noted(
     first = json.loads(whole[0])
     changed = {**first, "doc": {**first["doc"], "question": "another?"}}
     older = {key: value for key, value in first.items() if key != "filtered_resps"}
+    strange = json.dumps({**first, "note": "no end of a line: \x85\u2028"}, ensure_ascii=False)
     for lines, message in (
         ([*whole, whole[0]], "holds document 0 twice"),
         ([*whole[:3], whole[3][:90]], "line 4 is cut off"),
         ([json.dumps(changed), *whole[1:]], "document 0 is not the one that was run"),
         ([json.dumps(older), *whole[1:]], "has no 'filtered_resps': another lm-eval wrote it"),
         ([], "is empty"),
-        ([*whole[:2], whole[3]], r"lacks 1 of 4 documents \(2\)"),
+        ([strange, whole[1], whole[3]], r"lacks 1 of 4 documents \(2\)"),
     ):
         file.write_text("\n".join(lines) + "\n")
         with pytest.raises(HarnessError, match=message):

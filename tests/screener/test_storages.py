@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -335,3 +336,21 @@ def test_many_folders_are_never_asked_for_at_once_and_each_has_its_own_time(tmp_
     assert sorted(Zoo.asked) == ["zoo", *(f"zoo/{name}" for name in Zoo.names)], "each of them once"
     error = refused(within, functools.partial(expanded, "silent"), tmp_path, timeout=0.5)
     assert error.code == "Timeout"
+
+
+def test_a_tokenizer_without_a_version_is_known_by_its_content(tmp_path):
+    """The rows of T and R are those of the file that is there now, not of the one of an earlier run."""
+    model = shutil.copytree(data_folder("demo") / "sums-80", tmp_path / "served" / "m")
+
+    def of_server():
+        with WebServer(tmp_path / "served") as web:
+            web.fault("*", without("ETag"), times=-1)
+            (checkpoint,) = screen([f"{web.endpoint}/m"]).checkpoints
+        return checkpoint.gaps["cosine"].mean
+
+    before = of_server()
+    tokenizer = json.loads((model / "tokenizer.json").read_bytes())
+    pieces = tokenizer["model"]["vocab"]
+    pieces["7"], pieces["\u0120the"] = pieces["\u0120the"], pieces["7"]
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert of_server() == screen([str(model)]).best.gaps["cosine"].mean != before
