@@ -61,7 +61,7 @@ class WebServers:
         if transport is None:
             raise offline(target.shown)
         url = URL(target.repo, encoded="%" in target.repo)
-        file = url.name if url.name.endswith(WEIGHTS) else ""
+        file = url.name if url.name.endswith((*WEIGHTS, ".json")) else ""
         base, account = url.parent if file else url, self._hub.account(budget)
 
         async def probed(name: str) -> WebFile | None:
