@@ -19,9 +19,10 @@ import torch
 from lmeval_dispersion import clusters, condensation
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.laboratory import causal_model
-from lmeval_dispersion.laboratory.analysis import labels, model_settings
+from lmeval_dispersion.laboratory.analysis import data_settings, labels, model_settings
 from lmeval_dispersion.laboratory.study import Study, StudyRoot, read_study
 from lmeval_dispersion.model.loading import LoadedModel, ModelChoice, load_model
+from lmeval_dispersion.model.texts import Texts
 
 UNITS = 23
 
@@ -227,3 +228,10 @@ def test_batches_are_sized_where_the_system_does_not_tell_its_free_memory(inputs
     monkeypatch.setattr(os, "sysconf_names", names)
     monkeypatch.setattr(os, "sysconf", Mock(side_effect=ValueError("unrecognized configuration name")))
     assert causal_model.CausalModel(inputs[0]).batch_size(512, 1, losses=False) == 64
+
+
+def test_the_commit_of_a_hub_that_cannot_be_reached_is_unknown(monkeypatch):
+    refused = Mock(side_effect=Exception("Connection refused"))  # the HTTP library's, which is no OSError
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", refused)
+    assert data_settings(Texts("org/name:wiki"))["commit"] is None
+    refused.assert_called_once()
