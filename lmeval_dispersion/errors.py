@@ -25,8 +25,8 @@ LIBRARIES = {
 _ARGUMENTS = {
     name: name.replace("-", "_")
     for name in (
-        *("audit-sample", "bin-size", "bins", "context", "control", "demo", "device", "domain", "dtype"),
-        *("families", "family", "force", "held-out", "knn", "layer", "metric", "ngram", "occurrences"),
+        *("audit-sample", "bin-size", "bins", "control", "demo", "device", "domain", "dtype"),
+        *("family", "force", "held-out", "knn", "layer", "metric", "ngram", "occurrences"),
         *("pack", "quantize", "reference", "refresh", "registry", "seed", "segment", "segments"),
         *("timeout", "tokenizer", "where"),
     )

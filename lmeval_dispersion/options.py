@@ -81,8 +81,9 @@ class _Parser(argparse.ArgumentParser):
         if option.removeprefix("--") in FORMATS and "--format" in known:
             return f"--format {option.removeprefix('--')}"
         if (other := _OTHER_NAMES.get(option)) in known:
-            after = self._words[self._words.index(word) + 1 :][:1]
-            return " ".join([str(other), *([value] if value else [v for v in after if v[0] != "-"])])
+            at = self._words.index(option) + 1 if option in self._words else len(self._words)
+            after = [value] if value else self._words[at : at + 1]
+            return " ".join([str(other), *(text for text in after if text and text[0] != "-")])
         place = option.removeprefix("--").upper()
         if any(action.metavar == place for action in self._get_positional_actions()):
             return f"{place} without {option}"
@@ -312,7 +313,7 @@ def progress_bar(*, hidden: bool = False) -> Iterator[Callable[[int, int, str], 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is never half there: beside it first, then in its place."""
     place = Path(os.path.realpath(path))
-    beside = place.with_name(f".{place.name[:200]}.{os.getpid()}")
+    beside = place.with_name(f".{place.name[:50]}.{os.getpid()}")  # 255 bytes at most
     try:
         if place.exists() and not place.is_file():
             place.write_bytes(content)  # a pipe or a device, which nothing can take the place of

@@ -73,6 +73,7 @@ def test_no_option_can_be_abbreviated_and_none_has_another_name(name):
         ("audit RUN --csv", "; did you mean --format csv?"),
         ("embed --model m t.txt -o run", "; did you mean MODEL without --model?"),
         ("screen --demo --top 3", "; did you mean --shortlist 3?"),
+        ('screen --demo --top ""', "; did you mean --shortlist?"),
         ("screen --demo --top=3", "; did you mean --shortlist 3?"),
         ("screen --demo --shortlst 3", "; did you mean --shortlist?"),
         ("audit RUN --foobar", ""),
@@ -81,7 +82,7 @@ def test_no_option_can_be_abbreviated_and_none_has_another_name(name):
 )
 def test_a_suggestion_is_made_only_where_it_helps(words, hint, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(words.split())
+        main(shlex.split(words))
     assert ended.value.code == 2
     assert hint in (shown := capsys.readouterr().err)
     assert ("did you mean" in shown) == bool(hint)

@@ -57,13 +57,13 @@ def test_a_missing_library_is_a_sentence_before_the_work(monkeypatch, tmp_path):
 
 
 def test_a_file_is_written_whole_and_named(tmp_path, capsys):
-    place = tmp_path / "x.json"
+    place = tmp_path / ("漢" * 83 + ".json")  # as long as a name may be
     place.write_text("old")
     place.chmod(0o640)
     output("-o", str(place)).write(DOCUMENT)
     assert json.loads(place.read_text("utf-8"))["title"] == "Ränge ± ≈"
     assert place.stat().st_mode & 0o777 == 0o640
-    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+    assert list(tmp_path.iterdir()) == [place]
     assert capsys.readouterr() == ("", f"wrote {place}\n")
 
 

@@ -256,21 +256,21 @@ def mixture_curves(run: Run, *, seed: int = 0) -> Mixtures:
     dispersions = run.vectors.dispersions(drawn).reshape(shape)
     perplexities = np.array([_mean_perplexity(run, rows) for rows in drawn]).reshape(shape)
     return Mixtures(
-        used,
-        SIZE,
-        SEEDS,
-        len(pool.correct),
-        len(pool.incorrect),
-        min(used / pool.smaller, 1.0),
-        [target for target in TARGETS if target not in reached],
-        Contrast.of(*(_dispersion(run, rows) for rows in pool)),
-        [
+        documents_per_mixture=used,
+        asked_documents_per_mixture=SIZE,
+        seeds=SEEDS,
+        correct_documents=len(pool.correct),
+        incorrect_documents=len(pool.incorrect),
+        share_of_smaller_pool=min(used / pool.smaller, 1.0),
+        unreachable_targets=[target for target in TARGETS if target not in reached],
+        pools=Contrast.of(*(_dispersion(run, rows) for rows in pool)),
+        curve=[
             CurvePoint(target, *_mean_and_error(dispersion), *_mean_and_error(perplexity))
             for target, dispersion, perplexity in zip(reached, dispersions, perplexities, strict=True)
         ],
-        trend(reached, dispersions.mean(axis=1)),
-        trend(reached, perplexities.mean(axis=1)),
-        {name: _inside(run, parts) for name, parts in strata(run).items()},
+        dispersion_trend=trend(reached, dispersions.mean(axis=1)),
+        query_perplexity_trend=trend(reached, perplexities.mean(axis=1)),
+        inside={name: _inside(run, parts) for name, parts in strata(run).items()},
     )
 
 
@@ -399,15 +399,15 @@ def paper_protocol(run: Run, *, seeds: int = SEEDS, seed: int = 0) -> PaperProto
             errors.setdefault(key, []).append(values)
     errors = {key: splits for key, splits in errors.items() if len(splits) == seeds}
     return PaperProtocol(
-        size,
-        seeds,
-        {kind: chosen.count(kind) for kind in REGRESSIONS if kind in chosen},
-        [
+        documents_per_batch=size,
+        seeds=seeds,
+        chosen={kind: chosen.count(kind) for kind in REGRESSIONS if kind in chosen},
+        errors=[
             _paper_error(kind, name, errors[kind, name])
             for kind in KINDS
             for name in sorted((n for of, n in errors if of == kind), key=_is_single_regression)
         ],
-        [_verdict(kind, errors) for kind in KINDS if (kind, DISPERSION) in errors],
+        verdicts=[_verdict(kind, errors) for kind in KINDS if (kind, DISPERSION) in errors],
     )
 
 

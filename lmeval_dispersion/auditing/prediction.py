@@ -178,6 +178,8 @@ def predict(
         notes.append(f"{fitted} documents of this run were labelled for the calibrator and are left out.")
     by = by or str(calibrator["by"])
     parts = _slices(calibrator, run, rows, by)
+    if not parts:
+        raise UsageError(f"no document to estimate has a value of {by!r}; choose another column")
     names = list(calibrator["features"])
     if lacking := sorted(set(names) - set(available_features(run, rows))):
         others = " ".join(f"--feature={name}" for name in names if name not in lacking)
@@ -268,17 +270,17 @@ class _Applied(NamedTuple):
         ]
         fewest, most = content["documents_a_slice"]
         return cls(
-            list(content["features"]),
-            raw,
-            documents,
-            fits[0].value(z),
-            np.array([fit.predict(z) for fit in fits[1:]]),
-            np.array([part["fold"] for part in slices], dtype=np.int64),
-            np.array([part["score"] for part in slices], dtype=np.float64),
-            shrinkage.ErrorSize(**content["error_size"]).at(np.minimum(documents, most)),
-            float(content["level"]),
-            content["ranges"],
-            int(fewest),
+            names=list(content["features"]),
+            raw=raw,
+            documents=documents,
+            value=fits[0].value(z),
+            folds=np.array([fit.predict(z) for fit in fits[1:]]),
+            fold=np.array([part["fold"] for part in slices], dtype=np.int64),
+            score=np.array([part["score"] for part in slices], dtype=np.float64),
+            error=shrinkage.ErrorSize(**content["error_size"]).at(np.minimum(documents, most)),
+            level=float(content["level"]),
+            ranges=content["ranges"],
+            fewest=int(fewest),
         )
 
 

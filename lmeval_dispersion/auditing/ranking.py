@@ -194,12 +194,12 @@ def ranking_report(run: Run, cautions: Sequence[str] | None = None) -> Ranking:
     by, parts = _judged_inside(run, scores[CONTRIBUTION])
     table = [_signal(name, values, run, parts) for name, values in scores.items()]
     return Ranking(
-        len(run.labelled),
-        int((~run.right[run.labelled]).sum()),
-        answers_of(run).cautions if cautions is None else cautions,
-        by,
-        table,
-        _best_other(table),
+        documents=len(run.labelled),
+        wrong=int((~run.right[run.labelled]).sum()),
+        cautions=answers_of(run).cautions if cautions is None else cautions,
+        by=by,
+        signals=table,
+        best_other=_best_other(table),
     )
 
 
@@ -363,18 +363,18 @@ def hard_tail(run: Run, *, seed: int = 0) -> HardTail:
         common = sorted(subjects.items(), key=lambda item: (-item[1], str(item[0])))[:3]
         clusters.append(
             TailCluster(
-                number,
-                len(places),
-                float(scores.mean()) if scores.size else None,
-                float(contribution[rows[places]].mean()),
-                ", ".join(f"{name} {count}" for name, count in common),
+                cluster=number,
+                documents=len(places),
+                accuracy=float(scores.mean()) if scores.size else None,
+                contribution=float(contribution[rows[places]].mean()),
+                subjects=", ".join(f"{name} {count}" for name, count in common),
             )
         )
         for place in places[np.argsort(distance[places], kind="stable")][:_TYPICAL]:
             document = run.documents.iloc[int(rows[place])]
             text = document["text"] if isinstance(document["text"], str) else None
-            task, subject = str(document["task"]), str(document["subject"])
-            typical.append(TypicalText(number, task, int(document["doc_id"]), subject, text))
+            subject = document["subject"] if isinstance(document["subject"], str) else ""
+            typical.append(TypicalText(number, str(document["task"]), int(document["doc_id"]), subject, text))
     return HardTail(len(rows), len(rows) / len(order), clusters, typical)
 
 

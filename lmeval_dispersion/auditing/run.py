@@ -49,7 +49,7 @@ class Missing:
 
 
 class RunFacts(TypedDict):
-    """What :meth:`Run.describe` gives: of the store's manifest, and of the vectors."""
+    """Facts of the store's manifest and of its vectors, by :meth:`Run.describe`."""
 
     model: str
     revision: str | None
@@ -92,7 +92,7 @@ class Run:
     @classmethod
     def of(cls, store: Store, layer: str | None = None) -> Run:
         """A store's documents with their vectors of one layer (default: the store's default layer)."""
-        name = layer or store.default_layer
+        name = store.layer_name(layer)
         unit = store.vectors(name)
         usable = ~np.isnan(unit[:, 0])
         without = int(len(usable) - usable.sum())
@@ -280,17 +280,19 @@ def answers_of(run: Run) -> Answers:
     answer, count, given = max(
         (_commonest(words), _commonest(places)), key=lambda most: most[1] / most[2] if most[2] else 0.0
     )
+    low, high = wilson(accuracy, len(known))
     answers = Answers(
-        len(known),
-        accuracy,
-        *wilson(accuracy, len(known)),
-        chance,
-        answer,
-        count,
-        given,
-        count / given if given else float("nan"),
-        _score_of_constant(answer, run),
-        _repeated(run),
+        with_choices=len(known),
+        accuracy=accuracy,
+        accuracy_low=low,
+        accuracy_high=high,
+        chance=chance,
+        commonest=answer,
+        commonest_documents=count,
+        answered_documents=given,
+        commonest_share=count / given if given else float("nan"),
+        commonest_accuracy=_score_of_constant(answer, run),
+        repeated_documents=_repeated(run),
     )
     return replace(answers, cautions=list(_cautions(answers, len(run.vectors))))
 

@@ -87,15 +87,18 @@ def _dividing(run: Run, columns: Sequence[str]) -> dict[str, list[Slice]]:
 
 def by_column(run: Run, name: str) -> list[Slice]:
     """The slices of one column of the documents, or of ``length`` or ``confidence``."""
+    empty = UsageError(f"the column {name!r} is empty in this run; choose another")
     if name in _BANDED:
-        return by_band(getattr(run, name))
+        if not (bands := by_band(getattr(run, name))):
+            raise empty
+        return bands
     columns = [column for column in run.documents.columns if column not in _NOT_SLICES]
     if name not in columns:
         known = ", ".join([*columns, *_BANDED])
         raise UsageError(f"there is no column {name!r} to slice by; choose from {known}")
     values = run.documents[name]
     if values.isna().all():
-        raise UsageError(f"the column {name!r} is empty in this run; choose another")
+        raise empty
     if values.dtype.kind in "fiu" and values.nunique() > _DISTINCT:
         return by_band(values.to_numpy(dtype=np.float64))
     return by_value(values.tolist())
@@ -110,12 +113,12 @@ def by_value(values: Sequence[object]) -> list[Slice]:
     return [Slice(name, np.array(places, dtype=np.int64)) for name, places in sorted(rows.items())]
 
 
-def by_band(values: Array, bands: int = BANDS) -> list[Slice]:
+def by_band(values: Array) -> list[Slice]:
     """Slices of about equal size by quantiles of a number; equal values stay together, NaN is left out."""
     known = np.flatnonzero(~np.isnan(values))
     if not known.size:
         return []
-    edges = np.unique(np.quantile(values[known], np.linspace(0, 1, bands + 1)))
+    edges = np.unique(np.quantile(values[known], np.linspace(0, 1, BANDS + 1)))
     index = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(len(edges) - 2, 0))
     slices = []
     for band in range(max(len(edges) - 1, 1)):

@@ -118,12 +118,12 @@ def _within(blocks: Iterable[tuple[int, int, Array]], n: int) -> PairMean:
     total, pairs = float(row_sums.sum()) / 2, n * (n - 1) // 2
     left_out = (total - row_sums) / ((n - 1) * (n - 2) / 2)
     return PairMean(
-        total / pairs,
-        jackknife_se(left_out),
-        _se_pairs(total, squares / 2, pairs),
-        pairs,
-        left_out,
-        np.empty(0),
+        mean=total / pairs,
+        se=jackknife_se(left_out),
+        se_pairs=_se_pairs(total, squares / 2, pairs),
+        pairs=pairs,
+        left_out=left_out,
+        left_out_other=np.empty(0),
     )
 
 
@@ -209,12 +209,12 @@ def _between(blocks: Iterable[tuple[int, int, Array]], n: int, m: int) -> PairMe
     left_a = (total - sums_a) / ((n - 1) * m)
     left_b = (total - sums_b) / (n * (m - 1))
     return PairMean(
-        total / (n * m),
-        jackknife_se(left_a, left_b),
-        _se_pairs(total, squares, n * m),
-        n * m,
-        left_a,
-        left_b,
+        mean=total / (n * m),
+        se=jackknife_se(left_a, left_b),
+        se_pairs=_se_pairs(total, squares, n * m),
+        pairs=n * m,
+        left_out=left_a,
+        left_out_other=left_b,
     )
 
 

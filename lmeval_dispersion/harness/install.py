@@ -12,6 +12,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -86,7 +87,8 @@ def enable() -> None:
         _remove(before.folder)
         _write(before.folder, task_files())
     except OSError as error:
-        shutil.rmtree(before.folder, ignore_errors=True)
+        with suppress(OSError):
+            _remove(before.folder)
         raise UsageError(
             f"{before.folder} cannot be written: {error.strerror}; use `dispersion run` in place of "
             '`lm_eval`, or `--include_path "$(dispersion enable --path)"`'
@@ -94,7 +96,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Remove what :func:`enable` wrote, and nothing else."""
+    """Remove what :func:`enable` of this or another version wrote."""
     folder = harness_tasks() / FOLDER
     try:
         _remove(folder)
@@ -139,7 +141,7 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove our files and the folders that they leave empty; a user's own files there stay."""
+    """Remove the YAML files of our folder, and the folders that they leave empty; other files there stay."""
     for path in folder.rglob("*.yaml"):
         path.unlink()
     inside = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)

@@ -145,7 +145,8 @@ def _documents_by_filter(
 ) -> dict[str, dict[int, LoggedDocument]]:
     """Filter -> index -> document, of all lines of a file of samples."""
     filters: dict[str, dict[int, LoggedDocument]] = {}
-    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+    # Not splitlines: lm-eval leaves U+2028 and its like as they are inside a text.
+    for number, line in enumerate(file.read_text("utf-8").split("\n"), 1):
         if not line.strip():
             continue
         sample = _json(line, f"{file}: line {number}")

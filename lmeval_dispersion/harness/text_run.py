@@ -25,6 +25,7 @@ from lmeval_dispersion.model.capture import capture, depth, resolve, split_names
 from lmeval_dispersion.model.loading import LoadedModel, load_model
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.store import COLUMNS, write_store
+from lmeval_dispersion.store.format import make_folder
 
 _BATCH_TOKENS = 2048
 _NO_LIMIT = 10**6  # tokenizers without a limit say 1e30
@@ -58,14 +59,16 @@ def run_texts(args: argparse.Namespace) -> Path:
         }
     )
     documents = _with_columns(documents, texts)
+    make_folder(Path(args.output))  # before the model runs for hours
     vectors: dict[str, Any] = {}
     for batch in _batches(encoded):
         rows = [row for row, _ in batch]
-        states, documents.loc[rows, "query_perplexity"] = _forward(loaded, [ids for _, ids in batch], layers)
+        of_rows = [tokens for _, tokens in batch]
+        states, documents.loc[rows, "query_perplexity"] = _forward(loaded, of_rows, layers)
         for layer, of_batch in states.items():
-            # A text without a token keeps a row without direction.
-            empty = np.full((len(entries), of_batch.shape[1]), np.nan, dtype=np.float32)
-            vectors.setdefault(layer, empty)[rows] = of_batch
+            if layer not in vectors:  # a text without a token keeps a row without direction
+                vectors[layer] = np.full((len(entries), of_batch.shape[1]), np.nan, dtype=np.float32)
+            vectors[layer][rows] = of_batch
     manifest = {
         "model": loaded.name,
         "revision": loaded.revision,

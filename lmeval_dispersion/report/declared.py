@@ -61,8 +61,7 @@ class Report:
 
     It sees the result as ``r``, :meth:`tables`, :meth:`charts` and :meth:`context`; ``facts(name=value)`` and
     ``warning(text)`` make parts; the filters are ``x | shown(".3f")``,
-    ``names | listed`` ("a, b and c"), ``n | count("text")`` ("1 text", "2 texts"), ``ranks | spans``
-    ("1–3, 5").
+    ``names | listed`` ("a, b and c"), ``n | count("text")`` ("1 text", "2 texts").
 
     Attributes:
         template: File name of the template.
@@ -260,7 +259,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         finalize=jinja2.pass_context(_finalized),
         autoescape=False,
     )
-    environment.filters.update(shown=shown, listed=listed, count=count, spans=spans)
+    environment.filters.update(shown=shown, listed=listed, count=count)
     environment.globals.update(
         facts=lambda **facts: Facts(
             {name.replace("_", " "): value for name, value in facts.items() if value is not None}

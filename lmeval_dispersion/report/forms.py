@@ -48,7 +48,7 @@ def render(
         output_format: ``table`` (text for a terminal), ``markdown``, ``csv``, ``json`` or ``html``.
         width: Columns that a text may take; None for 160, of a short report 100. Other formats have none.
         colour: Whether a table is coloured by escape sequences.
-        encoding: What a terminal can show; a table spells out other characters, ``±`` as ``+/-``.
+        encoding: Of the terminal; a table spells out other characters, ``±`` as ``+/-``.
         details: Whether a table shows the details of a short report too.
 
     Raises:
@@ -167,6 +167,8 @@ def _blocks(part: Part, seen: set[tuple[str, str]]) -> Iterator[str]:
 
 
 def _table(table: Table) -> str:
+    if not table.columns:
+        return "none"
     rule = "".join("--:|" if is_numeric(table, column) else "---|" for column in table.columns)
     lines = [_line([column.heading for column in table.columns]), f"|{rule}"]
     for row in text_rows(table)[0]:

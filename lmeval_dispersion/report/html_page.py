@@ -118,7 +118,6 @@ class _Page:
     def _table(self, table: Table) -> dict[str, Any]:
         kinds = [_kind(table, column) for column in table.columns]
         extra = _extra(table, kinds)
-        first = table.columns[0]
         hints = [(column.heading, column.hint) for column in table.columns if column.hint]
         new = [pair for pair in hints if pair not in self._hints_shown]
         self._hints_shown.update(new)
@@ -142,7 +141,7 @@ class _Page:
             "hints": new,
             "sortable": self._sortable and len(table.rows) > 1,
             # The column of names may be broken into lines, but not into slivers.
-            "name_width": max((len(shown(row.get(first.key))) for row in table.rows), default=0),
+            "name_width": max((len(shown(row.get(table.columns[0].key))) for row in table.rows), default=0),
             "columns": [
                 {
                     "heading": column.heading,

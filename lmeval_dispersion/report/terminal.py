@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ _SLIVER = 10  # and to this one where no column can be
 _SPELLED = {"±": "+/-", "≈": "~", "−": "-", "–": "-", "—": "-", "…": "...", "τ": "tau", "Δ": "delta",
             "×": "x", "→": "->", "≤": "<=", "≥": ">=", "·": "-", "¶": "/", "─": "-", "’": "'",
             "●": "o", "│": "|"}  # fmt: skip
+# Signs of a document's text that would move a terminal's cursor, colour it or break a line.
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _AXIS = (12, 32)  # characters of an axis with dots, at least and at most
 MORE = "More: --details, or -o page.html."
 
@@ -48,7 +51,7 @@ def terminal_text(
         document: The report.
         width: Columns of the terminal.
         colour: Whether to use escape sequences.
-        encoding: What the terminal can show; other characters are spelled out, before tables are laid out.
+        encoding: Of the terminal; characters that it lacks are spelled out, before tables are laid out.
         details: Whether to show details and limits too.
     """
     return _Writer(width, colour, encoding, details).text(document)
@@ -214,7 +217,7 @@ class _Writer:
         self._console.print()
 
     def _fit(self, text: str) -> str:
-        return spelled(text, self._encoding)
+        return spelled(_CONTROL.sub(" ", text), self._encoding)
 
 
 @dataclass(frozen=True)

@@ -60,13 +60,20 @@ def begin_store(folder: Path) -> None:
             f"{folder} holds a finished store already: read it with `dispersion audit`, remove it, or choose "
             "another place for this run (dispersion_store, -o)"
         )
+    make_folder(folder)
+    (folder / DOCUMENTS).touch()
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a store, which may be there, or refuse a place that cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / DOCUMENTS).touch()
     except OSError as error:
-        raise UsageError(
-            f"the store {folder} cannot be written: {error.strerror}; choose another place"
-        ) from error
+        reason = error.strerror
+    else:
+        reason = "" if os.access(folder, os.W_OK) else "Permission denied"
+    if reason:
+        raise UsageError(f"the store {folder} cannot be written: {reason}; choose another place")
 
 
 def write_store(
@@ -84,7 +91,7 @@ def write_store(
         path: The folder.
         documents: One row a document, with ``doc_id``, ``task`` and any of :data:`COLUMNS`; others are kept.
         vectors: Layer -> raw rows (n, d), in the order of the documents.
-        manifest: What the manifest says beside what follows from the rest.
+        manifest: Keys of the manifest beside those that follow from the rest.
 
     Raises:
         StoreError: The parts do not fit each other.
@@ -103,7 +110,7 @@ def write_store(
     if default not in layers:
         raise StoreError(f"the default layer {default!r} is none of {', '.join(layers)}")
     folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     temporary = {name: folder / f".{name}.{os.getpid()}.tmp" for name in (VECTORS, DOCUMENTS, MANIFEST)}
     try:
         _save_vectors(temporary[VECTORS], layers)

@@ -26,7 +26,7 @@ from lmeval_dispersion.store.identity import check_one_model, joint_identity
 if TYPE_CHECKING:
     import pandas as pd
 
-_FROM_THE_END = re.compile(r"layer\.-(\d+)(\.attn)?(?:\.ffn)?")
+_OF_A_BLOCK = re.compile(r"layer\.(-?\d+)(?:(\.attn)|\.ffn)?")
 _PLACES = ("*", "dispersion_*/*", "*/dispersion_*/*")  # sub-folders that may hold a store
 
 
@@ -38,7 +38,7 @@ class Store:
 
     Attributes:
         path: The folder that was read.
-        manifest: What ``manifest.json`` says; of several stores, what they share (see :func:`read_store`).
+        manifest: Content of ``manifest.json``; of several stores, what they share (see :func:`read_store`).
         documents: One row a document; row i belongs to row i of the vectors.
         parts: The folders of the single stores with their manifests, in the order of the rows.
     """
@@ -78,7 +78,7 @@ class Store:
         Raises:
             StoreError: No such layer, or the file is not the one that the manifest describes.
         """
-        name = self._layer(layer)
+        name = self.layer_name(layer)
         rows = np.empty((len(self.documents), int(self.manifest["width"][name])), dtype=np.float32)
         start = 0
         for path, manifest in self.parts:
@@ -94,7 +94,7 @@ class Store:
 
     def norms(self, layer: str | None = None) -> NDArray[np.float32]:
         """Lengths of the raw vectors of one layer, shape (n,), float32; 0 or non-finite: no direction."""
-        name = self._layer(layer)
+        name = self.layer_name(layer)
         return np.concatenate(
             [_tensor(path, f"{name}.norm", (manifest["n"],))[:] for path, manifest in self.parts]
         )
@@ -115,7 +115,7 @@ class Store:
         Raises:
             StoreError: As :meth:`vectors`.
         """
-        names = [self._layer(layer) for layer in layers or (None,)]
+        names = [self.layer_name(layer) for layer in layers or (None,)]
         return self.documents.assign(**{f"state:{name}": list(self.to_numpy(name)) for name in names})
 
     def to_parquet(self, path: str | Path, *layers: str) -> Path:
@@ -128,13 +128,19 @@ class Store:
         self.to_frame(*layers).to_parquet(file, index=False)
         return file
 
-    def _layer(self, layer: str | None) -> str:
-        name = self.default_layer if layer is None else layer
-        counted, depth = _FROM_THE_END.fullmatch(name), self.manifest.get("depth")
-        if counted and depth is not None:
-            name = f"layer.{depth - int(counted[1])}{counted[2] or ''}"
+    def layer_name(self, layer: str | None = None) -> str:
+        """The name here of a layer that may be counted from the end, such as ``layer.-1`` (default: its own).
+
+        Raises:
+            StoreError: No such layer.
+        """
+        given = self.default_layer if layer is None else layer
+        name, block = given, _OF_A_BLOCK.fullmatch(given)
+        if block and given not in self.layers:
+            number, depth = int(block[1]), self.manifest.get("depth") or 0
+            name = f"layer.{number + depth if number < 0 else number}{block[2] or ''}"
         if name not in self.layers:
-            raise StoreError(f"{self.path} has no layer {name!r}; it has {', '.join(self.layers)}")
+            raise StoreError(f"{self.path} has no layer {given!r}; it has {', '.join(self.layers)}")
         return name
 
 

@@ -9,6 +9,7 @@ import csv
 import fnmatch
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -95,10 +96,10 @@ def find_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
     """:func:`read_accuracies` before they are checked against the targets."""
     if source.startswith(HUB):
         return _from_hub(source[len(HUB) :], targets)
-    path, task = Path(source).expanduser(), ""
+    path, task = Path(os.path.expanduser(source)), ""
     if not path.exists() and ":" in source:
         place, _, task = source.rpartition(":")
-        path = Path(place).expanduser()
+        path = Path(os.path.expanduser(place))
     if not path.exists():
         raise UsageError(
             f"there is no {path}; expected lm-eval's results or a folder of them (PATH:TASK), a CSV file "
@@ -148,7 +149,7 @@ class _Names:
                 return exact
         names = [name]
         if rated.revision is None:
-            path = str(Path(rated.name).expanduser().resolve())
+            path = str(Path(os.path.expanduser(rated.name)).resolve())
             if there := self._paths.get(path):
                 return there  # run1/final and run2/final have one name, and are two folders
             names += [path, *_far_names(rated.name)]
@@ -215,7 +216,7 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     """The rows with their lines; the column that names checkpoints is ``repo``."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restkey="", restval="")
+            reader = csv.DictReader(file, restval="")
             heads = [name.strip().lower() for name in reader.fieldnames or ()]
             names = next((name for name in _LABELS if name in heads), "")
             if not names or "accuracy" not in heads:
@@ -232,7 +233,7 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: expected a CSV file in UTF-8, got: {error}") from error
     for line, row in rows:
-        if "" in row:
+        if None in row:
             raise UsageError(f"{path}: line {line}: expected {len(heads)} values")
     return [(line, {key: value.strip() for key, value in row.items()}) for line, row in rows]
 

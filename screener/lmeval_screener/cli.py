@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -260,8 +259,7 @@ def run(args: argparse.Namespace) -> int:
         check_ray(selected.targets)
         screening.reader_type = RayReader
     result, news = _screened(args, output, screening, selected)
-    meaning = accuracies.meaning if accuracies else "measured when the demo was trained" * args.demo
-    return _write(args, output, replace(result, accuracy=meaning), news, tasks)
+    return _write(args, output, result, news, tasks)
 
 
 def _screened(
@@ -313,6 +311,10 @@ def _write(
         _print_names(chosen, output)
     else:
         output.write(result.shown(chosen).document())
+    gate = result.gate
+    if gate is not None and not gate.passed and (news is not None or only_names or output.format == "csv"):
+        # These forms have no place for the sentence that explains the exit status.
+        print(f"screen-checkpoints: {result.answer()[0]}", file=sys.stderr)
     if only_names or output.format == "csv":
         # These forms have no place for failures, and nothing may be lost silently.
         for failed in result.failed:

@@ -39,14 +39,17 @@ def plan_document(
         for name, requests in (("api", api), ("resolvers", resolvers))
     }
     slowest = max(waits, key=lambda name: waits[name])
-    wait = f"The quota of {slowest} makes it at least {waits[slowest]:.0f} min."
-    wait = wait if waits[slowest] > 0 else "No quota binds."
+    wait = "No quota binds."
+    if waits[slowest] > 0:
+        wait = f"The quota of {slowest} makes it at least {waits[slowest]:.0f} min."
     answer = [
         f"{kinds.pop('to read', 0)} of {len(rows)} checkpoints to read: at most about {resolvers} resolver "
         f"and {api} API requests, {size / 1e6:.0f} MB. " + wait
     ]
     if kinds:
         answer.append(f"Without a request: {', '.join(f'{kinds[kind]} {kind}' for kind in sorted(kinds))}.")
+    if any(target.is_glob for target in targets):
+        answer.append("Of a pattern of revisions one match is counted: every other costs as much again.")
     if selected.sentence:
         answer.append(f"{selected.sentence[0].upper()}{selected.sentence[1:]}.")
     columns = [
@@ -72,8 +75,9 @@ def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
     # Rows of two bytes a number, of a width that fits the parameters.
     width = 1.85 * ((listed.parameters if listed else None) or 7e9) ** (1 / 3)
     sharded = listed is not None and "model.safetensors" not in listed.files
-    size = int(words * width * 2 * _SLACK) + _BESIDE
-    return row | {"api": 1, "resolvers": 4 if sharded else 3, "bytes": size}
+    row["bytes"] = int(words * width * 2 * _SLACK) + _BESIDE
+    is_bucket = target.scheme == "hf"
+    return row | ({"api": 1, "resolvers": 4 if sharded else 3} if target.on_hub or is_bucket else {})
 
 
 def families_document() -> Document:

@@ -145,11 +145,11 @@ def agree(better: Ratio | None, worse: Ratio | None) -> bool:
     return better is None or worse is None or better.above(worse)
 
 
-def holm(p_values: Mapping[K, float], level: float = ERROR_RATE) -> set[K]:
-    """The tests that Holm's step-down procedure rejects at a level for all of them together."""
+def holm(p_values: Mapping[K, float]) -> set[K]:
+    """The tests that Holm's step-down procedure rejects at `ERROR_RATE` for all of them together."""
     rejected: set[K] = set()
     for done, (test, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
-        if p > level / (len(p_values) - done):
+        if p > ERROR_RATE / (len(p_values) - done):
             break
         rejected.add(test)
     return rejected

@@ -245,10 +245,18 @@ class Screening:
             seconds=time.perf_counter() - start,
             bytes_read=sum(meter.bytes_read for meter in meters),
             requests=sum(meter.requests for meter in meters),
+            accuracy=self._meaning_of_accuracies(targets),
         )
         if floor is None:
             return result
         return replace(result, gate=Gate.of(result.groups, result.failed, floor.label))
+
+    def _meaning_of_accuracies(self, targets: Sequence[Target]) -> str:
+        """The supplied accuracies in words; without any, only the demo's targets bring some."""
+        if self.accuracies is not None:
+            return self.accuracies.meaning
+        measured = any(target.accuracy is not None for target in targets)
+        return "measured when the demo was trained" if measured else ""
 
     async def _expanded(self, targets: Sequence[Target]) -> tuple[list[Target], Target | None]:
         """The targets, each once and with a label, with globs replaced by the revisions that they stand for.
@@ -257,13 +265,15 @@ class Screening:
         """
         lists = await asyncio.gather(*map(self._revisions, targets))
         expanded = list(dict.fromkeys(target for revisions in lists for target in revisions))
+        place = None
+        if self.fail_if_below is not None:
+            floor = floor_among(expanded, self.fail_if_below, self.tokenizer)
+            expanded = list(dict.fromkeys([*expanded, floor]))
+            place = expanded.index(floor)
         if self.accuracies is not None:
             expanded = self.accuracies.of(expanded)
-        if self.fail_if_below is None:
-            return labelled(expanded), None
-        floor = floor_among(expanded, self.fail_if_below, self.tokenizer)
-        expanded = labelled(list(dict.fromkeys([*expanded, floor])))
-        return expanded, expanded[expanded.index(floor)]
+        expanded = labelled(expanded)
+        return expanded, None if place is None else expanded[place]
 
     async def _revisions(self, target: Target) -> list[Target]:
         budget = Budget(self.timeout)
@@ -371,8 +381,8 @@ class Screening:
                 common = commons[reading.tokenizer]
                 try:
                     if common is None:
-                        first = next(c for c in commons.values() if c is not None)
-                        raise mismatch(family, reading, first.first)
+                        of_family = next(common for common in commons.values() if common is not None)
+                        raise mismatch(family, reading, of_family.first)
                     if common.first.resolution != reading.resolution:
                         # Its tokenizer also has words that the others lack: rank it on the common ones.
                         reading = await self._read_over(reading, common.first)

@@ -170,15 +170,14 @@ def read_list(path: str) -> list[str]:
         rows = [[cell.strip() for cell in row] for row in csv.reader(line for line in lines if line)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"expected a list of checkpoints in {where}, one a line; {error}") from None
-    head = {cell.lower(): place for place, cell in enumerate(rows[0])} if rows else {}
-    name = next((head[name] for name in _NAME_COLUMNS if name in head), None)
-    revision = head.get("revision") if name is not None else None
+    heading = [cell.lower() for cell in rows[0]] if rows else []
+    column = next((name for name in _NAME_COLUMNS if name in heading), None)
     checkpoints = []
-    for row in rows if name is None else rows[1:]:
-        cells = dict[int | None, str](enumerate(row))
-        if repo := cells.get(name or 0):
-            at = cells.get(revision)
-            checkpoints.append(f"{repo}@{at}" if at else repo)
+    for row in rows if column is None else rows[1:]:
+        cells = {"": row[0]} if column is None else dict(zip(heading, row, strict=False))
+        if repo := cells.get(column or ""):
+            revision = cells.get("revision")
+            checkpoints.append(f"{repo}@{revision}" if revision else repo)
     if not checkpoints:
         raise UsageError(f"expected checkpoints in {where}, one a line, got none; check what wrote it")
     return checkpoints

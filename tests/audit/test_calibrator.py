@@ -126,6 +126,12 @@ def test_one_slice_outside_what_was_fitted_gets_no_number(law):
     assert found[0].reason is None
 
 
+def test_documents_of_no_slice_are_one_sentence(tmp_path, law):
+    run = read_run(planted_store(tmp_path, n=300, category=["a"] * 20 + [None] * 280))
+    with pytest.raises(UsageError, match="no document to estimate has a value of 'category'"):
+        predict(law[1], run, by="category", where="doc_id >= 20")
+
+
 def test_small_slices_have_a_reason(law):
     run, fitted = law
     few = np.concatenate([rows[:12] for _, rows in by_column(run, "subject")[40:]])

@@ -8,6 +8,7 @@ from synthetic import documents, planted_store, written
 
 from lmeval_dispersion.auditing.run import confidences, read_run, rows_where
 from lmeval_dispersion.errors import StoreError, UsageError
+from lmeval_dispersion.store import write_store
 
 
 def test_confidences_by_hand():
@@ -29,6 +30,17 @@ def test_stores_that_cannot_be_audited_are_one_sentence(tmp_path):
         read_run(written(tmp_path / "b", frame[:0], np.zeros((0, 3))))
     with pytest.raises(StoreError, match=r"scores in \[0, 1\] .* got 50 outside"):
         read_run(planted_store(tmp_path / "c", n=50, correct=70.0))
+
+
+def test_a_layer_has_the_stores_name_however_it_is_named(tmp_path):
+    frame, x = documents(np.ones(5), rng=np.random.default_rng(0)), np.eye(5)
+    states = {"last": x, "layer.1": x, "layer.0.attn": x}
+    write_store(tmp_path, documents=frame, vectors=states, manifest={"model": "m", "depth": 2})
+    names = {None: "last", "layer.-1": "layer.1", "layer.-1.ffn": "layer.1", "layer.1.ffn": "layer.1"}
+    for given, name in (names | {"layer.-2.attn": "layer.0.attn"}).items():
+        assert read_run(tmp_path, given).layer == name
+    with pytest.raises(StoreError, match=r"no layer 'layer\.-2'; it has last, layer\.1, layer\.0\.attn"):
+        read_run(tmp_path, "layer.-2")
 
 
 @pytest.fixture(scope="module")

@@ -53,6 +53,8 @@ def test_slices_can_be_any_column_and_unusable_ones_are_refused(planted, tmp_pat
     for name in ("absent", "text", "logprobs", "doc_id"):
         with pytest.raises(UsageError, match=f"no column '{name}'"):
             by_column(run, name)
+    with pytest.raises(UsageError, match="the column 'confidence' is empty"):
+        by_column(read_run(planted_store(tmp_path, n=9, logprobs=[[]] * 9)), "confidence")
     assert set(slicings(run, ["words"])) == {"subject", "category", "length", "confidence", "words"}
 
 

@@ -204,6 +204,14 @@ def test_the_answer_is_the_first_line_and_an_empty_table_says_so():
     assert render(document(), "table").startswith("Best: org/a.\nSecond.\nCheckpoints\n")
     assert render(Document("Only a title"), "table") == "Only a title\n"
     assert "\nnone\n" in render(document(rows=[]), "table")
+    nothing = Document("t", sections=[Section("s", [Table.of([], "No rows of any class")])])
+    assert ["none" in render(nothing, form) for form in ("table", "markdown", "html")] == [True] * 3
+
+
+def test_a_text_moves_no_cursor_and_breaks_no_line():
+    table = Table([{"a": "x\x1b[31my\u2028z\x85", "b": 1}], [Column("a", "A"), Column("b", "B")], "c")
+    text = render(Document("t", sections=[Section("s", [table])]), "table")
+    assert text.splitlines()[-1].split() == ["x", "[31my", "z", "1"]
 
 
 @pytest.mark.parametrize("width", range(20, 130, 7))

@@ -58,6 +58,7 @@ def found(source, targets):
             [1.0, 3.0, 2.0, None],
         ),
         (CHECKPOINTS[3:], "name,accuracy\nstep2,1\n", [None, 1.0]),
+        (CHECKPOINTS[3:], ",repo,accuracy\n0,run/x@step2,1\n", [None, 1.0]),  # pandas, with its index
         (
             [*FILES, *VERSIONS],
             "repo,accuracy\ngg/a.gguf,1\ngg/c.gguf,3\nsums/2,5\n/data/gg:b.gguf,2\n",

@@ -136,6 +136,8 @@ def test_the_file_that_is_meant():
     assert choose_files(["M-Q4_0.gguf", "M-Q4_0_4_4.gguf"], "Q4_0", "r") == ("M-Q4_0.gguf",)
     for choice in ("F16", "M-F16-00001-of-00002.gguf"):
         assert len(choose_files(names, choice, "r")) == 2
+    assert choose_files(["big/M-F16.gguf", *names[-2:]], None, "r") == ("big/M-F16.gguf",)
+    assert "no GGUF file of a model" in str(refused(choose_files, ["mmproj-M.gguf"], None, "r"))
     for choice, code in ((None, "SeveralFiles"), ("Q4_K", "SeveralFiles"), ("Q9", "FileNotFound")):
         error = refused(choose_files, names, choice, "r")
         assert (error.code, "M-Q4_K_S.gguf" in str(error)) == (code, True)

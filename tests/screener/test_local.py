@@ -11,7 +11,9 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from faulty_proxy import WebServer
 from hub_client import FILE, read_folder, refused, truth, whole_gap
-from hub_faults import status
+from hub_faults import status, without
+from hub_server import HubServer
+from hub_wire import Reply
 from lmeval_screener import screen
 from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.snapshots import open_folder, read_ranges
@@ -50,6 +52,16 @@ def test_a_file_that_disappears_or_shrinks_while_it_is_read(folder):
     for work in (snapshot.small_file("config.json"), snapshot.ranges(FILE, [(0, 8)])):
         assert refused(asyncio.run, work).code == "FileNotFound"
     assert refused(open_folder, folder).code == "FolderNotFound"
+
+
+def test_a_file_that_may_not_be_read_is_no_defect_of_ours(folder, monkeypatch):
+    def read_bytes(place):
+        raise PermissionError(13, "Permission denied", str(place))
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", read_bytes)
+    error = refused(open_folder, folder)
+    assert error.code == "FileNotFound"
+    assert "config.json" in str(error)
 
 
 def test_a_file_on_disk(folder, tmp_path):
@@ -96,6 +108,52 @@ def test_a_signed_address_of_one_file(folder, tmp_path):
             assert secret not in json.dumps(result.to_dict()) + str(error)
 
 
+def test_a_tokenizer_on_a_web_server(tmp_path):
+    bare = shutil.copytree(DEMO / "sums-10", tmp_path / "m", ignore=shutil.ignore_patterns("tokenizer*"))
+    (tmp_path / "words").mkdir()
+    shutil.copy(DEMO / "sums-10" / "tokenizer.json", tmp_path / "words" / "words.json")
+    with WebServer(tmp_path) as web:
+        (found,) = screen([str(bare)], tokenizer=f"{web.endpoint}/words/words.json").checkpoints
+    assert found.gaps["cosine"].mean == pytest.approx(whole_gap(bare, found), abs=1e-6)
+
+
+class Locked(WebServer):
+    """Files for those who send any password."""
+
+    def usual(self, request):
+        return super().usual(request) if "authorization" in request.headers else Reply(401, {}, b"")
+
+
+def test_a_password_reaches_every_file_and_no_message(folder, tmp_path):
+    with Locked(folder.parent) as web:
+        address = web.endpoint.replace("://", "://user:p@ssw0rd@", 1)
+        for name in ("m", f"m/{FILE}"):
+            found = read(f"{address}/{name}", tmp_path)
+            assert {"config.json", FILE} <= set(found.snapshot.files)
+            assert "ssw0rd" not in found.snapshot.repo
+        for name in ("none", f"none/{FILE}"):
+            error = refused(read, f"{address}/{name}", tmp_path)
+            assert web.endpoint in str(error)
+            assert "ssw0rd" not in str(error)
+
+
+def test_shards_on_a_web_server(tmp_path):
+    """Beside an archive too, and where the index names files that are not there."""
+    folder = write_checkpoint(tmp_path / "model", head_and_embedding(), shards=3)
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+    with WebServer(tmp_path) as web:
+        np.testing.assert_array_equal(read(f"{web.endpoint}/model", tmp_path).rows, truth(folder))
+        head = read(f"{web.endpoint}/model", tmp_path / "versions").projection.file
+        web.fault("*", without("ETag"))
+        web.requests.clear()
+        read(f"{web.endpoint}/model", tmp_path)
+        asked = {request.path for request in web.requests if request.headers["range"] != "bytes=0-0"}
+        assert {path for path in asked if "-of-" in path} == {f"/model/{head}"}, "not every shard's header"
+        for shard in folder.glob("*-of-*"):
+            shard.unlink()
+        assert refused(read, f"{web.endpoint}/model", tmp_path).code == "BadIndex"
+
+
 def test_a_web_page_is_no_file(folder, tmp_path):
     with WebServer(folder.parent) as web:
         web.fault("*", status(200), match="*.index.json")
@@ -125,3 +183,11 @@ def test_a_bucket(hub, folder, tmp_path):
     again = read(f"{address}/run/checkpoint-5", tmp_path, endpoint=hub.endpoint)
     np.testing.assert_array_equal(again.rows, found.rows)
     assert len(hub.requests) == before + 1, "the same content under another name is in the cache"
+
+
+def test_a_bucket_waits_for_the_quota_like_a_repository(folder, tmp_path):
+    with HubServer(quotas={"api": (1, 1.0)}) as hub:
+        address = hub.add_bucket("org/box", folder.parent)
+        for cache in ("first", "second"):
+            found = read(f"{address}/m", tmp_path / cache, endpoint=hub.endpoint, timeout=0.8)
+            np.testing.assert_array_equal(found.rows, truth(folder))

@@ -11,6 +11,7 @@ from certificates import make_certificate
 from checkpoints import head_and_embedding, write_checkpoint
 from faulty_proxy import FaultyProxy
 from hub_client import refused, truth, whole_gap
+from hub_faults import closed
 from lmeval_screener import screen
 from storages import read, s3_client
 
@@ -101,6 +102,13 @@ def test_a_tokenizer_from_elsewhere(s3_server, proxied, tmp_path):
     assert "name another place of it with" in failure.message
     (failure,) = screen([addresses[0]], tokenizer=str(bare)).failed
     assert "tokenizer" in failure.message
+
+
+@pytest.mark.parametrize("name", ["expired-runs", "redirected/m", "a\\1"])
+def test_names_are_no_reasons(s3_server, proxied, tmp_path, name):
+    proxied.fault("*", closed(reset=True))
+    assert refused(read, f"s3://{name}", tmp_path).code == refused(read, f"s3://box/{name}", tmp_path).code
+    assert refused(read, f"s3://box/{name}", tmp_path).code == "Unreachable"
 
 
 def test_without_the_extra(monkeypatch, tmp_path):

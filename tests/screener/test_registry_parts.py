@@ -120,6 +120,20 @@ def test_the_demo_and_its_folders_by_name_are_one_group(tmp_path, capsys):
     assert " in 2 groups for math" in capsys.readouterr().out
 
 
+def test_options_without_a_use_are_refused(tmp_path, capsys):
+    place = str(tmp_path / "r.db")
+    screen([str(data_folder("demo") / "sums-00")], registry=place)
+    for words in (
+        ["diff", place, "--since", "yesterday", "--family", "demo"],
+        ["show", place, "sums-00", "--domain", "math"],
+        ["query", place, "SELECT 1", "--top", "3"],
+        ["query", place, "--since", "yesterday"],
+    ):
+        assert main(["registry", *words]) == 2
+        assert "which has no use for it" in capsys.readouterr().err
+    assert main(["registry", "query", place, "--family", "demo", "--top", "3"]) == 0
+
+
 def test_a_second_run_over_an_organisation_reads_nothing_new(hub, tmp_path, parts_asked):
     for number in range(3):
         changed = f"2026-03-0{number + 1}T00:00:00.000Z"

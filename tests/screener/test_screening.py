@@ -46,6 +46,7 @@ def test_failed_checkpoints_come_in_the_order_in_which_they_were_asked_for(tmp_p
     result = screen([*names, str(DEMO / "sums-80")])
     assert [(line.repo, line.error) for line in result.failed] == [(name, "FolderNotFound") for name in names]
     assert screen(result.best.repo).best.repo == result.best.repo  # one name in place of a list
+    assert "FolderNotFound" in screen(names[0])._repr_html_()  # nothing was screened
 
 
 def test_the_tokens_of_a_tokenizer_are_listed_once_with_their_variants(demo):
@@ -130,6 +131,26 @@ def test_the_command_ends_with_the_gates_status_and_takes_the_tables_names(capsy
     assert (gate["reference"], document["failed"]) == (reference, [])
     assert (gate["passed"], gate["compared"]) == (not below, 10 if demo else 2)
     assert [name for name in gate["below"] if name.rpartition("/")[2] in names] == below
+    assert main([*words, "--fail-if-below", reference, "--format", "csv"]) == (4 if below else 0)
+    assert capsys.readouterr().err.startswith("screen-checkpoints: Failed: ") == bool(below)
+
+
+def test_a_gate_that_was_not_named_has_its_accuracy_too(tmp_path):
+    names = [str(DEMO / name) for name in ("sums-45", "sums-80")]
+    place = tmp_path / "accuracy.csv"
+    place.write_text(f"repo,accuracy\n{names[0]},0.25\n{names[1]},0.75\n")
+    output = tmp_path / "out.json"
+    words = [names[0], "--fail-if-below", names[1], "--accuracy", str(place), "-q", "-o", str(output)]
+    assert main(words) == 4
+    entries = json.loads(output.read_text())["checkpoints"]
+    assert {entry["label"]: entry["accuracy"] for entry in entries} == {"sums-80": 0.75, "sums-45": 0.25}
+
+
+def test_accuracies_say_where_they_are_from(demo, tmp_path):
+    assert demo.accuracy == "measured when the demo was trained"
+    place = tmp_path / "accuracy.csv"
+    place.write_text(f"repo,accuracy\n{DEMO / 'sums-80'},0.75\n")
+    assert screen(str(DEMO / "sums-80"), accuracy=place).accuracy == str(place)
 
 
 def test_lines_of_progress_come_every_half_minute_and_name_failures():

@@ -219,6 +219,11 @@ def test_the_command_selects_plans_and_says_what_it_left_out(family, registry, c
     assert "The quota of resolvers makes it at least 10 min." in plan["answer"][0]
     assert plan["answer"][1] == "Without a request: 1 gated."
     assert not registry.seen("resolve")
+    assert main(["s3://box/run", "acme/base-1@step*", "--dry-run", "--format", "json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    rows = plan["tables"]["plan"]["rows"]
+    assert [row["resolvers"] for row in rows] == [0, 3], "only the Hub has quotas"
+    assert plan["answer"][-1].startswith("Of a pattern of revisions one match is counted")
     assert main(["acme/*", "--format", "json"]) == 3
     result = json.loads(capsys.readouterr().out)
     assert len(result["checkpoints"]) == 4
@@ -237,6 +242,8 @@ families:
       - {repo: ours/small, scale: 1B, kind: base}
       - {repo: ours/small, revision: "step*", scale: 1B, kind: trajectory}
       - {repo: ./folder, scale: 7B, kind: base}
+      - {repo: "ours/quantised:Q4_K_M", scale: 7B}
+      - {repo: "ours/quantised:Q8_0", scale: 7B}
 """
 
 
@@ -273,8 +280,9 @@ def test_a_file_of_ones_own(tmp_path):
     path.write_text(OWN)
     ours = load_family("OURS", path)
     assert (ours.note, ours.scales) == ("Trained here.", ("1B", "7B"))
-    names = [(entry.repo, entry.revision) for entry in ours.checkpoints]
-    assert names == [("ours/small", None), ("ours/small", "step*"), ("./folder", None)]
+    names = [entry.name for entry in ours.checkpoints]
+    quantised = ["ours/quantised:Q4_K_M", "ours/quantised:Q8_0"]
+    assert names == ["ours/small", "ours/small@step*", "./folder", *quantised]
 
 
 def test_unknown_family():

@@ -169,6 +169,8 @@ def test_what_cannot_be_emitted_is_said_before_the_screening(tmp_path):
         check_emit(tmp_path / "new", None, "mine", [])
     with pytest.raises(UsageError, match="got s3://b/x, which lm-eval cannot read"):
         check_emit(tmp_path / "new", None, "math", [Target("s3://b/x"), Target("s3://b/y"), Target("a/b")])
+    with pytest.raises(UsageError, match="got models:/sums/2, which lm-eval cannot read"):
+        check_emit(tmp_path / "new", None, "math", [Target("a/b"), Target("models:/sums/2")])
 
 
 HEAD = '"schema": "screen-checkpoints-shortlist/2", "candidates": []'

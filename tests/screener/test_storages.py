@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,8 +23,9 @@ from hub_faults import closed, content, header, shifted, status, truncated, whol
 from hub_server import HubServer
 from lmeval_screener import screen
 from lmeval_screener.checkpoints import FileEntry, snapshots, stores
+from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.checkpoints.stores import FolderListing, Store, StoreSource
-from lmeval_screener.targets import Target
+from lmeval_screener.targets import Target, parse_target
 from storages import expand, read, refused_change
 
 from lmeval_dispersion.installation import data_folder
@@ -255,6 +257,29 @@ def test_what_stays_wrong_has_a_name(storage, tmp_path, fault, codes):
 
 
 @in_each("memory")
+def test_small_files_and_listings_of_a_file_system(storage, folder, tmp_path, monkeypatch):
+    """A configuration that is replaced, a listing that fails once behind the ranges, a file as a folder."""
+
+    async def replaced(hub, budget):
+        snapshot = await Sources(hub).snapshot(parse_target(f"{storage.address}/m"), budget)
+        fsspec.filesystem("memory").pipe_file("/disk/m/config.json", b"{" + 999 * b" " + b"}")
+        await snapshot.small_file("config.json")
+
+    assert "changed while it was read" in str(refused(within, replaced, tmp_path))
+    listed, faults = MemoryFileSystem.ls, [ConnectionResetError("reset"), None]
+
+    def flaky(self, *args, **settings):
+        if fault := faults.pop() if faults else None:
+            raise fault
+        return listed(self, *args, **settings)
+
+    monkeypatch.setattr(MemoryFileSystem, "ls", flaky)
+    np.testing.assert_array_equal(storage.read(tmp_path).rows, truth(folder))
+    assert not faults
+    assert refused(storage.read, tmp_path, "m/config.json").code == "FolderNotFound"
+
+
+@in_each("memory")
 def test_faults_of_a_file_system(storage, folder, tmp_path, monkeypatch):
     def flaky(self, path, start=None, end=None, **kwargs):
         body = whole_file(self, path, start=start, end=end)
@@ -287,7 +312,7 @@ class Zoo(Store):
     running, most, asked = 0, 0, []
     names = tuple(f"m{number:03d}" for number in range(200))
 
-    async def listed(self, path, meter):
+    async def listed(self, path, account):
         Zoo.asked.append(path)
         Zoo.running += 1
         Zoo.most = max(Zoo.most, Zoo.running)
@@ -311,3 +336,21 @@ def test_many_folders_are_never_asked_for_at_once_and_each_has_its_own_time(tmp_
     assert sorted(Zoo.asked) == ["zoo", *(f"zoo/{name}" for name in Zoo.names)], "each of them once"
     error = refused(within, functools.partial(expanded, "silent"), tmp_path, timeout=0.5)
     assert error.code == "Timeout"
+
+
+def test_a_tokenizer_without_a_version_is_known_by_its_content(tmp_path):
+    """The rows of T and R are those of the file that is there now, not of the one of an earlier run."""
+    model = shutil.copytree(data_folder("demo") / "sums-80", tmp_path / "served" / "m")
+
+    def of_server():
+        with WebServer(tmp_path / "served") as web:
+            web.fault("*", without("ETag"), times=-1)
+            (checkpoint,) = screen([f"{web.endpoint}/m"]).checkpoints
+        return checkpoint.gaps["cosine"].mean
+
+    before = of_server()
+    tokenizer = json.loads((model / "tokenizer.json").read_bytes())
+    pieces = tokenizer["model"]["vocab"]
+    pieces["7"], pieces["\u0120the"] = pieces["\u0120the"], pieces["7"]
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert of_server() == screen([str(model)]).best.gaps["cosine"].mean != before

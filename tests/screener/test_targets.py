@@ -191,8 +191,9 @@ def test_a_step_by_its_own_name_shards_and_folders_that_are_no_run(tmp_path, mon
     }.items():
         assert [target.repo for target in parse_targets([name])] == [expected]
     assert run_and_step("plain") is None
-    monkeypatch.chdir(tmp_path / "run2")
-    assert [target.repo for target in parse_targets(["."])] == ["step_5/model/consolidated"]
+    for folder, found in ("run2", "step_5/model/consolidated"), ("run1/global_step_20", "actor/huggingface"):
+        monkeypatch.chdir(tmp_path / folder)
+        assert [target.repo for target in parse_targets(["."])] == [found]
 
 
 def test_a_glob_of_paths_is_what_matches_it(tmp_path, monkeypatch):

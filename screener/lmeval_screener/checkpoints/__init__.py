@@ -27,7 +27,8 @@ SERVICES = {
     **dict.fromkeys(("gs", "gcs"), "Google Cloud Storage"),
     **dict.fromkeys(("az", "azure", "abfs", "abfss"), "Azure"),
 }
-_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
+#: End of the name of a GGUF model's part: its number, and how many there are.
+PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 # Names of files that are being written: of this process, also where others share the folder over a network.
 _TOKEN, _NUMBERS = secrets.token_hex(4), itertools.count()
 
@@ -92,7 +93,8 @@ class Snapshot(Protocol):
         files: Every file by path.
         meter: What travelled so far.
         parameters: Parameters as the Hub counts them from the safetensors headers; None if it does not say.
-        cache: Where rows and headers are kept; None where reading costs nothing.
+        is_local: Whether its files lie on this machine, where reading costs nothing.
+        cache: Where rows and headers are kept; None for a folder, and for files without a version.
     """
 
     repo: str
@@ -100,6 +102,7 @@ class Snapshot(Protocol):
     files: Mapping[str, FileEntry]
     meter: Meter
     parameters: int | None
+    is_local: bool
     cache: Cache | None
 
     async def small_file(self, path: str) -> bytes:
@@ -127,8 +130,8 @@ def content_key(snapshot: Snapshot, path: str) -> str:
 
 def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:
     """The files of a checkpoint that is one file of weights: it or its parts, small ones, and no index."""
-    stem = _PART.sub("", name)
-    parts = {path for path in files if name.endswith(".gguf") and _PART.sub("", path) == stem}
+    whole = PART.sub(".gguf", name)
+    parts = {path for path in files if name.endswith(".gguf") and PART.sub(".gguf", path) == whole}
     return {
         path: entry
         for path, entry in files.items()
@@ -166,12 +169,12 @@ class Cache:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._folder = folder, str(folder)
+        self.folder = folder
 
     def _place(self, kind: str, key: str) -> tuple[str, str]:
         """Folder and name of an entry."""
         name = hashlib.sha256(key.encode()).hexdigest()[:40]
-        return f"{self._folder}/{kind}/{name[:2]}", name
+        return f"{self.folder}/{kind}/{name[:2]}", name
 
     def read(self, kind: str, key: str) -> bytes | None:
         """Content of an entry; None if there is none, or it is damaged."""

@@ -6,16 +6,15 @@ resolved, the same hash has to be named again, so a file that is replaced in bet
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from urllib.parse import quote
 
 from yarl import URL
 
-from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot
+from lmeval_screener.checkpoints import FileEntry, Snapshot
 from lmeval_screener.checkpoints.http import offline
 from lmeval_screener.checkpoints.hub import Hub, ResolvedSnapshot, items
-from lmeval_screener.checkpoints.limits import Account, Budget
+from lmeval_screener.checkpoints.limits import Account
 from lmeval_screener.checkpoints.stores import FolderListing, Store
 from lmeval_screener.errors import ScreeningError
 
@@ -23,7 +22,7 @@ from lmeval_screener.errors import ScreeningError
 class HubBucket(Store):
     """One bucket."""
 
-    async def listed(self, path: str, meter: Meter) -> FolderListing:
+    async def listed(self, path: str, account: Account) -> FolderListing:
         """Files and folders in a folder, page by page; see `Store.listed`."""
         if self.hub.transport is None:
             raise offline(self.address)
@@ -31,7 +30,7 @@ class HubBucket(Store):
         name = self.address.removeprefix("hf://buckets/")
         url = f"{self.hub.endpoint}/api/buckets/{name}/tree{below}?recursive=false"
         try:
-            tree = await self.hub.pages(url, self.address, Account(Budget(math.inf), meter), items)
+            tree = await self.hub.pages(url, self.address, account, items)
         except ScreeningError as error:
             if error.code == "FileNotFound":
                 return FolderListing()

@@ -133,8 +133,8 @@ class Hub:
         return Account(budget, Meter(above=self.meter))
 
     def has_token(self) -> bool:
-        """Whether requests would carry a token."""
-        return bool(self._token or _implicit_token())
+        """Whether requests carry a token."""
+        return bool(self.transport.token if self.transport else self._token or _implicit_token())
 
     async def snapshot(
         self,
@@ -155,7 +155,7 @@ class Hub:
                 raise offline(f"{repo} at revision {asked}")
             return downloaded
         if listing is None:
-            if listed and listed.gated and not self._has_token:
+            if listed and listed.gated and not self.has_token():
                 raise self._gated(repo)
             listing = await self._listing(repo, asked, account)
         elif not await self._unmoved(listing, asked, account):
@@ -177,7 +177,7 @@ class Hub:
         (page, content), response = await self.api(
             address, what, "main", account, lambda content: (parse(content), content)
         )
-        following = self._next(response, "repositories")
+        following = self._next(response, what)
         self.cache.write("pages", address, json.dumps([following, content]).encode())
         return page, following
 
@@ -187,10 +187,10 @@ class Hub:
         names, _ = await self.page(address, repo, parse_references, budget or Budget(math.inf))
         matches = matching(names, pattern)
         if not matches:
-            some = ", ".join(sorted(names, key=step_key)[:6]) or "none"
+            some = (", ".join(sorted(names, key=step_key)[:6]) or "none") + (", …" if len(names) > 6 else "")
             raise ScreeningError(
                 "RevisionNotFound",
-                f"no branch or tag of {repo} matches {pattern!r}; it has {len(names)}: {some}, …",
+                f"no branch or tag of {repo} matches {pattern!r}; it has {len(names)}: {some}",
             )
         return matches
 
@@ -239,7 +239,7 @@ class Hub:
             return ScreeningError(
                 "FileNotFound", f"{response.url.path} is not in {repo}; ask for another revision"
             )
-        if status == 401 and self._has_token and not code and "X-Error-Message" in response.headers:
+        if status == 401 and self.has_token() and not code and "X-Error-Message" in response.headers:
             # With a token that it accepts, the Hub answers 404 for what is missing.
             reason = response.headers["X-Error-Message"][:200]
             return ScreeningError(
@@ -266,12 +266,8 @@ class Hub:
         )
 
     @property
-    def _has_token(self) -> bool:
-        return self.transport is not None and self.transport.token is not None
-
-    @property
     def _login(self) -> str:
-        if self._has_token:
+        if self.has_token():
             return "check that the token may read it"
         return "log in (hf auth login, or set HF_TOKEN)"
 

@@ -19,6 +19,7 @@ from lmeval_dispersion.installation import __version__
 from lmeval_screener.checkpoints import SERVICES, FileEntry, Meter
 from lmeval_screener.checkpoints.http import CONNECTIONS, SILENCE, AgainError, contradiction, untrusted
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.limits import Account
 from lmeval_screener.checkpoints.stores import FolderListing, Store, changed, in_thread, version_digest
 from lmeval_screener.errors import ScreeningError
 
@@ -34,6 +35,7 @@ _SETTINGS = {
 _MACHINE_CREDENTIALS = ("169.254.", "metadata.google", "fd00:ec2")
 _CONTENT_ETAG = re.compile(r"[0-9a-f]{32}(-\d+)?")
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_ADDRESS = re.compile(r"https?://\S+")
 _PIECE = 1 << 16
 
 
@@ -52,10 +54,10 @@ class ObjectStore(Store):
         #: ETag and version of each listed object.
         self._versions: dict[str, tuple[str | None, str | None]] = {}
 
-    async def listed(self, path: str, meter: Meter) -> FolderListing:
+    async def listed(self, path: str, account: Account) -> FolderListing:
         """The folders and files under a prefix; a page counts as a request, obstore hides its bytes."""
         client = await self._connected()
-        meter.add(requests=1)
+        account.meter.add(requests=1)
         try:
             result = await client.list_with_delimiter_async(path or None)
         except Exception as error:
@@ -68,7 +70,7 @@ class ObjectStore(Store):
                 files[name] = FileEntry(name, meta["size"], self._digest(meta))
                 self._versions[meta["path"]] = _bare(meta.get("e_tag")), meta.get("version")
         folders = [prefix.rstrip("/")[start:] for prefix in result["common_prefixes"]]
-        meter.add(requests=(len(files) + len(folders)) // 1000)
+        account.meter.add(requests=(len(files) + len(folders)) // 1000)
         return FolderListing(tuple(name for name in folders if name), files)
 
     async def read(
@@ -163,12 +165,13 @@ class ObjectStore(Store):
     def _explained(self, error: Exception, path: str) -> Exception:
         """The meaning of an error of obstore. Its text is not shown: it has addresses with signatures."""
         text, kind, where = str(error), type(error).__name__, self.address
+        words = _ADDRESS.sub("", text).replace(path or where, "").replace(self._bucket, "").lower()
         status = int(stated[1]) if (stated := _STATUS.search(text)) else 0
         place = f"{where}/{path}" if path else where
         settings, reason = f"set {_SETTINGS[self._service]}", _first_line(error, place)
         if any(host in text for host in _MACHINE_CREDENTIALS):
             return _denied(f"no credentials for {where} were found; {settings}")
-        if "EXPIRED" in text.upper():
+        if "expired" in words:
             return _denied(f"the credentials for {place} have expired; renew them, or {settings}")
         if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (400, 401, 403):
             return _denied(f"{self._service} refuses access to {place} ({status or kind}); {settings}")
@@ -181,7 +184,7 @@ class ObjectStore(Store):
         if status == 429 or "<Code>SlowDown</Code>" in text or "<Code>ServerBusy</Code>" in text:
             code, what = "RateLimited", f"{where} allows no more requests now ({status}); try again later"
             return AgainError(ScreeningError(code, what))
-        if "redirect" in text.lower():
+        if "redirect" in words:
             return _denied(f"{place} lies in another region; set AWS_REGION to the bucket's")
         if status == 408 or status >= 500:
             what = f"{where} answered {status} again and again; try again later"
@@ -297,4 +300,4 @@ def _bare(etag: str | None) -> str | None:
 
 def _first_line(error: Exception, place: str = "") -> str:
     line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return re.sub(r"https?://\S+", place or "its address", line)[:200]
+    return _ADDRESS.sub(lambda _: place or "its address", line)[:200]

@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING
 
 from yarl import URL
 
-from lmeval_screener.checkpoints import Cache, FileEntry, Meter, entry_of, side_by_side, single_file
+from lmeval_screener.checkpoints import (
+    Cache,
+    FileEntry,
+    Meter,
+    content_key,
+    entry_of,
+    side_by_side,
+    single_file,
+)
 from lmeval_screener.checkpoints.http import (
     ATTEMPTS,
     RANGES,
@@ -57,6 +65,7 @@ class LocalSnapshot:
     revision: str | None = None
     meter: Meter = field(default_factory=Meter)
     parameters: int | None = None
+    is_local: bool = True
     cache: Cache | None = None
 
     async def small_file(self, path: str) -> bytes:
@@ -81,13 +90,14 @@ def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
         raise ScreeningError(
             "FolderNotFound", f"expected a folder, got {str(path)!r}, which is none; check the path"
         )
-    if not any(place.iterdir()):
+    files = _files(place)
+    if not files and not any(place.iterdir()):
         raise ScreeningError(
             "FolderNotFound",
             f"{path} is empty; name a folder with config.json and *.safetensors, or a training run's folder "
             "with checkpoint-*, step_* or iter_* in it",
         )
-    return LocalSnapshot(str(path), place, _files(place))
+    return LocalSnapshot(str(path), place, files)
 
 
 def open_download(cache: Path, repo: str, revision: str) -> LocalSnapshot | None:
@@ -103,14 +113,17 @@ def open_download(cache: Path, repo: str, revision: str) -> LocalSnapshot | None
 
 def _files(folder: Path) -> dict[str, FileEntry]:
     files = {}
-    for place in sorted(folder.iterdir()):
-        name = place.name
-        if name.startswith(".") or not place.is_file():
-            continue
-        size, digest = place.stat().st_size, None
-        if name.endswith((".json", ".model", ".txt", ".tiktoken")) and size <= SMALL:
-            digest = f"sha256:{hashlib.sha256(place.read_bytes()).hexdigest()}"
-        files[name] = FileEntry(name, size, digest)
+    try:
+        for place in sorted(folder.iterdir()):
+            name = place.name
+            if name.startswith(".") or not place.is_file():
+                continue
+            size, digest = place.stat().st_size, None
+            if name.endswith((".json", ".model", ".txt", ".tiktoken")) and size <= SMALL:
+                digest = f"sha256:{hashlib.sha256(place.read_bytes()).hexdigest()}"
+            files[name] = FileEntry(name, size, digest)
+    except OSError as error:
+        raise _unreadable(folder, error) from error
     return files
 
 
@@ -123,13 +136,19 @@ def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
                 file.seek(begin)
                 bodies.append(file.read(end - begin))
     except OSError as error:
-        raise ScreeningError("FileNotFound", f"cannot read {place}: {error}") from error
+        raise _unreadable(place, error) from error
     for (begin, end), body in zip(ranges, bodies, strict=True):
         if len(body) != end - begin:
             raise ScreeningError(
                 "BadResponse", f"{place} ended before byte {end}; is it still being written?"
             )
     return bodies
+
+
+def _unreadable(place: Path, error: OSError) -> ScreeningError:
+    return ScreeningError(
+        "FileNotFound", f"cannot read {place}: {error}; is it still there, and yours to read?"
+    )
 
 
 class RangedSnapshot:
@@ -141,6 +160,7 @@ class RangedSnapshot:
         self.files = files
         self.meter = account.meter
         self.parameters: int | None = None
+        self.is_local = False
         # A file without a version may be another one tomorrow.
         self.cache: Cache | None = cache if all(entry.digest for entry in files.values()) else None
         self._account = account
@@ -154,7 +174,8 @@ class RangedSnapshot:
 
     async def _text(self, path: str) -> bytes:
         """A small file from the network."""
-        return await self._range(path, 0, entry_of(self, path).size)
+        (body,) = await self.ranges(path, [(0, entry_of(self, path).size)])
+        return body
 
     def _on_disk(self, entry: FileEntry) -> Path | None:
         """The file where another program has already put it."""
@@ -168,7 +189,7 @@ class RangedSnapshot:
                 "BadResponse",
                 f"{path} of {self.repo} has {entry.size} bytes, too many for its kind; check it",
             )
-        key = entry.digest or f"{self.repo}@{self.revision}/{path}"
+        key = content_key(self, path)
         async with self._text_locks.setdefault(path, asyncio.Lock()):
             if self.cache and (kept := self.cache.read("files", key)) is not None:
                 return kept

@@ -52,7 +52,7 @@ class Store:
     def __init__(self, address: str, hub: Hub) -> None:
         self.address, self.hub = address, hub
 
-    async def listed(self, path: str, meter: Meter) -> FolderListing:
+    async def listed(self, path: str, account: Account) -> FolderListing:
         """The folders and files in a folder (none where it is not there), in one attempt."""
         raise NotImplementedError
 
@@ -62,7 +62,7 @@ class Store:
         """Append bytes ``[begin, end)`` of a file, while it is the listed one, in one attempt."""
         raise NotImplementedError
 
-    async def is_same(self, path: str, entry: FileEntry, meter: Meter) -> bool:
+    async def is_same(self, path: str, entry: FileEntry, account: Account) -> bool:
         """Whether a file is still the listed one, where `read` cannot know."""
         return True
 
@@ -137,7 +137,7 @@ class StoreSource:
         key = store.address, path
         if key not in self._listings:
             self._hub.allowance.begin(account.meter)
-            self._listings[key] = await retried(lambda: store.listed(path, account.meter), account.budget)
+            self._listings[key] = await retried(lambda: store.listed(path, account), account.budget)
         return self._listings[key]
 
     async def _each_listed(self, store: Store, paths: Iterable[str], budget: Budget) -> list[FolderListing]:
@@ -159,17 +159,17 @@ class StoreSource:
                 places = [joined(place, part) for place in places]
                 continue
             listings = await self._each_listed(store, places, budget)
+            is_last = depth == len(parts) - 1
             places = [
                 joined(place, name)
                 for place, listing in zip(places, listings, strict=True)
-                for name in (*listing.folders, *(listing.files if depth == len(parts) - 1 else ()))
-                if fnmatch.fnmatchcase(name, part) and (name in listing.folders or name.endswith(WEIGHTS))
+                for name in (*listing.folders, *(_weights(listing) if is_last else ()))
+                if fnmatch.fnmatchcase(name, part)
             ]
         if not _is_glob(parts[-1]):
             listings = await self._each_listed(store, places, budget)
-            places = [
-                p for p, listing in zip(places, listings, strict=True) if listing.files or listing.folders
-            ]
+            listed = zip(places, listings, strict=True)
+            places = [place for place, listing in listed if listing.files or listing.folders]
         return sorted(places, key=step_key)
 
     async def _checkpoints(self, store: Store, path: str, budget: Budget) -> list[str]:
@@ -198,7 +198,8 @@ class StoreSnapshot(RangedSnapshot):
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file that did not change while they were read; see `Snapshot.ranges`."""
         bodies = await super().ranges(path, ranges)
-        if not await self._store.is_same(joined(self._path, path), self.files[path], self.meter):
+        place, entry, account = joined(self._path, path), self.files[path], self._account
+        if not await retried(lambda: self._store.is_same(place, entry, account), account.budget):
             raise changed(f"{path} of {self.repo}")
         return bodies
 
@@ -217,16 +218,18 @@ class FileSystem(Store):
         self._calls = asyncio.Semaphore(_CALLS)
         self._system: Any = None
 
-    async def listed(self, path: str, meter: Meter) -> FolderListing:
+    async def listed(self, path: str, account: Account) -> FolderListing:
         """The folders and files in a folder; see `Store.listed`."""
 
         def look(system: Any, place: str) -> list[dict[str, Any]]:
             system.invalidate_cache()
             entries: list[dict[str, Any]] = system.ls(place, detail=True)
-            return entries
+            # Some list the folder itself, and most a file that is asked for as one.
+            itself = place.strip("/")
+            return [entry for entry in entries if str(entry["name"]).strip("/") != itself]
 
         try:
-            entries = await self._call(look, path, meter)
+            entries = await self._call(look, path, account.meter)
         except FileNotFoundError:
             return FolderListing()
         folders, files = [], {}
@@ -253,10 +256,10 @@ class FileSystem(Store):
         meter.add(bytes_read=len(body))
         received += body
 
-    async def is_same(self, path: str, entry: FileEntry, meter: Meter) -> bool:
+    async def is_same(self, path: str, entry: FileEntry, account: Account) -> bool:
         """Whether a file is still the listed one."""
         folder, _, name = path.rpartition("/")
-        return (await self.listed(folder, meter)).files.get(name) == entry
+        return (await self.listed(folder, account)).files.get(name) == entry
 
     async def _call(self, work: Callable[[Any, str], T], path: str, meter: Meter) -> T:
         async with self._lock:
@@ -338,6 +341,10 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 def _is_glob(text: str) -> bool:
     return any(sign in text for sign in "*?[")
+
+
+def _weights(listing: FolderListing) -> list[str]:
+    return [name for name in listing.files if name.endswith(WEIGHTS)]
 
 
 def _first_names(listing: FolderListing) -> str:

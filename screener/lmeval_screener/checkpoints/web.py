@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from lmeval_screener.checkpoints import Cache, FileEntry, Snapshot, side_by_side
+from lmeval_screener.checkpoints import PART, Cache, FileEntry, Snapshot, side_by_side
 from lmeval_screener.checkpoints.http import Transport, contradiction, drained, offline, retried
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Account, Budget
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _SMALL = ("config.json", "tokenizer.json", "vocab.json")
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 class WebFile(NamedTuple):
@@ -62,11 +61,11 @@ class WebServers:
         if transport is None:
             raise offline(target.shown)
         url = URL(target.repo, encoded="%" in target.repo)
-        name = url.name if url.name.endswith(WEIGHTS) else ""
-        base, account = url.parent if name else url, self._hub.account(budget)
+        file = url.name if url.name.endswith((*WEIGHTS, ".json")) else ""
+        base, account = url.parent if file else url, self._hub.account(budget)
 
         async def probed(name: str) -> WebFile | None:
-            is_named = name == url.name
+            is_named = name == file
             address = url if is_named else _below(base, name)
             return await retried(lambda: _probe(transport, name, address, account, required=is_named), budget)
 
@@ -77,25 +76,26 @@ class WebServers:
         def snapshot_of(files: Mapping[str, WebFile]) -> WebSnapshot:
             return WebSnapshot(transport, target.shown, files, account, self._hub.cache)
 
-        if name:
-            names = [name]
+        if file:
+            names = [file]
             if not url.query_string:  # a signature is of one file: nothing can be asked beside it
                 names += _SMALL
-                if split := _SPLIT.search(name):
-                    stem, parts = name.removesuffix(split[0]), min(int(split[2]), 1000)
-                    names += [f"{stem}-{n:05d}-of-{split[2]}.gguf" for n in range(1, parts + 1)]
+                if part := PART.search(file):
+                    stem, parts = file.removesuffix(part[0]), min(int(part[2]), 1000)
+                    names += [f"{stem}-{number:05d}-of-{part[2]}.gguf" for number in range(1, parts + 1)]
             return snapshot_of(await existing(names))
         files = await existing([*_SMALL, *_INDICES, *_WEIGHTS])
-        index = next((name for name in _INDICES if name in files), None)
-        if index and not any(name in files for name in _WEIGHTS):
-            files |= await existing(_shards(await snapshot_of(files).small_file(index)))
-        if not any(name.endswith(WEIGHTS) for name in files):
-            raise ScreeningError(
-                "FolderNotFound",
-                f"{target.shown} has none of {', '.join((*_WEIGHTS, *_INDICES))}; name the folder that "
-                "has, or a file of weights",
-            )
-        return snapshot_of(files)
+        for weights, index in zip(_WEIGHTS, _INDICES, strict=True):
+            if weights in files:
+                return snapshot_of(files)
+            if index in files:
+                shards = _shards(await snapshot_of(files).small_file(index))
+                return snapshot_of(files | await existing(shards))
+        raise ScreeningError(
+            "FolderNotFound",
+            f"{target.shown} has none of {', '.join((*_WEIGHTS, *_INDICES))}; name the folder that has, or a "
+            "file of weights",
+        )
 
 
 class WebSnapshot(RemoteSnapshot):
@@ -151,7 +151,7 @@ async def _probe(
 
 def _refusal(response: aiohttp.ClientResponse, what: str) -> ScreeningError:
     status, host = response.status, response.url.host
-    what = str(URL(what).with_query(None))  # a signature is a secret
+    what = str(URL(what).with_query(None).with_user(None))  # signatures and passwords are secrets
     if status in (401, 403, 407, 451):
         return ScreeningError(
             "AccessDenied",
@@ -168,8 +168,8 @@ def _refusal(response: aiohttp.ClientResponse, what: str) -> ScreeningError:
 
 
 def _below(base: URL, name: str) -> URL:
-    path = base.raw_path.rstrip("/")
-    return URL(f"{base.origin()}{path}/{quote(name)}", encoded=True).with_query(base.query or None)
+    path = f"{base.raw_path.rstrip('/')}/{quote(name)}"
+    return base.with_path(path, encoded=True).with_query(base.query or None)
 
 
 def _shards(index: bytes) -> list[str]:

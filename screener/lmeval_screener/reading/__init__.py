@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -75,7 +76,7 @@ class Reader:
             holder = snapshot if base is None or _tokenizer_file(snapshot) else base
             if _tokenizer_file(holder) is None:
                 await _projection(snapshot, adapter, base)  # where there are no weights, that is what to say
-            file, digest = _tokenizer(holder)
+            file, digest = await _tokenizer(holder)
             projection, resolution = await side_by_side(
                 [
                     _projection(snapshot, adapter, base),
@@ -128,11 +129,11 @@ class Reader:
         """End the readers on other machines: none here."""
 
     async def _resolution(
-        self, digest: str, vocabulary: Callable[[], Awaitable[Vocabulary]], known: Resolution | None = None
+        self, digest: str, vocabulary: Callable[[], Awaitable[Vocabulary]], over: Resolution | None
     ) -> Resolution:
         """The rows of T and R, kept by the tokenizer's hash; its vocabulary is read once."""
-        if known is not None:
-            return known
+        if over is not None:
+            return over
         # One lock a tokenizer, not one shared task: where the repository that came first fails, the next one
         # tries for itself.
         async with self._locks.setdefault(digest, asyncio.Lock()):
@@ -216,7 +217,7 @@ def _tokenizer_file(snapshot: Snapshot) -> str | None:
     return next((name for name in TOKENIZER_FILES if name in snapshot.files), None)
 
 
-def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
+async def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
     """Name and digest of the file that has the vocabulary."""
     name = _tokenizer_file(snapshot)
     if name is None:
@@ -226,5 +227,7 @@ def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
             "rows; name another place of it with --tokenizer, or save it with "
             "`AutoTokenizer.from_pretrained(...).save_pretrained(...)` and screen that folder",
         )
-    # Without a hash, only the very file is known to be itself.
-    return name, snapshot.files[name].digest or f"{snapshot.repo}@{snapshot.revision}:{name}"
+    if (digest := snapshot.files[name].digest) is None:
+        # A file without a version may be another one tomorrow: only its content says which it is.
+        digest = f"sha256:{hashlib.sha256(await snapshot.small_file(name)).hexdigest()}"
+    return name, digest

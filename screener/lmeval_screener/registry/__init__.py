@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from lmeval_screener.registry.database import Session
     from lmeval_screener.tokens import TokenSet
 
-_ACTIONS = ("query", "show", "diff")
+#: The options that each action has a use for.
+_TAKES = {"query": ("domain", "family", "scale", "top"), "show": (), "diff": ("domain", "since")}
 _MORE = """
 actions:
   query FILE [SQL]      the latest of every checkpoint, ranked across runs; with SQL, its answer
@@ -31,7 +32,7 @@ SQL is read-only. Tables: runs, seen, results, tokenizers; the view checkpoints 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion registry``."""
-    parser.add_argument("action", choices=_ACTIONS, help="what to do, see below")
+    parser.add_argument("action", choices=_TAKES, help="what to do, see below")
     parser.add_argument("registry", type=Path, metavar="FILE", help="the registry that --registry wrote")
     parser.add_argument("what", nargs="?", metavar="ARGUMENT", help="the SQL or the checkpoint, see below")
     parser.add_argument(
@@ -64,6 +65,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"expected nothing after diff {args.registry}, got {args.what!r}")
     if args.since is None and args.action == "diff":
         raise UsageError("expected --since DATE with diff, such as yesterday, got none")
+    is_sql = args.action == "query" and args.what is not None
+    for option in ("domain", "family", "scale", "top", "since"):
+        if vars(args)[option] is not None and (is_sql or option not in _TAKES[args.action]):
+            action = "query with SQL" if is_sql else args.action
+            raise UsageError(f"expected no --{option} with {action}, which has no use for it; leave it out")
     if args.top is not None and args.top < 1:
         raise UsageError(f"expected --top of at least 1, got {args.top}")
     from lmeval_screener.registry import queries

@@ -161,7 +161,10 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
     except sqlite3.Error as error:
         reason = str(error)
         # Only now: to close a file that SQLite has open would let go of its locks.
-        head = path.read_bytes()[:16] if "not a database" in reason else b""
+        head = b""
+        if "not a database" in reason:
+            with path.open("rb") as file:
+                head = file.read(16)
         if head[8:12] == b"DUCK":
             raise UsageError(
                 f"{path} was made by an earlier version, in DuckDB's format, which is no longer read; name a "

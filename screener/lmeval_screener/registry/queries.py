@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
@@ -116,7 +117,7 @@ class Sighting:
 
 def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, str]:
     """Identity, and file if one is meant, of the checkpoint that a printed label, path or address names."""
-    place = f"file://{Path(text).expanduser().resolve()}"
+    place = f"file://{Path(os.path.expanduser(text)).resolve()}"
     renamed = connection.execute("SELECT identity FROM names WHERE asked = ?", [f"hf://{text}"]).fetchone()
     exact = {text, f"hf://{text}", place, *(renamed or ())}
     keys = [row[0] for row in connection.execute("SELECT DISTINCT tokens FROM seen")]

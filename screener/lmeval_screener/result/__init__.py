@@ -237,10 +237,10 @@ class Result(Report):
         tables, everyone = dict[str, Table](), list[Row]()
         for place, (group, entries) in enumerate(self._entries.items()):
             members = list(entries)
-            rows = [flat_row(entries[c]) | self._shown(c, group) for c in members]
+            rows = [flat_row(entries[c]) | self._cells(c, group) for c in members]
             everyone += rows
             excerpt = _excerpt(members, training=bool(group.steps))
-            decimals = answer.digits(members, self.metric)
+            decimals = answer.decimals(members, self.metric)
             shares = all((c.accuracy or 0) <= 1 for c in members)
             ranking = _ranking(self.metric, decimals, ".3f" if shares else ".1f", group)
             figures = _figures(self.metric, decimals, group)
@@ -271,7 +271,7 @@ class Result(Report):
             "tokens": _table(tokens, _TOKENS, "tokens"),
         }
 
-    def _shown(self, c: Screened, group: Group) -> dict[str, Any]:
+    def _cells(self, c: Screened, group: Group) -> dict[str, Any]:
         """The cells of a row that only readers need."""
         change, error = self._change(c, group)
         return {
@@ -297,9 +297,7 @@ class Result(Report):
     def charts(self) -> Mapping[str, Chart]:
         """G of each group, along a training the ratio too, and accuracy against G."""
         drawn: dict[str, Chart] = {}
-        for place, (group, entries) in enumerate(self._entries.items()):
-            if not entries:
-                continue
+        for place, group in enumerate(self.groups):
             best, count = group.names[group.checkpoints[0]], len(group.checkpoints)
             if group.steps:
                 draw = partial(_draw, "steps", group, self.metric)
@@ -336,14 +334,13 @@ class Result(Report):
             ],
             "most_failed": len(self.failed) > len(self.checkpoints),
             "failures": answer.failures(self.failed, len(self.checkpoints)),
-            "shown_groups": [(i, group) for i, group in enumerate(self.groups) if self._entries[group]],
             "references": list(dict.fromkeys("step before" if g.steps else "next rank" for g in self.groups)),
             "notes": _who((note, c) for c in members for note in c.notes),
             "unknown": _who(
                 ((c.no_ratio or "it was not read", c) for c in members if c.ratio is None), len(members)
             ),
             "agreed": whole[0] if whole else None,
-            "facts_of_all": self._facts() if self.checkpoints else {},
+            "facts_of_all": self._facts() if self.checkpoints else None,
         }
 
     def _facts(self) -> dict[str, str]:

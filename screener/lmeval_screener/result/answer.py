@@ -52,7 +52,7 @@ def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
 def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
     """The sentences of one group."""
     members, names = group.checkpoints, group.names
-    places = digits(members, metric)
+    places = decimals(members, metric)
     if group.steps:
         return [
             course([c.gaps[metric] for c in group.steps], [c.step or "" for c in group.steps], places),
@@ -134,7 +134,7 @@ def _first(group: Group, rival: Screened | None) -> str:
     )
 
 
-def digits(checkpoints: Sequence[Screened], metric: Metric) -> int:
+def decimals(checkpoints: Sequence[Screened], metric: Metric) -> int:
     """Decimals at which the smallest positive error of G still shows two digits; 3 to 6."""
     errors = [c.gaps[metric].se for c in checkpoints if c.gaps[metric].se > 0]
     smallest = min(errors, default=math.inf)

@@ -84,7 +84,7 @@ def check_emit(folder: Path, tasks: str | None, domain: str, targets: Sequence[T
             f"expected --tasks NAME,NAME with --emit for the domain {domain}, got none; "
             f"tasks are known for {known}"
         )
-    address = next((target.repo for target in targets if "://" in target.repo), None)
+    address = next((target.shown for target in targets if target.scheme is not None), None)
     if address is not None:
         raise UsageError(
             f"expected repositories and folders with --emit, got {address}, which lm-eval cannot read; copy "
@@ -148,8 +148,7 @@ def _file_name(c: Screened) -> str:
 
 def _place(c: Screened) -> str:
     """The repository, or the whole path of a folder: results are read somewhere else."""
-    is_folder = c.revision is None and "://" not in c.repo
-    return str(Path(c.repo).resolve()) if is_folder else c.repo
+    return str(Path(c.repo).resolve()) if c.target.local else c.repo
 
 
 def manifest_dict(

@@ -106,8 +106,10 @@ class Target:
 
     @property
     def shown(self) -> str:
-        """``repo`` as a report may show it: no control characters, nor the signature of a signed address."""
-        return printable(self.repo.partition("?")[0] if self.scheme in ("http", "https") else self.repo)
+        """``repo`` as a report may show it: no control characters, nor secrets of a web address."""
+        if self.scheme not in ("http", "https"):
+            return printable(self.repo)
+        return printable(re.sub("(?<=://)[^/]*@", "", self.repo.partition("?")[0]))
 
     @property
     def is_glob(self) -> bool:
@@ -156,8 +158,8 @@ def parse_name(text: str) -> Target:
     """
     if text.startswith("models:/") and not text.startswith("models://"):
         if not _MODEL.fullmatch(text) or not text.isprintable():
-            forms = "/VERSION, models:/NAME/STAGE, models:/NAME@ALIAS or models:/NAME/*"
-            raise _bad(text, f"a registered model is models:/NAME, models:/NAME{forms}")
+            forms = "NAME, models:/NAME/VERSION, models:/NAME/STAGE, models:/NAME@ALIAS or models:/NAME/*"
+            raise _bad(text, f"a registered model is models:/{forms}")
         return Target(text)
     if text.startswith("file://"):
         return parse_name(unquote(text.removeprefix("file://")) or ".")
@@ -365,7 +367,9 @@ def run_checkpoints(folder: str) -> Generator[list[str], list[Names], list[str]]
         if steps:
             models = yield from _models_in([joined(place, step) for step in steps])
             return [*models, *([folder] if _has_weights(top[1]) else [])]
-    if _STEP_FOLDER.fullmatch(folder.rpartition("/")[2]):
+    # Of `.` and `..` the name is in the whole path.
+    name = os.path.basename(os.path.abspath(folder)) if folder else ""
+    if _STEP_FOLDER.fullmatch(name):
         models = yield from _models_in([folder])
         return models if models != [folder] else []
     return []

@@ -56,9 +56,9 @@ def load_families(path: str | Path | None = None) -> dict[str, Family]:
             target = parse_target(entry.repo)
             revision = entry.revision or target.revision
             target = replace(target, revision=revision, family=name, scale=entry.scale)
-            if any((target.repo, revision) == (other.repo, other.revision) for other in targets):
+            if target.name in (other.name for other in targets):
                 key = f"families.{name}.checkpoints[{position}]"
-                raise mistake(file, key, "each checkpoint once", target.repo, "remove one")
+                raise mistake(file, key, "each checkpoint once", target.name, "remove one")
             targets.append(target)
         families[name] = Family(tuple(targets), family.note)
     return families

@@ -119,11 +119,11 @@ def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
     groups = file.groups
     for name, group in groups.items():
         for position, item in enumerate(group.items):
-            if item != item.strip() or not item.isprintable():
-                spaces = item != item.strip()
-                expected = "a word without spaces around it" if spaces else "printable signs"
-                step = "use `variant: space`" if spaces else ""
-                raise mistake(path, f"groups.{name}.items[{position}]", expected, item, step)
+            key = f"groups.{name}.items[{position}]"
+            if item != item.strip():
+                raise mistake(path, key, "a word without spaces around it", item, "use `variant: space`")
+            if not item.isprintable():
+                raise mistake(path, key, "printable signs", item)
     for position, default in enumerate(file.default_groups):
         if default not in groups or groups[default].optional:
             known = f"one of the groups {', '.join(groups)}"

@@ -13,11 +13,10 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, NoReturn, cast
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from lmeval_screener.errors import ScreeningError
 
-Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 Kind = Literal["byte-level", "sentencepiece"]
 DigitScheme = Literal["single digits", "1-3-digit chunks", "irregular"]
 
@@ -220,9 +219,9 @@ def _likeliest(scores: Mapping[str, float], text: str) -> list[str]:
 def _normalised(parts: list[dict[str, Any]], text: str) -> str:
     """A text as the normaliser leaves it, but for spaces, which `Vocabulary.piece` spells."""
     for part in parts:
-        kind, form = part.get("type"), str(part.get("type"))
-        if form in ("NFC", "NFD", "NFKC", "NFKD"):
-            text = unicodedata.normalize(cast(Form, form), text)
+        kind = part.get("type")
+        if kind in ("NFC", "NFD", "NFKC", "NFKD"):
+            text = unicodedata.normalize(kind, text)
         elif kind == "Precompiled":  # SentencePiece's table, which is NFKC but for white space
             text = unicodedata.normalize("NFKC", text)
         elif kind == "Replace" and part.get("content") != "▁":

@@ -114,8 +114,6 @@ class WeightFile:
 async def read_header(file: WeightFile, guess: int = 65_536) -> Header:
     """Header of a ``.safetensors`` file, in one request if it fits the guess (bytes), else in two."""
     size = file.size
-    if size < 10:
-        raise _too_short(file.what, size)
     start = await file.read(0, min(guess, size))
     length = parse_length(start, size, file.what)
     body = start[8 : 8 + length]
@@ -127,7 +125,7 @@ async def read_header(file: WeightFile, guess: int = 65_536) -> Header:
 def parse_length(start: bytes, file_size: int, what: str) -> int:
     """Length of the JSON header, from the first 8 bytes."""
     if len(start) < 8 or file_size < 10:
-        raise _too_short(what, file_size)
+        raise _bad(what, f"the file is {file_size} bytes, too short for a safetensors file")
     (length,) = struct.unpack("<Q", start[:8])
     if length > MAX_HEADER or 8 + length > file_size:
         raise _bad(what, f"its first 8 bytes announce a header of {length} bytes in a file of {file_size}")
@@ -200,10 +198,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) != len(pairs):
         raise ValueError("a key occurs twice")
     return fields
-
-
-def _too_short(what: str, size: int) -> ScreeningError:
-    return _bad(what, f"the file is {size} bytes, too short for a safetensors file")
 
 
 def _bad(what: str, reason: str) -> ScreeningError:

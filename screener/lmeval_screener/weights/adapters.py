@@ -194,7 +194,7 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
     tied = embeddings if projection.tied else []
     parts = {module: dict(adapter.modules[module]) for module in (*heads, *tied)}
     for module in tied:
-        if heads or _of_module(adapter, module, "modules_to_save"):
+        if heads or _of_module(adapter.settings.get("modules_to_save"), module):
             # PEFT trains a copy of an embedding that is to be saved: the head keeps the base's rows.
             parts[module].pop("weight", None)
     norm, warnings = _norm(adapter, projection.norm), projection.warnings
@@ -291,9 +291,8 @@ def _of_model(module: str) -> bool:
     return not others and not any(part.isdigit() for part in module.split("."))
 
 
-def _of_module(adapter: Adapter, module: str, *settings: str) -> Any:
+def _of_module(stated: Any, module: str) -> Any:
     """The item of a setting that names a module by the end of its name: a list's name, a mapping's value."""
-    stated = next((adapter.settings[name] for name in settings if name in adapter.settings), None)
     for name in stated if isinstance(stated, list | dict) else ():
         if isinstance(name, str) and f".{module}".endswith(f".{name}"):
             return stated[name] if isinstance(stated, dict) else name
@@ -354,7 +353,7 @@ def _token_ids(adapter: Adapter, module: str, matrix: Matrix) -> tuple[int, ...]
     settings = adapter.settings
     stated = settings.get("trainable_token_indices", settings.get("token_indices"))
     if isinstance(stated, dict):
-        stated = _of_module(adapter, module, "trainable_token_indices", "token_indices")
+        stated = _of_module(stated, module)
     natural = isinstance(stated, list) and all(type(i) is int and i >= 0 for i in stated)
     if not natural or len(set(stated)) != len(stated) or len(stated) != matrix.shape[0]:
         rows = f"the {matrix.shape[0]} rows for {module}"

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints import Snapshot
+from lmeval_screener.checkpoints import PART, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.vocabulary import Kind, Vocabulary
 from lmeval_screener.weights import Header, Tensor, WeightFile
@@ -30,15 +30,14 @@ from lmeval_screener.weights.architectures import cannot
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm
 from lmeval_screener.weights.rows import Matrix, WeightFiles
 
-MAX_HEADER = 256 * 2**20
+_LONGEST = 256 * 2**20  # bytes of a header, which holds the whole vocabulary
 _PIECE = 2**20  # bytes of one request while the header is walked
 _MOST = 2**24  # pairs, tensors: far beyond any model, and small enough to count to
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _KEPT = re.compile(r"general\.(architecture|alignment)|tokenizer\.ggml\.(model|pre|tokens|token_type)")
 _PLAIN = ("F32", "F16", "BF16", "F64")
-_WHOLE = ("I8", "I16", "I32", "I64")
-_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_INTEGERS = ("I8", "I16", "I32", "I64")
 #: Pre-tokenizers of llama.cpp that cut numbers into single digits, whatever the vocabulary holds.
 _SINGLE_DIGITS = {"qwen2", "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 _CONTROL, _USER, _UNUSED = 3, 4, 5
@@ -128,7 +127,7 @@ class GgufModel:
 
     async def vocabulary(self) -> Vocabulary:
         """The vocabulary."""
-        kinds = {"gpt2": "byte-level", "llama": "sentencepiece", "t5": "sentencepiece"}
+        kinds: dict[str, Kind] = {"gpt2": "byte-level", "llama": "sentencepiece", "t5": "sentencepiece"}
         if self.pairs["model"] not in kinds:
             raise ScreeningError(
                 "BadTokenizer",
@@ -145,7 +144,7 @@ class GgufModel:
                 added.append({"content": token, "id": row, "special": role == _CONTROL})
             elif role != _UNUSED:
                 pieces.setdefault(token, row)
-        kind: Kind = "byte-level" if self.pairs["model"] == "gpt2" else "sentencepiece"
+        kind = kinds[self.pairs["model"]]
         return Vocabulary(pieces, kind, added, individual_digits=self.pairs["pre"] in _SINGLE_DIGITS)
 
 
@@ -158,11 +157,11 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
     models: dict[str, list[str]] = {}
     for path in sorted(files):
         if path.endswith(".gguf") and not re.search("mmproj|imatrix", path, re.IGNORECASE):
-            models.setdefault(_SPLIT.sub(".gguf", path), []).append(path)
+            models.setdefault(PART.sub(".gguf", path), []).append(path)
     matching = list(models)
     if choice is not None:
         tag = re.compile(rf"(?:^|[-._/]){re.escape(choice)}(?:[-._/]|$)", re.IGNORECASE)
-        file = _SPLIT.sub(".gguf", choice)
+        file = PART.sub(".gguf", choice)
         tagged = [m for m in models if tag.search(m.removesuffix(".gguf"))]
         matching = (
             [m for m, parts in models.items() if choice in (m, *parts)]
@@ -171,8 +170,8 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
             or tagged
         )
     if not matching:
-        names = ", ".join(models) or "none"
-        raise ScreeningError("FileNotFound", f"{repo} has no GGUF file {choice!r}; it has: {names}")
+        names, which = ", ".join(models) or "none", "of a model" if choice is None else repr(choice)
+        raise ScreeningError("FileNotFound", f"{repo} has no GGUF file {which}; it has: {names}")
     if len(matching) > 1:
         raise cannot(
             "SeveralFiles",
@@ -180,10 +179,12 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
             f"name one: {repo}:{matching[0].rpartition('/')[2]}, or all that you want to compare",
         )
     parts = models[matching[0]]
-    split = _SPLIT.search(parts[0])
-    if split and len(parts) != int(split[2]):
+    if matching[0] in parts:  # whole, whether or not its parts lie beside it
+        return (matching[0],)
+    part = PART.search(parts[0])
+    if part and len(parts) != int(part[2]):
         raise ScreeningError(
-            "FileNotFound", f"{repo} has {len(parts)} of the {int(split[2])} parts of {matching[0]}"
+            "FileNotFound", f"{repo} has {len(parts)} of the {int(part[2])} parts of {matching[0]}"
         )
     return tuple(parts)
 
@@ -191,7 +192,7 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
 async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     """Where a GGUF model keeps its output projection and its vocabulary."""
     files = {name: WeightFile(snapshot, name) for name in names}
-    headers = {name: await _Walk(file, file.size).header() for name, file in files.items()}
+    headers = {name: await _Walk(file).header() for name, file in files.items()}
     places = {tensor: name for name, header in headers.items() for tensor in header.tensors}
     what = f"{names[0]} of {snapshot.repo}"
     if len(places) != sum(len(header.tensors) for header in headers.values()):
@@ -206,7 +207,7 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
             "it may be an adapter or a projector",
         )
     tensor = headers[places[head]].tensors[head]
-    if len(tensor.shape) != 2 or tensor.dtype in _WHOLE:
+    if len(tensor.shape) != 2 or tensor.dtype in _INTEGERS:
         raise cannot(
             "NoOutputProjection",
             f"{head} of {what} is no matrix of weights: {tensor.dtype} of shape {tensor.shape}",
@@ -225,7 +226,7 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
         dtype=tensor.dtype,
         rows=(Matrix if plain else _Blocks)(snapshot, places[head], tensor, shape),
         tied=head != "output.weight",
-        parameters=sum(t.elements for header in headers.values() for t in header.tensors.values()),
+        parameters=sum(header.parameters for header in headers.values()),
         warnings=() if plain else (quantised,),
         norm=_final_norm(snapshot, headers, places),
     )
@@ -260,8 +261,8 @@ def _vocabulary_pairs(pairs: Mapping[str, Any], what: str) -> dict[str, Any]:
 class _Walk:
     """Walks a header from the file's start, and fetches what it needs."""
 
-    def __init__(self, file: WeightFile, size: int) -> None:
-        self._file, self._size = file, size
+    def __init__(self, file: WeightFile) -> None:
+        self._file, self._size = file, file.size
         self._data, self._at = bytearray(), 0
 
     async def header(self) -> Header:
@@ -296,8 +297,8 @@ class _Walk:
             return
         if end > self._size:
             raise self._bad(f"it asks for byte {end} of a file of {self._size} bytes")
-        if end > MAX_HEADER:
-            raise self._bad(f"it is longer than {MAX_HEADER} bytes")
+        if end > _LONGEST:
+            raise self._bad(f"it is longer than {_LONGEST} bytes")
         until = min(max(end, have + _PIECE), self._size)
         self._data += await self._file.read(have, until)
 

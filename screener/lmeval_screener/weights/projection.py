@@ -28,7 +28,7 @@ from lmeval_screener.weights.rows import (
     Rows,
     ScaledRows,
     WeightFiles,
-    joined,
+    pieced,
     safetensors_files,
     scaled,
     slice_files,
@@ -202,7 +202,7 @@ async def find_projection(snapshot: Snapshot) -> OutputProjection:
 
 async def _find(snapshot: Snapshot, config: Mapping[str, Any], index: Mapping[str, Any]) -> OutputProjection:
     files = WeightFiles(snapshot)
-    adapters = [p for p in ("adapter_model.safetensors", "adapter_model.bin") if p in snapshot.files]
+    adapters = [path for path in ("adapter_model.safetensors", "adapter_model.bin") if path in snapshot.files]
     warnings = [f"{path} lies beside the weights and was not applied to them" for path in adapters[:1]]
     index_name = _index(snapshot)
     holders: dict[str, list[str]] = {}
@@ -235,7 +235,7 @@ async def _find(snapshot: Snapshot, config: Mapping[str, Any], index: Mapping[st
             raise sliced_error(name, "it has scales beside it, which may be sliced too")
         parts = [(path, await files.header(path)) for path in holders[name]]
         pieces = [(await files.matrix(path, part.tensors[name]), part) for path, part in parts]
-        whole = joined(name, pieces, _sizes(config))
+        whole = pieced(name, pieces, _sizes(config))
         rows = whole if len(pieces) > 1 else rows
     if not tied and _shares_an_embedding(tensor, header):
         tied, warnings = True, [text for text in warnings if not text.startswith(names.SAYS_TIED)]
@@ -348,7 +348,7 @@ async def _parameters(
     if type(total) is int and total > 0:
         return total
     shards = sorted({file for (file,) in holders.values()})
-    if files.snapshot.cache is None and all(shard in files.snapshot.files for shard in shards):
+    if files.snapshot.is_local and all(shard in files.snapshot.files for shard in shards):
         return sum([(await files.header(shard)).parameters for shard in shards])
     if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < 2**62:
         return None

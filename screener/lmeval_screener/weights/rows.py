@@ -157,7 +157,7 @@ class Matrix:
 
     def refuse_scattered(self, size: int, how: str, why: str) -> None:
         """Refuse to read so many bytes over a network."""
-        if self.snapshot.cache is not None and size > MOST_SCATTERED:
+        if not self.snapshot.is_local and size > MOST_SCATTERED:
             raise ScreeningError(
                 "ScatteredRows",
                 f"cannot be screened from afar because {self.tensor.name} is stored {how}: "
@@ -271,7 +271,7 @@ def slice_files(files: Iterable[str]) -> list[str]:
     return weights if all(_SLICE.fullmatch(path) for path in weights) else []
 
 
-def joined(name: str, parts: Sequence[tuple[Matrix, Header]], sizes: tuple[int, int] | None) -> PiecedRows:
+def pieced(name: str, parts: Sequence[tuple[Matrix, Header]], sizes: tuple[int, int] | None) -> PiecedRows:
     """A matrix of its slices, each with the header of its file, by the sizes that config.json states."""
     pieces = []
     for matrix, header in parts:
