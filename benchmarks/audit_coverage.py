@@ -65,12 +65,12 @@ def calibrated(folder, seed, options):
 
 def direct_labels(results, rng):
     """The k for which k labels of each slice, drawn without replacement, are as far off as the estimates."""
-    squares = np.concatenate([r["error"] for r in results]) / 100
+    errors = np.concatenate([r["error"] for r in results]) / 100
     scores = [scores for r in results for scores in r["scores"]]
     orders = [rng.permuted(np.tile(s, (20, 1)), axis=1) for s in scores]
     for k in range(1, max(map(len, scores)) + 1):
         off = [order[:, :k].mean(axis=1) - s.mean() for order, s in zip(orders, scores, strict=True)]
-        if np.square(off).mean() <= np.square(squares).mean():
+        if np.square(off).mean() <= np.square(errors).mean():
             return k
     return np.inf
 

@@ -9,11 +9,15 @@ import sys
 from pathlib import Path
 
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens import load_token_set, resolve
+from lmeval_screener.tokens import TokenSet, load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
 SELECTIONS = ["math", "math:operators", "math:number_words", "code", "code:code_only", "code:builtins"]
 SELECTIONS += ["legal", "legal:contract,court,common"]
+
+
+def asked(words: TokenSet) -> int:
+    return len({text for group in words.groups.values() for text in group.texts()})
 
 
 def table(folder: Path) -> str:
@@ -26,15 +30,16 @@ def table(folder: Path) -> str:
         vocabulary = Vocabulary.from_tokenizer_json(path.read_bytes())
         cells = []
         for domain in sets:
-            asked = len({text for group in domain.groups.values() for text in group.texts()})
             try:
                 resolution = resolve(domain, reference, vocabulary)
-                cells.append(f"{len(resolution.domain)} of {asked}")
+                cells.append(f"{len(resolution.domain)} of {asked(domain)}")
             except ScreeningError as error:
                 cells.append(error.code)
         scheme = vocabulary.digit_scheme()
         everyday = len(resolve(load_token_set("math"), reference, vocabulary).reference)
-        lines.append(f"| {path.stem} | {scheme} | " + " | ".join(cells) + f" | {everyday} of 105 |")
+        lines.append(
+            f"| {path.stem} | {scheme} | " + " | ".join(cells) + f" | {everyday} of {asked(reference)} |"
+        )
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Texts of the population: generated texts of six kinds, and one tokenizer for all of them.
+"""Texts of the population: generated texts of eight kinds, and one tokenizer for all of them.
 
 Everything is generated, so the population needs no network and every test has an exact answer. Numbers are
 written digit by digit. Words of the bundled token sets (everyday words, Python's keywords, legal terms) are

@@ -66,11 +66,13 @@ def run_audit(args: argparse.Namespace) -> int:
         raise UsageError(f"expected --worst to be 1 or more, got {args.worst}")
     path, *others = [data_folder("demo_run")] if args.demo else args.runs
     if others:
-        if args.worst or len(args.slice) > 1:
-            raise UsageError("--worst and several --slice are for one run, got two")
+        if args.worst or args.metrics == "all" or len(args.slice) > 1:
+            raise UsageError(f"--worst, --metrics and several --slice are for one run, got {len(args.runs)}")
         by = args.slice[0] if args.slice else "subject"
         output.write(compare_runs(args.runs, by=by, layer=args.layer, short=output.short).document())
         return 0
+    if args.worst and (args.slice or args.metrics == "all"):
+        raise UsageError("--slice and --metrics change nothing in the order of --worst; leave them out")
     run = read_run(path, args.layer)
     if args.worst:
         output.write(rank(run, count=args.worst, seed=args.seed).document())

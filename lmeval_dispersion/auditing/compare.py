@@ -66,7 +66,7 @@ class Comparison(RunReport):
 
     Attributes:
         left_out: Documents of each run that others lack.
-        notes: What else differs between the runs.
+        notes: Other differences between the runs.
     """
 
     template = "comparison.jinja"

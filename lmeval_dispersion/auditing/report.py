@@ -66,9 +66,9 @@ class Audit(RunReport):
     """The audit of one run; a part that cannot be had says why.
 
     Attributes:
-        run: What was measured on what.
+        run: The model, the texts and the settings.
         overall: The whole run as one slice.
-        notes: What was left out or counted otherwise.
+        notes: Documents that were left out or counted otherwise.
         slices: Way to slice -> its slices, the least dispersed one, and the association with accuracy.
     """
 

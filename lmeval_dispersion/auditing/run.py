@@ -49,7 +49,7 @@ class Missing:
 
 
 class RunFacts(TypedDict):
-    """What :meth:`Run.describe` gives: of the store's manifest, and of the vectors."""
+    """Facts of the store's manifest and of its vectors, by :meth:`Run.describe`."""
 
     model: str
     revision: str | None

@@ -113,12 +113,12 @@ def by_value(values: Sequence[object]) -> list[Slice]:
     return [Slice(name, np.array(places, dtype=np.int64)) for name, places in sorted(rows.items())]
 
 
-def by_band(values: Array, bands: int = BANDS) -> list[Slice]:
+def by_band(values: Array) -> list[Slice]:
     """Slices of about equal size by quantiles of a number; equal values stay together, NaN is left out."""
     known = np.flatnonzero(~np.isnan(values))
     if not known.size:
         return []
-    edges = np.unique(np.quantile(values[known], np.linspace(0, 1, bands + 1)))
+    edges = np.unique(np.quantile(values[known], np.linspace(0, 1, BANDS + 1)))
     index = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(len(edges) - 2, 0))
     slices = []
     for band in range(max(len(edges) - 1, 1)):
@@ -287,7 +287,7 @@ def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
     """
     usable = [row for row in rows if row.documents >= 3 and np.isfinite(row.dispersion_se)]
     if len(usable) < 2:
-        return Missing(f"{len(usable)} of {len(rows)} slices have three documents")
+        return Missing(f"{len(usable)} of {len(rows)} slices have three documents, and two are needed")
     lowest = min(usable, key=lambda row: row.dispersion)
     tail = NormalDist().cdf(-normal_point(len(usable) * (len(usable) - 1) // 2))
     clear = 0

@@ -119,7 +119,7 @@ def _model(run: LoggedRun, arguments: Mapping[str, Any]) -> Any:
     options |= arguments
     words = {"true": True, "false": False}
     for key, value in options.items():  # those of a command line come as text
-        if isinstance(value, str):
+        if isinstance(value, str) and key not in ("pretrained", "revision"):  # names, such as a branch 1000
             options[key] = int(value) if value.isdigit() else words.get(value.lower(), value)
     try:
         lm = HFLM(**options)

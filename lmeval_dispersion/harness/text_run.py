@@ -63,7 +63,8 @@ def run_texts(args: argparse.Namespace) -> Path:
     vectors: dict[str, Any] = {}
     for batch in _batches(encoded):
         rows = [row for row, _ in batch]
-        states, documents.loc[rows, "query_perplexity"] = _forward(loaded, [ids for _, ids in batch], layers)
+        of_rows = [tokens for _, tokens in batch]
+        states, documents.loc[rows, "query_perplexity"] = _forward(loaded, of_rows, layers)
         for layer, of_batch in states.items():
             if layer not in vectors:  # a text without a token keeps a row without direction
                 vectors[layer] = np.full((len(entries), of_batch.shape[1]), np.nan, dtype=np.float32)

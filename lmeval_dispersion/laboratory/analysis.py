@@ -124,7 +124,7 @@ def data_settings(texts: Texts) -> dict[str, Any]:
         return {"sha256": file_digest(texts.path), "kind": texts.path.suffix, "column": texts.column}
     from huggingface_hub import HfApi
 
-    with suppress(OSError, ValueError):  # reading says what is wrong with it
+    with suppress(Exception):  # huggingface_hub lets those of its HTTP library through; reading says more
         texts.revision = HfApi().dataset_info(texts.name, revision=texts.revision).sha
     known = {"source": texts.name, "commit": texts.revision}
     return {**known, "config": texts.config, "split": texts.split, "column": texts.column}
@@ -182,6 +182,7 @@ class Analysis:
             causal.batch = int(self.study.once(f"batch_size.{label}", size))
             self.summaries.append({"model": label, **causal.summary()})
             yield label, causal, layers
+            del causal  # the next model is loaded when this one is gone
 
     def drawn(self, name: str, source: Texts, draw: Callable[[], Unit]) -> tuple[Segments, Unit]:
         """Segments that ``draw`` took from a source when the study began; their hash is in the manifest."""
@@ -275,9 +276,9 @@ def draw_segments(
         segment's first token in its document.
     """
     prefix = prefix_of(tokenizer)
-    body = length - len(prefix)
-    if length < 2 or body < 1:
-        raise UsageError(f"expected segments of at least {2 + len(prefix)} tokens, got {length}")
+    body, least = length - len(prefix), max(2, 1 + len(prefix))
+    if length < least:
+        raise UsageError(f"expected segments of at least {least} tokens, got {length}")
     if most < 1:
         raise UsageError(f"expected to draw at least 1 segment, got {most}")
     rng, offered = np.random.default_rng(seed), 0
@@ -293,8 +294,8 @@ def draw_segments(
     if not offered:
         raise UsageError(
             f"expected text for at least one segment of {length} tokens, got none: "
-            f"{_report(texts.source, _counts(texts, 0))}; use shorter segments"
-            + ("" if pack else ", or --pack to join texts")
+            f"{_report(texts.source, _counts(texts, 0))}; use shorter segments, "
+            + ("or more text" if pack or texts.continuous else "or --pack to join texts")
         )
     order = rng.permutation(min(most, offered))
     return {"tokens": tokens[order], "origins": origins[order]}

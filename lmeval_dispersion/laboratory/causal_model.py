@@ -105,7 +105,8 @@ class CausalModel:
         if self.loaded.device.type == "cuda":
             free = torch.cuda.mem_get_info(self.loaded.device)[0] // 2
         else:
-            pages = os.sysconf("SC_AVPHYS_PAGES") if hasattr(os, "sysconf") else 2**18
+            known = "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", ())  # not on macOS, nor on Windows
+            pages = os.sysconf("SC_AVPHYS_PAGES") if known else 2**18
             free = min(_CPU_BYTES, pages * 4096 // 4)
         return int(max(1, min(_LARGEST_BATCH, free // (a_token * length))))
 
@@ -230,7 +231,9 @@ class CausalModel:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             try:
-                built = transformers.AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+                built = transformers.AutoModelForCausalLM.from_config(
+                    model.config, dtype=torch.float32, trust_remote_code=self.loaded.choice.trust_remote_code
+                )
             except (ValueError, TypeError) as error:
                 raise DispersionError(
                     f"{self.loaded.name} cannot be built at random weights, which this needs: {error}"
@@ -238,9 +241,9 @@ class CausalModel:
         # The model's own dtype, so that rounding is the same; float32 where its weights are quantised.
         quantised = getattr(model.config, "quantization_config", None) is not None
         built = built.to(self.loaded.device, dtype=torch.float32 if quantised else model.dtype)
-        name = f"{self.loaded.name} at random weights"
         built = built.eval().requires_grad_(False)
-        return CausalModel(self.loaded._replace(model=built, name=name), self.batch)
+        untrained = self.loaded._replace(model=built, name=f"{self.loaded.name} at random weights")
+        return CausalModel(untrained, self.batch)
 
     def _ordered(self, tokens: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
         """The segments (b, t) that are run; a shuffled order depends on a segment's number and the seed."""

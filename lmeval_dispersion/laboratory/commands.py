@@ -173,17 +173,16 @@ def _run(kind: str, args: argparse.Namespace) -> int:
         quiet=args.quiet,
         **options,
     )
+    left_out = result.manifest.get("left_out_sizes")
     if Processes().first:
         output.write(result.document())
-    if result.manifest.get("left_out_sizes"):
-        left_out = ", ".join(map(str, result.manifest["left_out_sizes"]))
-        print(
-            f"dispersion inspect {kind}: the text has {result.manifest['pool']} segments, too few for draws "
-            f"of {left_out}; pass more text or a smaller --segment",
-            file=sys.stderr,
-        )
-        return 3
-    return 0
+        if left_out:
+            print(
+                f"dispersion inspect {kind}: the text has {result.manifest['pool']} segments, too few for "
+                f"draws of {', '.join(map(str, left_out))}; pass more text or a smaller --segment",
+                file=sys.stderr,
+            )
+    return 3 if left_out else 0
 
 
 def _values(options: Iterable[str], args: argparse.Namespace) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Clear differences: correlations over bins, bounds for many rows together, two studies side by side.
+"""Two studies of one kind side by side, and the statistics that the analyses share with this comparison.
 
-Two studies of one kind: every metric, its difference, the difference's 95 % interval. Studies that saw
+Every metric, its difference, the difference's 95 % interval. Studies that saw
 the same tokens (their hashes agree) are compared text by text, cluster by cluster or draw by draw, which
 takes the texts' own variation out; others as independent samples. ``paired`` says which. Needs no torch.
 """

@@ -123,14 +123,13 @@ class ClustersResult(StudyResult):
             for model, frame in self.clusters[self.clusters["layer"] == layer].groupby("model")
         }
         first = rows[0]
-        words = ("further apart", "closer together", "not clearly differently")
-        groups: dict[str, list[str]] = {word: [] for word in words}
+        further, closer, unclear = "further apart", "closer together", "not clearly differently"
+        groups: dict[str, list[str]] = {further: [], closer: [], unclear: []}
         for row in rows[1:]:
             value = float(np.log(row["ratio"] / first["ratio"]))
             change = left_out[row["model"]] - left_out[first["model"]]
             low, high = jackknife_bounds(value, change, len(rows) - 1)
-            further, closer, unclear = groups.values()
-            (further if low > 0 else closer if high < 0 else unclear).append(row["model"])
+            groups[further if low > 0 else closer if high < 0 else unclear].append(row["model"])
         return [group for group in groups.items() if group[1]]
 
 
@@ -182,6 +181,7 @@ def _measure(analysis: Analysis) -> None:
         for row, frame in _measured(analysis.study, label, causal, layers, drawn, len(arrays["ngrams"])):
             rows.append(row)
             clusters.append(frame)
+        del causal  # the next one is loaded when it is gone
     ngrams = {
         "cluster": np.arange(len(arrays["ngrams"])),
         "ngram": [tokenizer.decode(ids.tolist()) for ids in arrays["ngrams"]],

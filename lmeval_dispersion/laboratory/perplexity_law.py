@@ -351,7 +351,7 @@ def _measured_bin(
         spread = states[layer][:, causal.width :].mean() if reduce is _with_spread else np.nan
         estimate = dispersion_estimate(vectors)
         others = (vendi_score(vectors), *spectrum(vectors), estimate.se) if all_measures else ()
-        rows.append((estimate.mean, spread, *others))
+        rows.append((estimate.mean, spread, *others))  # in the order of MEASURES, then the error
     return {"values": np.array(rows)}
 
 

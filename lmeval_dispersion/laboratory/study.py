@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.options import progress_bar
 
@@ -139,10 +139,11 @@ class Study:
         mine = waiting[self.processes.index :: self.processes.count]
         with progress_bar(hidden=self.quiet or not self.processes.first) as update:
             for done, unit in enumerate(mine, 1):
-                part = folder / f"{unit}.part"
-                with part.open("wb") as file:
-                    np.savez(file, **do(unit))  # type: ignore[arg-type]
-                part.replace(files[unit])
+                part, arrays = folder / f"{unit}.part", do(unit)
+                with _writing(self.folder):
+                    with part.open("wb") as file:
+                        np.savez(file, **arrays)  # type: ignore[arg-type]
+                    part.replace(files[unit])
                 update(done, len(mine), name)
         self.processes.wait()
         return Units(files)
@@ -156,10 +157,11 @@ class Study:
         """Write the result tables as parquet, mark the study complete and drop its work."""
         self.processes.wait()
         if self.processes.first:
-            for name, frame in tables.items():
-                part = self.folder / f"{name}.part"
-                frame.to_parquet(part, index=False)
-                part.replace(part.with_suffix(".parquet"))
+            with _writing(self.folder):
+                for name, frame in tables.items():
+                    part = self.folder / f"{name}.part"
+                    frame.to_parquet(part, index=False)
+                    part.replace(part.with_suffix(".parquet"))
             _write_manifest(
                 self.folder, {**self.manifest, **fields, "tables": sorted(tables), "complete": True}
             )
@@ -225,7 +227,7 @@ def read_study(folder: str | Path) -> Study:
 
 def _prepare(folder: Path, kind: str, settings: dict[str, Any], names: Mapping[str, Any]) -> None:
     """Check that ``folder`` holds this study, or begin it there."""
-    if (folder / "manifest.json").exists():
+    if is_study(folder):
         manifest = read_manifest(folder)
         if manifest["kind"] != kind:
             raise UsageError(
@@ -236,9 +238,10 @@ def _prepare(folder: Path, kind: str, settings: dict[str, Any], names: Mapping[s
                 f"{folder} holds a study with other settings ({'; '.join(changes)}); pass another --study"
             )
         return
-    if folder.exists() and (not folder.is_dir() or any(path.name != "work" for path in folder.iterdir())):
-        raise UsageError(f"{folder} exists and holds no study; pass another --study")
-    folder.mkdir(parents=True, exist_ok=True)
+    with _writing(folder):
+        if folder.exists() and (not folder.is_dir() or any(path.name != "work" for path in folder.iterdir())):
+            raise UsageError(f"{folder} exists and holds no study; pass another --study")
+        folder.mkdir(parents=True, exist_ok=True)
     versions = {name: version(name) for name in ("torch", "transformers")}
     manifest = {"format": FORMAT, "kind": kind, "complete": False, "settings": settings, "names": names}
     manifest["created"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -247,8 +250,21 @@ def _prepare(folder: Path, kind: str, settings: dict[str, Any], names: Mapping[s
 
 def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     part = folder / "manifest.part"
-    part.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    part.replace(folder / "manifest.json")
+    with _writing(folder):
+        part.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        part.replace(folder / "manifest.json")
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """A disk that is full or may not be written to is a sentence; what is there already stays."""
+    try:
+        yield
+    except OSError as error:
+        raise DispersionError(
+            f"the study in {folder} cannot be written: {error.strerror or error}; free some space, or pass "
+            "another --study"
+        ) from error
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

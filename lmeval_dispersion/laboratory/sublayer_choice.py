@@ -238,11 +238,13 @@ def recommendation(draws: pd.DataFrame, pool: int) -> pd.DataFrame:
 def _knn_tables(analysis: Analysis, causal: CausalModel, names: list[str]) -> dict[str, pd.DataFrame]:
     """The tables ``knn`` and ``knn_differences`` of :class:`SublayersResult`."""
     store = max(2, analysis.settings["knn"] // analysis.settings["segment"])
-    drawn = analysis.segments("knn", causal, store + 2 * _evaluated(store))
+    wanted = store + 2 * _evaluated(store)
+    drawn = analysis.segments("knn", causal, wanted)
     n = len(drawn.tokens)
     if n < 10:
+        more = "a larger --knn" if n == wanted else "more text"
         raise UsageError(
-            f"expected at least 10 segments for a kNN-LM, got {n}; pass more text or shorter segments"
+            f"expected at least 10 segments for a kNN-LM, got {n}; pass {more} or shorter segments"
         )
     units = analysis.over("knn", causal, drawn, names, _before_the_last, losses=True)
     losses, targets, part = units.joined("nll"), drawn.tokens[:, 1:], _evaluated(n)

@@ -229,6 +229,7 @@ def _measure(analysis: Analysis) -> None:
                 frame.insert(0, "model", label)
                 frame.insert(1, "control", control)
                 parts.setdefault(name, []).append(frame)
+        del causal, model  # the next one is loaded when these are gone
     analysis.finish({name: pd.concat(tables) for name, tables in parts.items()})
 
 

@@ -18,11 +18,12 @@ import difflib
 import gzip
 import json
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from lmeval_dispersion.errors import UsageError, require_extra
 
@@ -45,7 +46,6 @@ class Texts:
     Args:
         source: A file or a Hub data set (see the module).
         column: Name of the text's field in JSONL, parquet and Hub data sets.
-        config: Configuration of a Hub data set, where it has several and the source names none.
 
     Attributes:
         revision: Branch, tag or commit of a Hub data set; None for the main one.
@@ -58,7 +58,7 @@ class Texts:
         UsageError: The file does not exist, is of another kind, or is a folder.
     """
 
-    def __init__(self, source: str | Path, *, column: str = "text", config: str | None = None) -> None:
+    def __init__(self, source: str | Path, *, column: str = "text") -> None:
         self.source, self.column = str(source), column
         self.revision: str | None = None
         self.read, self.skipped = 0, Counter[str](empty=0, undecodable=0)
@@ -66,7 +66,7 @@ class Texts:
         match = None if self.path else _HUB.fullmatch(self.source)
         parts = match.groupdict() if match else {}
         self.name: str = parts.get("id") or self.source
-        self.config, self.split = parts.get("config") or config, parts.get("split") or "train"
+        self.config, self.split = parts.get("config"), parts.get("split") or "train"
 
     @property
     def continuous(self) -> bool:
@@ -97,13 +97,11 @@ class Texts:
         elif self.path.suffix == ".parquet":
             yield from self._parquet_values(self.path)
         elif self.continuous:
-            with _opened(self.path) as file:
-                for filled, lines in groupby(file, lambda line: bool(line.strip())):
-                    if filled:
-                        yield _decoded(b"".join(lines))
+            for filled, lines in groupby(_lines(self.path), lambda line: bool(line.strip())):
+                if filled:
+                    yield _decoded(b"".join(lines))
         else:
-            with _opened(self.path) as file:
-                yield from self._column(_json_object(line) for line in file if line.strip())
+            yield from self._column(_json_object(line) for line in _lines(self.path) if line.strip())
 
     def _column(self, rows: Iterable[dict[str, Any] | None]) -> Iterator[Any]:
         """The column of every row; None for a row that is none."""
@@ -173,11 +171,13 @@ def _file(source: str) -> Path | None:
     return None
 
 
-def _opened(path: Path) -> BinaryIO:
+def _lines(path: Path) -> Iterator[bytes]:
     try:
-        return cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
-    except OSError as error:
-        raise UsageError(f"the file {path} cannot be read: {error.strerror or error}") from error
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield from file
+    except (OSError, EOFError, zlib.error) as error:  # the last two are of a download that broke off
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"the file {path} cannot be read: {reason}; check it or fetch it anew") from error
 
 
 def _decoded(raw: bytes) -> str | None:

@@ -29,7 +29,7 @@ class Column:
 
     Attributes:
         key: The value's key in a row.
-        heading: What the column's head says.
+        heading: The column's head.
         format: A format specification for numbers, such as ``.3f``; empty shows integers whole and other
             numbers with four significant digits. Two more words: ``bytes`` (812 B, 1.31 MB) and ``p-value``
             (three decimals, ``< 0.001`` below that).
@@ -75,10 +75,10 @@ class Table:
 
     Attributes:
         rows: Mappings from key to value.
-        columns: What is shown, in order.
-        caption: What the table holds, in one line.
+        columns: The shown columns, in order.
+        caption: The table's content in one line.
         name: Anchor on a page, key among JSON tables; empty for one made from the caption.
-        more: What a reader is told of rows that were left out; empty where none were.
+        more: A sentence on rows that were left out; empty where none were.
         excerpt: Positions of the rows that texts (terminal, Markdown) show; empty for all. They say how many
             there are; pages show all.
     """
@@ -132,9 +132,9 @@ class Chart:
 
     Attributes:
         draw: The Vega-Lite specification with its data inside, or a function that makes it.
-        caption: What it shows, in one line.
-        description: What a reader who cannot see it should know, with the numbers that matter.
-        meaning: What it means and what it does not support; empty for nothing.
+        caption: Its content in one line.
+        description: The same for a reader who cannot see it, with the numbers that matter.
+        meaning: How to read it and what it does not support; empty for nothing.
         name: Anchor on a page and name of a saved picture; empty for one made from the caption.
     """
 
@@ -180,7 +180,7 @@ class Section:
 
     Attributes:
         heading: The heading; empty for what stands above the first one.
-        parts: What stands below it, in order.
+        parts: Everything below it, in order.
         name: Anchor on a page; empty for one made from the heading.
         details: Whether it is folded on a page and may be left out of a short text.
     """
@@ -198,10 +198,10 @@ class Document:
     Attributes:
         title: Its heading.
         answer: The answer, a sentence or two each; the first is the first line of every format for readers.
-        sections: What supports the answer, in order.
-        limits: What the numbers do not support, one sentence each.
+        sections: The support of the answer, in order.
+        limits: Claims that the numbers do not support, one sentence each.
         command: The command that made it; empty where none did.
-        rows: What CSV holds, one flat mapping a line; empty for the first table.
+        rows: The lines of CSV, a flat mapping each; empty for the first table.
         contract: Returns the tool's versioned JSON, ending in a newline. None: JSON holds the tables.
         libraries: Distributions whose versions decide the numbers; Python's and ours are always said.
         guide: The page of the documentation that tells how to read the report, such as

@@ -48,7 +48,7 @@ def render(
         output_format: ``table`` (text for a terminal), ``markdown``, ``csv``, ``json`` or ``html``.
         width: Columns that a text may take; None for 160, of a short report 100. Other formats have none.
         colour: Whether a table is coloured by escape sequences.
-        encoding: What a terminal can show; a table spells out other characters, ``±`` as ``+/-``.
+        encoding: Of the terminal; a table spells out other characters, ``±`` as ``+/-``.
         details: Whether a table shows the details of a short report too.
 
     Raises:

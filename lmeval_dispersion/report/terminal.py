@@ -51,7 +51,7 @@ def terminal_text(
         document: The report.
         width: Columns of the terminal.
         colour: Whether to use escape sequences.
-        encoding: What the terminal can show; other characters are spelled out, before tables are laid out.
+        encoding: Of the terminal; characters that it lacks are spelled out, before tables are laid out.
         details: Whether to show details and limits too.
     """
     return _Writer(width, colour, encoding, details).text(document)

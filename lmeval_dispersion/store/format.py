@@ -91,7 +91,7 @@ def write_store(
         path: The folder.
         documents: One row a document, with ``doc_id``, ``task`` and any of :data:`COLUMNS`; others are kept.
         vectors: Layer -> raw rows (n, d), in the order of the documents.
-        manifest: What the manifest says beside what follows from the rest.
+        manifest: Keys of the manifest beside those that follow from the rest.
 
     Raises:
         StoreError: The parts do not fit each other.

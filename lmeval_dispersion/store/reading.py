@@ -38,7 +38,7 @@ class Store:
 
     Attributes:
         path: The folder that was read.
-        manifest: What ``manifest.json`` says; of several stores, what they share (see :func:`read_store`).
+        manifest: Content of ``manifest.json``; of several stores, what they share (see :func:`read_store`).
         documents: One row a document; row i belongs to row i of the vectors.
         parts: The folders of the single stores with their manifests, in the order of the rows.
     """

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import warnings
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -75,7 +76,7 @@ class Settings:
     # and answer mistakes as those of every other command.
     model: str = _option("MODEL", "base model: Hub id or folder")
     data: Sequence[str] = _option(
-        "FILE|HUB_ID", "texts: a file, or a Hub data set ID[:CONFIGURATION]; repeated: domains"
+        "FILE|HUB_ID", "texts: a file, or a Hub data set ID[:CONFIGURATION][@SPLIT]; repeated: domains"
     )
     output_dir: str = _option("FOLDER", "folder of the models, where the same command goes on if interrupted")
     eval_data: Sequence[str] = _option(
@@ -127,19 +128,12 @@ class Settings:
                 "expected two --data with cross_domain_push_away, whose pairs are of two domains"
             )
         for source in (*self.data, *self.eval_data):
-            self.texts(source)
+            Texts(source)  # raises for a file that is not there
 
     @property
     def steps(self) -> int:
         """Optimizer steps of a training."""
         return self.tokens // (self.block * self.batch_size * self.processes)
-
-    def texts(self, source: str) -> Texts:
-        """The texts of a file or a Hub data set."""
-        name, colon, config = source.partition(":")
-        if colon and not Path(source).expanduser().exists():
-            return Texts(name, column=self.column, config=config)
-        return Texts(source, column=self.column)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -285,9 +279,11 @@ def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tupl
         held = -(-_HELD_OUT_TOKENS // settings.block)
         parts: dict[str, Blocks] = {}
         for number, source in enumerate(settings.data):
+            held_source, least = source, "two blocks"
             if settings.eval_data:
+                held_source, least = settings.eval_data[number], "a block"
                 train = text_blocks(settings, source, tokenizer, need)
-                held_out = text_blocks(settings, settings.eval_data[number], tokenizer, held)
+                held_out = text_blocks(settings, held_source, tokenizer, held)
             else:
                 both = text_blocks(settings, source, tokenizer, need + held)
                 # A short source gives at most a fifth away.
@@ -295,8 +291,9 @@ def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tupl
                 train, held_out = both[:-cut], both[-cut:]
             if not len(train) or not len(held_out):
                 raise UsageError(
-                    f"expected at least two blocks of {settings.block} tokens in {source}, got "
-                    f"{len(train) + len(held_out)}; pass more text or a smaller --block"
+                    f"expected at least {least} of {settings.block} tokens in "
+                    f"{held_source if len(train) else source}, which has less; pass more text or a smaller "
+                    "--block"
                 )
             parts |= {f"train{number}": train, f"held_out{number}": held_out}
         partial = path.with_suffix(".partial.npz")
@@ -309,14 +306,14 @@ def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tupl
 def text_blocks(settings: Settings, source: str, tokenizer: Any, most: int) -> Blocks:
     """The first blocks of a source: documents joined by the end-of-text token and cut, as in the papers."""
     end = tokenizer.eos_token_id
-    ids: list[int] = []
-    texts = settings.texts(source)
+    ids = array("i")  # four bytes a token, where a list of numbers takes forty
+    texts = Texts(source, column=settings.column)
     for number, text in enumerate(texts):
         if number and texts.continuous:
-            ids += tokenizer("\n\n", add_special_tokens=False)["input_ids"]
+            ids.extend(tokenizer("\n\n", add_special_tokens=False)["input_ids"])
         elif number and end is not None:
             ids.append(end)
-        ids += tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids.extend(tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"])
         if len(ids) >= most * settings.block:
             break
     whole = min(most, len(ids) // settings.block)

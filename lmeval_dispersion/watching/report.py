@@ -219,8 +219,8 @@ def read_records(folder: str | Path) -> list[dict[str, Any]]:
 
 def change(later: Mapping[str, Any], earlier: Mapping[str, Any], domain: str) -> Difference:
     """G of a domain in one record minus that in an earlier one, with the paired error over the tokens."""
-    a, b = later["domains"][domain], earlier["domains"].get(domain)
-    if b is None or a["tokens"] != b["tokens"]:
+    a, b = later["domains"][domain], earlier["domains"][domain]
+    if a["tokens"] != b["tokens"]:
         raise UsageError(
             f"steps {earlier['step']} and {later['step']} were measured on other tokens of {domain}; "
             "give the resumed run a folder of its own"

@@ -127,6 +127,8 @@ def test_store_of_texts_holds_the_models_own_states(dispersion_command, model, t
         (["predict", "TEXTS"], "expected CALIBRATOR and RUN, got no RUN"),
         (["audit", "run", "--demo"], "got both: run"),
         (["audit", "STORE", "STORE", "--worst", "5"], "are for one run"),
+        (["audit", "STORE", "STORE", "--metrics", "all"], "are for one run, got 2"),
+        (["audit", "STORE", "--worst", "5", "--slice", "category"], "change nothing in the order of --worst"),
         (["compare", "STORE", "STORE", "--layer", "layer.9"], "layer.9"),
         (["calibrate", "STORE", "--slice", "nothing"], "no column 'nothing'"),
         (["embed", "no/such/folder/at-all", "TEXTS", "-o", "s"], "does not exist"),

@@ -238,7 +238,13 @@ def test_a_failed_start_blocks_nothing_and_a_full_disk_is_one_sentence(base, tmp
     assert main(arguments(base, out)) == 2
     assert "expected a new or empty folder" in capsys.readouterr().err
     (out / "settings.json").unlink()
-    assert main(arguments(base, out, data=base / "short.txt")) == 2
+    for texts, short in (
+        ({"data": base / "short.txt"}, f"two blocks of 16 tokens in {base}/short.txt"),
+        ({"eval_data": base / "short.txt"}, f"a block of 16 tokens in {base}/short.txt"),
+        ({"data": "org/name:wiki@test"}, "a Hub data set with split 'test', got 'org/name:wiki@test'"),
+    ):
+        assert main(arguments(base, out, **texts)) == 2
+        assert short in capsys.readouterr().err
     assert (out / "settings.json").is_file()
 
     for error in (  # of Python, of safetensors and of torch.save on a full tmpfs

@@ -21,6 +21,7 @@ from harness_world import check_same_store, tiny_llama
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import from_samples as module
 from lmeval_dispersion.harness import recording
+from lmeval_dispersion.harness.samples import LoggedRun
 from lmeval_dispersion.harness.vllm import agreement
 from lmeval_dispersion.store import Store
 
@@ -121,6 +122,18 @@ def test_samples_that_are_not_whole_are_refused_or_noted(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="several processes were launched"):
         from_samples(latest, "three")
+
+
+def test_names_of_digits_stay_names_and_other_arguments_become_numbers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(**options: Any) -> None:
+        raise ValueError(repr(options))
+
+    monkeypatch.setattr("lm_eval.models.huggingface.HFLM", refuse)
+    given = {"pretrained": "2024", "revision": "1000", "batch_size": "4", "parallelize": "true"}
+    with pytest.raises(HarnessError, match=r"'batch_size': 4, .*'2024', .*'1000', .*: True"):
+        module._model(LoggedRun(tmp_path, {}, {}), given)
 
 
 def test_samples_of_another_model_or_tokenizer_are_refused(

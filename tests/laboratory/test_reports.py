@@ -136,6 +136,16 @@ def test_a_key_is_recommended_and_agrees_only_where_it_is_sure(lead, options, wo
     assert ("(10 of 10 draws)" in answer[0]) == answer[0].startswith("Key ")
 
 
+def test_two_names_of_one_layer_do_not_differ():
+    rows = [(layer, 50, draw, 0.8 + draw / 100) for draw in range(10) for layer in ("last", "norm")]
+    draws = pd.DataFrame(rows, columns=["layer", "segments", "draw", "dispersion"])
+    summary = draws.groupby(["layer", "segments"])["dispersion"].agg(mean="mean", sd="std", draws="count")
+    result = SublayersResult(MANIFEST, summary.reset_index(), recommendation(draws, 500), draws, None, None)
+    assert result.answer()[0].endswith(
+        "do not clearly differ (last lies above norm by 0.0000 in every draw)."
+    )
+
+
 def condensation_result(rng, slopes, noise=0.05, texts=40):
     """Similarity that moves with depth by a slope, for each (model, control)."""
     parts = {}

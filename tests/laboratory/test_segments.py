@@ -75,13 +75,18 @@ def test_what_cannot_be_tokenised_is_counted(tmp_path):
     assert _report("a.jsonl", counts) == "a.jsonl: 1 segment from 3 texts (1 empty, 1 untokenised)"
 
 
-def test_too_little_text_says_what_to_do(source):
+def test_too_little_text_says_what_to_do(source, tmp_path):
     for length, message in (
         (8, r"one segment of 8 tokens, got none: .*2 too short.*pack="),
         (1, "segments of at least 2 tokens, got 1"),
     ):
         with pytest.raises(UsageError, match=message):
             draw_segments(source([1], [2, 3]), tiny_models.tokenizer(), length=length, most=5)
+    (tmp_path / "a.txt").write_text("w1 w2")  # one document, which packing does not change
+    with pytest.raises(UsageError, match=r"use shorter segments, or more text$"):
+        draw_segments(Texts(tmp_path / "a.txt"), tiny_models.tokenizer(), length=8, most=5)
+    with pytest.raises(UsageError, match="segments of at least 2 tokens, got 1"):
+        draw_segments(source([1]), tiny_models.tokenizer(bos=True), length=1, most=5)
 
 
 def test_states_that_are_no_numbers_are_named_by_layer_and_text(tmp_path, data):

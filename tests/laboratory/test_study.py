@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import gc
+import json
+import os
 import shutil
+import weakref
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -10,11 +16,13 @@ import pytest
 import tiny_models
 import torch
 
-from lmeval_dispersion import condensation
-from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory.analysis import labels, model_settings
+from lmeval_dispersion import clusters, condensation
+from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.laboratory import causal_model
+from lmeval_dispersion.laboratory.analysis import data_settings, labels, model_settings
 from lmeval_dispersion.laboratory.study import Study, StudyRoot, read_study
-from lmeval_dispersion.model.loading import ModelChoice, load_model
+from lmeval_dispersion.model.loading import LoadedModel, ModelChoice, load_model
+from lmeval_dispersion.model.texts import Texts
 
 UNITS = 23
 
@@ -76,10 +84,26 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
         ("r", "law", 2, r"other settings \(seed 1, now 2\); pass another folder="),
         ("r", "clusters", 1, "a study of law, not of clusters"),
         ("mine", "law", 1, "exists and holds no study"),
-        ("store", "law", 1, "the folder of a study, got .*store, which holds none"),
+        ("store", "law", 1, "exists and holds no study; pass another folder="),
+        ("mine/thesis.txt/new", "law", 1, "cannot be written: Not a directory; .* pass another folder="),
     ):
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(DispersionError, match=message):
             Study.open(tmp_path / name, analysis, {"seed": seed})
+
+
+def test_a_full_disk_is_a_sentence_and_what_was_done_stays(tmp_path, monkeypatch):
+    def full(*_args, **_arrays):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        worked(tmp_path / "r", 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", full)
+        with pytest.raises(DispersionError, match="cannot be written: No space left on device; free some"):
+            worked(tmp_path / "r")
+    worked(tmp_path / "r", done=done)
+    assert done == list(range(3, UNITS))
 
 
 def test_results_replace_the_work(tmp_path):
@@ -155,3 +179,59 @@ def test_models_are_called_by_the_parts_of_their_names_that_differ(tmp_path, mon
     assert labels([adapted]) == ["a-7b + lora (4bit)"]
     monkeypatch.chdir(model)
     assert labels(["."]) == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("analysis", "options"),
+    [
+        (condensation, {**OPTIONS, "control": "untrained"}),
+        (clusters, {"ngram": 1, "occurrences": 2, "segment": 3}),
+    ],
+)
+def test_one_model_is_in_memory_at_a_time(inputs, tmp_path, monkeypatch, analysis, options):
+    earlier, load = [], causal_model.loaded_model
+
+    def loaded(model):
+        if isinstance(model, LoadedModel):  # a control's
+            return model
+        gc.collect()
+        assert not [model for model in earlier if model() is not None]
+        loaded = load(model)
+        earlier.append(weakref.ref(loaded.model))
+        return loaded
+
+    models = [inputs[0], shutil.copytree(inputs[0], tmp_path / "other")]
+    monkeypatch.setattr(causal_model, "loaded_model", loaded)
+    analysis(models, inputs[1], quiet=True, **options)
+    assert len(earlier) == 2
+
+
+_OWN = """
+from transformers import LlamaForCausalLM
+class Model(LlamaForCausalLM):
+    pass
+"""
+
+
+def test_a_control_is_built_by_a_checkpoint_s_own_code(inputs):
+    (inputs[0] / "own.py").write_text(_OWN)
+    config = json.loads((inputs[0] / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "own.Model"}
+    (inputs[0] / "config.json").write_text(json.dumps(config))
+    causal = causal_model.CausalModel(ModelChoice(str(inputs[0]), trust_remote_code=True))
+    assert type(causal.control("untrained", 0).loaded.model) is type(causal.loaded.model)
+
+
+def test_batches_are_sized_where_the_system_does_not_tell_its_free_memory(inputs, monkeypatch):
+    """macOS has `os.sysconf`, and not this name."""
+    names = {name: number for name, number in os.sysconf_names.items() if name != "SC_AVPHYS_PAGES"}
+    monkeypatch.setattr(os, "sysconf_names", names)
+    monkeypatch.setattr(os, "sysconf", Mock(side_effect=ValueError("unrecognized configuration name")))
+    assert causal_model.CausalModel(inputs[0]).batch_size(512, 1, losses=False) == 64
+
+
+def test_the_commit_of_a_hub_that_cannot_be_reached_is_unknown(monkeypatch):
+    refused = Mock(side_effect=Exception("Connection refused"))  # the HTTP library's, which is no OSError
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", refused)
+    assert data_settings(Texts("org/name:wiki"))["commit"] is None
+    refused.assert_called_once()

@@ -89,6 +89,8 @@ def test_neighbours_vote_as_a_slow_knn_would():
 
 def test_a_knn_lm_is_built_and_measured_on_segments_of_its_own(model, data):
     pytest.importorskip("faiss")
+    with pytest.raises(UsageError, match="at least 10 segments for a kNN-LM, got 7; pass a larger knn= or"):
+        sublayers(model, data, segment=30, sizes=(20,), knn=90)
     found = sublayers(model, data, segment=30, sizes=(20,), knn=True)
     knn = found.knn.set_index("layer")
     assert knn["keys"].tolist() == [(60 - 2 * 6) * 29] * 2

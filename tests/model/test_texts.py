@@ -57,12 +57,16 @@ def test_mistakes_are_told_with_the_next_step(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"body": "x"}')
     (tmp_path / "b.parquet").write_text("x")
     pq.write_table(pa.table({"body": ["x"]}), tmp_path / "a.parquet")
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "first"}\n')[:-9])
+    (tmp_path / "plain.jsonl.gz").write_text('{"text": "x"}')
     for name, message in (
         ("note.txt", f"does not exist; did you mean {tmp_path}/notes.txt"),
         ("a.csv", "expected a file of .txt"),
         ("a.jsonl", "under 'text' in .*, which has body; name the column"),
         ("a.parquet", "under 'text' in .*, which has body; name the column"),
         ("b.parquet", "expected a parquet file"),
+        ("cut.jsonl.gz", "cannot be read: Compressed file ended before .*; check it or fetch it anew"),
+        ("plain.jsonl.gz", "cannot be read: Not a gzipped file"),
         (".", "the folder"),
     ):
         with pytest.raises(UsageError, match=message):

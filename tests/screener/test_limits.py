@@ -10,7 +10,7 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, ours, read_of
 from hub_server import HubServer
-from lmeval_screener.checkpoints.limits import UNTOLD, Budget, Quota
+from lmeval_screener.checkpoints.limits import UNSTATED, Budget, Quota
 from lmeval_screener.errors import ScreeningError
 
 
@@ -46,8 +46,8 @@ def test_no_more_leave_than_are_left(left, expected):
 
 def test_until_a_server_says_something_few_leave_and_a_silent_one_sets_no_limit():
     bucket = Quota("api")
-    assert let_go(bucket, 40) == UNTOLD
-    for _ in range(UNTOLD):
+    assert let_go(bucket, 40) == UNSTATED
+    for _ in range(UNSTATED):
         bucket.done({})
     assert let_go(bucket, 40) == 40
 
@@ -163,8 +163,8 @@ def test_a_run_above_every_quota_ends_in_one_go(tmp_path):
             np.testing.assert_array_equal(got, expected)
         assert len(hub.seen("api")) - hub.quotas.refusals["api"] == 24
         # A request at the start of an unknown window may be one too many; nothing is tried in between.
-        assert hub.quotas.refusals["api"] <= UNTOLD
-        assert hub.quotas.refusals["resolvers"] <= UNTOLD
+        assert hub.quotas.refusals["api"] <= UNSTATED
+        assert hub.quotas.refusals["resolvers"] <= UNSTATED
 
 
 def test_a_server_that_refuses_again_and_again_is_left_alone(hub, tmp_path):

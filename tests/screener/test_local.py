@@ -11,7 +11,7 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from faulty_proxy import WebServer
 from hub_client import FILE, read_folder, refused, truth, whole_gap
-from hub_faults import status
+from hub_faults import status, without
 from hub_server import HubServer
 from hub_wire import Reply
 from lmeval_screener import screen
@@ -108,6 +108,15 @@ def test_a_signed_address_of_one_file(folder, tmp_path):
             assert secret not in json.dumps(result.to_dict()) + str(error)
 
 
+def test_a_tokenizer_on_a_web_server(tmp_path):
+    bare = shutil.copytree(DEMO / "sums-10", tmp_path / "m", ignore=shutil.ignore_patterns("tokenizer*"))
+    (tmp_path / "words").mkdir()
+    shutil.copy(DEMO / "sums-10" / "tokenizer.json", tmp_path / "words" / "words.json")
+    with WebServer(tmp_path) as web:
+        (found,) = screen([str(bare)], tokenizer=f"{web.endpoint}/words/words.json").checkpoints
+    assert found.gaps["cosine"].mean == pytest.approx(whole_gap(bare, found), abs=1e-6)
+
+
 class Locked(WebServer):
     """Files for those who send any password."""
 
@@ -134,9 +143,22 @@ def test_shards_on_a_web_server(tmp_path):
     (folder / "pytorch_model.bin").write_bytes(b"x")
     with WebServer(tmp_path) as web:
         np.testing.assert_array_equal(read(f"{web.endpoint}/model", tmp_path).rows, truth(folder))
+        head = read(f"{web.endpoint}/model", tmp_path / "versions").projection.file
+        web.fault("*", without("ETag"))
+        web.requests.clear()
+        read(f"{web.endpoint}/model", tmp_path)
+        asked = {request.path for request in web.requests if request.headers["range"] != "bytes=0-0"}
+        assert {path for path in asked if "-of-" in path} == {f"/model/{head}"}, "not every shard's header"
         for shard in folder.glob("*-of-*"):
             shard.unlink()
         assert refused(read, f"{web.endpoint}/model", tmp_path).code == "BadIndex"
+
+
+def test_letters_of_an_address_quoted_or_not(tmp_path):
+    folder = write_checkpoint(tmp_path / "ä b" / "m", head_and_embedding())
+    with WebServer(tmp_path) as web:
+        for place in ("ä b", "ä%20b", "%C3%A4%20b"):
+            np.testing.assert_array_equal(read(f"{web.endpoint}/{place}/m", tmp_path).rows, truth(folder))
 
 
 def test_a_web_page_is_no_file(folder, tmp_path):

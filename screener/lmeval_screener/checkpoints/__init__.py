@@ -93,7 +93,8 @@ class Snapshot(Protocol):
         files: Every file by path.
         meter: What travelled so far.
         parameters: Parameters as the Hub counts them from the safetensors headers; None if it does not say.
-        cache: Where rows and headers are kept; None where reading costs nothing.
+        is_local: Whether its files lie on this machine, where reading costs nothing.
+        cache: Where rows and headers are kept; None for a folder, and for files without a version.
     """
 
     repo: str
@@ -101,6 +102,7 @@ class Snapshot(Protocol):
     files: Mapping[str, FileEntry]
     meter: Meter
     parameters: int | None
+    is_local: bool
     cache: Cache | None
 
     async def small_file(self, path: str) -> bytes:

@@ -187,10 +187,10 @@ class Hub:
         names, _ = await self.page(address, repo, parse_references, budget or Budget(math.inf))
         matches = matching(names, pattern)
         if not matches:
-            some = ", ".join(sorted(names, key=step_key)[:6]) or "none"
+            some = (", ".join(sorted(names, key=step_key)[:6]) or "none") + (", …" if len(names) > 6 else "")
             raise ScreeningError(
                 "RevisionNotFound",
-                f"no branch or tag of {repo} matches {pattern!r}; it has {len(names)}: {some}, …",
+                f"no branch or tag of {repo} matches {pattern!r}; it has {len(names)}: {some}",
             )
         return matches
 

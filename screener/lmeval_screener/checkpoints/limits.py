@@ -26,7 +26,7 @@ T = TypeVar("T")
 #: Seconds that a server may ask to wait; the Hub's windows have 300.
 LONGEST_WAIT = 900.0
 #: Requests that are on their way while a quota has not yet said what is left.
-UNTOLD = 16
+UNSTATED = 16
 #: Refusals of a quota for which one checkpoint's clock stands: a server that refuses on and on is no quota.
 PATIENCE = 8
 #: Share of a quota, and requests, below which nothing optional is asked for.
@@ -126,7 +126,7 @@ class Quota:
         if self._left is not None and now >= self._resets:
             self._left = None
         if self._left is None:
-            return math.inf if self._silent else UNTOLD - self._flying
+            return math.inf if self._silent else UNSTATED - self._flying
         return self._left - self._flying
 
     def affords(self) -> bool:

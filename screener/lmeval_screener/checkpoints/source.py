@@ -105,6 +105,8 @@ class Sources:
             if text not in self._tokenizers:
                 folder, slash, name = text.rpartition("/") if text.endswith(".json") else (text, "", "")
                 target = parse_target(folder or slash or ".") if name else parse_target(text)
+                if target.scheme in ("http", "https"):
+                    target = parse_target(text)  # no server lists what its folder holds
                 if target.refused is not None:
                     raise ScreeningError(target.refused[0], f"--tokenizer {text}: {target.refused[1]}")
                 # No checkpoint's own budget: the next one reads it too, each within its own time.
@@ -128,7 +130,7 @@ class WithTokenizer:
         added = {name: replace(other.files[there], path=name) for name, there in names.items()}
         self.files: Mapping[str, FileEntry] = {**checkpoint.files, **added}
         self.meter: Meter = checkpoint.meter
-        self.parameters = checkpoint.parameters
+        self.parameters, self.is_local = checkpoint.parameters, checkpoint.is_local
         self.cache: Cache | None = checkpoint.cache
         self.checkpoint, self._other, self._names = checkpoint, other, dict(names)
 

@@ -60,8 +60,8 @@ class WebServers:
         transport = self._hub.transport
         if transport is None:
             raise offline(target.shown)
-        url = URL(target.repo, encoded="%" in target.repo)
-        file = url.name if url.name.endswith(WEIGHTS) else ""
+        url = URL(target.repo, encoded="%" in target.repo and target.repo.isascii())
+        file = url.name if url.name.endswith((*WEIGHTS, ".json")) else ""
         base, account = url.parent if file else url, self._hub.account(budget)
 
         async def probed(name: str) -> WebFile | None:

@@ -348,7 +348,7 @@ async def _parameters(
     if type(total) is int and total > 0:
         return total
     shards = sorted({file for (file,) in holders.values()})
-    if files.snapshot.cache is None and all(shard in files.snapshot.files for shard in shards):
+    if files.snapshot.is_local and all(shard in files.snapshot.files for shard in shards):
         return sum([(await files.header(shard)).parameters for shard in shards])
     if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < 2**62:
         return None

@@ -157,7 +157,7 @@ class Matrix:
 
     def refuse_scattered(self, size: int, how: str, why: str) -> None:
         """Refuse to read so many bytes over a network."""
-        if self.snapshot.cache is not None and size > MOST_SCATTERED:
+        if not self.snapshot.is_local and size > MOST_SCATTERED:
             raise ScreeningError(
                 "ScatteredRows",
                 f"cannot be screened from afar because {self.tensor.name} is stored {how}: "
