@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import ssl
 from pathlib import Path
+from urllib.parse import unquote
 
 from hub_wire import Loopback, Reply, Request, ranged
 
@@ -52,7 +53,7 @@ class WebServer(FaultyProxy):
         self.folder, self.secret = folder, secret
 
     def usual(self, request: Request) -> Reply:
-        place = self.folder / request.path.lstrip("/")
+        place = self.folder / unquote(request.path).lstrip("/")
         if self.secret is not None and request.query.get("signature") != [self.secret]:
             return Reply(403, {}, b"<Error><Code>AccessDenied</Code></Error>")
         if not place.is_file():

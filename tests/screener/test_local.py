@@ -154,6 +154,13 @@ def test_shards_on_a_web_server(tmp_path):
         assert refused(read, f"{web.endpoint}/model", tmp_path).code == "BadIndex"
 
 
+def test_letters_of_an_address_quoted_or_not(tmp_path):
+    folder = write_checkpoint(tmp_path / "ä b" / "m", head_and_embedding())
+    with WebServer(tmp_path) as web:
+        for place in ("ä b", "ä%20b", "%C3%A4%20b"):
+            np.testing.assert_array_equal(read(f"{web.endpoint}/{place}/m", tmp_path).rows, truth(folder))
+
+
 def test_a_web_page_is_no_file(folder, tmp_path):
     with WebServer(folder.parent) as web:
         web.fault("*", status(200), match="*.index.json")

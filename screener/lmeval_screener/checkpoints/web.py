@@ -60,7 +60,7 @@ class WebServers:
         transport = self._hub.transport
         if transport is None:
             raise offline(target.shown)
-        url = URL(target.repo, encoded="%" in target.repo)
+        url = URL(target.repo, encoded="%" in target.repo and target.repo.isascii())
         file = url.name if url.name.endswith((*WEIGHTS, ".json")) else ""
         base, account = url.parent if file else url, self._hub.account(budget)
 
