@@ -22,6 +22,7 @@ from lmeval_dispersion.errors import DispersionError, StoreError, UsageError
 from lmeval_dispersion.geometry.centred import CentredVectors
 from lmeval_dispersion.statistics import wilson
 from lmeval_dispersion.store import Store, read_store
+from lmeval_dispersion.store.format import CORRECT_ABOVE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +31,6 @@ Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 FEWEST = 20  # right, and wrong, documents for an interval that has its level
-CORRECT_FROM = 0.5  # a score from here on counts as a correct answer where two classes are needed
 
 _ONE_ANSWER = 0.9  # share of a single answer from which on answers are taken for constant
 _REPEATED = 0.05  # share of repeated documents from which on intervals are too short to conclude from
@@ -136,7 +136,7 @@ class Run:
     @property
     def right(self) -> NDArray[np.bool_]:
         """Whether each document was answered correctly; False where there is no label. Shape (n,)."""
-        return np.asarray(self.score >= CORRECT_FROM)
+        return np.asarray(self.score > CORRECT_ABOVE)
 
     @property
     def perplexity(self) -> Array:
@@ -213,7 +213,7 @@ def _notes(run: Run) -> list[str]:
     between = int(((run.score > 0) & (run.score < 1)).sum())
     if between:
         notes.append(
-            f"{between} documents have a score between 0 and 1; from {CORRECT_FROM} on it counts as correct "
+            f"{between} documents have a score between 0 and 1; above {CORRECT_ABOVE} it counts as correct "
             "in mixtures, calibration and ranking."
         )
     return notes

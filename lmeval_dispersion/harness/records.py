@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.geometry import Estimate, streamed_dispersion_estimate, valid_rows
 from lmeval_dispersion.harness.seams import Pooled
+from lmeval_dispersion.store.format import CORRECT_ABOVE
 
 Vectors = NDArray[np.float32]
 
@@ -187,8 +188,9 @@ def records_of(metric: str, records: Sequence[DocRecord]) -> tuple[DocRecord, ..
     which = METRICS[metric]
     if which == "all":
         return tuple(records)
-    # NaN is neither: a task without labels has no correct and no incorrect documents.
-    return tuple(r for r in records if (r.correct > 0.5 if which == "correct" else r.correct <= 0.5))
+    # A task without labels has no correct and no incorrect documents.
+    judged = [r for r in records if not math.isnan(r.correct)]
+    return tuple(r for r in judged if (r.correct > CORRECT_ABOVE) == (which == "correct"))
 
 
 @lru_cache(maxsize=1)  # lm-eval asks for a value and then for its error

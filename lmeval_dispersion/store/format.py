@@ -40,6 +40,8 @@ COLUMNS: dict[str, tuple[str, Any]] = {
     "truncated": ("bool", False),
     "text": ("string", None),
 }
+#: A score above this counts as a correct answer where there are two classes.
+CORRECT_ABOVE = 0.5
 TEXT_LENGTH = 500
 ROWS = 1024  # rows converted at a time, so that a wide store never exists twice in float64
 

@@ -87,9 +87,11 @@ def test_documents_without_direction_are_left_out_and_counted(tmp_path):
 def test_scores_between_and_missing_labels_and_confidences_are_said_and_the_rest_is_used(tmp_path):
     rng = np.random.default_rng(0)
     scores = np.where(rng.random(1200) < 0.5, rng.random(1200), np.nan)
+    scores[0] = 0.5  # no correct answer, as in lm-eval's figures
     run = planted_store(tmp_path, n=1200, correct=scores, logprobs=[[]] * 1200, truncated=True)
     report = audit(run, details=True)
     labelled = int((~np.isnan(scores)).sum())
+    assert read_run(run).right.tolist() == (scores > 0.5).tolist()
     assert (report.run["labelled"], report.ranking.documents, report.missing) == (labelled, labelled, {})
     assert [note.partition(" ")[2].partition(";")[0] for note in report.notes] == [
         "prompts were too long for the model and lost their beginning.",
