@@ -287,7 +287,7 @@ def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
     """
     usable = [row for row in rows if row.documents >= 3 and np.isfinite(row.dispersion_se)]
     if len(usable) < 2:
-        return Missing(f"{len(usable)} of {len(rows)} slices have three documents")
+        return Missing(f"{len(usable)} of {len(rows)} slices have three documents, and two are needed")
     lowest = min(usable, key=lambda row: row.dispersion)
     tail = NormalDist().cdf(-normal_point(len(usable) * (len(usable) - 1) // 2))
     clear = 0

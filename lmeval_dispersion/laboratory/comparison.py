@@ -60,7 +60,7 @@ def leading(bins: pd.DataFrame) -> Array:
     return np.asarray(bins["mean_perplexity" if plain else "mean_nll"].to_numpy(), dtype=np.float64)
 
 
-def correlated(bins: pd.DataFrame, measure: str, seed: int = 0) -> Correlated:
+def correlated(bins: pd.DataFrame, measure: str, seed: int) -> Correlated:
     """Pearson r of perplexity and a measure over bins."""
     x, y = leading(bins), bins[measure].to_numpy()
     value, samples = statistics.correlation(x, y), statistics.resampled_correlations(x, y, seed=seed)

@@ -100,6 +100,8 @@ class Watcher:
     def step(self, *, saved: bool = False) -> dict[str, float] | None:
         """Count a step of the loop and measure at every ``every``-th, and where a checkpoint was ``saved``.
 
+        The count begins at 1: a loop that goes on from a checkpoint calls :meth:`measure` with its own.
+
         Returns:
             The figures to log, or None where nothing was measured.
         """

@@ -50,7 +50,7 @@ class Accuracies:
 
     def check(self, targets: Sequence[Target]) -> None:
         """Make sure that they fit what is to be screened; a glob of revisions fits what it matches."""
-        screened = _listed([target.label for target in labelled(targets)])
+        labels = [target.label for target in labelled(targets)]
         taken: dict[str, Rated] = {}
         names, any_fits = _Names(targets), False
         for rated in self.rated:
@@ -68,14 +68,15 @@ class Accuracies:
                         f"{rated.place}: {target.label} is there twice; expected one accuracy per checkpoint"
                     )
             if not fitting and self.complete:
-                near = nearest(name, [target.label for target in labelled(targets)])
                 raise UsageError(
-                    f"{rated.place}: expected a checkpoint that is screened, got {name!r}{near}; screened: "
-                    f"{screened}"
+                    f"{rated.place}: expected a checkpoint that is screened, got "
+                    f"{name!r}{nearest(name, labels)}; screened: {_listed(labels)}"
                 )
         if not any_fits:
             others = _listed([label(rated.name, rated.revision) for rated in self.rated])
-            raise UsageError(f"expected accuracies of what is screened ({screened}), got those of {others}")
+            raise UsageError(
+                f"expected accuracies of what is screened ({_listed(labels)}), got those of {others}"
+            )
 
     def of(self, targets: Sequence[Target]) -> list[Target]:
         """The targets, globs expanded, each with its accuracy of this source and of no other."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from checkpoints import write_with_words
 from faulty_proxy import FaultyProxy
@@ -118,6 +120,28 @@ def test_the_demo_and_its_folders_by_name_are_one_group(tmp_path, capsys):
     screen([str(make(tmp_path / "own", 3))], registry=place)
     assert main(["registry", "query", str(place)]) == 0
     assert " in 2 groups for math" in capsys.readouterr().out
+
+
+def test_the_ties_of_a_large_group_are_runs_of_ranks(tmp_path, capsys):
+    """Rank by rank, those of ten thousand would take gigabytes."""
+    place = tmp_path / "r.db"
+    screen([str(data_folder("demo") / "sums-10")], registry=place)
+    draw = np.random.default_rng(0)
+    with closing(sqlite3.connect(place)) as connection, connection:
+        connection.row_factory = sqlite3.Row
+        for table in ("results", "seen"):
+            row = dict(connection.execute(f"SELECT * FROM {table}").fetchone())
+            for number in range(69):
+                row["identity"] = f"hf://org/m{number}"
+                if table == "results":
+                    numbers = np.frombuffer(row["numbers"])
+                    row["numbers"] = (numbers + draw.normal(0, 1e-4, len(numbers))).tobytes()
+                names, marks = ", ".join(row), ", ".join("?" * len(row))
+                connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(row.values()))
+    assert main(["registry", "query", str(place), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["rank"] for row in rows] == list(range(1, 71))
+    assert (rows[0]["tied_with"], rows[1]["tied_with"]) == (["2-70"], [1, "3-70"])
 
 
 def test_options_without_a_use_are_refused(tmp_path, capsys):

@@ -21,7 +21,7 @@ from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
 from lmeval_screener.figures import Difference, difference
 from lmeval_screener.registry.database import Seen, folder_is_gone, last_seen
-from lmeval_screener.screened import Reading, Screened
+from lmeval_screener.screened import Group, Reading, Screened, tied_with
 from lmeval_screener.targets import labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
@@ -85,7 +85,7 @@ class Ranked:
     checkpoint: Annotated[str, Col("Checkpoint")]
     group: Annotated[str | None, Col("Group", drop=2)] = None
     rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
-    tied_with: Annotated[tuple[int, ...], Col("No clear order with", drop=1)] = ()
+    tied_with: Annotated[Sequence[int | str], Col("No clear order with", drop=1)] = ()
     G: Annotated[float | None, Col("G", ".3f", error="se")] = None
     se: float | None = None
     ratio: Annotated[float | None, Col("Ratio", ".3f")] = None
@@ -266,13 +266,14 @@ def query(
     for c in ranked([entry for entry in seen if entry.target.label not in gone], metric):
         if family in (None, c.family) and scale in (None, c.scale):
             members.setdefault((c.family, c.scale), []).append(c)
+    groups = [Group(*name, tuple(checkpoints)) for name, checkpoints in members.items()]
     rows = [
         Ranked(
-            c.label, f"{c.family} · {c.scale}", c.rank, c.tied_with, c.gaps[metric].mean,
+            c.label, group.name, c.rank, _ties(c, group), c.gaps[metric].mean,
             c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision,
         )
-        for group in members.values()
-        for c in group[:top]
+        for group in groups
+        for c in group.checkpoints[:top]
     ]  # fmt: skip
     if family is None and scale is None and top is None:
         rows += [Ranked(label, note="deleted") for label in gone]
@@ -281,6 +282,11 @@ def query(
     sentence = f"{total} for {domain} against {reference}"
     sentence += f"; {len(gone)} deleted, {failed} failed when last seen."
     return _document("Checkpoints of the registry", "checkpoints", [sentence], rows)
+
+
+def _ties(c: Screened, group: Group) -> list[int | str]:
+    """The ranks without a clear order; of a large group the first and last of each run, as text."""
+    return ["-".join(map(str, rank)) if isinstance(rank, list) else rank for rank in tied_with(c, group)]
 
 
 def sql_answer(connection: sqlite3.Connection, statement: str) -> Document:

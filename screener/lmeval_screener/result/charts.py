@@ -8,6 +8,7 @@ from typing import Any
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.cells import short_names
 from lmeval_screener.figures import difference
+from lmeval_screener.result.answer import ranks_of
 from lmeval_screener.screened import Group, Screened
 from lmeval_screener.targets import step_number
 
@@ -24,7 +25,7 @@ def dots(members: Sequence[Screened], metric: Metric) -> dict[str, Any]:
             "G": c.gaps[metric].mean,
             "reach": c.gaps[metric].mean - 2 * (c.next.se if c.next else 0.0),
             "ratio": None if c.ratio is None else c.ratio.mean,
-            "no clear order with": ", ".join(map(str, c.tied_with)),
+            "no clear order with": ranks_of(c.ties),
             "kind": _kind(c),
         }
         for c, name in zip(members, short_names([c.label for c in members]), strict=True)
