@@ -189,7 +189,7 @@ def opened(
             yield Study.open(Path(temporary), kind, settings, names=names, quiet=quiet)
         return
     key = sha256(json.dumps([FORMAT, settings], sort_keys=True).encode()).hexdigest()[:10]
-    place = folder.root / f"{kind}-{key}" if isinstance(folder, StudyRoot) else Path(folder)
+    place = folder.root / f"{kind}-{key}" if isinstance(folder, StudyRoot) else Path(folder).expanduser()
     study = Study.open(place, kind, settings, names=names, quiet=quiet)
     yield study
     if isinstance(folder, StudyRoot):
@@ -211,7 +211,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def is_study(folder: str | Path) -> bool:
     """Whether ``folder`` holds a study, complete or not, of this format or another version of it."""
     try:
-        manifest = json.loads((Path(folder) / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads((Path(folder).expanduser() / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(manifest, dict) and str(manifest.get("format", "")).startswith("dispersion-lab/")
@@ -219,7 +219,7 @@ def is_study(folder: str | Path) -> bool:
 
 def read_study(folder: str | Path) -> Study:
     """A complete study, to be looked at."""
-    study = Study(Path(folder))
+    study = Study(Path(folder).expanduser())
     if not study.manifest["complete"]:
         raise UsageError(f"the study in {folder} is not complete; give its command again to resume it")
     return study

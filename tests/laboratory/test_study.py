@@ -134,13 +134,16 @@ def inputs(tmp_path):
     ("what", "message"), [("text", "the text {'sha256': '"), ("weights", "the models' files .*'sha256:")]
 )
 def test_changed_content_makes_another_study_and_another_name_does_not(
-    inputs, tmp_path, what, message, capsys
+    inputs, tmp_path, what, message, capsys, monkeypatch
 ):
     model, text = inputs
     study, root = tmp_path / "study", StudyRoot(tmp_path / "studies")
     first = condensation(model, text, folder=study, **OPTIONS)
     kept = condensation(model, text, folder=root, **OPTIONS)
     assert first.manifest["names"] == {"models": [str(model)], "texts": [str(text)]}
+    monkeypatch.setenv("HOME", str(tmp_path))  # a shell leaves --study=~/study as it is
+    assert condensation(model, text, folder="~/study", **OPTIONS).manifest == first.manifest
+    assert read_study("~/study").manifest == first.manifest
     moved = shutil.copytree(model, tmp_path / "moved"), shutil.copy(text, tmp_path / "moved.jsonl")
     assert condensation(*moved, folder=study, **OPTIONS).manifest == first.manifest
     if what == "text":

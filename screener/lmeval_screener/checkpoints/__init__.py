@@ -91,7 +91,7 @@ class Snapshot(Protocol):
         repo: ``org/name`` after renames were followed; the path for a folder, the address for a storage.
         revision: The commit, 40 hex digits; None for a folder and a storage.
         files: Every file by path.
-        meter: What travelled so far.
+        meter: Its traffic so far.
         parameters: Parameters as the Hub counts them from the safetensors headers; None if it does not say.
         is_local: Whether its files lie on this machine, where reading costs nothing.
         cache: Where rows and headers are kept; None for a folder, and for files without a version.

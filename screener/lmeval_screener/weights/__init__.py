@@ -69,7 +69,7 @@ class Header:
         tensors: Every tensor by name, as stored.
         slices: Offsets of those that torch's distributed checkpoint stored as a slice under the usual name
             (``DCP_SHARDING_INFO``); None where the entry is no list of offsets.
-        pairs: What else GGUF's header says, as far as it matters here.
+        pairs: The values of a GGUF header that are read, by key.
     """
 
     tensors: Mapping[str, Tensor]
