@@ -294,13 +294,7 @@ class Screening:
             except ScreeningError as error:
                 outcome = error
             except asyncio.CancelledError:
-                if not self._stopped:
-                    raise
-                kept = "cached" if self.session is None else "in the registry"
-                outcome = ScreeningError(
-                    "Interrupted",
-                    f"stopped before it was read; what was read is {kept}, run the same command again",
-                )
+                outcome = self._interrupted()
             except DispersionError:
                 raise  # it concerns the whole run
             except Exception as error:
@@ -315,6 +309,12 @@ class Screening:
             return outcome if isinstance(outcome, Reading) else None
 
         tasks = [asyncio.create_task(work(target)) for target in targets]
+        with self._interruptible(tasks):
+            return [reading for reading in await asyncio.gather(*tasks) if reading is not None]
+
+    @contextlib.contextmanager
+    def _interruptible(self, tasks: Sequence[asyncio.Task[Any]]) -> Iterator[None]:
+        """Cancel the tasks on Ctrl-C and SIGTERM, where what is done is to be kept, and at the end."""
 
         def stop() -> None:
             self._stopped = True
@@ -323,10 +323,20 @@ class Screening:
 
         try:
             with _on_interrupt(stop) if self.keep_on_interrupt else contextlib.nullcontext():
-                return [reading for reading in await asyncio.gather(*tasks) if reading is not None]
+                yield
         finally:
             for task in tasks:
                 task.cancel()
+
+    def _interrupted(self) -> ScreeningError:
+        """The error of a cancelled checkpoint; the cancellation itself where no signal stopped the run."""
+        if not self._stopped:
+            raise asyncio.CancelledError
+        kept = "cached" if self.session is None else "in the registry"
+        return ScreeningError(
+            "Interrupted",
+            f"stopped before it was read; what was read is {kept}, run the same command again",
+        )
 
     async def _read(self, target: Target) -> Reading:
         if self.session is not None and (known := self.session.pinned(target)) is not None:
@@ -385,7 +395,11 @@ class Screening:
                         raise mismatch(family, reading, of_family.first)
                     if common.first.resolution != reading.resolution:
                         # Its tokenizer also has words that the others lack: rank it on the common ones.
-                        reading = await self._read_over(reading, common.first)
+                        again = asyncio.create_task(self._read_over(reading, common.first))
+                        with self._interruptible([again]):
+                            reading = await again
+                except asyncio.CancelledError:
+                    self._fail(reading.target, self._interrupted())
                 except ScreeningError as error:
                     self._fail(reading.target, error)
                 else:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import functools
 import io
 import json
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from checkpoints import slow_gap, write_checkpoint, write_qwen_7b
 from hub_faults import stalled, status
+from lmeval_screener.reading import Reader
 from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
@@ -138,7 +141,9 @@ def test_checkpoints_by_name_are_grouped_by_tokenizer_and_scale_over_a_domain_of
     assert {c["tokens"]["domain"] for c in document["checkpoints"]} == {6}
 
 
-def test_a_family_is_ranked_on_the_tokens_of_all_and_without_other_tokenizers(command, small, tmp_path):
+def test_a_family_is_ranked_on_the_tokens_of_all_and_without_other_tokenizers(
+    command, small, tmp_path, monkeypatch
+):
     lacking = json.loads(QWEN)
     del lacking["model"]["vocab"]["Ġkitchen"]
     for name, tokenizer in (("org/a", json.dumps(lacking).encode()), ("org/b", QWEN), ("org/c", GPT2)):
@@ -156,6 +161,20 @@ def test_a_family_is_ranked_on_the_tokens_of_all_and_without_other_tokenizers(co
     (failed,) = document["failed"]
     assert (failed["repo"], failed["error"]) == ("org/c", "TokenizerMismatch")
     assert "differs from that of org/a" in failed["message"]
+
+    def interrupted(reader, target, budget, *, over=None):
+        if over is None:
+            return read(reader, target, budget)
+        signal.raise_signal(signal.SIGINT)
+        return asyncio.sleep(60)
+
+    # Ctrl-C while a checkpoint is read once more, over the common tokens: the others stay.
+    read = Reader.read
+    monkeypatch.setattr(Reader, "read", interrupted)
+    document = json.loads(command("--family", f"{families}:ours", "--format", "json").stdout)
+    assert [c["repo"] for c in document["checkpoints"]] == ["org/a"]
+    errors = {failed["repo"]: failed["error"] for failed in document["failed"]}
+    assert errors == {"org/b": "Interrupted", "org/c": "TokenizerMismatch"}
 
 
 def test_a_training_run_is_printed_in_step_order(command, small, hub, tmp_path):

@@ -89,6 +89,17 @@ def test_every_tensor_is_where_torch_finds_it(tmp_path, change):
     assert found["plain"].entry != found["parameter"].entry
 
 
+def test_a_vector_with_gaps_is_read_as_torch_reads_it(tmp_path):
+    torch.save({"scales": torch.arange(12.0)[1::3]}, tmp_path / FILE)
+
+    async def numbers():
+        files = WeightFiles(open_folder(tmp_path))
+        matrix = await files.matrix(FILE, (await files.header(FILE)).tensors["scales"])
+        return await matrix.read([0, 2, 3])
+
+    assert asyncio.run(numbers()).tolist() == [[1.0], [7.0], [10.0]]
+
+
 def test_a_state_dict_of_a_module_and_one_inside_a_checkpoint(tmp_path):
     module = torch.nn.Sequential(torch.nn.Embedding(7, 3), torch.nn.Linear(3, 2))
     for saved in (module.state_dict(), {"epoch": 3, "loss": 0.5, "state_dict": module.state_dict()}):

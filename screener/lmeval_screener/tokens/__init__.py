@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -110,7 +111,7 @@ def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
 def _path(name: str) -> Path | None:
     """The file that ``name`` means, or None for what is neither a bundled name nor looks like a path."""
     if name.endswith((".yaml", ".yml")):
-        return Path(name)
+        return Path(os.path.expanduser(name))
     return data_folder("token_sets") / f"{name}.yaml" if name in bundled_token_sets() else None
 
 

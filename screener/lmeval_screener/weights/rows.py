@@ -77,6 +77,8 @@ class WeightFiles:
             tensor = await torch_archive.locate(file, tensor)
             file.keep()
         shape = tensor.shape if len(tensor.shape) == 2 else (tensor.elements, 1)
+        if tensor.strides is not None and len(tensor.strides) == 1 and tensor.strides != (1,):
+            tensor = tensor._replace(strides=(*tensor.strides, 1))
         return Matrix(self.snapshot, path, tensor, (shape[0], shape[1]), narrow)
 
 
