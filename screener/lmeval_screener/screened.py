@@ -345,10 +345,15 @@ def tied_with(c: Screened, group: Group) -> list[Any]:
     return [first if first == last else [first, last] for first, last in c.ties.runs()]
 
 
+def tie_cells(ties: Iterable[Any]) -> list[int | str]:
+    """The ranks of :func:`tied_with` for tables: a run as ``first-last``."""
+    return ["-".join(map(str, rank)) if isinstance(rank, list) else rank for rank in ties]
+
+
 def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """An entry as a row of CSV: one value in each column."""
-    ties = ["-".join(map(str, rank)) if isinstance(rank, list) else str(rank) for rank in row["tied_with"]]
-    flat = {name: row[name] for name in _NAMES} | {"tied_with": " ".join(ties)}
+    ties = " ".join(map(str, tie_cells(row["tied_with"])))
+    flat = {name: row[name] for name in _NAMES} | {"tied_with": ties}
     for metric in METRICS:
         for part in ("gap", *PARTS):
             figure = row[part][metric]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -30,8 +31,10 @@ def test_groups_and_variants_are_selected_by_name():
     assert bare.digest != default.digest
 
 
-def test_digest_ignores_notes_and_follows_words(tmp_path):
+def test_digest_ignores_notes_and_follows_words(tmp_path, monkeypatch):
     plain = load_token_set(own_set(tmp_path, TINY)).digest
+    monkeypatch.setenv("HOME", str(tmp_path))  # a shell expands no ~ behind --domain=
+    assert load_token_set(f"~/{Path(own_set(tmp_path, TINY)).name}").digest == plain
     assert load_token_set(own_set(tmp_path, TINY + "notes: changed\n")).digest == plain
     assert load_token_set(own_set(tmp_path, TINY.replace("dog", "fox"))).digest != plain
 

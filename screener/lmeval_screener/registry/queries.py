@@ -21,7 +21,7 @@ from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
 from lmeval_screener.figures import Difference, difference
 from lmeval_screener.registry.database import Seen, folder_is_gone, last_seen
-from lmeval_screener.screened import Group, Reading, Screened, tied_with
+from lmeval_screener.screened import Group, Reading, Screened, tie_cells, tied_with
 from lmeval_screener.targets import labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
@@ -269,7 +269,7 @@ def query(
     groups = [Group(*name, tuple(checkpoints)) for name, checkpoints in members.items()]
     rows = [
         Ranked(
-            c.label, group.name, c.rank, _ties(c, group), c.gaps[metric].mean,
+            c.label, group.name, c.rank, tie_cells(tied_with(c, group)), c.gaps[metric].mean,
             c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision,
         )
         for group in groups
@@ -282,11 +282,6 @@ def query(
     sentence = f"{total} for {domain} against {reference}"
     sentence += f"; {len(gone)} deleted, {failed} failed when last seen."
     return _document("Checkpoints of the registry", "checkpoints", [sentence], rows)
-
-
-def _ties(c: Screened, group: Group) -> list[int | str]:
-    """The ranks without a clear order; of a large group the first and last of each run, as text."""
-    return ["-".join(map(str, rank)) if isinstance(rank, list) else rank for rank in tied_with(c, group)]
 
 
 def sql_answer(connection: sqlite3.Connection, statement: str) -> Document:
