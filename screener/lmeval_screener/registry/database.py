@@ -114,9 +114,22 @@ def to_write(path: Path) -> Iterator[sqlite3.Connection]:
             _check(connection, path)
         # Where machines share the file, its journal is one that needs no memory of theirs.
         mode = "DELETE" if file_system(path) in _NETWORK else "WAL"
-        connection.execute(f"PRAGMA journal_mode = {mode}")
+        _set_journal(connection, mode)
         connection.execute("PRAGMA synchronous = NORMAL")
         yield connection
+
+
+def _set_journal(connection: sqlite3.Connection, mode: str) -> None:
+    """Set the kind of journal, for which SQLite itself does not wait while another process begins."""
+    deadline = time.monotonic() + _WAIT
+    while True:
+        try:
+            connection.execute(f"PRAGMA journal_mode = {mode}")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
 @contextmanager
