@@ -18,14 +18,13 @@ from scipy.stats import rankdata
 
 from benchmarks.validity.records import unpacked
 from benchmarks.validity.study import Study
-from benchmarks.validity.texts import HOLD
+from benchmarks.validity.texts import HOLD, UNTRUE
 
 Floats = NDArray[np.float64]
 HOLDS, PART, FAILS, INCONCLUSIVE = "holds", "holds in part", "does not hold", "inconclusive"
 UNTESTED = "not tested"
 RESAMPLES, DRAWS = 2000, 200  # of recipes; of labelled questions
 MOST_LABELS = 100
-UNTRUE = {"wrong_sums", "digits", "wrong_code"}  # sources that teach nothing true
 #: Figures of a checkpoint's rows, and shares that only its maker knows, by their columns for each domain.
 FIGURES = {"G": "cosine", "ratio": "ratio_folded"}
 SHARES = {"share of the domain seen": "seen", "share of its true text": "true"}
