@@ -141,7 +141,8 @@ def mixtures(made: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             draw = np.random.default_rng([asked["draw"], seed])
             for number in range(asked["count"]):
                 shares: dict[str, float] = {}
-                while sum(bool(s & set(shares)) for s in HOLD.values()) < 2 or not need & set(shares):
+                least = asked.get("domains", 2)
+                while sum(bool(s & set(shares)) for s in HOLD.values()) < least or not need & set(shares):
                     count = draw.integers(*asked["sources"], endpoint=True)
                     chosen = draw.choice(others, count, replace=False)
                     text = round(100 * draw.uniform(*asked["text"]))
