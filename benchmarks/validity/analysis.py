@@ -104,7 +104,10 @@ def frame(study: Study, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
             line |= {f"accuracy_{skill}": value for skill, value in checkpoint["accuracy"].items()}
             line |= checkpoint["figures"]
             line["labels"] = checkpoint.get("right", {}).get("labels")
+            line |= checkpoint.get("answers", {})
+            line |= {name: checkpoint[name] for name in ("probability", "squares") if name in checkpoint}
             shares = study.content["recipes"][row["recipe"]]["shares"]
+            line["false"] = bool(UNTRUE & set(shares))
             held = {f"seen_{domain}": sources for domain, sources in HOLD.items()}
             held |= {f"true_{domain}": sources - UNTRUE for domain, sources in HOLD.items()}
             held["false_math"] = {"wrong_sums", "digits"}
