@@ -106,11 +106,7 @@ class Kind:
         """Chance that the mean probability over so many random labelled questions orders each pair right."""
         cells = self.population.table.probability
         values = np.array([unpacked_shares(cell["labels"][domain]) for cell in cells])
-        rng, pairs = np.random.default_rng(1), self.pairs[domain]
-        total = np.zeros(len(pairs.sign))
-        for _ in range(DRAWS):
-            total += pairs.right(values[:, rng.permutation(values.shape[1])[:count]].mean(1))
-        return total / DRAWS
+        return by_means(self.pairs[domain], values, count)
 
     def _squares(self, domain: str) -> Floats:
         cells = self.population.table.squares
@@ -150,6 +146,14 @@ class Kind:
         reached = np.maximum.accumulate(curve)
         share = self.shares[figure]["mean"].estimate
         return Estimate(*(float(np.searchsorted(reached, value) + 1) for value in share))
+
+
+def by_means(pairs: Pairs, values: Floats, count: int) -> Floats:
+    """Chance that the mean of so many random columns of ``values`` orders each pair of lines right."""
+    rng, total = np.random.default_rng(1), np.zeros(len(pairs.sign))
+    for _ in range(DRAWS):
+        total += pairs.right(values[:, rng.permutation(values.shape[1])[:count]].mean(1))
+    return total / DRAWS
 
 
 def with_mean(parts: dict[str, Resampled]) -> dict[str, Resampled]:
