@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import sqlite3
@@ -202,3 +203,43 @@ def test_a_second_run_over_a_bucket_reads_no_object(s3_server, tmp_path, monkeyp
         proxy.requests.clear()
         assert asked(address) == first
         assert [request.path for request in proxy.ranges()] == []
+
+
+def schema(place):
+    with closing(sqlite3.connect(place)) as connection:
+        layout = connection.execute("PRAGMA user_version").fetchone()
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+        return layout, {
+            name: [column[1:3] for column in connection.execute(f"PRAGMA table_info({name})")]
+            for (name,) in tables.fetchall()
+        }
+
+
+@pytest.mark.parametrize("first", ["a question", "a run"])
+def test_a_registry_of_an_older_layout_is_brought_to_todays(many, tmp_path, capsys, first):
+    old, new = tmp_path / "old.db", tmp_path / "new.db"
+    stored = gzip.decompress(Path("tests/data/registry-1.db.gz").read_bytes())
+    old.write_bytes(stored)
+    if first == "a question":
+        assert main(["registry", "query", str(old)]) == 0
+        assert "org/b" in capsys.readouterr().out
+        assert old.read_bytes() == stored  # who only reads changes nothing
+    for place in (old, new):
+        screen(many[:1], registry=place)
+    assert schema(old) == schema(new)
+    assert main(["registry", "query", str(old), "--format", "csv"]) == 0
+    assert {"org/a", "org/b", "org/none", "m00"} == {
+        line.split(",")[0] for line in capsys.readouterr().out.splitlines()[1:]
+    }
+
+
+def test_a_registry_of_a_newer_version_is_refused(many, tmp_path, capsys):
+    place = tmp_path / "r.db"
+    screen(many[:1], registry=place)
+    with closing(sqlite3.connect(place)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    before = place.read_bytes()
+    with pytest.raises(UsageError, match=r"layout \d or older, got 99 .* newer version .* update this one"):
+        screen(many[:1], registry=place)
+    assert main(["registry", "query", str(place)]) == 2
+    assert place.read_bytes() == before

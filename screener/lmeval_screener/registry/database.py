@@ -53,7 +53,7 @@ LASTING = frozenset(
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _BEGIN = "BEGIN IMMEDIATE"  # no other process writes until the block of a connection ends
 _WAIT = 120.0  # seconds that a statement waits for another process; each holds the file for milliseconds
-_APPLICATION, _LAYOUT = 0x4C4D5352, 1  # marks in the file's header; the layout is raised with the tables
+_APPLICATION = 0x4C4D5352  # the mark of a registry in the file's header
 #: File systems that several machines share: SQLite's write-ahead log needs memory that all writers share.
 _NETWORK = frozenset(
     {
@@ -65,9 +65,12 @@ _NETWORK = frozenset(
 _FIGURES = [*(f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")), "ratio", "ratio_se"]
 _MEASURED = f"""tokenizer, tensor, tensor_file, dtype, v_rows, width, tied, parameters, {", ".join(_FIGURES)},
     warnings, bytes, requests, seconds"""
+# What brings a registry to each layout, from the one before; its header says which it has. Files of every
+# released layout lie on users' disks: a change is added here, and none is edited.
 # Absent texts that identify are '' and never NULL. A row of `seen` stands for all runs in a row that found a
 # checkpoint alike.
-_TABLES = f"""
+_CHANGES = {
+    1: f"""
 CREATE TABLE runs (
     run PRIMARY KEY, started, ended, command, version, domain, reference, metric, tokens, screened, failed,
     bytes, requests, seconds
@@ -81,7 +84,14 @@ CREATE TABLE results (
 CREATE TABLE seen (
     identity, requested, file, tokens, first, last, runs, run, state, family, scale, negative_control, method,
     version, error, message, PRIMARY KEY (identity, requested, file, tokens, first)
-);
+)""",
+    # The time up to which the answer of a nightly run speaks, '' until it is given; the rows in short.
+    2: "ALTER TABLE runs ADD COLUMN announced; ALTER TABLE results ADD COLUMN sketch BLOB",
+}
+_LAYOUT = max(_CHANGES)
+_VIEWS = f"""
+DROP VIEW IF EXISTS checkpoints;
+DROP VIEW IF EXISTS sightings;
 CREATE VIEW sightings AS
 SELECT s.*, domain, reference, repo, revision, {_MEASURED}, split, numbers, no_ratio
 FROM seen s
@@ -107,11 +117,8 @@ def to_write(path: Path) -> Iterator[sqlite3.Connection]:
         with connection:
             connection.execute(_BEGIN)
             if connection.execute("SELECT name FROM sqlite_master").fetchone() is None:
-                for statement in _TABLES.split(";"):
-                    connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-                connection.execute(f"PRAGMA user_version = {_LAYOUT}")
-            _check(connection, path)
+            _bring_up_to_date(connection, _layout_of(connection, path))
         # Where machines share the file, its journal is one that needs no memory of theirs.
         mode = "DELETE" if file_system(path) in _NETWORK else "WAL"
         _set_journal(connection, mode)
@@ -139,8 +146,12 @@ def to_read(path: Path) -> Iterator[sqlite3.Connection]:
         raise UsageError(f"expected a registry, got {path}, which is not there; --registry makes one")
     # Where nothing can be written no process writes, and SQLite could keep no account of its readers.
     free = os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK)
-    with _opened(path, "rw" if free else "ro&immutable=1") as connection:
-        _check(connection, path)
+    with _opened(path, "rw" if free else "ro&immutable=1") as connection, closing(_copy()) as copy:
+        if (layout := _layout_of(connection, path)) < _LAYOUT:
+            # Who only reads changes no file: a copy is brought to today's layout.
+            connection.backup(copy)
+            connection = copy
+            _bring_up_to_date(connection, layout)
         allowed = {
             *(sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
         }
@@ -199,17 +210,34 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
         raise DispersionError(f"the registry {path} failed ({reason}): {advice}") from error
 
 
-def _check(connection: sqlite3.Connection, path: Path) -> None:
-    """Whether a database is a registry of this layout."""
+def _copy() -> sqlite3.Connection:
+    """An empty database in memory, for a copy of a registry."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def _layout_of(connection: sqlite3.Connection, path: Path) -> int:
+    """The layout of a registry; 0 for one that is being made."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (layout,) = connection.execute("PRAGMA user_version").fetchone()
     if application != _APPLICATION:
         raise _other(path)
-    if layout != _LAYOUT:
+    if layout > _LAYOUT:
         raise UsageError(
-            f"expected a registry of layout {_LAYOUT}, got {layout} in {path}; use the version of "
-            "lmeval-dispersion that wrote it, or begin a new registry"
+            f"expected a registry of layout {_LAYOUT} or older, got {layout} in {path}, which a newer "
+            "version of lmeval-dispersion wrote; update this one"
         )
+    return int(layout)
+
+
+def _bring_up_to_date(connection: sqlite3.Connection, layout: int) -> None:
+    """Bring a registry of some layout to today's."""
+    if layout == _LAYOUT:
+        return
+    changes = [_CHANGES[number] for number in range(layout + 1, _LAYOUT + 1)]
+    for statement in ";".join([*changes, _VIEWS, f"PRAGMA user_version = {_LAYOUT}"]).split(";"):
+        connection.execute(statement)
 
 
 def _other(path: Path) -> UsageError:
