@@ -27,7 +27,7 @@ _ARGUMENTS = {
     for name in (
         *("audit-sample", "bin-size", "bins", "control", "demo", "device", "domain", "dtype"),
         *("family", "force", "held-out", "knn", "layer", "metric", "ngram", "occurrences"),
-        *("pack", "quantize", "reference", "refresh", "registry", "seed", "segment", "segments"),
+        *("pack", "quantize", "reference", "refresh", "registry", "seed", "segment", "segments", "since"),
         *("timeout", "tokenizer", "where"),
     )
 } | {"batch-size": "batch", "feature": "features", "shortlist": "k", "slice": "by", "study": "folder"}

@@ -118,8 +118,9 @@ def add_selection_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--since",
         metavar="DATE",
-        help="of what is listed: changed then or later; with --registry all is screened, and the answer is "
-        "what is new since then: a date, yesterday, or a run of the registry (default: all)",
+        help="without --registry, of what is listed: changed on that date or later, or since yesterday; with "
+        "it all is screened, and the answer is what is new since the last run (last), the last before today "
+        "(yesterday), a date, or a run of the registry (default: all)",
     )
     parser.add_argument(
         "--limit", type=int, metavar="N", help="of what is listed: the N that changed last (default: all)"
@@ -146,10 +147,19 @@ def selection_of(args: argparse.Namespace) -> Selection:
         queries = [Query(a, (*args.tag, *base)) for a in authors for base in bases]
     since = None
     if args.since is not None and getattr(args, "registry", None) is None:
+        if args.since == "last":
+            raise UsageError("expected --registry FILE with --since last, got none: it knows the last run")
         try:
-            since = datetime.date.fromisoformat(args.since)
+            today = datetime.datetime.now(datetime.timezone.utc).date()
+            is_day_before = args.since == "yesterday"
+            since = (
+                today - datetime.timedelta(1) if is_day_before else datetime.date.fromisoformat(args.since)
+            )
         except ValueError:
-            raise UsageError(f"expected --since such as 2026-10-31, got {args.since!r}") from None
+            raise UsageError(
+                f"expected --since such as 2026-10-31 or yesterday, got {args.since!r}; a run or a time of "
+                "day takes --registry"
+            ) from None
     if args.limit is not None and args.limit < 1:
         raise UsageError(f"expected --limit of at least 1, got {args.limit}")
     return Selection(tuple(queries), since, args.limit)
@@ -200,7 +210,7 @@ def select_targets(
         if selection.since is not None or selection.limit is not None:
             raise UsageError(
                 "expected something to list with --since and --limit, got names only; add --author, "
-                "--tag, --base-model or ORG/*"
+                "--tag, --base-model or ORG/*, or a --registry, which says what is new of names"
             )
         return Selected(parse_targets(names, tokenizer))
     import asyncio

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from checkpoints import write_with_words
 from faulty_proxy import FaultyProxy
 from huggingface_hub import constants
 from lmeval_screener import screen
-from lmeval_screener.registry import database
+from lmeval_screener.cli import main as screen_checkpoints
+from lmeval_screener.registry import database, queries
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import DispersionError, UsageError
@@ -243,3 +245,50 @@ def test_a_registry_of_a_newer_version_is_refused(many, tmp_path, capsys):
         screen(many[:1], registry=place)
     assert main(["registry", "query", str(place)]) == 2
     assert place.read_bytes() == before
+
+
+@pytest.mark.parametrize("full", ["while it screens", "from the start"])
+def test_a_full_disk_costs_no_report(many, tmp_path, monkeypatch, capsys, full):
+    """A file that may have no more pages is full to SQLite; so is one without room for its journal."""
+    place = tmp_path / "r.db"
+    screen(many[5:], registry=place, since="last")
+    prepare, limits = database._prepare, []
+
+    def prepared(connection, path):
+        if full == "from the start":
+            raise sqlite3.OperationalError("disk I/O error")
+        prepare(connection, path)
+        limits.append(connection.execute("PRAGMA page_count").fetchone()[0] + 2)
+        connection.execute(f"PRAGMA max_page_count = {limits[0]}")
+
+    words = [*many, "--registry", str(place), "--since", "last"]
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "_prepare", prepared)
+        assert screen_checkpoints([*words[:-2], "--format", "json"]) == 0
+        said = capsys.readouterr()
+        assert len(json.loads(said.out)["checkpoints"]) == 7
+        assert re.search(r"r\.db could not be written from 20\S+ \S+ UTC on, as its disk is full", said.err)
+        with pytest.warns(UserWarning, match="could not be written from"):
+            assert len(screen(many, registry=place, since="last").news.moves) == 5
+        assert screen_checkpoints(words) == 5
+        assert "5 new." in capsys.readouterr().out
+    # With room again, what was not kept is announced: better twice than never.
+    assert screen_checkpoints(words) == 5
+    assert "5 new." in capsys.readouterr().out
+    assert screen_checkpoints(words) == 0
+    with closing(sqlite3.connect(place)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_small_mistakes_have_their_own_sentence(many, tmp_path, monkeypatch, capsys):
+    place = str(tmp_path / "r.db")
+    screen(many[:1], registry=place)
+    for path in ("/dev/null", str(tmp_path)):
+        with pytest.raises(UsageError, match="to be a file in an existing folder"):
+            screen(many[:1], registry=path)
+    assert main(["registry", "query", place, "SELECT 1 a, 2 a, 3 a", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == [{"a": 1, "a:1": 2, "a:2": 3}]
+    monkeypatch.setattr(queries, "_LIMIT", 0.1)
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+    assert main(["registry", "query", place, endless]) == 2
+    assert "one SELECT of SQLite's that ends within" in capsys.readouterr().err

@@ -21,6 +21,7 @@ from lmeval_screener.result import answer
 from lmeval_screener.screened import Failed, Group, Screened, entry, flat_row
 
 if TYPE_CHECKING:
+    from lmeval_screener.registry.news import News
     from lmeval_screener.shortlist import Shortlist
     from lmeval_screener.shortlist.verdict import Verdict
 
@@ -44,7 +45,9 @@ class Gate:
     @classmethod
     def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
         """The gate of a screening, by the label of its reference."""
-        others = sum(len(group.checkpoints) for group in groups) + len(failed) - 1
+        # Of those that failed, a registry may have figures.
+        everyone = {f.label for f in failed} | {c.label for group in groups for c in group.checkpoints}
+        others = len(everyone) - 1
         places = [(group, c) for group in groups for c in group.checkpoints if c.label == reference]
         if not places:
             return cls(reference, (), 0, others, next(f.error for f in failed if f.label == reference))
@@ -75,6 +78,7 @@ class Result(Report):
         gate: The answer of ``--fail-if-below``; None where it was not asked for.
         chosen: The short list that the report shows; None for all checkpoints.
         accuracy: The supplied accuracies, in words; empty where nothing says.
+        news: What a registry says is new; None where that was not asked for.
     """
 
     template: ClassVar[str] = "screening.jinja"
@@ -93,6 +97,7 @@ class Result(Report):
     gate: Gate | None = None
     chosen: Shortlist | None = None
     accuracy: str = ""
+    news: News | None = None
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -103,15 +108,26 @@ class Result(Report):
         return tuple(Group(family, scale, tuple(members)) for (family, scale), members in groups.items())
 
     @property
+    def _everyone(self) -> int:
+        """How many were to be screened: a registry has older figures of some that failed."""
+        return len({c.label for c in self.checkpoints} | {f.label for f in self.failed})
+
+    @property
     def best(self) -> Screened:
         """The checkpoint with the largest G of the first group; an IndexError where nothing was screened."""
         return self.checkpoints[0]
 
     @property
     def exit_code(self) -> int:
-        """Exit status of the command: 4 below the gate, 1 where there is no answer, 3 where some failed."""
+        """Exit status of the command.
+
+        4 below the gate, 1 where there is no answer, 5 where the news are worth an evaluation, 3 where some
+        failed: the first that is so.
+        """
         if self.gate is not None and not self.gate.passed:
             return 4 if self.gate.below else 1
+        if self.news is not None and self.news.worth:
+            return 5
         return (3 if self.checkpoints else 1) if self.failed else 0
 
     def shortlist(self, k: int, *, audit_sample: int = 0, seed: int = 0) -> Shortlist:
@@ -332,8 +348,8 @@ class Result(Report):
             "sentences": [
                 answer.sentences(group, self.metric, self.domain) for group in self.groups[: answer.GROUPS]
             ],
-            "most_failed": len(self.failed) > len(self.checkpoints),
-            "failures": answer.failures(self.failed, len(self.checkpoints)),
+            "most_failed": len(self.failed) > self._everyone / 2,
+            "failures": answer.failures(self.failed, self._everyone),
             "references": list(dict.fromkeys("step before" if g.steps else "next rank" for g in self.groups)),
             "notes": _who((note, c) for c in members for note in c.notes),
             "unknown": _who(

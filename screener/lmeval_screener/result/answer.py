@@ -35,13 +35,11 @@ def not_screened(failed: Sequence[Failed]) -> str:
     )
 
 
-def failures(failed: Sequence[Failed], screened: int) -> str:
-    """How many failed, with the most frequent reasons; empty where none did."""
+def failures(failed: Sequence[Failed], everyone: int) -> str:
+    """How many of all failed, with the most frequent reasons; empty where none did."""
     if not failed:
         return ""
-    return (
-        f"{len(failed)} of {len(failed) + screened} checkpoints could not be screened ({_errors(failed, 3)})."
-    )
+    return f"{len(failed)} of {everyone} checkpoints could not be screened ({_errors(failed, 3)})."
 
 
 def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
