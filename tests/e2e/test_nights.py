@@ -144,7 +144,7 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
     model(place / "later", "mid")
     code, said, moves = night(*everything)
     assert code == 3  # far failed, and nothing is worth an evaluation
-    assert said[0] == "Nothing new is level with the former best."
+    assert said[0] == "Nothing new or changed is level with the former best."
     assert said[1].startswith("Not read, and ranked by older figures: far (")
     assert said[2:] == ["1 new, 1 failed."]
     assert texts(moves)["later"] == ("new", "below the former best, new")
@@ -203,7 +203,7 @@ def test_the_best_is_not_lost_for_one_night_without_its_server(night, tmp_path):
         until_then.close()
         code, said, moves = night(*addresses, model(tmp_path / "good", "good"))
         assert code == 3
-        assert said[0] == "Nothing new is level with the former best."
+        assert said[0] == "Nothing new or changed is level with the former best."
         assert moves["good"]["text"] == "below the former best, a"
         assert (moves["good"]["rank"], moves["a"]["text"].split(",")[0]) == (2, "Unreachable")
         # In a screening of them, in the registry's ranking and in its history.
@@ -237,7 +237,7 @@ def test_the_former_best_is_the_one_of_the_last_run(night, tmp_path):
     # Now mid is the best, and gets worse; something that is below what it was comes.
     model(tmp_path / "mid", "low")
     code, said, moves = night(*names, newone, model(tmp_path / "third", "good"))
-    assert (code, said[0]) == (0, "Nothing new is level with the former best.")
+    assert (code, said[0]) == (0, "Nothing new or changed is level with the former best.")
     assert moves["third"]["text"] == "below the former best, mid as it was"
     assert moves["mid"]["text"].startswith("below the former best, its former self; changed by −0.")
     # The best is deleted: what comes is above all that is left, and not above what was there.

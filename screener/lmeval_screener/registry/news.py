@@ -117,11 +117,13 @@ class News(Report):
             "Worth evaluating, above the former best": [m for m in compared if m.standing == "above"],
             "Best of a new group": [m for m in compared if m.standing == "first" and m.rank == 1],
             "No clear order with the former best": [m for m in compared if m.standing == "level"],
-            "Changed for the better": [m for m in compared if m.risen and m.standing == "below"],
+            "Changed for the better, below the former best": [
+                m for m in compared if m.risen and m.standing == "below"
+            ],
         }
         said = [f"{words}: {_names(chosen)}." for words, chosen in groups.items() if chosen]
         if compared and not said:
-            said = ["Nothing new is level with the former best."]
+            said = ["Nothing new or changed is level with the former best."]
         lost = [move for move in self.moves if move.what == "failed" and move.checkpoint not in self.kept]
         if lost:
             said.append(f"Failed: {some([f'{m.checkpoint} ({m.text})' for m in lost])}.")
