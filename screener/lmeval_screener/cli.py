@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
@@ -33,7 +33,7 @@ from lmeval_screener.selection import add_selection_options
 if TYPE_CHECKING:
     from lmeval_screener.result import Result
     from lmeval_screener.screened import Failed, Reading
-    from lmeval_screener.screening import OnDone, Screening
+    from lmeval_screener.screening import OnDone
     from lmeval_screener.shortlist import Shortlist
 
 _EVERY = 30.0  # seconds between two lines of progress
@@ -206,7 +206,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
 
     from lmeval_screener.checkpoints.limits import Allowance
-    from lmeval_screener.screening import Screening, add_named, floor_among
+    from lmeval_screener.screening import Screening, add_named, floor_among, session_in
     from lmeval_screener.selection import select_targets, selection_of
     from lmeval_screener.tokens import load_token_set
 
@@ -258,7 +258,8 @@ def run(args: argparse.Namespace) -> int:
         check_ray(selected.targets)
         screening.reader_type = RayReader
     screening.since = args.since if args.registry is not None else None
-    with _session(args, screening) as session:
+    run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
+    with session_in(args.registry, domain, reference, since=screening.since, **run_of) as session:
         with _progress(args.quiet) as screening.on_done:
             screening.session = session
             result = screening.result(selected)
@@ -270,14 +271,6 @@ def run(args: argparse.Namespace) -> int:
             if session.loss:
                 print(f"screen-checkpoints: {session.loss}", file=sys.stderr)
     return status
-
-
-def _session(args: argparse.Namespace, screening: Screening) -> Any:
-    """A context with the session of ``--registry``, None without."""
-    from lmeval_screener.screening import session_in
-
-    run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
-    return session_in(args.registry, screening.domain, screening.reference, since=screening.since, **run_of)
 
 
 def _write(args: argparse.Namespace, output: Output, result: Result, tasks: tuple[str, ...]) -> int:

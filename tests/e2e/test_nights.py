@@ -136,7 +136,7 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
             "broken": "failed", "org/worst": "failed",
         }  # fmt: skip
         assert moves["new"]["text"] == "above the former best, far"
-        assert moves["mid"]["text"].startswith("above the former best, far; changed by +0.")
+        assert moves["mid"]["text"].startswith("above the former best, far; was G 1.0")
         assert moves["renamed"]["text"] == "below the former best, far"
 
     # The server of the former best is down, the Hub is back; what was announced is not announced again.
@@ -239,7 +239,7 @@ def test_the_former_best_is_the_one_of_the_last_run(night, tmp_path):
     code, said, moves = night(*names, newone, model(tmp_path / "third", "good"))
     assert (code, said[0]) == (0, "Nothing new or changed is level with the former best.")
     assert moves["third"]["text"] == "below the former best, mid as it was"
-    assert moves["mid"]["text"].startswith("below the former best, its former self; changed by −0.")
+    assert moves["mid"]["text"] == "below the former best, its former self; was G 1.180"
     # The best is deleted: what comes is above all that is left, and not above what was there.
     shutil.rmtree(newone)
     code, said, moves = night(*names, tmp_path / "third", model(tmp_path / "fourth", "good"))

@@ -20,7 +20,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_screener.figures import difference, numbers_of
-from lmeval_screener.ranking import agree, clear_above, holm
+from lmeval_screener.ranking import clear_above
 from lmeval_screener.registry.database import Seen, last_seen
 from lmeval_screener.registry.queries import is_gone, named, ranked, some
 from lmeval_screener.screened import Reading, Screened
@@ -48,7 +48,6 @@ class Move:
             ``first`` of its group. None where these weights were announced before, or there are no figures.
         text: The same in words.
         name: The checkpoint as a command takes it.
-        risen: Whether a changed one is clearly above its former self; None where it is not compared.
         message: Why it failed.
     """
 
@@ -63,7 +62,6 @@ class Move:
     standing: Literal["above", "level", "below", "first"] | None = None
     text: Annotated[str, Col("How")] = ""
     name: str = ""
-    risen: bool | None = None
     message: str = ""
 
     @property
@@ -117,9 +115,6 @@ class News(Report):
             "Worth evaluating, above the former best": [m for m in compared if m.standing == "above"],
             "Best of a new group": [m for m in compared if m.standing == "first" and m.rank == 1],
             "No clear order with the former best": [m for m in compared if m.standing == "level"],
-            "Changed for the better, below the former best": [
-                m for m in compared if m.risen and m.standing == "below"
-            ],
         }
         said = [f"{words}: {_names(chosen)}." for words, chosen in groups.items() if chosen]
         if compared and not said:
@@ -210,17 +205,17 @@ def news(
             arrived[place] = "new" if old is None else "changed" if old.reading else "recovered"
     fresh = [place for place in arrived if (*place, now[place].state) not in announced]
     standings = _standings(fresh, live, then, metric)
-    changes = _changes([place for place in fresh if arrived[place] == "changed"], now, then, metric)
     ranks = {id(c.gaps): c for c in ranked(list(live.values()), metric)}
     for place, what in arrived.items():
         c = ranks[id(_reading(live[place]).gaps)]
         standing = standings.get(place, _Standing(None, "as it was announced before"))
-        risen, change = changes.get(place, (None, ""))
+        before = then[place].reading if what == "changed" else None
+        was = f"was G {before.gaps[metric].mean:.3f}" if before else ""
         moves.append(
             Move(
                 what, c.label, f"{c.family} · {c.scale}", c.rank, c.gaps[metric].mean,
                 None if c.ratio is None else c.ratio.mean, standing.gain, standing.se, standing.word,
-                "; ".join(filter(None, [standing.text, change])), c.name, risen,
+                "; ".join(filter(None, [standing.text, was])), c.name,
             )
         )  # fmt: skip
     moves.sort(key=lambda move: (_KINDS.index(move.what), move.group or "", move.rank or 0))
@@ -302,27 +297,3 @@ def _standings(
             text = f"{words} the former best, {'its former self' if place == origin else called}"
             standings[place] = _Standing(word, text, gain.mean, gain.se)
     return standings
-
-
-def _changes(
-    changed: Sequence[_Place], now: Mapping[_Place, Seen], then: Mapping[_Place, Seen], metric: Metric
-) -> dict[_Place, tuple[bool | None, str]]:
-    """Whether each changed checkpoint is clearly above its former self, and the change in words."""
-    pairs = {place: (_reading(now[place]), _reading(then[place])) for place in changed}
-    gains = {
-        place: difference(new.gaps[metric], old.gaps[metric])
-        for place, (new, old) in pairs.items()
-        if new.resolution == old.resolution
-    }
-    clear = holm({place: gain.p for place, gain in gains.items()})
-    changes: dict[_Place, tuple[bool | None, str]] = {}
-    for place, (new, old) in pairs.items():
-        if place not in gains:
-            changes[place] = None, "its tokenizer changed"
-            continue
-        gain = gains[place]
-        better, worse = (new, old) if gain.mean > 0 else (old, new)
-        is_clear = place in clear and agree(better.ratio, worse.ratio)
-        words = f"changed by {gain.mean:+.3f} ± {gain.se:.3f}".replace("-", "−")
-        changes[place] = is_clear and gain.mean > 0, words if is_clear else f"{words}, not clear"
-    return changes
