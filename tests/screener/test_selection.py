@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import io
 import json
 import re
@@ -154,6 +155,16 @@ def test_names_lists_and_selections_together_name_each_checkpoint_once(family, t
 def test_a_selection_of_nothing_is_refused_with_a_sentence(family, words, said):
     with pytest.raises(UsageError, match=said):
         chosen(*words, names=["acme/tuned-1"])
+
+
+def test_yesterday_selects_of_a_list_and_nothing_beside_a_registry():
+    parser = argparse.ArgumentParser()
+    add_selection_options(parser)
+    args = parser.parse_args(["--author", "acme", "--since", "yesterday"])
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    assert selection_of(args).since in (today - datetime.timedelta(1), today)  # midnight may pass
+    args.registry = Path("r.db")  # what is new is another question: all is screened
+    assert selection_of(args).since is None
 
 
 def test_selected_checkpoints_cost_three_requests_and_known_ones_none(registry, monkeypatch):
