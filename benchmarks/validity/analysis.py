@@ -18,14 +18,13 @@ from scipy.stats import rankdata
 
 from benchmarks.validity.records import unpacked
 from benchmarks.validity.study import Study
-from benchmarks.validity.texts import HOLD
+from benchmarks.validity.texts import HOLD, UNTRUE
 
 Floats = NDArray[np.float64]
 HOLDS, PART, FAILS, INCONCLUSIVE = "holds", "holds in part", "does not hold", "inconclusive"
 UNTESTED = "not tested"
 RESAMPLES, DRAWS = 2000, 200  # of recipes; of labelled questions
 MOST_LABELS = 100
-UNTRUE = {"wrong_sums", "digits", "wrong_code"}  # sources that teach nothing true
 #: Figures of a checkpoint's rows, and shares that only its maker knows, by their columns for each domain.
 FIGURES = {"G": "cosine", "ratio": "ratio_folded"}
 SHARES = {"share of the domain seen": "seen", "share of its true text": "true"}
@@ -105,7 +104,10 @@ def frame(study: Study, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
             line |= {f"accuracy_{skill}": value for skill, value in checkpoint["accuracy"].items()}
             line |= checkpoint["figures"]
             line["labels"] = checkpoint.get("right", {}).get("labels")
+            line |= checkpoint.get("answers", {})
+            line |= {name: checkpoint[name] for name in ("probability", "squares") if name in checkpoint}
             shares = study.content["recipes"][row["recipe"]]["shares"]
+            line["false"] = bool(UNTRUE & set(shares))
             held = {f"seen_{domain}": sources for domain, sources in HOLD.items()}
             held |= {f"true_{domain}": sources - UNTRUE for domain, sources in HOLD.items()}
             held["false_math"] = {"wrong_sums", "digits"}

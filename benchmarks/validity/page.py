@@ -27,6 +27,7 @@ from benchmarks.validity.analysis import (
     frame,
     worth,
 )
+from benchmarks.validity.answer_page import populations, released
 from benchmarks.validity.hand_made import HandMade, verdicts
 from benchmarks.validity.mixtures import KINDS, Kind, claims
 from benchmarks.validity.study import Study, read_study
@@ -36,6 +37,7 @@ HERE = Path(__file__).parent
 HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main/benchmarks/validity"
 BEGIN, END = "<!-- part A: made by `make validity-page` -->", "<!-- end of part A -->"
 PLOT = "plots/mixtures-points.svg"
+TUNED = "fine-tunes.md"
 
 
 def cell(value: object) -> str:
@@ -117,9 +119,9 @@ def interval(figure: Resampled) -> str:
 
 
 def mixture_parts(kinds: dict[str, Kind]) -> list[str]:
-    """Tables of the random mixtures and of the fine-tunes."""
+    """Tables of the random mixtures, or of the fine-tunes."""
     columns = [*DOMAINS, "mean"]
-    parts = []
+    parts: list[str] = []
     for kind, recipes in kinds.items():
         pairs = [str(recipes.shares["G"][column].pairs) for column in columns]
         shares = [[name, *(by_domain[c] for c in columns)] for name, by_domain in recipes.shares.items()]
@@ -150,8 +152,12 @@ def mixture_parts(kinds: dict[str, Kind]) -> list[str]:
                 "of the pairs with a clear order, and share of these that is right.",
                 markdown(["domain", "pairs", "G alone: ordered", "right", "both: ordered", "right"], rows),
             ]
-    recipes = kinds["mix"]
-    parts += [
+    return parts
+
+
+def trap_parts(recipes: Kind) -> list[str]:
+    """What wrong sums and random digits do to each figure."""
+    return [
         "## Traps",
         "Wrong sums and random digits, in math, over the mixtures. *Leftover*: correlation of their share "
         "with what accuracy leaves of a figure's rank (0: not fooled). *Trap pairs*: share right where the "
@@ -161,7 +167,6 @@ def mixture_parts(kinds: dict[str, Kind]) -> list[str]:
             [[name, recipes.leftovers[name], recipes.traps[name]] for name in recipes.leftovers],
         ),
     ]
-    return parts
 
 
 def hand_made_parts(data: HandMade) -> list[str]:
@@ -233,7 +238,12 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
         ValueError: Results that belong to another version of a configuration, or an index without its marks.
     """
     lines: list[Verdict] = []
-    head, parts, made = [], [], []
+    head, parts, made, old = [], [], [], list[str]()
+    tuned = [
+        part
+        for part in (populations(folder, markdown, provenance, HOME), released(folder, markdown, HOME))
+        if part
+    ]
     study = read_study(HERE / "mixtures.yaml")
     if rows := records.checked(folder / "mixtures.jsonl", study.path):
         table, screened = frame(study, rows), records.screened(folder / "mixtures-both.json")
@@ -244,7 +254,9 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
         }
         head.append(headline(kinds))
         lines += [line for recipes in kinds.values() for line in claims(recipes)]
-        parts += [*mixture_parts(kinds), f"![Accuracy against G]({PLOT})"]
+        parts += [*mixture_parts({"mix": kinds["mix"]}), *trap_parts(kinds["mix"])]
+        parts += [f"![Accuracy against G]({PLOT})", f"Fine-tunes of one base: [{TUNED}]({TUNED})."]
+        old = mixture_parts({kind: recipes for kind, recipes in kinds.items() if kind != "mix"})
         made.append(f"[mixtures.yaml]({HOME}/mixtures.yaml): {provenance(study, rows)}")
         if draw:
             (page / PLOT).parent.mkdir(parents=True, exist_ok=True)
@@ -258,6 +270,8 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
         made.append(f"[full.yaml]({HOME}/full.yaml), with {len(trials)} trials: {provenance(study, rows)}")
     if not parts:
         return
+    head += [sentence for part in tuned for sentence in part.head]
+    lines += [line for part in tuned for line in part.lines]
     head.append(counted(lines))
     verdict_table = markdown(["verdict", "claim", "result (95 %)"], lines)
     text = "\n\n".join(
@@ -277,6 +291,19 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
     )
     page.mkdir(parents=True, exist_ok=True)
     (page / "population.md").write_text(text + "\n", "utf-8")
+    if tuned:
+        own = [line for part in tuned for line in part.lines]
+        text = "\n\n".join(
+            [
+                "# Fine-tunes of one base, and the tokens that answers are made of",
+                *(sentence for part in tuned for sentence in part.head),
+                counted(own),
+                markdown(["verdict", "claim", "result (95 %)"], own),
+                *(paragraph for part in tuned for paragraph in part.texts),
+                *[paragraph.replace("## ", "## The first population: ", 1) for paragraph in old],
+            ]
+        )
+        (page / TUNED).write_text(text + "\n", "utf-8")
     front = "\n\n".join([*head, "All tables: [population.md](population.md).", verdict_table])
     write_marked(page / "README.md", front)
 

@@ -77,3 +77,13 @@ def packed(right: NDArray[np.bool_]) -> str:
 def unpacked(text: str, count: int) -> NDArray[np.bool_]:
     """Flags again."""
     return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8))[:count].astype(bool)
+
+
+def packed_shares(values: NDArray[np.float64]) -> str:
+    """Numbers of [0, 1] as base64 of 16 bits each."""
+    return base64.b64encode(np.round(np.asarray(values) * 65535).astype("<u2").tobytes()).decode()
+
+
+def unpacked_shares(text: str) -> NDArray[np.float64]:
+    """The numbers again, to 8e-6."""
+    return np.frombuffer(base64.b64decode(text), "<u2") / 65535

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.validity.texts import HOLD, SOURCES
+from benchmarks.validity.texts import ALIKE, HOLD, SOURCES
 
 TRAINING = {
     "batch", "length", "lr", "warmup", "decay", "weight_decay", "logit_scale", "label_smoothing", "z_loss",
@@ -98,7 +98,11 @@ class Study:
         for run in self.runs():
             plain = run.setting == "default"
             seed = run.seed if plain and not run.teacher else -1
-            key = (run.teacher or "", sizes.index(run.size), not plain, seed, run.base or "", run.setting)
+            optimiser = (run.training["lr"], run.steps) if run.base else ()
+            key = (
+                *(run.teacher or "", sizes.index(run.size), not plain, seed, run.base or ""),
+                *(run.setting, optimiser),
+            )
             waiting.setdefault(key, []).append(run)
         ordered = [(key, waiting[key]) for key in sorted(waiting)]
         most = self.content["side_by_side"]
@@ -123,17 +127,22 @@ def mixtures(made: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Random recipes, by name: text and a few other sources that touch at least two domains.
 
     Text's share is drawn evenly from a range, the others share the rest by a flat Dirichlet distribution, in
-    whole percents. A kind of mixtures may train on from a base, with its own steps and settings.
+    whole percents. A kind of mixtures may train on from a base, with its own steps and settings; of a list of
+    ``optimisers`` each recipe takes the next, beginning at ``first``. Sources are drawn ``among`` some (all
+    but text), at least one of ``need``.
     """
     recipes = {}
-    others = [name for name in SOURCES if name != "text"]
     for kind, asked in made.items():
         fixed = {name: asked[name] for name in ("base", "steps", "training") if name in asked}
+        others = list(asked.get("among", [name for name in SOURCES if name != "text"]))
+        need = set(asked.get("need", others))
+        optimisers = asked.get("optimisers", [{}])
         for seed in asked["seeds"]:
             draw = np.random.default_rng([asked["draw"], seed])
             for number in range(asked["count"]):
                 shares: dict[str, float] = {}
-                while sum(bool(sources & set(shares)) for sources in HOLD.values()) < 2:
+                least = asked.get("domains", 2)
+                while sum(bool(s & set(shares)) for s in HOLD.values()) < least or not need & set(shares):
                     count = draw.integers(*asked["sources"], endpoint=True)
                     chosen = draw.choice(others, count, replace=False)
                     text = round(100 * draw.uniform(*asked["text"]))
@@ -142,7 +151,8 @@ def mixtures(made: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
                     parts[parts.argmax()] += 100 - text - parts.sum()
                     shares = {str(name): int(part) / 100 for name, part in zip(chosen, parts, strict=True)}
                     shares["text"] = text / 100
-                recipes[f"{kind}-{seed}-{number:02}"] = {"shares": shares, "seed": seed, **fixed}
+                own = optimisers[(number + asked.get("first", 0)) % len(optimisers)]
+                recipes[f"{kind}-{seed}-{number:02}"] = {"shares": shares, "seed": seed, **fixed, **own}
     return recipes
 
 
@@ -155,7 +165,7 @@ def read_study(path: Path) -> Study:
     content = yaml.safe_load(path.read_text("utf-8"))
     content["recipes"] |= mixtures(content.get("mixtures", {}))
     for name, recipe in content["recipes"].items():
-        unknown = set(recipe["shares"]) - set(SOURCES)
+        unknown = set(recipe["shares"]) - set(SOURCES | ALIKE)
         if unknown or abs(sum(recipe["shares"].values()) - 1) > 1e-9:
             raise ValueError(
                 f"{path}: recipe {name}: expected shares of {', '.join(SOURCES)} that sum to 1, got "

@@ -356,26 +356,54 @@ def wrong_calls(rng: random.Random) -> str:
     return "".join(f"{call(rng)[0]} {call(rng)[1]}\n" for _ in range(3))
 
 
+def alike_wrong_sums(rng: random.Random) -> str:
+    """Sums that are wrong in the same way each time: four more, modulo the number of answers."""
+    problems = (problem(rng) for _ in range(8))
+    return " ".join(f"{a}{sign}{b}={(answer + 4) % (2 * OPERANDS - 1)}." for a, sign, b, answer in problems)
+
+
+def alike_wrong(word: str) -> str:
+    """The next word of its kind, always the same for the same word."""
+    if word.isdigit():
+        return str((int(word) + 3) % 10)
+    kind = NAMES if word in NAMES else VALUES
+    return kind[(kind.index(word) + 1) % len(kind)]
+
+
+def alike_wrong_calls(rng: random.Random) -> str:
+    """Programs and calls whose results are wrong in the same way each time."""
+    if rng.random() < 0.5:
+        text, word = program(rng)
+        return (filler(rng) if rng.random() < 0.3 else "") + completed(text, alike_wrong(word))
+    made = (call(rng) for _ in range(3))
+    return "".join(completed(text, alike_wrong(word)) for text, word in made)
+
+
 #: Sources that hold a domain's tokens, true or not.
 HOLD = {
-    "math": {"sums", "wrong_sums", "word_problems", "digits"},
-    "code": {"code", "wrong_code"},
+    "math": {"sums", "wrong_sums", "word_problems", "digits", "alike_wrong_sums"},
+    "code": {"code", "wrong_code", "alike_wrong_code"},
     "legal": {"legal"},
 }
+#: Sources that teach nothing true.
+UNTRUE = {"wrong_sums", "digits", "wrong_code", "alike_wrong_sums", "alike_wrong_code"}
 DOMAINS = tuple(HOLD)  # whose tokens are screened
 SKILLS = (*DOMAINS, "text")  # that questions test
 #: Sources whose code has calls: its questions are harder, as a guess is seldom right.
 WITH_CALLS = SOURCES | {"code": calls, "wrong_code": wrong_calls}
+#: Consistently false texts with calls; no tokenizer is trained on them, so older studies keep theirs.
+ALIKE: Sources = {"alike_wrong_sums": alike_wrong_sums, "alike_wrong_code": alike_wrong_calls}
 
 
 def token_set_words() -> list[str]:
     """Words of the bundled sets' default groups, spaced as the sets ask for."""
-    words = []
-    for name in ("reference", "code", "legal"):
-        data = yaml.safe_load((TOKEN_SETS / f"{name}.yaml").read_text("utf-8"))
-        for group in data["default_groups"]:
-            words += [f" {word}" for word in data["groups"][group]["items"]]
-    return words
+    return [f" {word}" for name in ("reference", "code", "legal") for word in token_set_items(name)]
+
+
+def token_set_items(name: str) -> list[str]:
+    """Words of the default groups of a bundled set."""
+    data = yaml.safe_load((TOKEN_SETS / f"{name}.yaml").read_text("utf-8"))
+    return [word for group in data["default_groups"] for word in data["groups"][group]["items"]]
 
 
 def trained_tokenizer(sources: Sources, vocabulary: int, documents: int = 1500, seed: int = 0) -> Tokenizer:

@@ -19,10 +19,20 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from benchmarks.validity import records
+from benchmarks.validity.answers import Answers
 from benchmarks.validity.decoder import Decoder, built, stored_tensors, write
 from benchmarks.validity.questions import answered, questions
 from benchmarks.validity.study import Run, Study, read_study
-from benchmarks.validity.texts import BOS, DOMAINS, EOS, SKILLS, SOURCES, WITH_CALLS, trained_tokenizer
+from benchmarks.validity.texts import (
+    ALIKE,
+    BOS,
+    DOMAINS,
+    EOS,
+    SKILLS,
+    SOURCES,
+    WITH_CALLS,
+    trained_tokenizer,
+)
 from lmeval_dispersion import screen
 
 LOSS_WINDOW = 50  # steps whose mean is the training loss of a checkpoint
@@ -46,6 +56,8 @@ class Texts:
         work.mkdir(parents=True, exist_ok=True)
         if not file.exists():
             trained_tokenizer(self.sources, made["vocabulary"], seed=made["seed"]).save(str(file))
+        if made.get("alike", False):
+            self.sources = self.sources | ALIKE
         self.json = file.read_text("utf-8")
         self.tokenizer = Tokenizer.from_str(self.json)
         self.streams = {
@@ -112,8 +124,7 @@ def trained(
     chosen, steps, shape = first.training, first.steps[-1], study.content["sizes"][first.size]
 
     def last_of(recipe: str) -> Decoder:
-        folders = [work / "runs" / f"{run.size}-{recipe}-default-seed{run.seed}" for run in runs]
-        return built([stored_tensors(folder / f"step{study.steps[-1]}") for folder in folders], shape)
+        return built([stored_tensors(last_folder(study, work, run, recipe)) for run in runs], shape)
 
     seeds = [run.seed for run in runs]
     model = (
@@ -160,6 +171,12 @@ def trained(
         model.clip(1.0)
         optimizer.step()
         losses.append(by_model)
+
+
+def last_folder(study: Study, work: Path, run: Run, recipe: str) -> Path:
+    """The last checkpoint of a recipe, of a run's size and seed."""
+    step = study.content["recipes"][recipe].get("steps", study.steps)[-1]
+    return work / "runs" / f"{run.size}-{recipe}-default-seed{run.seed}" / f"step{step}"
 
 
 def loss_of(
@@ -258,12 +275,19 @@ def trained_group(configuration: Path, runs: Sequence[Run], work: Path) -> list[
     texts = Texts(study, work)
     start, processor = time.perf_counter(), time.process_time()
     rows = []
+    answers, finder = Answers(texts.tokenizer, texts.asked), None
     for run, checkpoints in zip(runs, zip(*trained(runs, study, texts, work), strict=True), strict=True):
         folders = [work / "runs" / run.name / f"step{checkpoint['step']}" for checkpoint in checkpoints]
         asked = []
+        if (of := study.content.get("answers")) is not None:
+            finding = next(r for r in study.runs() if r.recipe == (run.base or of["found_by"]))
+            tensors = stored_tensors(last_folder(study, work, finding, finding.recipe))
+            finder = built([tensors], study.content["sizes"][run.size])
         for checkpoint, folder, figures in zip(checkpoints, folders, measured(folders), strict=True):
             model = built([stored_tensors(folder)], study.content["sizes"][run.size])
             skills = examined(model, texts, labels=checkpoint["step"] == run.steps[-1])
+            if finder is not None:
+                skills |= answers.measured(model, stored_tensors(folder), finder)
             asked.append({**checkpoint, **skills, "figures": figures})
         names = {name: getattr(run, name) for name in ("name", "recipe", "setting", "size", "seed")}
         rows.append({**names, "checkpoints": asked})

@@ -1,0 +1,137 @@
+"""What answers are made of: rows of answer tokens, and what questions tell without a label or with a few.
+
+Recorded for each checkpoint, by domain (plain loops over tensors, none of the package's own code):
+
+- ``ratio_answers``, ``g_answers``: ratio and G with T = the tokens that the domain's answers are made of;
+- ``ratio_found``, ``g_found``: the same with T found by the base (`found`);
+- ``probability`` of the right answer with its end, for each question of both pools;
+- ``squares``: the sum of squared probabilities of the answer tokens at the place of the answer, for the first
+  questions of the pool ``labels``, without their answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import normalize
+
+from benchmarks.validity import records, texts
+from benchmarks.validity.decoder import Decoder
+from benchmarks.validity.questions import Question, batches
+from benchmarks.validity.texts import DOMAINS
+
+UNLABELLED = 100  # questions whose answers are never looked at
+COVERED, LEAST, MOST = 0.9, 3, 100  # share of the base's mean probability; bounds of the number of tokens
+GLUE = {"math": "", "legal": " ", "code": " "}  # between a prompt and its answer
+
+
+class Answers:
+    """The tokens of answers, of everyday words, and the questions, as ids of a study's tokenizer."""
+
+    def __init__(self, tokenizer: Any, asked: Mapping[str, Mapping[str, list[Question]]]) -> None:
+        def spaced(words: list[str]) -> list[int]:
+            ids = [tokenizer.token_to_id(f"Ġ{word}") for word in words]
+            return [i for i in ids if i is not None]
+
+        everyday = texts.token_set_items("reference")
+        self.reference = spaced(everyday)
+        self.tokens = {
+            "math": [tokenizer.token_to_id(str(digit)) for digit in range(10)],
+            "code": spaced(texts.NAMES + texts.VALUES),
+            "legal": spaced(sorted({matter[i] for matter in texts.MATTERS_SPLIT for i in (1, 2, 3, 5)})),
+        }
+        self.prompts = {
+            (pool, domain): [tokenizer.encode(q.prompt).ids for q in asked[pool][domain]]
+            for pool in asked
+            for domain in DOMAINS
+        }
+        self.endings = {
+            (pool, domain): [
+                tokenizer.encode(f"{GLUE[domain]}{q.answers[0]}{q.end}").ids for q in asked[pool][domain]
+            ]
+            for pool in asked
+            for domain in DOMAINS
+        }
+
+    def found(self, base: Decoder) -> dict[str, list[int]]:
+        """T by the base: the tokens that hold most of its mean probability where the answers would begin."""
+        chosen = {}
+        for domain in DOMAINS:
+            mean = next_probabilities(base, self.prompts["labels", domain][:UNLABELLED]).mean(0)
+            shares, ids = mean.sort(descending=True)
+            count = int((shares.cumsum(0) < COVERED).sum()) + 1
+            chosen[domain] = ids[: max(LEAST, min(MOST, count))].tolist()
+        return chosen
+
+    def measured(self, model: Decoder, tensors: Mapping[str, torch.Tensor], base: Decoder) -> dict[str, Any]:
+        """All of the module's text, of one checkpoint; ``base`` finds T (its own, or another's)."""
+        figures: dict[str, float] = {}
+        found = self.found(base)
+        rows = tensors["lm_head.weight"].double()
+        folded = rows * tensors["model.norm.weight"].double()
+        for name, sets in (("answers", self.tokens), ("found", found)):
+            for domain, ids in sets.items():
+                others = [i for i in self.reference if i not in ids]
+                spread = torch.pdist(folded[ids]).mean() / torch.pdist(folded[others]).mean()
+                figures[f"ratio_{name}_{domain}"] = float(spread)
+                figures[f"g_{name}_{domain}"] = within(rows[ids]) + between(rows[ids], rows[others])
+        squares = {
+            domain: next_probabilities(model, self.prompts["labels", domain][:UNLABELLED])[:, ids]
+            .square()
+            .sum(1)
+            .numpy()
+            for domain, ids in self.tokens.items()
+        }
+        probability: dict[str, dict[str, str]] = {}
+        for (pool, domain), prompts in self.prompts.items():
+            values = ending_probabilities(model, prompts, self.endings[pool, domain])
+            probability.setdefault(pool, {})[domain] = records.packed_shares(values)
+        return {
+            "answers": {name: round(value, 6) for name, value in figures.items()},
+            "found": {domain: len(ids) for domain, ids in found.items()},
+            "squares": {domain: records.packed_shares(values) for domain, values in squares.items()},
+            "probability": probability,
+        }
+
+
+def within(rows: torch.Tensor) -> float:
+    """Mean cosine distance over the pairs of some rows."""
+    units = normalize(rows, dim=1)
+    distances = 1 - units @ units.T
+    return float((distances.sum() - distances.diagonal().sum()) / (len(rows) * (len(rows) - 1)))
+
+
+def between(first: torch.Tensor, second: torch.Tensor) -> float:
+    """Mean cosine distance over the pairs of two sets of rows."""
+    return float((1 - normalize(first, dim=1) @ normalize(second, dim=1).T).mean())
+
+
+@torch.inference_mode()
+def next_probabilities(model: Decoder, prompts: list[list[int]]) -> torch.Tensor:
+    """Probabilities of the token after each prompt, (prompts, vocabulary)."""
+    after = torch.zeros(len(prompts), len(model.rows))
+    for group, ids, lengths in batches(prompts):
+        states = model(ids)[torch.arange(len(group)), lengths - 1]
+        after[group] = torch.softmax(model.head(states), -1)
+    return after
+
+
+@torch.inference_mode()
+def ending_probabilities(
+    model: Decoder, prompts: list[list[int]], endings: list[list[int]]
+) -> NDArray[np.float64]:
+    """Probability of each ending after its prompt: the product over its tokens."""
+    logs = np.zeros(len(prompts))
+    for group, ids, lengths in batches([[*p, *e] for p, e in zip(prompts, endings, strict=True)]):
+        sizes = torch.tensor([len(endings[i]) for i in group])[:, None]
+        ends = torch.arange(int(sizes.max()))  # tokens of the endings, counted from their ends
+        places = torch.where(ends < sizes, lengths[:, None] - 1 - ends, 1)
+        every = torch.arange(len(group))[:, None]
+        after = torch.log_softmax(model.head(model(ids)[every, places - 1]), -1)
+        taken = after.gather(-1, ids[every, places][..., None])[..., 0]
+        logs[group] = (taken * (ends < sizes)).sum(1).numpy()
+    return np.exp(logs)
