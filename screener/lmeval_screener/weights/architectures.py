@@ -30,8 +30,7 @@ HEADS = (
     "lm_head.decoder.weight",
     "unembed.weight",  # Inkling
 )
-#: Biases of output projections: they are in neither figure.
-HEAD_BIASES = (
+_HEAD_BIASES = (
     *(name.removesuffix("weight") + "bias" for name in HEADS),
     *("decoder.bias", "pred_layer.proj.bias"),  # ModernBERT, XLM
 )
@@ -246,6 +245,12 @@ def stored_name(stored: Iterable[str], candidates: tuple[str, ...]) -> str | Non
     """The likeliest of some names that is stored, under any wrapper."""
     names = set(stored)
     return next((w + name for name in candidates for w in WRAPPERS if w + name in names), None)
+
+
+def head_bias(stored: Iterable[str]) -> list[str]:
+    """The warning that a bias of the head is stored, if one is."""
+    bias = stored_name(stored, _HEAD_BIASES)
+    return [f"{bias} is stored: neither G nor the ratio holds a head's bias"] if bias else []
 
 
 def companions(name: str, stored: Iterable[str]) -> list[str]:

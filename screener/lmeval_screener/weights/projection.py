@@ -240,8 +240,7 @@ async def _find(snapshot: Snapshot, config: Mapping[str, Any], index: Mapping[st
     sizes = [level["vocab_size"] for level in names.levels(config) if type(level.get("vocab_size")) is int]
     if sizes and rows.shape[0] < sizes[0]:
         warnings.append(f"config.json says vocab_size {sizes[0]}, but only {rows.shape[0]} rows are stored")
-    if bias := names.stored_name(holders, names.HEAD_BIASES):
-        warnings.append(f"{bias} is stored: neither G nor the ratio holds a head's bias")
+    warnings += names.head_bias(holders)
     norm = _find_norm(files, holders, config)
     return OutputProjection(name, file, tensor.dtype, rows, tied, parameters, tuple(warnings), norm)
 
