@@ -184,7 +184,7 @@ def test_without_a_known_norm_g_stands_alone_and_the_report_says_so(tmp_path):
     assert [c.ratio for c in result.checkpoints] == [None, None]
     assert [c.tied_with for c in result.checkpoints] == [(), ()]
     reason = "no final norm of a known name is stored"
-    assert f"all 2: no ratio, since {reason}; G stands alone." in result.to_markdown()
+    assert f"No ratio: {reason}; the order is by G alone." in result.to_markdown()
     assert {c["ratio"]["reason"] for c in result.to_dict()["checkpoints"]} == {reason}
 
 

@@ -352,9 +352,7 @@ class Result(Report):
             "failures": answer.failures(self.failed, self._everyone),
             "references": list(dict.fromkeys("step before" if g.steps else "next rank" for g in self.groups)),
             "notes": _who((note, c) for c in members for note in c.notes),
-            "unknown": _who(
-                ((c.no_ratio or "it was not read", c) for c in members if c.ratio is None), len(members)
-            ),
+            "unknown": _unknown(members),
             "agreed": whole[0] if whole else None,
             "facts_of_all": self._facts() if self.checkpoints else None,
         }
@@ -466,6 +464,17 @@ def _who(texts: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, 
         labels.setdefault(text, []).append(c.label)
     who = {text: of[0] if len(of) == 1 else f"{len(of)} checkpoints" for text, of in labels.items()}
     return who | {text: f"all {everyone}" for text, of in labels.items() if len(of) == everyone > 1}
+
+
+def _unknown(members: Sequence[Screened]) -> list[str]:
+    """Whose ratio is not known and why, so that G alone orders them."""
+    reasons = ((c.no_ratio or "it was not read", c) for c in members if c.ratio is None)
+    all_of = f"all {len(members)}"
+    ending = "the order is by G alone" if len(members) > 1 else "G stands alone"
+    return [
+        f"No ratio{'' if who == all_of else f' of {who}'}: {reason}; {ending}."
+        for reason, who in _who(reasons, len(members)).items()
+    ]
 
 
 def _failures(failed: Sequence[Failed]) -> list[Row]:

@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,6 @@ from lmeval_screener.weights.rows import (
     slice_files,
     sliced_error,
 )
-
-NormKind = Literal["rms", "layer"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -60,7 +58,7 @@ class FinalNorm:
 
     name: str | None = None
     weight: NDArray[np.float64] | None = None
-    kind: NormKind | None = None
+    kind: names.NormKind | None = None
     reason: str = ""
 
     def effective(self, rows: NDArray[Any]) -> NDArray[np.float64]:
@@ -78,7 +76,7 @@ class StoredNorm:
     files: WeightFiles
     name: str | None = None  # of the tensor; None where the norm has no weight
     holders: Sequence[str] = ()  # the files that hold it: one, or one for each slice
-    kind: NormKind = "rms"
+    kind: names.NormKind = "rms"
     plus_one: bool = False  # whether the norm multiplies by 1 + weight
     guess: int = 16_384  # bytes of the first request for a holder's header
     reason: str = ""  # why it is not known where it is
@@ -242,7 +240,8 @@ async def _find(snapshot: Snapshot, config: Mapping[str, Any], index: Mapping[st
     sizes = [level["vocab_size"] for level in names.levels(config) if type(level.get("vocab_size")) is int]
     if sizes and rows.shape[0] < sizes[0]:
         warnings.append(f"config.json says vocab_size {sizes[0]}, but only {rows.shape[0]} rows are stored")
-    norm = _find_norm(files, holders, names.model_types(config))
+    warnings += names.head_bias(holders)
+    norm = _find_norm(files, holders, config)
     return OutputProjection(name, file, tensor.dtype, rows, tied, parameters, tuple(warnings), norm)
 
 
@@ -355,25 +354,29 @@ async def _parameters(
     return int(size) * 8 // DTYPE_BITS[head.dtype]
 
 
-def _find_norm(files: WeightFiles, holders: Mapping[str, Sequence[str]], types: Sequence[str]) -> StoredNorm:
-    """Where the final norm of a checkpoint in transformers' layout is."""
+def _find_norm(
+    files: WeightFiles, holders: Mapping[str, Sequence[str]], config: Mapping[str, Any]
+) -> StoredNorm:
+    """Where the final norm of a checkpoint in transformers' layout is, and how it is applied."""
+    types = names.model_types(config)
     if not types:
         reason = "config.json names no model_type, which says how the final norm is applied"
         return StoredNorm(files, reason=reason)
-    for model_type in types:
-        if model_type in names.NORMS_WITHOUT_WEIGHT:
-            return StoredNorm(files, kind="layer" if names.NORMS_WITHOUT_WEIGHT[model_type] else "rms")
-        if model_type in names.NORMS_UNCLEAR:
-            return StoredNorm(files, reason=f"how {model_type} applies its final norm is not known")
+    norm = names.final_norm(types[-1], config)
+    if norm is None:
+        return StoredNorm(files, reason=f"the norm of {types[-1]} is not known")
+    kind, plus_one, has_weight = norm
+    if not has_weight:
+        return StoredNorm(files, kind=kind)
     name = names.stored_name(holders, names.FINAL_NORMS)
     if name is None:
         return StoredNorm(files, reason="no final norm of a known name is stored")
-    takes_mean = name.removesuffix("weight") + "bias" in holders or not names.NORMS_OF_MEAN.isdisjoint(types)
     held = [file for file in holders[name] if file in files.snapshot.files]
     if not held:
         return StoredNorm(files, reason=f"{name} is not in {holders[name][0]}")
-    plus_one, guess = not names.NORMS_LESS_ONE.isdisjoint(types), _header_bytes(holders, held[0])
-    return StoredNorm(files, name, held, "layer" if takes_mean else "rms", plus_one, guess)
+    if kind == "rms" and (bias := name.removesuffix("weight") + "bias") in holders:
+        return StoredNorm(files, reason=f"{bias} is stored, and the norm of {types[-1]} has no bias")
+    return StoredNorm(files, name, held, kind, plus_one, _header_bytes(holders, held[0]))
 
 
 async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, Any]:
