@@ -43,6 +43,7 @@ _CHART_CONFIG: dict[str, Any] = {
         "titleFontSize": 12,
         "titleFontWeight": "normal",
     },
+    "tooltipFormat": {"numberFormat": ".4~f"},  # the tables' digits
     "title": {"color": "var(--ink)", "subtitleColor": "var(--muted)", "anchor": "start"},
     "mark": {"color": "var(--series-1)"},
     "text": {"color": "var(--ink)"},

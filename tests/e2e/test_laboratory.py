@@ -21,7 +21,7 @@ from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.laboratory.study import read_study
 
-LAW = ("--segment", "24", "--bins", "6", "--bin-size", "10", "--layer", "all", "--contexts", "8")
+LAW = ("--segment", "24", "--bins", "8", "--bin-size", "10", "--layer", "all", "--contexts", "8")
 WHOLE = ("law", "model", "--data", "text.jsonl", *LAW)
 
 
