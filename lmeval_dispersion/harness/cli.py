@@ -82,7 +82,7 @@ def _run(args: argparse.Namespace) -> int:
         from lmeval_dispersion.harness.seams import more_tasks
     except ImportError as error:
         raise MissingExtraError(
-            "lm-eval cannot be loaded; pip install 'lmeval-dispersion[models]'"
+            "lm-eval cannot be loaded; run: pip install 'lmeval-dispersion[models]'"
         ) from error
     before = sys.argv
     sys.argv = ["lm-eval", *arguments]

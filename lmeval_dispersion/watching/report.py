@@ -118,13 +118,12 @@ class Watched(Report):
         for name, rows in self.domains().items():
             if len(rows) > 1:
                 points = [(row.step, row.change or 0.0, row.change_se or 0.0) for row in rows]
-                title = f"G of {name}, change since step {rows[0].step}"
-                charts[f"gap_{name}"] = _chart(points, title, "Change of G")
+                charts[f"gap_{name}"] = _chart(points, f"G of {name}, change since step {rows[0].step}")
         first = next(iter(self.domains().values()))
         for measure in MEASURES:
             points = [(row.step, value, 0) for row in first if (value := getattr(row, measure)) is not None]
             if len(points) > 1:
-                charts[measure] = _chart(points, (title := measure.replace("_", " ").capitalize()), title)
+                charts[measure] = _chart(points, measure.replace("_", " ").capitalize())
         return charts
 
     def context(self) -> dict[str, Any]:
@@ -157,7 +156,7 @@ def _measurement(record: Mapping[str, Any], domain: str, records: Sequence[Mappi
     )
 
 
-def _chart(points: Sequence[tuple[int, Any, Any]], caption: str, title: str) -> Chart:
+def _chart(points: Sequence[tuple[int, Any, Any]], caption: str) -> Chart:
     data = [
         {"step": step, "value": value, "low": value - 2 * error, "high": value + 2 * error}
         for step, value, error in points
@@ -165,7 +164,7 @@ def _chart(points: Sequence[tuple[int, Any, Any]], caption: str, title: str) -> 
     steps = [step for step, *_ in points]
     axis = {"values": steps} if len(steps) <= _SHOWN else {"tickMinStep": 1}
     step = {"field": "step", "type": "quantitative", "title": "Step", "axis": axis}
-    y = {"type": "quantitative", "title": title, "scale": {"zero": False}}
+    y = {"type": "quantitative", "title": caption, "axis": {"title": None}, "scale": {"zero": False}}
     area = {"y": {"field": "low", **y}, "y2": {"field": "high"}}
     band = {"mark": {"type": "area", "opacity": 0.25}, "encoding": area}
     line = {"mark": {"type": "line", "point": True}, "encoding": {"y": {"field": "value", **y}}}
