@@ -180,7 +180,7 @@ def _kind(table: Table, column: Column) -> str:
 
 
 def _hidden(table: Table, kinds: list[str]) -> list[list[str]]:
-    """For each column the classes that hide it at first where a page is narrow: the largest `drop` goes first."""
+    """For each column the classes that hide it where a page is narrow: the largest `drop` goes first."""
     widths = [
         _SPACE
         + _SIGN
