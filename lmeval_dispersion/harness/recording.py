@@ -26,7 +26,7 @@ from torch import Tensor
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness.install import task_names
 from lmeval_dispersion.harness.records import DocState, Prompt, Vectors
-from lmeval_dispersion.harness.seams import Evaluation, add_request_types, pool_groups, shadowed
+from lmeval_dispersion.harness.seams import Evaluation, add_request_types, one_sentence, pool_groups, shadowed
 from lmeval_dispersion.model.capture import resolve
 
 
@@ -371,7 +371,8 @@ def _method(kind: str) -> Callable[..., list[Any]]:
     """A method for lm-eval's model that answers as its own for ``kind``, and records."""
 
     def run(self: Any, requests: Sequence[Any], **options: Any) -> list[Any]:
-        return _recorded(self, kind, requests, RECORDERS[kind], **options)
+        with one_sentence():
+            return _recorded(self, kind, requests, RECORDERS[kind], **options)
 
     return run
 

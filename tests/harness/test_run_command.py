@@ -178,8 +178,10 @@ def test_the_page_on_hidden_states_does_what_it_says_on_the_store_of_a_users_own
     exec("\n".join(blocks).replace("layer.-8", "layer.-2"), names)
     said = [line.split() for line in capsys.readouterr().out.splitlines() if " AUROC " in line]
     areas = {name: float(area) for name, _, area in said}
-    assert list(areas) == ["probe", "confidence", "contribution"]
-    assert areas["confidence"] > 0.7  # the model knows when it knows
+    assert list(areas) == ["probe", "confidence", "margin", "entropy", "contribution"]
+    assert (
+        min(areas[name] for name in ("confidence", "margin", "entropy")) > 0.7
+    )  # the model knows when it knows
     assert 0.2 < areas["probe"] < 0.8
     frame = pd.read_parquet("states.parquet")
     rows = names["rows"]
