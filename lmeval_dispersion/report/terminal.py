@@ -206,7 +206,8 @@ class _Writer:
         if is_numeric(table, column):
             return natural
         if folded == _FOLDED and column is next(c for c in table.columns if not is_numeric(table, c)):
-            folded = max(folded, self._width // 2)  # a name is not broken while a column can be left out
+            # A name is not broken while a column can be left out.
+            folded = max(folded, min(max(map(len, " ".join(texts).split()), default=0), self._width // 2))
         return min(natural, folded)
 
     def _heading(self, column: Column, short: bool) -> str:
