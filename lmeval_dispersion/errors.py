@@ -46,6 +46,11 @@ def in_a_command() -> Iterator[None]:
         _in_a_command = before
 
 
+def is_in_a_command() -> bool:
+    """Whether a command of ours runs, which prints an error as its sentence."""
+    return _in_a_command
+
+
 def _as_argument(option: re.Match[str]) -> str:
     name, number, word = option.groups()
     if name not in _ARGUMENTS:

@@ -50,9 +50,10 @@
   const buttons = (after, forms) => {
     const place = document.createElement("div");
     place.className = "save";
-    for (const [label, action] of forms) {
+    for (const [label, action, kind] of forms) {
       const button = document.createElement("button");
       button.type = "button";
+      button.className = kind ?? "";
       button.textContent = label;
       button.addEventListener("click", action);
       place.append(button);
@@ -69,7 +70,7 @@
     .join("\n");
   for (const table of document.querySelectorAll("table[data-name]")) {
     const name = `${table.dataset.name}.csv`;
-    const more = table.tHead.querySelectorAll(".extra").length;
+    const hides = (kind) => table.tHead.querySelector(`.${kind}`) !== null;
     const showAll = ({ currentTarget }) => {
       table.classList.add("whole");
       currentTarget.remove();
@@ -77,7 +78,7 @@
     };
     buttons(table.parentElement, [
       ["Save as CSV", () => save(dataUrl("text/csv", `${csvOf(table)}\n`), name)],
-      ...(more ? [[`Show ${more} more column${more > 1 ? "s" : ""}`, showAll]] : []),
+      ...(hides("spare") ? [["Show all columns", showAll, hides("extra") ? "" : "phone"]] : []),
     ]);
   }
   // A saved picture has no page around it, so it carries the colours that the page's names stand for now.

@@ -35,6 +35,7 @@ _SPELLED = {"±": "+/-", "≈": "~", "−": "-", "–": "-", "—": "-", "…": 
             "●": "o", "│": "|"}  # fmt: skip
 # Signs of a document's text that would move a terminal's cursor, colour it or break a line.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_GLUE, _GLUED = "\ue000", re.compile(r"(?<=\d) (?=%|±)|(?<=±) (?=\d)")  # spaces that do not end a line
 _AXIS = (12, 32)  # characters of an axis with dots, at least and at most
 MORE = "More: --details, or -o page.html."
 
@@ -109,7 +110,7 @@ class _Writer:
                 self._prose(limit, "dim")
         if not whole and (document.limits or any(section.details for section in document.sections)):
             self._prose(MORE, "dim")
-        lines = self._buffer.getvalue().splitlines()
+        lines = self._buffer.getvalue().replace(_GLUE, " ").splitlines()
         return spelled("".join(f"{line.rstrip()}\n" for line in lines), self._encoding)
 
     def _section(self, section: Section) -> None:
@@ -202,13 +203,19 @@ class _Writer:
         """How narrow a column may become: numbers are kept whole, texts may be folded."""
         texts = [self._fit(cell(row, column)) for row in text_rows(table)[0] if row is not None]
         natural = max(map(len, [self._heading(column, short), *texts]))
-        return natural if is_numeric(table, column) else min(natural, folded)
+        if is_numeric(table, column):
+            return natural
+        if folded == _FOLDED and column is next(c for c in table.columns if not is_numeric(table, c)):
+            # A name is not broken while a column can be left out.
+            folded = max(folded, min(max(map(len, " ".join(texts).split()), default=0), self._width // 2))
+        return min(natural, folded)
 
     def _heading(self, column: Column, short: bool) -> str:
         return self._fit((column.short if short else "") or column.heading)
 
     def _prose(self, text: str, style: str = "") -> None:
-        self._console.print(self._wrapped(RichText(self._fit(text.replace("`", "")), style=style)))
+        text = _GLUED.sub(_GLUE, self._fit(text.replace("`", "")))
+        self._console.print(self._wrapped(RichText(text, style=style)))
 
     def _wrapped(self, text: RichText) -> Padding:
         return Padding(text, (0, max(0, self._width - _PROSE), 0, 0))

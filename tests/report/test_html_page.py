@@ -140,6 +140,32 @@ def test_a_long_legend_is_wrapped():
         assert float(size[1]) <= pixels + 1
 
 
+def test_narrow_pages_hide_columns_by_their_drop_and_an_interval_as_a_whole():
+    columns = [
+        Column("key", "Subject"),
+        *(Column(name, "A long heading" if name == "n" else "Bound", ".9f", drop=drop)
+          for name, drop in (("n", 2), ("low", 1), ("high", 1), ("gap", 0))),
+    ]  # fmt: skip
+    text = page(
+        Table([{"key": "abstract_algebra", "n": 1.0, "low": 0.1, "high": 0.2, "gap": 0.5}], columns, "x")
+    )
+    heads = re.findall(r'<th scope="col"( class="[^"]*")?', text)
+    assert heads == [' class="short"', *(' class="number spare"',) * 3, ' class="number"']
+    wide = page(
+        Table(
+            [{str(k): 0.123456789 for k in range(9)}],
+            [Column(str(k), "Heading", ".9f", drop=k) for k in range(9)],
+            "x",
+        )
+    )
+    assert re.findall(r'<th scope="col" class="([^"]*)"', wide)[-1] == "number extra spare"
+
+
+def test_hover_has_the_tables_digits():
+    given = chart([{"step": 12345, "gap": 1.111476176}], "point", x="step:Q", y="gap:Q")
+    assert 'aria-label="step: 12345; gap: 1.1115"' in page(Chart(given, "c", "d"))
+
+
 # --- in a browser ---------------------------------------------------------------------------------------
 
 
