@@ -200,22 +200,22 @@ def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype:
     share = _rounding(domain, weight, dtype, inside.mean) + _rounding(reference, weight, dtype, control.mean)
     # A scale that moved into γ was rounded there too: it weighs the dimensions of T and of R otherwise.
     spreads = [rows.var(axis=0) / rows.var(axis=0).sum() for rows in seen]
-    share += _SIGMAS * _relative_error(dtype) * float(np.linalg.norm(spreads[0] - spreads[1]))
+    share += _SIGMAS * relative_error(dtype) * float(np.linalg.norm(spreads[0] - spreads[1]))
     return Ratio(mean, jackknife_se(*left_out), mean * share, *left_out)
 
 
 def _rounding(rows: NDArray[Any], weight: Array, dtype: str, mean: float) -> float:
     """The share by which rounding moves a mean distance: at random, and up, as noise adds to distances."""
-    variances = np.square(_storage_error(rows, dtype) * weight).mean(axis=1)
+    variances = np.square(storage_error(rows, dtype) * weight).mean(axis=1)
     at_random = _SIGMAS * 2 * math.sqrt(float(variances.mean()) / len(rows))
     return float((at_random + rows.shape[1] * variances.mean() / mean) / mean)
 
 
-def _storage_error(rows: NDArray[Any], dtype: str) -> Array:
+def storage_error(rows: NDArray[Any], dtype: str) -> Array:
     """Standard deviation of the rounding of each number of the rows."""
     values: Array = np.abs(rows.astype(np.float64))
     if _significand(dtype) is not None:
-        return values * _relative_error(dtype)
+        return values * relative_error(dtype)
     # Integers of so many bits, times a scale that each block has.
     count, width = values.shape
     padded = np.pad(values, ((0, 0), (0, -width % _BLOCK)))
@@ -229,7 +229,7 @@ def _significand(dtype: str) -> int | None:
     return next((bits for name, bits in _SIGNIFICAND.items() if dtype.upper().startswith(name)), None)
 
 
-def _relative_error(dtype: str) -> float:
+def relative_error(dtype: str) -> float:
     """Standard deviation of rounding to nearest, as a share of the number."""
     bits = _significand(dtype)
     return math.ldexp(1 / math.sqrt(3), -(_bits(dtype) if bits is None else bits))

@@ -27,6 +27,7 @@ import numpy as np
 
 from lmeval_dispersion.geometry import Array, Metric
 from lmeval_dispersion.statistics import rank_agreement, student_points
+from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference, ranks
 from lmeval_screener.screened import Next, Ranks, Reading, Screened
@@ -109,18 +110,24 @@ def ranked(members: Sequence[tuple[Reading, Reading]], metric: Metric) -> list[S
 
 
 def _ranked_group(family: str, scale: str, members: list[Reading], metric: Metric) -> list[Screened]:
-    standings = rank_gaps([c.gaps[metric] for c in members], [c.ratio for c in members])
+    # A copy stands where its original does: what moves no prediction may have moved its own G.
+    copied = originals(members)
+    distinct = sorted({original.place for original in copied})
+    of_distinct = rank_gaps([members[i].gaps[metric] for i in distinct], [members[i].ratio for i in distinct])
+    standings = dict(zip(distinct, of_distinct, strict=True))
     names = [field.name for field in fields(Reading)]
     checkpoints = [
         Screened(
             **{name: getattr(reading, name) for name in names},
             family=family,
             scale=scale,
-            **standing._asdict(),
+            copy_of=None if members[original.place] is reading else members[original.place].label,
+            copy_rounded=not original.exact,
+            **standings[original.place]._asdict(),
         )
-        for reading, standing in zip(members, standings, strict=True)
+        for reading, original in zip(members, copied, strict=True)
     ]
-    return sorted(checkpoints, key=lambda c: (c.rank, c.label))
+    return sorted(checkpoints, key=lambda c: (c.rank, c.copy_of or c.label, c.copy_of is not None, c.label))
 
 
 # --- clear orders ---------------------------------------------------------------------------------------

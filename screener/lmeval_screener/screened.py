@@ -43,6 +43,7 @@ class Reading:
         seconds: From the first request to the last row.
         ratio: The second figure; None where the final norm is not known, and G stands alone.
         no_ratio: Why there is none, one clause; empty where there is one.
+        sketch: By which its copies are recognised (`lmeval_screener.copies`); empty where no claim is made.
     """
 
     target: Target
@@ -63,6 +64,7 @@ class Reading:
     seconds: float
     ratio: Ratio | None = None
     no_ratio: str = ""
+    sketch: bytes = b""
 
     @property
     def requested_revision(self) -> str | None:
@@ -155,6 +157,9 @@ class Screened(Reading):
         ties: Ranks with which it has no clear order by G and ratio together (`lmeval_screener.ranking`): at
             most one group in twenty has a pair that is ordered by the choice of tokens alone.
         next: The difference from the next in rank; None for the last.
+        copy_of: Label of the checkpoint of the group that it is a copy of; None for none. A copy stands where
+            that one stands, whatever its own G.
+        copy_rounded: Whether the two agree only within the rounding of their types.
         chosen: Why it is on a short list: ``rank``, ``tied`` or ``audit``; None where it is not.
         inclusion_probability: With which it was to be on it; None without a short list.
     """
@@ -164,6 +169,8 @@ class Screened(Reading):
     rank: int = 0
     ties: Ranks = field(default_factory=Ranks)
     next: Next | None = None
+    copy_of: str | None = None
+    copy_rounded: bool = False
     chosen: str | None = None
     inclusion_probability: float | None = None
 
@@ -292,7 +299,7 @@ class Group:
 # --- forms for programs ----------------------------------------------------------------------------------
 
 _EACH = 64  # members of a group up to which ties are listed rank by rank
-_NAMES = ("label", "repo", "requested_revision", "revision", "family", "scale", "rank")
+_NAMES = ("label", "repo", "requested_revision", "revision", "family", "scale", "rank", "copy_of")
 _COST = ("bytes_read", "requests", "seconds")
 
 

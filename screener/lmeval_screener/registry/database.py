@@ -101,7 +101,7 @@ _VIEWS = f"""
 DROP VIEW IF EXISTS checkpoints;
 DROP VIEW IF EXISTS sightings;
 CREATE VIEW sightings AS
-SELECT s.*, domain, reference, repo, revision, {_MEASURED}, split, numbers, no_ratio
+SELECT s.*, domain, reference, repo, revision, {_MEASURED}, split, numbers, no_ratio, sketch
 FROM seen s
 LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file
           AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method
@@ -430,6 +430,7 @@ class Session:
             warnings=json.dumps(reading.warnings), bytes=reading.bytes_read, requests=reading.requests,
             seconds=round(reading.seconds, 3), split=len(reading.resolution.domain),
             numbers=numbers_of(gaps, ratio).astype("<f8").tobytes(), no_ratio=reading.no_ratio,
+            sketch=reading.sketch or None,
         )  # fmt: skip
 
     def _keep_seen(self, target: Target, identity: str, state: str, error: ScreeningError | None) -> None:
@@ -596,7 +597,7 @@ def _reading_of(row: sqlite3.Row, target: Target, resolutions: dict[str, Resolut
         target, row["repo"], row["revision"], row["tensor"], row["tensor_file"], row["dtype"],
         (row["v_rows"], row["width"]), bool(row["tied"]), row["parameters"], row["tokenizer"],
         resolutions[row["tokenizer"]], gaps, tuple(json.loads(row["warnings"])), 0, 0, 0.0, ratio,
-        row["no_ratio"],
+        row["no_ratio"], row["sketch"] or b"",
     )  # fmt: skip
 
 

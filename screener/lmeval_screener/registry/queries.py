@@ -18,7 +18,8 @@ from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
-from lmeval_screener.registry.database import NOT_OF_WEIGHTS, Seen, folder_is_gone, last_seen
+from lmeval_screener.copies import said
+from lmeval_screener.registry.database import NOT_OF_WEIGHTS, Seen, folder_is_gone, identity_of, last_seen
 from lmeval_screener.result.answer import GROUPS, sentences
 from lmeval_screener.screened import Group, Reading, Screened, tie_cells, tied_with
 from lmeval_screener.targets import labelled
@@ -89,6 +90,7 @@ class Ranked:
     se: float | None = None
     ratio: Annotated[float | None, Col("Ratio", ".3f")] = None
     revision: Annotated[str | None, Col("Commit", drop=3)] = None
+    copy_of: Annotated[str | None, Col("Copy of")] = None
     note: Annotated[str | None, Col("Note")] = None
 
 
@@ -159,7 +161,8 @@ def query(
     rows = [
         Ranked(
             c.label, group.name, c.rank, tie_cells(tied_with(c, group)), c.gaps[metric].mean,
-            c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision, kept.get(c.label),
+            c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision, c.copy_of,
+            kept.get(c.label),
         )
         for group in groups
         for c in group.checkpoints[:top]
@@ -225,6 +228,12 @@ def history(connection: sqlite3.Connection, text: str) -> Document:
         stands = rows[0].error in NOT_OF_WEIGHTS and len(rows) > 1 and not rows[1].error
         sentence += f", and its figures as of {rows[1].last[:10]} stand" if stands else ""
     sentence += "."
+    everyone = ranked(named(last_seen(connection, sets_of(connection, rows[0].domain)[0])), "cosine")
+    mine = {
+        c.label for c in everyone if (identity_of(c.target, c.repo), c.target.file or "") == (identity, file)
+    }
+    copies = said([c for c in everyone if c.label in mine or c.copy_of in mine])
+    sentence += f" By the rows read, {copies}." if copies else ""
     return _document(f"History of {text}", "history", [sentence], rows)
 
 

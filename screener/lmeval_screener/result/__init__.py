@@ -15,6 +15,7 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.document import fields_of
+from lmeval_screener import copies
 from lmeval_screener.figures import difference
 from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.result import answer
@@ -353,6 +354,7 @@ class Result(Report):
             "references": list(dict.fromkeys("step before" if g.steps else "next rank" for g in self.groups)),
             "notes": _who((note, c) for c in members for note in c.notes),
             "unknown": _unknown(members),
+            "copies": copies.said(members),
             "agreed": whole[0] if whole else None,
             "facts_of_all": self._facts() if self.checkpoints else None,
         }

@@ -91,7 +91,8 @@ def _clear(group: Group) -> str:
     """How far the order of a group is clear."""
     ranks, runs = sorted({c.rank for c in group.checkpoints}), overlaps(group)
     if not runs:
-        return f"The order of all {len(group.checkpoints)} is clear."
+        copies = any(c.copy_of for c in group.checkpoints)
+        return f"The order of all {'but copies' if copies else len(group.checkpoints)} is clear."
     before = [rank for rank in ranks if rank < runs[0][0]]
     shared = listed([spans(range(first, last + 1)) for first, last in runs[:GROUPS]])
     rest = len(runs) - GROUPS
@@ -115,7 +116,8 @@ def ranks_of(ranks: Ranks) -> str:
 
 def _first(group: Group, rival: Screened | None) -> str:
     """The checkpoints to spend a budget of three evaluations on."""
-    members, names = group.checkpoints, group.names
+    # A copy would be evaluated twice.
+    members, names = [c for c in group.checkpoints if c.copy_of is None], group.names
     budget = _FIRST if len(members) > _FIRST else 1
     last = members[budget - 1]
     behind = [c for c in members[budget:] if last.tied_to(c.rank)]
