@@ -105,12 +105,23 @@ def test_a_token_or_an_endpoint_that_is_none_is_refused_and_no_token_shown(hub, 
     assert not hub.requests
 
 
-def test_a_mirror_without_raw_whose_listing_has_pages_and_no_sizes(hub, add, tmp_path):
+def test_a_mirror_without_raw_whose_listing_has_no_sizes(hub, add, tmp_path):
+    """The resolver says them, where a file is opened; what it said is known later, offline too."""
     _, rows = add(shards=3)
-    hub.raw, hub.blobs_in_api, hub.page = False, False, 2
-    np.testing.assert_array_equal(read(hub, tmp_path / "cache").rows, rows)
-    pages = [r for r in hub.seen("api") if "/tree/" in r.path]
-    assert len(pages) == 3  # config, index, three shards
+    hub.raw, hub.blobs_in_api = False, False
+    for settings, asked in ({}, {"api", "resolve", "cdn"}), ({}, {"resolve"}), ({"offline": True}, set()):
+        hub.requests.clear()
+        np.testing.assert_array_equal(read(hub, tmp_path / "cache", **settings).rows, rows)
+        assert {request.part for request in hub.requests} == asked
+
+
+def test_a_disabled_repository_is_called_so(hub, add, refusal):
+    add()
+    hub.fault("api", faults.status(403, {"X-Error-Message": "Access to this resource is disabled."}))
+    error = refusal()
+    assert error.code == "AccessDenied"
+    assert "is disabled on" in str(error)
+    assert "log in" not in str(error)
 
 
 def test_branches_and_tags_by_glob_in_step_order(hub, add, tmp_path):

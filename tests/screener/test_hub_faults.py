@@ -12,11 +12,12 @@ import hub_faults as faults
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
-from hub_client import ours, read, refused, truth
+from hub_client import ours, read, read_of, refused, truth, within
 from hub_server import HubServer
 from lmeval_screener.checkpoints import snapshots
 from lmeval_screener.checkpoints.snapshots import read_ranges
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.targets import Listed
 
 IDS = (*range(10, 20), 3, 77, 400, 401, 403, 999)
 PLACES = ["api", "raw", "resolve", "cdn"]
@@ -190,10 +191,68 @@ def test_a_redirect_to_nowhere(hub, refusal, where, address):
 
 
 @pytest.mark.parametrize("following", ["http://example.org/x", "http://["])
-def test_a_listing_that_goes_on_elsewhere_is_refused(hub, refusal, following):
-    hub.blobs_in_api = False
-    hub.fault("api", faults.header("Link", f'<{following}>; rel="next"'), match="*/tree/*")
-    assert refusal(timeout=5) == "BadResponse"
+def test_a_listing_that_goes_on_elsewhere_is_refused(hub, folder, tmp_path, following):
+    hub.fault("api", faults.header("Link", f'<{following}>; rel="next"'), match="*/refs")
+
+    def work(client, budget):
+        return client.revisions("org/model", "*", budget)
+
+    error = refused(within, work, tmp_path / "cache", endpoint=hub.endpoint)
+    assert error.code == "BadResponse"
+    assert "the next page of the listing of org/model" in str(error)
+
+
+def read_listed(hub, folder, cache, texts=None):
+    """The rows of a checkpoint of which a list has told commit and names of files."""
+    names = tuple(place.name for place in folder.iterdir())
+    listed = Listed(hub.repositories["org/model"].branches["main"], names, None, gated=False)
+
+    async def work(client, budget):
+        client.texts = texts
+        snapshot = await client.snapshot("org/model", None, budget, listed)
+        return (await read_of(snapshot, IDS)).rows
+
+    return within(work, cache, endpoint=hub.endpoint, timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("where", "fault", "match", "is_right"),
+    [
+        ("resolve", faults.header("X-Linked-Size", "12"), "*.safetensors", False),
+        ("resolve", faults.header("X-Linked-Size", "-1"), "*.safetensors", False),
+        ("resolve", faults.without("X-Linked-Size"), "*.safetensors", False),
+        ("resolve", faults.without("X-Linked-ETag"), "*.safetensors", True),
+        ("resolve", faults.header("X-Repo-Commit", 40 * "0"), "*.safetensors", False),
+        ("resolve", faults.header("X-Repo-Commit", 40 * "0"), "*config.json", False),
+        ("resolve", faults.content(b"{}"), "*config.json", False),
+        ("resolve", faults.without("ETag"), "*config.json", True),
+        ("resolve", faults.status(404), "/api/*", False),
+        ("resolve", faults.status(200), "*config.json", False),
+        ("resolve", faults.header("Location", "/elsewhere"), "*config.json", False),
+        ("cdn", faults.shifted(0, longer=2), "*", False),
+        ("cdn", faults.shifted(2), "*", False),
+    ],
+)
+def test_of_a_listed_checkpoint_as_little_is_believed(hub, folder, tmp_path, where, fault, match, is_right):
+    """Sizes and digests come from the resolver; one that is wrong for a while leaves nothing wrong behind."""
+    hub.fault(where, fault, match=match)
+    if is_right:
+        np.testing.assert_array_equal(read_listed(hub, folder, tmp_path / "cache"), truth(folder, IDS))
+    else:
+        error = refused(read_listed, hub, folder, tmp_path / "cache")
+        assert error.code in ("BadResponse", "RepoNotFound")
+    hub.faults.clear()
+    for _ in range(2):
+        hub.requests.clear()
+        np.testing.assert_array_equal(read_listed(hub, folder, tmp_path / "cache"), truth(folder, IDS))
+        assert not hub.seen("api")
+    assert not hub.requests, "all is known then"
+
+
+def test_where_small_files_do_not_lie_they_come_by_redirect(hub, folder, tmp_path):
+    rows = read_listed(hub, folder, tmp_path / "cache", texts=f"{hub.endpoint}/nowhere")
+    np.testing.assert_array_equal(rows, truth(folder, IDS))
+    assert [request.path.split("/")[1] for request in hub.requests[:2]] == ["nowhere", "nowhere"]
 
 
 def test_the_token_goes_to_the_hub_and_nowhere_else(hub, folder, tmp_path):

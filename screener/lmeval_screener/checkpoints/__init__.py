@@ -39,7 +39,7 @@ class FileEntry:
 
     Attributes:
         path: Path inside the repository or folder, with ``/``.
-        size: Bytes; negative where its listing does not say.
+        size: Bytes; negative where its listing does not say, see `Snapshot.look_up`.
         digest: ``sha256:<hex>`` of the content (large files of the Hub, small files of a folder), or
             ``git:<hex>``, the git blob id, which is a hash of the content too; ``xet:<hex>`` likewise.
             ``etag:<hex>`` stands for a file's address and the version that its storage names. None if
@@ -104,6 +104,10 @@ class Snapshot(Protocol):
     parameters: int | None
     is_local: bool
     cache: Cache | None
+
+    async def look_up(self, path: str) -> FileEntry:
+        """A file with its digest and, of weights, its size, asked for where the listing does not say them."""
+        ...
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a small file (config, index, tokenizer), checked against its digest."""

@@ -55,7 +55,7 @@ SILENCE = 15.0
 #: Bytes that a line of an answer's head may have: signed addresses are long.
 _LONGEST_FIELD = 65_536
 #: Environment variables that name certificates.
-_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 class AgainError(Exception):
@@ -128,7 +128,7 @@ class Transport:
         self._opened: aiohttp.ClientSession | None = None
         self._quotas: dict[tuple[URL, str], Quota] = {}
         self._proxies: dict[URL, str | None] = {}
-        self._private: dict[str, bool] = {}
+        self._networks: dict[str, str] = {}
         self._readers = 0
 
     async def close(self) -> None:
@@ -253,24 +253,27 @@ class Transport:
                 raise ValueError(url.scheme)
             (url.host or "").encode("idna")  # what name resolution would stumble on
         except ValueError:
-            raise misdirected(source.host, "to what is no address") from None
+            raise misdirected(source.host, "to an invalid address") from None
         if source.scheme == "https" and url.scheme == "http":
             raise misdirected(source.host, f"from https to http ({url.host}), which is not followed")
-        if url.host != source.host and await self._is_private(url) and not await self._is_private(source):
-            where = f"to {url.host}, an address of a private network, which is not followed"
-            raise misdirected(source.host, where)
+        if url.host != source.host:
+            network = await self._network(url)
+            # Link-local: where clouds keep the credentials of a machine.
+            if network == "link-local" or (network == "private" and await self._network(source) == "public"):
+                where = f"to {url.host}, an address of a {network} network, which is not followed"
+                raise misdirected(source.host, where)
         return url
 
     def leads_away(self, response: aiohttp.ClientResponse) -> bool:
-        """Whether a redirect leads from the Hub's origin; `redirect` says where it leads to no address."""
+        """Whether a redirect leads from the Hub's origin; `redirect` refuses an invalid address."""
         with contextlib.suppress(ValueError):
             return not self.is_hub(response.url.join(URL(response.headers["Location"], encoded=True)))
         return False
 
-    async def _is_private(self, url: URL) -> bool:
-        """Whether a host is no public one, by its address or (where no proxy looks it up) its name."""
+    async def _network(self, url: URL) -> str:
+        """The kind of network of a host, by its address or (where no proxy looks it up) its name."""
         host = url.host or ""
-        if host not in self._private:
+        if host not in self._networks:
             addresses = [host]
             with contextlib.suppress(ValueError, OSError):
                 if _address(host) is None and self._proxy(url) is None:
@@ -278,8 +281,11 @@ class Transport:
                     addresses = [str(entry[4][0]) for entry in entries]
             known = [address for text in addresses if (address := _address(text)) is not None]
             is_local = host == "localhost" or host.endswith(".localhost")
-            self._private[host] = is_local or not all(address.is_global for address in known)
-        return self._private[host]
+            is_public = not is_local and all(address.is_global for address in known)
+            self._networks[host] = "public" if is_public else "private"
+            if any(address.is_link_local for address in known):
+                self._networks[host] = "link-local"
+        return self._networks[host]
 
     def _proxy(self, url: URL) -> str | None:
         origin = url.origin()
