@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import IDS, ours, read, refused, truth
+from huggingface_hub import constants, get_token
 from lmeval_screener.checkpoints import FileEntry
-from lmeval_screener.checkpoints.hub import Hub, parse_listing
+from lmeval_screener.checkpoints.hub import Hub, _implicit_token, parse_listing
 from lmeval_screener.checkpoints.snapshots import open_download
 
 from lmeval_dispersion.errors import UsageError
@@ -92,6 +93,20 @@ def test_a_token_that_is_expired_is_named_as_such(hub, add, refusal, where):
     assert '(User Access Token "mine" is expired\\x07)' in str(error)
     # Without a token, the same answer says that there is nothing to see.
     assert refusal().code == "RepoNotFound"
+
+
+@pytest.mark.parametrize("value", [None, "", "hf_a", " hf_a\n", "hf_a b"])
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+@pytest.mark.parametrize("stored", [None, "hf_stored\n"])
+def test_the_token_is_the_one_that_huggingface_hub_finds(tmp_path, monkeypatch, name, value, stored):
+    for other in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    if value is not None:
+        monkeypatch.setenv(name, value)
+    if stored is not None:
+        (tmp_path / "token").write_text(stored)
+    assert _implicit_token() == get_token()
 
 
 def test_a_token_or_an_endpoint_that_is_none_is_refused_and_no_token_shown(hub, tmp_path):

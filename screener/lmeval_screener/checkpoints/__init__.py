@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import itertools
 import json
 import os
 import re
-import secrets
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +28,7 @@ SERVICES = {
 #: End of the name of a GGUF model's part: its number, and how many there are.
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 # Names of files that are being written: of this process, also where others share the folder over a network.
-_TOKEN, _NUMBERS = secrets.token_hex(4), itertools.count()
+_TOKEN, _NUMBERS = os.urandom(4).hex(), itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +144,8 @@ def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntr
 
 async def side_by_side(works: Iterable[Coroutine[Any, Any, Any]], most: int | None = None) -> list[Any]:
     """Results of works done at the same time; when one fails, the others are stopped before it is raised."""
+    import asyncio  # what declares options needs none
+
     if most is not None:
         results: dict[int, Any] = {}
         waiting = enumerate(works)

@@ -14,13 +14,10 @@ import os
 import random
 import re
 import ssl
-import urllib.request
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-
-from yarl import URL
 
 from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.limits import (
@@ -36,6 +33,7 @@ from lmeval_screener.errors import ScreeningError
 
 if TYPE_CHECKING:
     import aiohttp
+    from yarl import URL
 
 T = TypeVar("T")
 
@@ -65,6 +63,13 @@ class AgainError(Exception):
         super().__init__(str(error))
         self.error, self.wait, self.attempts = error, wait, attempts
         self.fruitful = False  # whether it got further than the one before
+
+
+def url_of(address: str) -> URL:
+    """An address as it is written: to quote a signed one anew would break its signature."""
+    from yarl import URL  # folders need none
+
+    return URL(address, encoded=True)
 
 
 def contradiction(what: str, code: str = "BadResponse") -> AgainError:
@@ -124,7 +129,7 @@ class Transport:
         self, endpoint: str, token: str | None, agent: str, allowance: Allowance | None = None
     ) -> None:
         self.token, self.allowance = token, allowance or Allowance()
-        self._origin, self._agent = URL(endpoint).origin(), agent
+        self._origin, self._agent = url_of(endpoint).origin(), agent
         self._opened: aiohttp.ClientSession | None = None
         self._quotas: dict[tuple[URL, str], Quota] = {}
         self._proxies: dict[URL, str | None] = {}
@@ -247,8 +252,7 @@ class Transport:
         await drained(response, meter)
         source = response.url
         try:
-            # Signed addresses are taken as they are: quoting them anew would break the signature.
-            url = source.join(URL(response.headers["Location"], encoded=True)).with_user(None)
+            url = source.join(url_of(response.headers["Location"])).with_user(None)
             if url.scheme not in ("http", "https"):
                 raise ValueError(url.scheme)
             (url.host or "").encode("idna")  # what name resolution would stumble on
@@ -267,7 +271,7 @@ class Transport:
     def leads_away(self, response: aiohttp.ClientResponse) -> bool:
         """Whether a redirect leads from the Hub's origin; `redirect` refuses an invalid address."""
         with contextlib.suppress(ValueError):
-            return not self.is_hub(response.url.join(URL(response.headers["Location"], encoded=True)))
+            return not self.is_hub(response.url.join(url_of(response.headers["Location"])))
         return False
 
     async def _network(self, url: URL) -> str:
@@ -375,6 +379,8 @@ async def drained(response: aiohttp.ClientResponse, meter: Meter) -> None:
 
 def environment_proxy(url: URL) -> str | None:
     """The proxy that the environment names for a URL; aiohttp's own ``trust_env`` reads ~/.netrc too."""
+    import urllib.request
+
     proxies = urllib.request.getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")
     host = url.host or ""

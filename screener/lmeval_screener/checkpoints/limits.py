@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
 import math
 import re
 import time
@@ -221,6 +220,8 @@ def asked_wait(headers: Mapping[str, str]) -> float | None:
     if re.fullmatch(r"\d+(\.\d+)?", value):
         return float(value)
     if value:
+        import email.utils
+
         with contextlib.suppress(ValueError):
             return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     seconds = re.search(r"\bt\s*=\s*(\d+)", headers.get("RateLimit", ""))

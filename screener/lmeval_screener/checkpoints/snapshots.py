@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from yarl import URL
-
 from lmeval_screener.checkpoints import (
     Cache,
     FileEntry,
@@ -46,6 +44,7 @@ from lmeval_screener.errors import ScreeningError
 
 if TYPE_CHECKING:
     import aiohttp
+    from yarl import URL
 
 #: Small files are at most so long: the largest tokenizers have some 40 MB. In a folder, those up to this size
 #: get a digest from their content; weights do not need one.
