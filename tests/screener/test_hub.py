@@ -120,14 +120,15 @@ def test_a_token_or_an_endpoint_that_is_none_is_refused_and_no_token_shown(hub, 
     assert not hub.requests
 
 
-def test_a_mirror_without_raw_whose_listing_has_no_sizes(hub, add, tmp_path):
+def test_a_mirror_whose_listing_has_no_sizes(hub, add, tmp_path):
     """The resolver says them, where a file is opened; what it said is known later, offline too."""
     _, rows = add(shards=3)
-    hub.raw, hub.blobs_in_api = False, False
-    for settings, asked in ({}, {"api", "resolve", "cdn"}), ({}, {"resolve"}), ({"offline": True}, set()):
+    hub.blobs_in_api = hub.texts_apart = False
+    np.testing.assert_array_equal(read(hub, tmp_path / "cache").rows, rows)
+    for settings, asked in ({}, [("resolve", "HEAD")]), ({"offline": True}, []):
         hub.requests.clear()
         np.testing.assert_array_equal(read(hub, tmp_path / "cache", **settings).rows, rows)
-        assert {request.part for request in hub.requests} == asked
+        assert [(request.part, request.method) for request in hub.requests] == asked
 
 
 def test_a_disabled_repository_is_called_so(hub, add, refusal):
@@ -172,7 +173,7 @@ def test_what_a_reading_asks_for(hub, add, tmp_path):
     """Cold: listing, config and index at once; one HEAD; the header; the rows. Then only what is new."""
     commit, rows = add(shards=3)
     header_and_rows = [("cdn", "GET")] * 4
-    api, texts, head = ("api", "GET"), [("raw", "GET")] * 2, ("resolve", "HEAD")
+    api, texts, head = ("api", "GET"), [("resolve", "GET")] * 2, ("resolve", "HEAD")
     for revision, ids, expected in (
         (None, IDS, [api, *header_and_rows, *texts, head]),
         (None, IDS, [head]),

@@ -111,7 +111,7 @@ class Hub:
         self.cache = Cache(cache or Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
         self.downloads = Path(constants.HF_HUB_CACHE)
         self.transport: Transport | None = None
-        self.texts: str | None = None  # the address at which small files lie; empty where they have none
+        self.has_texts = True  # whether small files lie where the Hub's resolver redirects to
 
     async def __aenter__(self) -> Hub:
         """Open the pool."""
@@ -306,13 +306,13 @@ class Hub:
         address = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
         listing, _ = await self.api(address, repo, revision, account, parse_listing)
         listing = replace(listing, repo=listing.repo or repo)
-        for name in {revision, listing.commit}:
-            self.keep(listing, repo, name)
+        self.keep(listing, repo, revision)
         return listing
 
-    def keep(self, listing: RepoFiles, repo: str, revision: str) -> None:
-        """Keep a listing under a name and a revision."""
-        self.cache.write("listings", f"{self.endpoint} {repo}@{revision}", listing.to_json())
+    def keep(self, listing: RepoFiles, repo: str, *revisions: str) -> None:
+        """Keep a listing under a name and its commit, and under further revisions."""
+        for revision in {listing.commit, *revisions}:
+            self.cache.write("listings", f"{self.endpoint} {repo}@{revision}", listing.to_json())
 
     def _kept(self, repo: str, revision: str) -> RepoFiles | None:
         """The kept listing of a revision: that of its commit, which knows more of its files."""
@@ -329,7 +329,7 @@ class Hub:
             return True
         name = f"{kept.repo}/resolve/{quote(revision, safe='')}/{_PROBE}"
         url = url_of(f"{self.endpoint}/{name}")
-        if _PROBE not in kept.files or not transport.quota(url).affords():
+        if _PROBE not in kept.files:
             return False
         with contextlib.suppress(ScreeningError, AgainError):
             async with await transport.request("HEAD", url, {}, account) as response:
@@ -387,11 +387,11 @@ class HubSnapshot(ResolvedSnapshot):
         self.revision, self.parameters, self._listing = listing.commit, listing.parameters, listing
         self.cache = hub.cache  # a commit's file is the same tomorrow, with or without a digest
 
-    def _keep(self, path: str) -> None:
-        """See `RangedSnapshot._keep`."""
-        if (entry := self.files[path]) != self._listing.files[path]:
-            self._listing = replace(self._listing, files={**self._listing.files, path: entry})
-            self._hub.keep(self._listing, self.repo, self._listing.commit)
+    def _keep(self) -> None:
+        """Keep what the resolver said of texts, whose digests count, and of weights that came right."""
+        if self.files is not self._listing.files:
+            right = {p: e for p, e in self.files.items() if p in self._proven or p.endswith(".json")}
+            self._hub.keep(replace(self._listing, files={**self._listing.files, **right}), self.repo)
 
     async def look_up(self, path: str) -> FileEntry:
         """A file with what the resolver says of it; see `Snapshot.look_up`."""
@@ -400,63 +400,42 @@ class HubSnapshot(ResolvedSnapshot):
             if not is_told(self.files[path]):
                 what = f"the server says neither size nor digest (ETag) of {path} of {self.repo}"
                 raise ScreeningError("BadResponse", f"{what}; check HF_ENDPOINT and any proxy")
-            if path.endswith(".json"):
-                self._keep(path)  # of a tokenizer the digest may be all that is needed
         return self.files[path]
 
     async def _text(self, path: str) -> bytes:
-        """A small file: texts in git come by `raw` in one round trip, compressed, while its quota allows."""
-        entry, body = entry_of(self, path), b""
-        transport, url = self._online(path), self._url(path, "raw")
-        in_git = not (entry.digest or "").startswith("sha256:")
-        if in_git and is_told(entry) and transport.quota(url).affords():
-            try:
-                body, _ = await transport.body(url, self._account, _most(entry), self._refused)
-            except ScreeningError as error:
-                # Mirrors often know nothing but resolve.
-                if error.code not in ("RepoNotFound", "RateLimited"):
-                    raise
-        if not body and not in_git and entry.size > 0:
+        """A small file; where the listing has no digest of it, one comes with it."""
+        entry, transport = entry_of(self, path), self._online(path)
+        if (entry.digest or "").startswith("sha256:"):
             body = await self._range(path, 0, entry.size)
-        elif not body and entry.size:
-            body, entry = await self._by_redirects(path, entry)
-        is_new, entry = entry.size < 0, replace(entry, size=len(body)) if entry.size < 0 else entry
-        fits = entry.fits(body)
-        if is_new:  # or, where it is another file than was said, not known
-            self.files = {**self.files, path: entry if fits else FileEntry(path, -1, None)}
-            self._keep(path)
-        if not fits:
+        else:
+            body, response = await self._in_git(path, transport)
+            if problem := resolve_problem(response.headers, entry, self.revision, final=False):
+                raise contradiction(f"{path} of {self.repo} resolves wrongly: {problem}")
+            if not is_told(entry) and transport.is_hub(response.url):
+                entry = completed(entry, response, final=False)
+            if not is_told(entry):
+                entry = await self.look_up(path)
+        if entry.size < 0:
+            entry = replace(entry, size=len(body))
+        if not entry.fits(body):
             raise contradiction(f"{path} of {self.repo} does not have the digest that the server says")
+        if entry != self.files[path]:
+            self.files = {**self.files, path: entry}
         return body
 
-    async def _by_redirects(self, path: str, entry: FileEntry) -> tuple[bytes, FileEntry]:
-        """A text by one request that follows redirects, with the digest that comes with it.
-
-        The Hub redirects to where its texts lie. Once that was seen, the next ones are asked for there: one
-        request in place of two.
-        """
-        hub, transport = self._hub, self._online(path)
-        place, url = f"/{self.repo}/{self.revision}/{quote(path)}", self._url(path)
-        direct = url_of(f"{hub.texts}{place}") if hub.texts else url
-        try:
-            body, response = await transport.body(direct, self._account, _most(entry), self._refused)
-        except ScreeningError:
-            if direct == url:
-                raise
-            body, response = await transport.body(url, self._account, _most(entry), self._refused)
-            hub.texts = ""  # it was not there and is here
-        address = str(response.url.with_query(None))
-        if hub.texts is None and transport.is_hub(response.url) and address.endswith(place):
-            hub.texts = address.removesuffix(place)
-        if problem := resolve_problem(response.headers, entry, self.revision, final=False):
-            raise contradiction(f"{path} of {self.repo} resolves wrongly: {problem}")
-        if entry.size < 0 and transport.is_hub(response.url):
-            entry = completed(entry, response, final=False)
-        if entry.size < 0 and not entry.digest:
-            entry = await self.look_up(path)
-            if not entry.digest:
-                raise contradiction(f"{path} of {self.repo} came without a digest (ETag)")
-        return body, entry
+    async def _in_git(self, path: str, transport: Transport) -> tuple[bytes, aiohttp.ClientResponse]:
+        """A text and its answer, from where the Hub's resolver redirects to (not all mirrors have that)."""
+        if self._hub.has_texts:
+            address = (
+                f"{self._hub.endpoint}/api/resolve-cache/models/{self.repo}/{self.revision}/{quote(path)}"
+            )
+            with contextlib.suppress(ScreeningError):
+                body, response = await transport.body(url_of(address), self._account, SMALL, self._refused)
+                if "X-Repo-Commit" in response.headers:
+                    return body, response
+        found = await transport.body(self._url(path), self._account, SMALL, self._refused)
+        self._hub.has_texts = False  # what was not there is here
+        return found
 
     def _on_disk(self, entry: FileEntry) -> Path | None:
         """The file in the Hub's own cache, where blobs are named by their digest."""
@@ -466,9 +445,8 @@ class HubSnapshot(ResolvedSnapshot):
         place = folder / "blobs" / entry.digest.partition(":")[2]
         return place if place.is_file() and place.stat().st_size == entry.size else None
 
-    def _url(self, path: str, verb: str = "resolve") -> URL:
-        address = f"{self._hub.endpoint}/{self.repo}/{verb}/{self.revision}/{quote(path)}"
-        return url_of(address)
+    def _url(self, path: str) -> URL:
+        return url_of(f"{self._hub.endpoint}/{self.repo}/resolve/{self.revision}/{quote(path)}")
 
 
 def understood(body: bytes, asked: str, parse: Callable[[Any], T]) -> T:
@@ -568,11 +546,6 @@ def completed(entry: FileEntry, response: aiohttp.ClientResponse, *, final: bool
     if digest is None and entry.path.endswith(".json"):
         return entry  # a text of any size may be a proxy's page
     return replace(entry, size=int(size) if size.isdecimal() else -1, digest=digest or entry.digest)
-
-
-def _most(entry: FileEntry) -> int:
-    """Bytes that a text has at most."""
-    return entry.size if entry.size >= 0 else SMALL
 
 
 def _endpoint(endpoint: str) -> str:

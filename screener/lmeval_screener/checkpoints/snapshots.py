@@ -184,8 +184,8 @@ class RangedSnapshot:
         """The file where another program has already put it."""
         return None
 
-    def _keep(self, path: str) -> None:
-        """Keep what a server said of a file, now that its bytes have proved it right."""
+    def _keep(self) -> None:
+        """Keep what a server said of files, now that another one came right."""
 
     async def look_up(self, path: str) -> FileEntry:
         """A file; see `Snapshot.look_up`."""
@@ -245,7 +245,7 @@ class RangedSnapshot:
                 raise
             if path not in self._proven:
                 self._proven.add(path)
-                self._keep(path)
+                self._keep()
             return bytes(received)
 
         return await retried(attempt, self._account.budget) if end > begin else b""
