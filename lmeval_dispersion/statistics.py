@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -275,6 +274,8 @@ def normal_point(comparisons: int) -> float:
 
     Bonferroni: 1.96 for one comparison, 2.58 for five.
     """
+    from statistics import NormalDist
+
     return NormalDist().inv_cdf(1 - (1 - LEVEL) / (2 * max(comparisons, 1)))
 
 

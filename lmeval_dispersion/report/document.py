@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import platform
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from importlib import metadata
 from typing import Any, Literal, get_type_hints
 
 from lmeval_dispersion.installation import __version__
@@ -237,6 +235,9 @@ class Document:
 
     def origin(self) -> dict[str, str]:
         """How to read the report, and the versions that it takes, beside the command, to make it again."""
+        import platform
+        from importlib import metadata  # which takes as long as numpy's arrays
+
         versions = [f"lmeval-dispersion {__version__}", f"Python {platform.python_version()}"]
         for library in self.libraries:
             with contextlib.suppress(metadata.PackageNotFoundError):

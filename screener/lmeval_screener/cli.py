@@ -219,7 +219,7 @@ def run(args: argparse.Namespace) -> int:
     selected = select_targets(
         args.checkpoints, selection_of(args), args.lists, allowance=allowance, tokenizer=args.tokenizer
     )
-    if selected.sentence:
+    if selected.sentence and not args.dry_run:  # whose answer has it
         output.say(f"screen-checkpoints: {selected.sentence}")
     add_named(selected, args.family, demo=args.demo)
     named = list(selected.targets)

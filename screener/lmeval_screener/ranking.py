@@ -14,7 +14,6 @@ over the number of pairs. `benchmarks/separation.py` simulates both.
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections import Counter
@@ -272,11 +271,30 @@ def flat_from(gaps: Sequence[Gap], level: float) -> int:
 _TOLERANCE = 0.04
 _IN_NAME = re.compile(r"(?:^|[-_./])(?:(\d+)x)?(\d+(?:\.\d+)?)([kmb])(?=$|[-_./])", re.IGNORECASE)
 _UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
-# Scales that the bundled families lack.
-_FURTHER = (
-    *("1.3B", "4B", "9B", "13B", "20B", "27B", "30B", "34B", "40B", "65B", "104B", "110B", "123B", "180B"),
-    *("235B", "405B", "671B"),
+# Sizes that checkpoints are published by, those of the bundled families among them. Counts alone cannot tell
+# Pythia's 6.9B from the many 7B: by name it keeps its own.
+_KNOWN = (
+    *(
+        "14M",
+        "31M",
+        "70M",
+        "82M",
+        "124M",
+        "135M",
+        "160M",
+        "355M",
+        "360M",
+        "410M",
+        "0.5B",
+        "0.6B",
+        "774M",
+        "1B",
+    ),
+    *("1.3B", "1.4B", "1.5B", "1.7B", "2B", "2.8B", "3B", "4B", "7B", "8B", "9B", "12B", "13B", "14B", "20B"),
+    *("27B", "30B", "32B", "34B", "40B", "65B", "70B", "72B", "104B", "110B", "123B", "180B", "235B", "405B"),
+    "671B",
 )
+_SCALES = {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in _KNOWN}
 
 
 def scale_names(readings: Sequence[Reading]) -> list[str]:
@@ -340,15 +358,15 @@ def _of_sibling(counts: tuple[int, ...], siblings: set[tuple[float, str]]) -> st
 
 def _of_count(counts: tuple[int, ...]) -> str:
     for count in counts:
-        value = min(_scales(), key=lambda known: abs(math.log(count / known)))
+        value = min(_SCALES, key=lambda known: abs(math.log(count / known)))
         if abs(count / value - 1) <= _TOLERANCE:
-            return _scales()[value]
+            return _SCALES[value]
     return _spelled(counts[-1]) if counts else "unknown"
 
 
 def _spelled(value: float) -> str:
     """A size as the bundled families spell it, else in two digits (above 2 billion: in whole billions)."""
-    if (known := _scales().get(value)) is not None:
+    if (known := _SCALES.get(value)) is not None:
         return known
     if value >= 2e9:
         return f"{value / 1e9:.0f}B" if value % 1e8 else f"{value / 1e9:g}B"
@@ -356,16 +374,6 @@ def _spelled(value: float) -> str:
         return f"{value / 1e9:.1f}B"
     unit = "M" if value >= 1e6 else "K"
     return f"{float(f'{value / _UNITS[unit]:.2g}'):g}{unit}"
-
-
-@functools.cache
-def _scales() -> dict[float, str]:
-    """Parameters → scale, of all bundled families."""
-    from lmeval_screener.targets.families import load_families
-
-    scales = {scale for family in load_families().values() for scale in family.scales}
-    # Counts alone cannot tell Pythia's 6.9B from the many 7B; by name it keeps its own.
-    return {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in (*scales - {"6.9B"}, *_FURTHER)}
 
 
 # --- agreement ------------------------------------------------------------------------------------------

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from yarl import URL
-
 from lmeval_screener.checkpoints import (
     Cache,
     FileEntry,
@@ -46,6 +44,7 @@ from lmeval_screener.errors import ScreeningError
 
 if TYPE_CHECKING:
     import aiohttp
+    from yarl import URL
 
 #: Small files are at most so long: the largest tokenizers have some 40 MB. In a folder, those up to this size
 #: get a digest from their content; weights do not need one.
@@ -67,6 +66,10 @@ class LocalSnapshot:
     parameters: int | None = None
     is_local: bool = True
     cache: Cache | None = None
+
+    async def look_up(self, path: str) -> FileEntry:
+        """A file; see `Snapshot.look_up`."""
+        return entry_of(self, path)
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a file; see `Snapshot.small_file`."""
@@ -181,29 +184,35 @@ class RangedSnapshot:
         """The file where another program has already put it."""
         return None
 
+    def _keep(self) -> None:
+        """Keep what a server said of files, now that another one came right."""
+
+    async def look_up(self, path: str) -> FileEntry:
+        """A file; see `Snapshot.look_up`."""
+        return entry_of(self, path)
+
     async def small_file(self, path: str) -> bytes:
         """Whole content of a small file; see `Snapshot.small_file`."""
-        entry = entry_of(self, path)
-        if entry.size > SMALL:
-            raise ScreeningError(
-                "BadResponse",
-                f"{path} of {self.repo} has {entry.size} bytes, too many for its kind; check it",
-            )
-        key = content_key(self, path)
         async with self._text_locks.setdefault(path, asyncio.Lock()):
-            if self.cache and (kept := self.cache.read("files", key)) is not None:
+            entry = entry_of(self, path)
+            if entry.size > SMALL:
+                raise ScreeningError(
+                    "BadResponse",
+                    f"{path} of {self.repo} has {entry.size} bytes, too many for its kind; check it",
+                )
+            if self.cache and (kept := self.cache.read("files", content_key(self, path))) is not None:
                 return kept
             place = self._on_disk(entry)
             if place and entry.fits(stored := await asyncio.to_thread(place.read_bytes)):
                 return stored
             body = await retried(lambda: self._text(path), self._account.budget)
             if self.cache:
-                self.cache.write("files", key, body)
+                self.cache.write("files", content_key(self, path), body)  # the digest may be new
             return body
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
-        if place := self._on_disk(entry_of(self, path)):
+        if place := self._on_disk(await self.look_up(path)):
             return await asyncio.to_thread(read_ranges, place, ranges)
         works = (self._range(path, begin, end) for begin, end in ranges)
         with self._share(path) as most:
@@ -234,7 +243,9 @@ class RangedSnapshot:
                 if path in self._proven:  # the server is right as a rule
                     again.attempts = ATTEMPTS
                 raise
-            self._proven.add(path)
+            if path not in self._proven:
+                self._proven.add(path)
+                self._keep()
             return bytes(received)
 
         return await retried(attempt, self._account.budget) if end > begin else b""

@@ -134,6 +134,12 @@ class WithTokenizer:
         self.cache: Cache | None = checkpoint.cache
         self.checkpoint, self._other, self._names = checkpoint, other, dict(names)
 
+    async def look_up(self, path: str) -> FileEntry:
+        """A file; see `Snapshot.look_up`."""
+        if path not in self._names:
+            self.files = {**self.files, path: await self.checkpoint.look_up(path)}
+        return self.files[path]
+
     async def small_file(self, path: str) -> bytes:
         """Whole content of a file; see `Snapshot.small_file`."""
         if path in self._names:

@@ -231,7 +231,7 @@ async def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
             "rows; name another place of it with --tokenizer, or save it with "
             "`AutoTokenizer.from_pretrained(...).save_pretrained(...)` and screen that folder",
         )
-    if (digest := snapshot.files[name].digest) is None:
+    if (digest := (await snapshot.look_up(name)).digest) is None:
         # A file without a version may be another one tomorrow: only its content says which it is.
         digest = f"sha256:{hashlib.sha256(await snapshot.small_file(name)).hexdigest()}"
     return name, digest
