@@ -241,7 +241,13 @@ class Screening:
         result, session = results[0], self.session
         if session is None:
             return result
-        session.finish(result)
+        session.finish(
+            screened=len(result.checkpoints),
+            failed=len(result.failed),
+            bytes_read=result.bytes_read,
+            requests=result.requests,
+            seconds=result.seconds,
+        )
         if self.since is None:
             return result
         from lmeval_screener.registry.news import news, since_time

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -36,9 +36,6 @@ from lmeval_screener.screened import Reading
 from lmeval_screener.targets import Target
 from lmeval_screener.tokens import Resolution, TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
-
-if TYPE_CHECKING:
-    from lmeval_screener.result import Result
 
 #: Raised when G or the rule that picks rows changes: what an older method measured is read again.
 METHOD = 2
@@ -455,15 +452,14 @@ class Session:
             message=error and str(error),
         )  # fmt: skip
 
-    def finish(self, result: Result) -> None:
-        """Say of the run that it reached its end, and which folders that it knew are no longer there."""
+    def finish(self, *, screened: int, failed: int, bytes_read: int, requests: int, seconds: float) -> None:
+        """Mark the run finished, and record the known folders that were deleted."""
         gone = ScreeningError("FolderNotFound", "the folder is no longer there")
         lost = [
             seen
             for seen in last_seen(self.connection, self.tokens)
             if seen.reading is not None and folder_is_gone(seen.identity)
         ]
-        totals = [len(result.checkpoints), len(result.failed), result.bytes_read, result.requests]
 
         def write() -> None:
             for seen in lost:
@@ -473,7 +469,7 @@ class Session:
             self.connection.execute(
                 "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ? "
                 "WHERE run = ?",
-                [self.ended, *totals, round(result.seconds, 3), self.run],
+                [self.ended, screened, failed, bytes_read, requests, round(seconds, 3), self.run],
             )
 
         self._write(write)
