@@ -21,7 +21,7 @@ from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
 from lmeval_screener.figures import Difference, difference
 from lmeval_screener.registry.database import Seen, folder_is_gone, last_seen
-from lmeval_screener.screened import Group, Reading, Screened, tie_cells, tied_with
+from lmeval_screener.screened import Reading, Screened, grouped, tie_cells, tied_with
 from lmeval_screener.targets import labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
@@ -83,9 +83,10 @@ class Ranked:
     """A checkpoint of a registry, as `query` shows it; ``rank`` and G are None for one that is gone."""
 
     checkpoint: Annotated[str, Col("Checkpoint")]
+    family: str | None = None
     group: Annotated[str | None, Col("Group", drop=2)] = None
     rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
-    tied_with: Annotated[Sequence[int | str], Col("No clear order with", drop=1)] = ()
+    tied_with: Annotated[Sequence[int | str], Col("Ties", drop=1)] = ()
     G: Annotated[float | None, Col("G", ".3f", error="se")] = None
     se: float | None = None
     ratio: Annotated[float | None, Col("Ratio", ".3f")] = None
@@ -211,6 +212,8 @@ def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metri
         elif ranked_now is not None and old and before and seen.reading and seen.state != old.state:
             changes.append((ranked_now, before, seen.reading))
     moves += [_changed(*change, metric, len(changes)) for change in changes]
+    titles = {c.label: group.title for group in grouped(ranks.values()) for c in group.checkpoints}
+    moves = [replace(move, group=titles.get(move.checkpoint)) for move in moves]
     order = ("new", "changed", "recovered", "deleted", "failed")
     return sorted(moves, key=lambda move: (order.index(move.what), move.group or "", move.rank or 0))
 
@@ -262,14 +265,11 @@ def query(
     tokens, domain, reference = sets_of(connection, domain)
     seen = named(last_seen(connection, tokens))
     gone = [entry.target.label for entry in seen if is_gone(entry)]
-    members: dict[tuple[str, str], list[Screened]] = {}
-    for c in ranked([entry for entry in seen if entry.target.label not in gone], metric):
-        if family in (None, c.family) and scale in (None, c.scale):
-            members.setdefault((c.family, c.scale), []).append(c)
-    groups = [Group(*name, tuple(checkpoints)) for name, checkpoints in members.items()]
+    checkpoints = ranked([entry for entry in seen if entry.target.label not in gone], metric)
+    groups = grouped(c for c in checkpoints if family in (None, c.family) and scale in (None, c.scale))
     rows = [
         Ranked(
-            c.label, group.name, c.rank, tie_cells(tied_with(c, group)), c.gaps[metric].mean,
+            c.label, c.family, group.title, c.rank, tie_cells(tied_with(c, group)), c.gaps[metric].mean,
             c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision,
         )
         for group in groups
@@ -278,7 +278,8 @@ def query(
     if family is None and scale is None and top is None:
         rows += [Ranked(label, note="deleted") for label in gone]
     failed = sum(bool(entry.error) and entry.target.label not in gone for entry in seen)
-    total = f"{count(sum(map(len, members.values())), 'checkpoint')} in {count(len(members), 'group')}"
+    total = count(sum(len(group.checkpoints) for group in groups), "checkpoint")
+    total += f" in {count(len(groups), 'group')}"
     sentence = f"{total} for {domain} against {reference}"
     sentence += f"; {len(gone)} deleted, {failed} failed when last seen."
     return _document("Checkpoints of the registry", "checkpoints", [sentence], rows)
