@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from browser import Browser
-from command import captured
+from command import CAPTURES, captured
 from json_schemas import faults
 from lmeval_screener.figures import gaps, ratio
+from lmeval_screener.result.answer import first_of
 from lmeval_screener.weights.projection import FinalNorm
 from screenings import failed, ranked, screened
 from screenings import result as result_of
@@ -60,6 +61,34 @@ def test_every_part_is_what_is_printed_today_and_fits_the_terminal(result, width
     assert text == captured(f"screen-fixed-{width}", text)
     for lines in (text, shown(result, width=width, details=True)):
         assert max(map(len, lines.splitlines())) <= width
+
+
+def test_figures_are_explained_once_and_the_names_of_the_answer_are_marked(result, one_group):
+    text, group = shown(result, width=100), one_group.groups[0]
+    for said in (
+        "G: how far the model keeps math tokens",
+        "Ratio: spread of math tokens over everyday words'",
+    ):
+        assert text.count(said) == 1
+    assert text.count("─ 2 standard errors to the next rank") == text.count("to the step before") == 1
+    assert "not an accuracy" in text
+    other = shown(replace(one_group, domain="law", reference="plain", checkpoints=group.checkpoints[:2]))
+    assert "G: how far the model keeps law tokens from one another and from those of plain" in other
+    marked = re.findall(r"▶ (\S+)", shown(one_group))
+    assert marked == [group.names[c] for c in first_of(group, "cosine")]
+    assert one_group.answer()[0].startswith(f"Evaluate first: {', '.join(marked)} (")
+    assert f"> {marked[0]}" in shown(one_group, encoding="ascii")
+    # Neither where one is as good as another, nor along a training, nor where ranks stand for names.
+    level = [screened(f"m{i}", i + 1, (1, 3)) for i in range(3)]
+    steps = [c for c in result.checkpoints if c.scale == "1B"]
+    for members in (level, steps, level[:1]):
+        assert "▶" not in shown(replace(result, checkpoints=tuple(members)))
+    many = [screened("best", 1), *(screened(f"m{i}", i + 2, (2, 7)) for i in range(6))]
+    assert re.findall(r"▶ (\S+)", shown(replace(result, checkpoints=tuple(many)))) == ["best"]
+
+
+def test_the_demo_fits_one_look():
+    assert len((CAPTURES / "screen-80.txt").read_text("utf-8").splitlines()) <= 22
 
 
 def test_details_hold_errors_parts_and_what_was_read(result):
@@ -145,6 +174,28 @@ def test_the_page_draws_sorts_and_asks_for_nothing(result, tmp_path):
         assert MARKUP in browser.value("document.body.textContent")
         assert browser.console == []
         assert [url for url in browser.requests if not url.startswith((place.as_uri(), "data:"))] == []
+
+
+def test_a_dot_says_the_digits_of_the_table_and_leads_to_its_row(one_group, tmp_path):
+    place = tmp_path / "page.html"
+    place.write_text(one_group.to_html(), encoding="utf-8")
+    best = one_group.groups[0].checkpoints[0]
+    with Browser() as browser:
+        browser.open(place)
+        marks = "[...document.querySelectorAll('.wide [aria-roledescription=point]')]"
+        said = browser.value(f"{marks}.map(mark => mark.getAttribute('aria-label'))")
+        assert said[0].startswith(f"{best.label}; rank 1; G {best.gaps['cosine'].mean:.3f}; ratio ")
+        assert not [text for text in said if re.search(r"\.\d{5}|reach", text)]
+        browser.value(f"{marks}[0].dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
+        assert browser.value("document.querySelectorAll('tr.met').length") == 1
+        row = browser.value("document.querySelector('tr.met').textContent")
+        assert said[0].partition(";")[0] in row
+        assert browser.value("document.querySelector('footer a').href").endswith("/reference/screening/")
+        csv = "[...document.querySelectorAll('.save button')].find(b => b.textContent === 'Save as CSV')"
+        browser.value(
+            f"HTMLAnchorElement.prototype.click = function () {{ window.saved = this.href }}, {csv}.click()"
+        )
+        assert "%E2%96%B6" not in browser.value("window.saved")
 
 
 @pytest.mark.parametrize(("size", "scheme"), [((1280, 800), "light"), ((390, 844), "dark")])

@@ -167,10 +167,8 @@ class Verdict(Report):
                 [fields_of(point) | {"kind": "checkpoint"} for point in self.points], self.metric
             )
 
-        description = f"One point for each of {len(self.points)} checkpoints with a result, by group."
-        return (
-            {"points": Chart(draw, "Accuracy against G", description, name="accuracy")} if self.points else {}
-        )
+        description = f"{len(self.points)} checkpoints with a result, by group."
+        return {"points": Chart(draw, "Accuracy against G", description, name="accuracy")}
 
     def _lines(self) -> tuple[GroupVerdict, ...]:
         return (*self.groups, self.overall) if len(self.groups) > 1 else self.groups
