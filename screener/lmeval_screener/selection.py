@@ -204,9 +204,8 @@ def select_targets(
                 "expected something to list with --since and --limit, got names only; add --author, "
                 "--tag, --base-model or ORG/*"
             )
-        selected = Selected()
-        selected.targets = parse_targets(names, tokenizer, selected.left_out)
-        return selected
+        left_out: list[str] = []
+        return Selected(parse_targets(names, tokenizer, left_out), left_out)
     import asyncio
 
     from lmeval_screener.checkpoints.hub import Hub

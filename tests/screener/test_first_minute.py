@@ -179,7 +179,7 @@ def test_no_name_of_something_here_goes_to_the_hub(counted, capsys, way, text):
 
 def test_hf_and_names_of_nothing_here_do_go_to_the_hub(counted):
     os.mkdir("odd")
-    for text in ("hf://odd/nosuch", "org/name", "hf://gpt2", "bert-base"):
+    for text in ("hf://odd/nosuch", "org/name", "hf://gpt2", "gpt2@main", "bert-base"):
         assert [failed.error for failed in screen(text).failed] == ["RepoNotFound"]
     assert query_of("hf://odd/*") is not None
     assert query_of("odd/*") is None

@@ -290,6 +290,7 @@ class Result(Report):
         R = "everyday words" if self.reference == "reference" else R
         gap = f"how far the model keeps {T} from one another and from {R}"
         ratio = f"spread of {T} over {R}'; a clear order needs both"
+        error = f"2 standard errors to the {'step before' if group.steps else 'next rank'}"
         return [
             Column("rank", "Rank", "d", short="#"),
             Column("called", "Step" if group.steps else "Checkpoint"),
@@ -297,10 +298,11 @@ class Result(Report):
                 f"gap_{self.metric}",
                 "G",
                 f".{decimals}f",
-                hint=gap,
+                "",
+                gap,
                 dots="below",
                 reach="reach",
-                whisker=f"2 standard errors to the {'step before' if group.steps else 'next rank'}",
+                whisker=error,
             ),
             Column("ratio", "Ratio", ".3f", hint=ratio),
             Column("ties", "Ties", hint="ranks without a clear order", drop=1),
@@ -332,10 +334,8 @@ class Result(Report):
                 most = f", the {_DRAWN} best of {count}" if count > _DRAWN else ""
                 caption, description = f"G of each checkpoint{most}", f"Dots of G, best first, from {best}."
             to = "step before" if group.steps else "next rank"
-            meaning = (
-                f"Lines: two standard errors of the difference to the {to} (choice of tokens, not seed)."
-            )
-            meaning = meaning if count > 1 else ""
+            lines = f"Lines: two standard errors of the difference to the {to} (choice of tokens, not seed)."
+            meaning = lines if count > 1 else ""
             drawn[f"ranking{place}"] = Chart(draw, caption, description, meaning, f"gap-{group.anchor}")
             if any(c.ratio for c in group.steps):
                 drawn[f"ratio{place}"] = Chart(

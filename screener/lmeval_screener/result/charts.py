@@ -27,15 +27,9 @@ def dots(members: Sequence[Screened], metric: Metric) -> dict[str, Any]:
             "G": c.gaps[metric].mean,
             "error": c.gaps[metric].mean - 2 * (c.next.se if c.next else 0.0),
             "kind": _kind(c),
-            "says": "; ".join(
-                [
-                    c.label,
-                    f"rank {c.rank}",
-                    f"G {c.gaps[metric].mean:.{digits}f}",
-                    *([] if c.ratio is None else [f"ratio {c.ratio.mean:.3f}"]),
-                    *([f"ties {ranks_of(c.ties)}"] if [*c.ties] else []),
-                ]
-            ),
+            "says": f"{c.label}; rank {c.rank}; G {c.gaps[metric].mean:.{digits}f}"
+            + (f"; ratio {c.ratio.mean:.3f}" if c.ratio else "")
+            + (f"; ties {ranks}" if (ranks := ranks_of(c.ties)) else ""),
         }
         for c, name in zip(members, short_names([c.label for c in members]), strict=True)
     ]
@@ -140,9 +134,8 @@ def _curve(values: Sequence[dict[str, Any]], field: str, title: str, digits: int
     layers: list[dict[str, Any]] = []
     if "low" in values[0]:
         bars = {"y": _number("low", title, zero=False), "y2": {"field": "high"}}
-        layers.append(
-            {"mark": {"type": "rule", "strokeWidth": 1.5, "color": _LINE, "aria": False}, "encoding": bars}
-        )
+        rule = {"type": "rule", "strokeWidth": 1.5, "color": _LINE, "aria": False}
+        layers.append({"mark": rule, "encoding": bars})
     y = {"y": _number(field, title, zero=False)}
     layers.append({"mark": {"type": "line", "aria": False}, "encoding": y})
     layers.append({"mark": _POINT, "encoding": {**y, **_SAYS}})

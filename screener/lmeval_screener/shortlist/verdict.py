@@ -55,14 +55,7 @@ class GroupVerdict:
     spearman: Annotated[float | None, Col("Spearman", ".2f")]
     p: Annotated[float | None, Col("p", "p-value")]
     right: Annotated[
-        float | None,
-        Col(
-            "Pairs right",
-            ".0%",
-            dots="both",
-            reach="low high",
-            whisker="95% interval of the share of pairs right",
-        ),
+        float | None, Col("Pairs right", ".0%", dots="both", reach="low high", whisker="95% interval")
     ]
     low: Annotated[float | None, Col("95% CI from", ".0%", drop=1)]
     high: Annotated[float | None, Col("to", ".0%", drop=1)]

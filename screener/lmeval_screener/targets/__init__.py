@@ -149,7 +149,7 @@ def _not_local(target: Target, path: str) -> Target:
     """A name without owner; refused where it is a family's, or nearly that of something here."""
     from lmeval_screener.targets.families import load_families
 
-    if not target.on_hub or "/" in path:
+    if not target.on_hub or "/" in path or target.revision is not None:
         return target
     family = next((name for name in load_families() if name.lower() == target.repo.lower()), None)
     near = difflib.get_close_matches(target.repo, os.listdir(), n=1, cutoff=0.8)
