@@ -18,6 +18,7 @@ from typing import Any, Literal, get_type_hints
 from lmeval_dispersion.installation import __version__
 
 Row = Mapping[str, Any]
+SITE = "https://lmeval-dispersion.github.io/lmeval-dispersion/"
 LIMITS = "What this does not support"  # above `Document.limits`, where a format has headings
 
 
@@ -38,6 +39,7 @@ class Column:
         dots: Terminals draw the values as dots on one axis beside the column, with a whisker to both sides
             (``both``) or to the left (``below``); empty for no drawing.
         reach: Key of the whisker's length, or the keys of its two ends, ``low high``; empty for the error's.
+        whisker: Its meaning in a few words, shown where dots are drawn.
     """
 
     key: str
@@ -49,6 +51,7 @@ class Column:
     drop: int = 0
     dots: Literal["", "both", "below"] = ""
     reach: str = ""
+    whisker: str = ""
 
 
 #: A column for the annotation of a field, such as ``Annotated[float, Col("G")]``; its key is the field.
@@ -242,7 +245,8 @@ class Document:
         for library in self.libraries:
             with contextlib.suppress(metadata.PackageNotFoundError):
                 versions.append(f"{library} {metadata.version(library)}")
-        facts = {"How to read it": self.guide, "Made with": ", ".join(versions)}
+        page = self.guide.removeprefix("docs/").removesuffix(".md")
+        facts = {"How to read it": page and f"{SITE}{page}/", "Made with": ", ".join(versions)}
         return {name: value for name, value in facts.items() if value}
 
 

@@ -16,6 +16,7 @@ from rich.text import Text as RichText
 
 from lmeval_dispersion.report.cells import cell, is_numeric, number, shown, text_rows
 from lmeval_dispersion.report.document import (
+    Chart,
     Column,
     Document,
     Facts,
@@ -32,7 +33,7 @@ _FOLDED = 20  # a text column may be folded down to this width before a column i
 _SLIVER = 10  # and to this one where no column can be
 _SPELLED = {"±": "+/-", "≈": "~", "−": "-", "–": "-", "—": "-", "…": "...", "τ": "tau", "Δ": "delta",
             "×": "x", "→": "->", "≤": "<=", "≥": ">=", "·": "-", "¶": "/", "─": "-", "’": "'",
-            "●": "o", "│": "|"}  # fmt: skip
+            "●": "o", "│": "|", "▶": ">"}  # fmt: skip
 # Signs of a document's text that would move a terminal's cursor, colour it or break a line.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _GLUE, _GLUED = "\ue000", re.compile(r"(?<=\d) (?=%|±)|(?<=±) (?=\d)")  # spaces that do not end a line
@@ -119,9 +120,11 @@ class _Writer:
         if section.heading:
             self._break()
             self._prose(section.heading, "bold underline")
+        self._headed = bool(section.heading)
         for part in section.parts:
             if self._details or not (section.details and isinstance(part, Table)):
                 self._part(part)
+                self._headed &= isinstance(part, Chart)
 
     def _part(self, part: Part) -> None:
         if isinstance(part, Text):
@@ -163,7 +166,8 @@ class _Writer:
         for row in rows:
             texts = ["…"] if row is None else list(_cells(row, columns, axes))
             lines.add_row(*(RichText(self._fit(text)) for text in texts))
-        self._break()
+        if table.caption or not self._headed:
+            self._break()
         # Where even the columns that never go do not fit, lines are too long rather than digits cut.
         least += [axis.width for axis in axes.values()]
         self._console.print(lines, width=max(self._width, _together(least)), crop=False, no_wrap=True)
@@ -171,10 +175,12 @@ class _Writer:
             self._prose("none")
         if more:
             self._prose(more, "dim")
-        for column in columns:
-            if column.hint and (column.heading, column.hint) not in self._hints_shown:
-                self._hints_shown.add((column.heading, column.hint))
-                self._prose(f"{self._heading(column, short)}: {column.hint}", "dim")
+        hints = [(f"{self._heading(column, short)}: ", column.hint) for column in columns if column.hint]
+        hints += [("─ ", column.whisker) for column in columns if column.key in axes and column.whisker]
+        new = [hint for hint in dict.fromkeys(hints) if hint not in self._hints_shown]
+        self._hints_shown.update(new)
+        for line in "\n".join(map("".join, new)).replace("\n─", "   ─").splitlines():
+            self._prose(line, "dim")
 
     def _axes(self, table: Table, columns: Sequence[Column], room: int) -> dict[str, Axis]:
         """An axis for each column that is drawn as dots, where there is room for it."""

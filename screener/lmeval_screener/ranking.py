@@ -29,7 +29,7 @@ from lmeval_dispersion.statistics import rank_agreement, student_points
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference, ranks
-from lmeval_screener.screened import Next, Ranks, Reading, Screened
+from lmeval_screener.screened import TOKENIZER, Next, Ranks, Reading, Screened
 from lmeval_screener.targets import labelled
 from lmeval_screener.tokens import Resolution
 
@@ -93,7 +93,7 @@ def ranked(members: Sequence[tuple[Reading, Reading]], metric: Metric) -> list[S
     families: dict[str, list[Reading]] = {}
     labels = labelled([reading.target for reading, _ in members])
     for (reading, common), target in zip(members, labels, strict=True):
-        name = reading.target.family or f"tokenizer:{common.tokenizer.rpartition(':')[2][:8]}"
+        name = reading.target.family or f"{TOKENIZER}{common.tokenizer.rpartition(':')[2][:8]}"
         if reading.target.labelled is None:
             reading = replace(reading, target=target)
         families.setdefault(name, []).append(reading)

@@ -6,8 +6,9 @@ Below stand their forms for programs: the entries of ``screen-checkpoints/3`` an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import numpy as np
 
 from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_screener.figures import PARTS, Gap, Ratio, difference, ranks
-from lmeval_screener.targets import Target, label, step_key, training_and_step
+from lmeval_screener.targets import Target, label, shared_name, step_key, training_and_step
 from lmeval_screener.tokens import Resolution
 
 
@@ -104,6 +105,10 @@ class Reading:
                 f"the tokenizer names {tokens.vocabulary} rows, {self.tensor} has only {self.shape[0]}"
             )
         return tuple(notes)
+
+
+#: How the family of checkpoints that were given by name begins: their tokenizer's short hash follows.
+TOKENIZER = "tokenizer:"
 
 
 class Next(NamedTuple):
@@ -224,11 +229,15 @@ class Failed:
 
 @dataclass(frozen=True, repr=False)
 class Group:
-    """Checkpoints that may be compared: one family (or tokenizer) and one scale, best first."""
+    """Checkpoints that may be compared: one family (or tokenizer) and one scale, best first.
+
+    ``tokenizer`` says in titles which one is meant, where the checkpoints are of no family.
+    """
 
     family: str
     scale: str
     checkpoints: tuple[Screened, ...]
+    tokenizer: str = "one tokenizer"
 
     def __repr__(self) -> str:
         more = f" and {len(self.checkpoints) - 5} more" if len(self.checkpoints) > 5 else ""
@@ -260,9 +269,9 @@ class Group:
 
     @property
     def title(self) -> str:
-        """Its name in reports; a training by its model and never by a path."""
+        """Its name in reports: a family, what the names of its checkpoints share, a training by its model."""
         if not self.trajectory:
-            return self.name
+            return title_of(self.family, self.scale, [c.target for c in self.checkpoints], self.tokenizer)
         training, _ = self.trajectory[0].training_and_step
         local = self.trajectory[0].revision is None
         return Path(training).resolve().name if local else training.rpartition("/")[2]
@@ -296,6 +305,26 @@ class Group:
         return best if sure or best.ratio.minus(first.ratio).separated else None
 
 
+def title_of(family: str, scale: str, targets: Sequence[Target], tokenizer: str = "one tokenizer") -> str:
+    """A group's name for readers; of checkpoints that were given by name, what their names share."""
+    if not family.startswith(TOKENIZER):
+        return f"{family} · {scale}"
+    return " · ".join(filter(None, (shared_name(targets), scale, tokenizer)))
+
+
+def grouped(checkpoints: Iterable[Screened]) -> tuple[Group, ...]:
+    """The groups of ranked checkpoints, in their order, no two with one title."""
+    members: dict[tuple[str, str], list[Screened]] = {}
+    for checkpoint in checkpoints:
+        members.setdefault((checkpoint.family, checkpoint.scale), []).append(checkpoint)
+    groups = [Group(*name, tuple(group)) for name, group in members.items()]
+    titles = Counter(group.title for group in groups)
+    return tuple(
+        replace(g, tokenizer=f"tokenizer of {g.checkpoints[0].label}") if titles[g.title] > 1 else g
+        for g in groups
+    )
+
+
 # --- forms for programs ----------------------------------------------------------------------------------
 
 _EACH = 64  # members of a group up to which ties are listed rank by rank
@@ -307,6 +336,7 @@ def entry(c: Screened, group: Group) -> dict[str, Any]:
     """One checkpoint of the JSON contract, a member of a group."""
     tokens = c.resolution
     row: dict[str, Any] = {name: getattr(c, name) for name in _NAMES} | {
+        "group": group.title,
         "tied_with": tied_with(c, group),
         "next": None if c.next is None else c.next._asdict(),
         "gap": {metric: {"mean": gap.mean, "se": gap.se} for metric, gap in c.gaps.items()},

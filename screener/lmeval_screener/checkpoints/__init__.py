@@ -119,10 +119,14 @@ class Snapshot(Protocol):
 def entry_of(snapshot: Snapshot, path: str) -> FileEntry:
     """A file of a checkpoint, which has to be there."""
     if (entry := snapshot.files.get(path)) is None:
-        at = f" at revision {snapshot.revision}; ask for another revision" if snapshot.revision else ""
-        where = at or "; is the download or upload complete?"
-        raise ScreeningError("FileNotFound", f"{snapshot.repo} has no {path}{where}")
+        at = f" at revision {snapshot.revision}" if snapshot.revision else ""
+        raise ScreeningError("FileNotFound", f"{snapshot.repo} has no {path}{at}; {elsewhere(snapshot)}")
     return entry
+
+
+def elsewhere(snapshot: Snapshot) -> str:
+    """The next step where a checkpoint is broken as it lies there."""
+    return "ask for another revision" if snapshot.revision else "copy, download or upload it again"
 
 
 def content_key(snapshot: Snapshot, path: str) -> str:

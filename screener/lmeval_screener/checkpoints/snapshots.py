@@ -52,6 +52,7 @@ SMALL = 64 * 2**20
 #: A file up to this size is accepted whole from a server that ignores Range.
 WHOLE = 4 * 2**20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_LFS, _POINTER = b"version https://git-lfs", 1024  # how a pointer of git-lfs begins; it has fewer bytes
 
 
 @dataclass
@@ -119,10 +120,11 @@ def _files(folder: Path) -> dict[str, FileEntry]:
     try:
         for place in sorted(folder.iterdir()):
             name = place.name
-            if name.startswith(".") or not place.is_file():
+            broken = place.is_symlink() and not place.exists()  # told where it is read
+            if name.startswith(".") or not (place.is_file() or broken):
                 continue
-            size, digest = place.stat().st_size, None
-            if name.endswith((".json", ".model", ".txt", ".tiktoken")) and size <= SMALL:
+            size, digest = 0 if broken else place.stat().st_size, None
+            if name.endswith((".json", ".model", ".txt", ".tiktoken")) and size <= SMALL and not broken:
                 digest = f"sha256:{hashlib.sha256(place.read_bytes()).hexdigest()}"
             files[name] = FileEntry(name, size, digest)
     except OSError as error:
@@ -135,6 +137,9 @@ def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     bodies = []
     try:
         with place.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < _POINTER and file.read(len(_LFS)) == _LFS:
+                why = f"{place} is a git-lfs pointer, not the file itself; run: git lfs pull"
+                raise ScreeningError("FileNotFound", why)
             for begin, end in ranges:
                 file.seek(begin)
                 bodies.append(file.read(end - begin))
@@ -149,6 +154,9 @@ def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
 
 
 def _unreadable(place: Path, error: OSError) -> ScreeningError:
+    if place.is_symlink() and not place.exists():
+        why = f"{place} links to {os.readlink(place)}, which is gone (a cache that was purged?)"
+        return ScreeningError("FileNotFound", f"{why}; download it again")
     return ScreeningError(
         "FileNotFound", f"cannot read {place}: {error}; is it still there, and yours to read?"
     )

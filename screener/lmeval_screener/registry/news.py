@@ -25,7 +25,7 @@ from lmeval_screener.figures import difference, numbers_of
 from lmeval_screener.ranking import clear_above
 from lmeval_screener.registry.database import Seen, last_seen
 from lmeval_screener.registry.queries import is_gone, named, ranked, some
-from lmeval_screener.screened import Reading, Screened
+from lmeval_screener.screened import Reading, Screened, grouped
 
 #: Words of --since that stand for the end of an earlier run; its answer is given once.
 NIGHTLY = ("last", "yesterday")
@@ -211,19 +211,20 @@ def news(
             arrived[place] = "new" if old is None else "changed" if old.reading else "recovered"
     fresh = [place for place in arrived if (*place, now[place].state) not in announced]
     standings = _standings(fresh, live, then, metric)
-    ranks = {id(c.gaps): c for c in ranked(list(live.values()), metric)}
+    groups = grouped(ranked(list(live.values()), metric))
+    ranks = {id(c.gaps): (c, group.title) for group in groups for c in group.checkpoints}
     # A renamed one is no news of two.
     renamed = {now[s.of].target.label for place, s in standings.items() if s.of and arrived[place] == "new"}
     moves = [move for move in moves if move.what != "deleted" or move.checkpoint not in renamed]
     for place, what in arrived.items():
-        c = ranks[id(_reading(live[place]).gaps)]
+        c, title = ranks[id(_reading(live[place]).gaps)]
         standing = standings.get(place, _Standing(None, "as it was announced before"))
         before = then[place].reading if what == "changed" else None
         was = f"was G {before.gaps[metric].mean:.3f}" if before else ""
         what = "copy" if what == "new" and standing.word == "copy" else what
         moves.append(
             Move(
-                what, c.label, f"{c.family} · {c.scale}", c.rank, c.gaps[metric].mean,
+                what, c.label, title, c.rank, c.gaps[metric].mean,
                 None if c.ratio is None else c.ratio.mean, standing.gain, standing.se, standing.word,
                 "; ".join(filter(None, [standing.text, was])), c.name,
             )
@@ -322,11 +323,8 @@ def _standings(
 
 def _originals(everyone: Sequence[Screened]) -> dict[int, tuple[int, int]]:
     """What each is a copy of, or itself, by the id of its figures: two states of one have one label."""
-    groups: dict[tuple[str, str], list[Screened]] = {}
-    for c in everyone:
-        groups.setdefault((c.family, c.scale), []).append(c)
     return {
         id(c.gaps): (number, original.place)
-        for number, members in enumerate(groups.values())
-        for c, original in zip(members, originals(members), strict=True)
+        for number, group in enumerate(grouped(everyone))
+        for c, original in zip(group.checkpoints, originals(group.checkpoints), strict=True)
     }

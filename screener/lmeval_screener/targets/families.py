@@ -53,7 +53,7 @@ def load_families(path: str | Path | None = None) -> dict[str, Family]:
     for name, family in load_yaml(_File, file).families.items():
         targets: list[Target] = []
         for position, entry in enumerate(family.checkpoints):
-            target = parse_target(entry.repo)
+            target = parse_target(f"hf://{entry.repo}" if path is None else entry.repo)
             revision = entry.revision or target.revision
             target = replace(target, revision=revision, family=name, scale=entry.scale)
             if target.name in (other.name for other in targets):
