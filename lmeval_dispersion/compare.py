@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"expected two runs or two studies, got {len(args.runs)}")
     output = Output.of(args)
     for path in args.runs:
-        if not Path(path).is_dir():
+        if not Path(path).exists():
             raise UsageError(
                 f"expected the folder of a run or a study, got {path}, which is none; check the path"
             )

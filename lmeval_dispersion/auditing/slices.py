@@ -51,7 +51,7 @@ class Slice(NamedTuple):
 
 def all_documents(run: Run) -> Slice:
     """The whole run as one slice."""
-    return Slice("all documents", np.arange(len(run.vectors)))
+    return Slice("all documents", np.arange(len(run)))
 
 
 def slicings(run: Run, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:

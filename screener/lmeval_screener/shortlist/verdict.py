@@ -16,9 +16,9 @@ import numpy as np
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Col, Report, Table
-from lmeval_dispersion.statistics import normal_point
+from lmeval_dispersion.statistics import holm, normal_point
 from lmeval_screener.accuracies import Rated, find_accuracies
-from lmeval_screener.ranking import Agreement, agreements, holm
+from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
 from lmeval_screener.targets import labelled
