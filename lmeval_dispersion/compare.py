@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="+",
         metavar="RUN",
-        help="folders of two runs, or of two studies of the laboratory; the first is the baseline",
+        help="folders of two runs (stores, or lm-eval's results with --log_samples), or of two studies of "
+        "the laboratory; the first is the baseline",
     )
     add_output(parser)
     stores = parser.add_argument_group("runs")

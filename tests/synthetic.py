@@ -149,6 +149,12 @@ def subjects_store(
     return written(path, frame, x, {"tasks": {f"task {i}": 1 for i in range(tasks)}})
 
 
+def concluded(report):
+    """All sentences of an audit's answer and of its conclusions, in one text."""
+    sections = [section for section in report.document().sections if section.heading == "Conclusions"]
+    return " ".join([*report.answer(), *(part.text for section in sections for part in section.parts)])
+
+
 def differences_of_equals(rng, n, *, d=32, spread=0.5, uneven=0.0, alike=0.5, share=0.5):
     """The intervals of a comparison of two runs on ``n`` documents that differ by chance alone.
 

@@ -93,8 +93,8 @@ class DifferenceLine:
     low: float
     high: float
     reach: float
-    accuracy: Annotated[str, Col("Δ accuracy (95 %)")]
-    p: Annotated[float | None, Col("p", "p-value", drop=2)]
+    accuracy: Annotated[str, Col("Δ acc. (95 %)")]
+    p: Annotated[float | None, Col("p", "p-value", drop=9)]
     aside: bool
 
 
@@ -110,8 +110,8 @@ class AccuracyLine:
     low: float
     high: float
     reach: float
-    gained: Annotated[int | None, Col("Gained", "d", drop=2)]
-    lost: Annotated[int | None, Col("Lost", "d", drop=2)]
+    gained: Annotated[int | None, Col("Gained", "d", drop=9)]
+    lost: Annotated[int | None, Col("Lost", "d", drop=9)]
     p: Annotated[float | None, Col("p", "p-value")]
     aside: bool
 
@@ -255,10 +255,9 @@ def _dispersion_line(row: Difference, aside: bool) -> DifferenceLine:
     low, high, value = row.dispersion_low, row.dispersion_high, row.dispersion_difference
     accuracy = ""
     if not math.isnan(row.accuracy_difference):
-        spec = "+.1f" if row.labelled >= 1000 else "+.0f"
-        ends = (f"{100 * end:{spec}}" for end in (row.accuracy_low, row.accuracy_high))
+        ends = (f"{100 * end:+.0f}" for end in (row.accuracy_low, row.accuracy_high))
         interval = "" if math.isnan(row.accuracy_low) else f" ({' to '.join(ends)})"
-        accuracy = f"{100 * row.accuracy_difference:{spec}}{interval}"
+        accuracy = f"{100 * row.accuracy_difference:+.0f}{interval}"
     reach = max(high - value, value - low)
     return DifferenceLine(row.slice, row.documents, value, low, high, reach, accuracy, row.accuracy_p, aside)
 

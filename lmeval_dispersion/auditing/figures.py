@@ -167,11 +167,11 @@ def lines(
     return {"data": {"values": list(rows)}, "height": HEIGHT, "layer": [*([bar] if bars else []), line]}
 
 
-def predicted_against_true(points: Sequence[Any]) -> dict[str, Any]:
+def predicted_against_true(points: Sequence[Any], x: str = "predicted accuracy") -> dict[str, Any]:
     """Points with ``predicted`` and ``true`` accuracies around a dashed diagonal."""
     both = {"type": "quantitative", "scale": {"domain": [0, 1]}, "axis": {"format": "%"}}
     encoding: dict[str, Any] = {
-        "x": {"field": "predicted", "title": "predicted accuracy", **both},
+        "x": {"field": "predicted", "title": x, **both},
         "y": {"field": "true", "title": "true accuracy", **both},
     }
     mark = {"type": "point", "size": 45, "opacity": 0.65}

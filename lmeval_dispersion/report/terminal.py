@@ -190,8 +190,11 @@ class _Writer:
         """The columns that fit, whether under short headings, and how far texts may be folded."""
         columns = list(table.columns)
         while True:
+            # Columns of `drop` 9 go for the sake of an axis too.
+            drawn = any(c.dots for c in columns) and any(c.drop == 9 for c in columns)
+            room = self._width - (_AXIS[0] + 4 if drawn else 0)
             for short in (False, True):
-                if _together([self._least(table, c, short, _FOLDED) for c in columns]) <= self._width:
+                if _together([self._least(table, c, short, _FOLDED) for c in columns]) <= room:
                     return columns, short, _FOLDED
             last = max(reversed(columns), key=lambda column: column.drop)
             if last.drop == 0:
