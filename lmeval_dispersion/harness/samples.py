@@ -11,7 +11,7 @@ from lm_eval.utils import apply_template
 
 from lmeval_dispersion.harness.records import DocRecord, Prompt
 from lmeval_dispersion.store.identity import SUFFIX
-from lmeval_dispersion.store.samples import LoggedRun, Sample, judged_task
+from lmeval_dispersion.store.samples import LoggedRun, Sample, judged_task, stock_name
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def read_task(
     kind = str(judged.config["output_type"])
     return LoggedTask(
         name=task,
-        store_name=task.removesuffix(SUFFIX) + SUFFIX,
+        store_name=stock_name(task) + SUFFIX,
         kind="loglikelihood" if kind == "multiple_choice" else kind,
         documents=[_document(task, i, s, judged.filter, template) for i, s in judged.samples.items()],
         correct_by=judged.correct_by,

@@ -131,6 +131,15 @@ def judged_task(
     )
 
 
+def stock_name(task: str) -> str:
+    """The stock task that a name means, without the group that 0.5 puts before it.
+
+    >>> stock_name("mmlu_stem::mmlu_anatomy"), stock_name("arc_easy_dispersion")
+    ('mmlu_anatomy', 'arc_easy')
+    """
+    return task.rpartition("::")[2].removesuffix(SUFFIX)
+
+
 def is_logged(place: str | Path) -> bool:
     """Whether a place is the results of a run with samples, and no store."""
     path = Path(place).expanduser()
@@ -165,7 +174,7 @@ def read_logged(place: str | Path) -> Store:
             unjudged.append(name)
         elif "/" in task.correct_by or task.correct_by not in JUDGES[:2]:
             notes.append(f"{name}: answers are judged by {task.correct_by}.")
-        stock = name.removesuffix(SUFFIX)
+        stock = stock_name(name)
         rows += [
             {**sample.columns, "doc_id": i, "task": stock, "subject": sample.columns["subject"] or stock,
              "category": task.category, "correct": sample.correct, "query_perplexity": math.nan,
@@ -226,10 +235,13 @@ def _sample(file: Path, config: Mapping[str, Any], logged: Mapping[str, Any]) ->
     arguments = _arguments(logged["arguments"])
     if not arguments or not arguments[0] or not isinstance(arguments[0][0], str):
         raise HarnessError(f"{file}: document {doc_id} has no prompt as text; log it with --log_samples")
+    # 0.5, whose configurations have this key, keeps a list of the repeats of each request.
+    later = "multiple_targets" in config
+    answers = [repeats[0] if later else repeats for repeats in logged["filtered_resps"]]
     columns = columns_of(
         doc,
         arguments[0][0],
-        [_answer(answer, kind)[1] for answer in logged["filtered_resps"]],
+        [_answer(answer, kind)[1] for answer in answers],
         target=_target(logged["target"], kind),
         options=options_of(arguments, kind),
         alias=config.get("task_alias"),
