@@ -375,8 +375,8 @@ def mcnemar_p(gained: int, lost: int) -> float:
 
     Source: McNemar, Psychometrika 12 (1947), with the binomial distribution.
 
-    >>> mcnemar_p(5, 0), mcnemar_p(6, 0), mcnemar_p(0, 0)
-    (0.0625, 0.03125, 1.0)
+    >>> [round(mcnemar_p(gained, 0), 9) for gained in (5, 6, 0)]
+    [0.0625, 0.03125, 1.0]
     """
     n = gained + lost
     ways = math.lgamma(n + 1) - n * math.log(2)
