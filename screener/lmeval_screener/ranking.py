@@ -17,15 +17,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations, pairwise
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from lmeval_dispersion.geometry import Array, Metric
-from lmeval_dispersion.statistics import rank_agreement, student_points
+from lmeval_dispersion.statistics import holm, rank_agreement, student_points
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference, ranks
@@ -37,8 +37,6 @@ from lmeval_screener.tokens import Resolution
 ERROR_RATE = 0.05
 #: Checkpoints of a group up to which all pairs are compared.
 ALL_PAIRS = 64
-
-K = TypeVar("K", bound=Hashable)
 
 
 # --- groups ---------------------------------------------------------------------------------------------
@@ -149,16 +147,6 @@ def rank_gaps(gaps: Sequence[Gap], ratios: Sequence[Ratio | None] = ()) -> list[
 def agree(better: Ratio | None, worse: Ratio | None) -> bool:
     """Whether the ratio does not object to an order: it says the same, or is not known of both."""
     return better is None or worse is None or better.above(worse)
-
-
-def holm(p_values: Mapping[K, float]) -> set[K]:
-    """The tests that Holm's step-down procedure rejects at `ERROR_RATE` for all of them together."""
-    rejected: set[K] = set()
-    for done, (test, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
-        if p > ERROR_RATE / (len(p_values) - done):
-            break
-        rejected.add(test)
-    return rejected
 
 
 def clear_above(champion: tuple[Gap, Ratio | None], others: Sequence[tuple[Gap, Ratio | None]]) -> list[bool]:
