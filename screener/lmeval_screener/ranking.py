@@ -155,6 +155,22 @@ def holm(p_values: Mapping[K, float]) -> set[K]:
     return rejected
 
 
+def clear_above(champion: tuple[Gap, Ratio | None], others: Sequence[tuple[Gap, Ratio | None]]) -> list[bool]:
+    """Which of some checkpoints have a clear order with one of their group and are above it.
+
+    Paired differences from the champion, Holm over ``others`` alone: at most 5 % that any is said to be above
+    that is not. It holds of a champion that is the best of many by G, too: one that is best by the choice of
+    tokens alone is harder to exceed. That something is *below* such a champion takes :func:`rank_gaps`.
+
+    Raises:
+        GeometryError: for gaps of another metric or other tokens.
+    """
+    gap, ratio = champion
+    gains = [difference(other, gap) for other, _ in others]
+    clear = holm({i: gain.p for i, gain in enumerate(gains)})
+    return [i in clear and gain.mean > 0 and agree(others[i][1], ratio) for i, gain in enumerate(gains)]
+
+
 def _all_pairs(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> list[Standing]:
     places = ranks([gap.mean for gap in gaps])
     order = sorted(range(len(gaps)), key=places.__getitem__)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.figures import difference, gap
-from lmeval_screener.ranking import ALL_PAIRS, _intervals, agreements, flat_from, rank_gaps
+from lmeval_screener.figures import Ratio, difference, gap
+from lmeval_screener.ranking import ALL_PAIRS, _intervals, agreements, clear_above, flat_from, rank_gaps
 from scipy import stats
 from screenings import GAPS
 
@@ -60,6 +60,37 @@ def test_what_differs_has_a_clear_order_and_copies_have_none():
     copies = rank_gaps([gaps[0], gaps[0]])
     assert [(s.rank, tuple(s.ties)) for s in copies] == [(1, (1,)), (1, (1,))]
     assert copies[0].next == (0.0, 0.0, False)
+
+
+def test_clear_above_a_champion_counts_the_comparisons_with_it_alone():
+    """On noise any of 20 is above the best of 20 in at most one night of twenty; a step is above in all."""
+    draw, wrong, right = np.random.default_rng(5), 0, 0
+    for _ in range(60):
+        *former, last = siblings(draw, 41, steps=(0.0,) * 40 + (0.4,))
+        best, new = max(former[:20], key=lambda g: g.mean), [*former[20:], last]
+        above = clear_above((best, None), [(g, None) for g in new])
+        wrong += any(above[:-1])
+        right += above[-1]
+    assert wrong <= 7  # 8 or more of 60 has a probability of 1 % where 5 % is true
+    assert right == 60
+
+
+def test_clear_above_takes_both_figures_and_one_direction():
+    worst, *_, best = sorted(siblings(np.random.default_rng(1), 3, 0.01, (0.4,)), key=lambda g: g.mean)
+    low, high = (Ratio(value, 0.1, 0.01, np.zeros(3), np.zeros(3)) for value in (0.8, 1.2))
+    for own, other, above in ((None, None, True), (low, None, True), (low, high, True), (high, low, False)):
+        assert clear_above((worst, own), [(best, other)]) == [above]
+    assert clear_above((best, None), [(worst, None), (best, None)]) == [False, False]
+    assert clear_above((best, None), []) == []
+    # 5 % over as many as are compared: what is clear of 1 need not be clear of 1,000.
+    _, a, b = siblings(np.random.default_rng(4), 3, 0.02, (0.0, 0.02))
+    a, b = (b, a) if difference(a, b).mean > 0 else (a, b)
+    p = difference(b, a).p
+    few, many = int(0.04 / p), int(0.06 / p) + 1
+    assert [clear_above((a, None), [(b, None), *[(a, None)] * (k - 1)])[0] for k in (few, many)] == [
+        True,
+        False,
+    ]
 
 
 @settings(max_examples=30, deadline=None)
