@@ -344,20 +344,6 @@ def student_quantile(p: float, freedom: float) -> float:
     return math.exp(places[-1])
 
 
-def student_points(p: float, freedom: Array) -> Array:
-    """Points that Student's t is beyond, on either side, with probability ``p``, by degrees of freedom (n,).
-
-    Solved at 33 degrees of freedom across the range and interpolated between them in logarithms, to 1e-4.
-
-    >>> student_points(0.05, np.array([9.0, math.inf])).round(4).tolist()
-    [2.2622, 1.9602]
-    """
-    finite = np.clip(freedom, 1.0, 1e4)  # above, t is the normal distribution's to 1e-3
-    grid = np.unique(np.geomspace(finite.min(), finite.max(), 33))
-    values = np.array([student_quantile(1 - p / 2, float(at)) for at in grid])
-    return np.asarray(np.exp(np.interp(np.log(finite), np.log(grid), np.log(values))))
-
-
 def student_interval(values: ArrayLike, level: float = LEVEL) -> Bounds:
     """Student interval of the mean of independent ``values`` (n,), at ``level`` in (0, 1).
 
