@@ -179,7 +179,12 @@ class _Writer:
         hints += [("─ ", column.whisker) for column in columns if column.key in axes and column.whisker]
         new = [hint for hint in dict.fromkeys(hints) if hint not in self._hints_shown]
         self._hints_shown.update(new)
-        for line in "\n".join(map("".join, new)).replace("\n─", "   ─").splitlines():
+        said = [""]
+        for text in map("".join, new):
+            joined = f"{said[-1]}   {text}"
+            fits = text.startswith("─") and len(said[-1]) > 0 and len(joined) <= self._width
+            said[-1:] = [joined] if fits else [said[-1], text]
+        for line in said[1:]:
             self._prose(line, "dim")
 
     def _axes(self, table: Table, columns: Sequence[Column], room: int) -> dict[str, Axis]:
