@@ -21,11 +21,11 @@ from lmeval_dispersion.laboratory.sublayer_choice import sublayers as sublayers
 from lmeval_dispersion.laboratory.token_condensation import condensation as condensation
 from lmeval_dispersion.model.capture import capture as capture
 from lmeval_dispersion.model.loading import load_model as load_model
-from lmeval_dispersion.store import read_store as open_store  # noqa: F401
+from lmeval_dispersion.store import open_store as open_store
 from lmeval_dispersion.training import losses as losses
 from lmeval_dispersion.training.regularizer import DispersionRegularizer as DispersionRegularizer
 from lmeval_dispersion.training.trainer import DispersionConfig as DispersionConfig
 from lmeval_dispersion.training.trainer import DispersionTrainer as DispersionTrainer
 from lmeval_dispersion.training.trainer import DispersionTrainerMixin as DispersionTrainerMixin
 from lmeval_dispersion.watching.watcher import DispersionCallback as DispersionCallback
-from lmeval_dispersion.watching.watcher import Watcher as watch  # noqa: F401
+from lmeval_dispersion.watching.watcher import watch as watch

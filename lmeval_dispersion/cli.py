@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args or args in (["-h"], ["--help"], ["help"]):
         print(_overview())
         return 0 if args else 2
-    if args[0] in ("-V", "--version"):
+    if args[-1] in ("-V", "--version") and " ".join(args[:-1]) in ("", *COMMANDS):
         print(f"lmeval-dispersion {__version__}")
         return 0
     if args[0] == "help":

@@ -27,7 +27,7 @@ _ARGUMENTS = {
     for name in (
         *("audit-sample", "bin-size", "bins", "control", "demo", "device", "domain", "dtype"),
         *("family", "force", "held-out", "knn", "layer", "metric", "ngram", "occurrences"),
-        *("pack", "quantize", "reference", "refresh", "registry", "seed", "segment", "segments"),
+        *("pack", "quantize", "reference", "refresh", "registry", "seed", "segment", "segments", "since"),
         *("timeout", "tokenizer", "where"),
     )
 } | {"batch-size": "batch", "feature": "features", "shortlist": "k", "slice": "by", "study": "folder"}
@@ -44,6 +44,11 @@ def in_a_command() -> Iterator[None]:
         yield
     finally:
         _in_a_command = before
+
+
+def is_in_a_command() -> bool:
+    """Whether a command of ours runs, which prints an error as its sentence."""
+    return _in_a_command
 
 
 def _as_argument(option: re.Match[str]) -> str:

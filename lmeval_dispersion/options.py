@@ -261,10 +261,11 @@ class Output:
         """Render the report, with its command; write or print it, and say which file was written."""
         document = replace(document, command=document.command or self.command)
         terminal = self.path is None and sys.stdout.isatty()
+        sized = terminal or (self.path is None and os.environ.get("COLUMNS", "").isdigit())
         text = render(
             document,
             self.format,
-            width=shutil.get_terminal_size().columns if terminal else None,
+            width=shutil.get_terminal_size().columns if sized else None,
             colour=terminal and "NO_COLOR" not in os.environ,
             encoding="utf-8" if self.path else _stdout_encoding(),
             details=self.details,

@@ -31,8 +31,8 @@ ERRORS = [
     ),
     (f"inspect law {DATA} --bins 1", lambda: d.law(MODEL, TEXTS, bins=1), "bins", "bins"),
     (
-        f"inspect law {DATA} --bins 3 --segment 20",
-        lambda: d.law(MODEL, TEXTS, bins=3, segment=20),
+        f"inspect law {DATA} --bins 8 --segment 20",
+        lambda: d.law(MODEL, TEXTS, bins=8, segment=20),
         "bin-size",
         "bin_size",
     ),

@@ -106,6 +106,14 @@ def test_the_terminal_gives_width_and_colour_and_no_color_only_takes_colour(monk
     assert 30 < max(map(len, texts[1].splitlines())) <= 44
 
 
+@pytest.mark.parametrize(("columns", "widest"), [("44", 44), ("", 100), ("wide", 100)])
+def test_a_pipe_is_as_wide_as_columns_says(monkeypatch, columns, widest):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    Output("table").write(Document("Word " * 60, short=True))
+    assert widest - 5 < max(map(len, sys.stdout.getvalue().splitlines())) <= widest
+
+
 @pytest.mark.parametrize("where", ["terminal", "notebook", "pipe"])
 def test_a_bar_comes_after_a_second_and_only_where_somebody_looks(where, monkeypatch):
     stream = Stream() if where == "terminal" else io.StringIO()

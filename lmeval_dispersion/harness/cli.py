@@ -78,17 +78,17 @@ def _run(args: argparse.Namespace) -> int:
     try:
         from lm_eval.__main__ import cli_evaluate
 
-        from lmeval_dispersion.harness import saving
-        from lmeval_dispersion.harness.seams import more_tasks
+        from lmeval_dispersion.harness import recording, saving
+        from lmeval_dispersion.harness.seams import before_weights, more_tasks
     except ImportError as error:
         raise MissingExtraError(
-            "lm-eval cannot be loaded; pip install 'lmeval-dispersion[models]'"
+            "lm-eval cannot be loaded; run: pip install 'lmeval-dispersion[models]'"
         ) from error
     before = sys.argv
     sys.argv = ["lm-eval", *arguments]
     ours = None if install.status().state == "enabled" else install.tasks_path()
     try:
-        with more_tasks(ours):
+        with more_tasks(ours), before_weights(recording.check_choice):
             cli_evaluate()
     except DispersionError:
         raise
@@ -113,6 +113,8 @@ def failure_sentence(error: Exception) -> str | None:
         near = [n for name in names for n in difflib.get_close_matches(name.strip(), install.task_names())]
         hint = f"did you mean {', '.join(near[:3])}?" if near else "`dispersion run ls tasks` lists them"
         return f"{first}; {hint}"
+    if text.startswith("Attempted to load model"):
+        return f"{first}; dispersion tasks need --model hf"
     if "chat_template" in text or "chat template" in text:
         return f"{first}; leave --apply_chat_template out, or use a model whose tokenizer has a template"
     if isinstance(error, OSError):

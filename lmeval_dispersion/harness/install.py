@@ -65,7 +65,7 @@ def harness_tasks() -> Path:
     """lm-eval's folder of tasks."""
     spec = find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingExtraError("lm-eval is not installed; pip install 'lmeval-dispersion[models]'")
+        raise MissingExtraError("lm-eval is not installed; run: pip install 'lmeval-dispersion[models]'")
     return Path(next(iter(spec.submodule_search_locations))) / "tasks"
 
 

@@ -24,8 +24,9 @@ from lm_eval.utils import get_rolling_token_windows
 from torch import Tensor
 
 from lmeval_dispersion.errors import HarnessError
+from lmeval_dispersion.harness.install import task_names
 from lmeval_dispersion.harness.records import DocState, Prompt, Vectors
-from lmeval_dispersion.harness.seams import add_request_types, pool_groups, shadowed
+from lmeval_dispersion.harness.seams import Evaluation, add_request_types, one_sentence, pool_groups, shadowed
 from lmeval_dispersion.model.capture import resolve
 
 
@@ -330,15 +331,29 @@ def prepare_lm_eval() -> None:
 
 
 def check_model(lm: Any, tasks: str) -> None:
-    """Raise HarnessError with the next step if ``lm`` cannot give hidden states."""
-    if not isinstance(lm, HFLM):
-        kind = type(lm).__name__
+    """Raise HarnessError with the next step if ``lm``, a model or a class, cannot give hidden states."""
+    kind = lm if isinstance(lm, type) else type(lm)
+    if not issubclass(kind, HFLM):
         raise HarnessError(
-            f"{tasks} needs hidden states, which {kind} does not give; use --model hf, or run the stock task"
+            f"{tasks} needs hidden states, which {kind.__name__} does not give; use --model hf, or run the "
+            "stock task"
         )
-    if lm.backend != "causal":
+    if getattr(lm, "backend", "causal") != "causal":
         raise HarnessError(
             f"{tasks} needs a decoder-only model, got an encoder-decoder; run the stock task for it"
+        )
+
+
+def check_choice(lm: Any, evaluation: Evaluation) -> None:
+    """Raise HarnessError before weights are loaded if a class or model cannot run the tasks as asked for."""
+    ours = {*task_names()} & {task for task in evaluation.tasks or () if isinstance(task, str)}
+    if ours and not evaluation.predict_only:
+        check_model(lm, min(ours))
+    tokenizer = getattr(lm, "tokenizer", None)
+    if evaluation.apply_chat_template is True and tokenizer is not None and not tokenizer.chat_template:
+        raise HarnessError(
+            "the model's tokenizer has no chat template; leave --apply_chat_template out, or use a model "
+            "whose tokenizer has one"
         )
 
 
@@ -356,7 +371,8 @@ def _method(kind: str) -> Callable[..., list[Any]]:
     """A method for lm-eval's model that answers as its own for ``kind``, and records."""
 
     def run(self: Any, requests: Sequence[Any], **options: Any) -> list[Any]:
-        return _recorded(self, kind, requests, RECORDERS[kind], **options)
+        with one_sentence():
+            return _recorded(self, kind, requests, RECORDERS[kind], **options)
 
     return run
 

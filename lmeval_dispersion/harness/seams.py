@@ -1,6 +1,6 @@
 """The seams to lm-eval: all that works around it, and nothing else does.
 
-lm-eval has no public way to do six things that a dispersion task needs. Each is done here, once:
+lm-eval has no public way to do seven things that a dispersion task needs. Each is done here, once:
 
 ===================================  ==================================================  ==================
 a task needs                         what is done                                        upstream
@@ -18,6 +18,8 @@ a group's figure over all documents  :func:`pool_groups`: lm-eval's group comput
                                      from floats that know their documents               pull request 2198
 tasks from two folders               :func:`more_tasks`: lm-eval's task manager with     pull request 4015
                                      one more folder
+a word before weights are loaded,    :func:`before_weights`, in our own command alone;   none
+and a refusal in one sentence        :func:`one_sentence`
 ===================================  ==================================================  ==================
 
 The rest of the harness does not ask which lm-eval is installed.
@@ -35,11 +37,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lm_eval.api import registry
 from lm_eval.api.group import Group
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.models.huggingface import HFLM
 
-from lmeval_dispersion.errors import HarnessError
+from lmeval_dispersion import errors
+from lmeval_dispersion.errors import DispersionError, HarnessError
 
 Parts = tuple[Any, ...]
 
@@ -57,6 +61,9 @@ class Evaluation:
     model_args: Any = None  # as given
     limit: Any = None  # as given
     fewshot_seed: Any = None
+    tasks: Any = None  # as given, names as a rule
+    predict_only: Any = None  # as given
+    apply_chat_template: Any = None  # as given
     command_line: bool = False  # whether lm-eval's own command runs, which ends with the process
 
     def category(self, task: str) -> str | None:
@@ -94,9 +101,11 @@ def running_evaluation() -> Evaluation:
                 known["limit"] = scope.get("limit_arg", scope.get("limit"))
             elif frame.f_code.co_name == "simple_evaluate" and "tracker" not in known:
                 known["tracker"] = scope.get("evaluation_tracker")
-                known["model_args"] = scope.get("model_args")
-                known["limit"] = scope.get("limit")
                 known["fewshot_seed"] = scope.get("fewshot_random_seed")
+                for name in ("model_args", "limit", "tasks", "predict_only", "apply_chat_template"):
+                    known[name] = scope.get(name)
+                if "lm" in scope:
+                    known.setdefault("lm", getattr(scope["lm"], "lm", scope["lm"]))
         frame = frame.f_back  # type: ignore[assignment]
     return Evaluation(**known)
 
@@ -274,6 +283,39 @@ def more_tasks(folder: Path | None) -> Iterator[None]:
         yield
     finally:
         TaskManager.__init__ = original
+
+
+@contextmanager
+def before_weights(check: Callable[[Any, Evaluation], None]) -> Iterator[None]:
+    """Let ``check`` refuse the class of the model that lm-eval makes, then the model with its tokenizer."""
+    get_model, tokenizer = registry.get_model, HFLM._create_tokenizer
+
+    def checked_class(name: str) -> Any:
+        kind = get_model(name)
+        check(kind, running_evaluation())
+        return kind
+
+    def checked_model(self: Any, *args: Any, **options: Any) -> None:
+        tokenizer(self, *args, **options)
+        check(self, running_evaluation())
+
+    try:
+        registry.get_model, HFLM._create_tokenizer = checked_class, checked_model
+        yield
+    finally:
+        registry.get_model, HFLM._create_tokenizer = get_model, tokenizer
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Under the stock command a refusal inside ends the process with its sentence; elsewhere it is raised."""
+    try:
+        yield
+    except DispersionError as error:
+        if errors.is_in_a_command() or not running_evaluation().command_line:
+            raise
+        with errors.in_a_command():
+            raise SystemExit(f"lm_eval: {error}") from error
 
 
 class Pooled(float):

@@ -12,20 +12,10 @@ from typing import Any
 
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness import recording, saving
-from lmeval_dispersion.harness.records import (
-    JUDGES,
-    METRICS,
-    DocRecord,
-    Figure,
-    TaskMetrics,
-    check_judge,
-    correctness,
-    options_of,
-    record_of,
-    split_judge,
-)
-from lmeval_dispersion.harness.seams import Evaluation, TaskBase, running_evaluation
+from lmeval_dispersion.harness.records import METRICS, DocRecord, Figure, TaskMetrics, record_of
+from lmeval_dispersion.harness.seams import Evaluation, TaskBase, one_sentence, running_evaluation
 from lmeval_dispersion.model.capture import resolve, split_names
+from lmeval_dispersion.store.samples import JUDGES, check_judge, correctness, options_of, split_judge
 
 recording.prepare_lm_eval()
 
@@ -58,12 +48,17 @@ class DispersionTask(TaskBase):
         self._correct_by: str | None = None
         self._records: dict[str, dict[int, DocRecord]] = {}  # filter -> true index -> record
         self._summary: dict[str, Any] = {}
+        evaluation = running_evaluation()
+        if evaluation.lm is not None and not evaluation.predict_only:
+            with one_sentence():  # the model is there, the documents are not
+                recording.check_model(evaluation.lm, str(settings.get("task")))
         super().__init__(config=settings, **options)  # last: it renders a document
 
     def build_all_requests(self, **options: Any) -> None:
         """As lm-eval's; first refuses what cannot work, before any model runs."""
         if not self.only_predicts:
-            self._prepare(options)
+            with one_sentence():
+                self._prepare(options)
         super().build_all_requests(**options)
         for instance in self._instances or []:
             instance.dispersion_layers = self._layers

@@ -15,6 +15,7 @@ from lmeval_dispersion.report.document import Column
 Spec = dict[str, Any]
 
 _HEIGHT = 200
+_WORDS = ("distance", "layer", "model", "perplexity", "row", "series", "split")  # fields of words
 _DASHED: Spec = {"type": "rule", "strokeDash": [4, 4]}
 
 
@@ -127,15 +128,14 @@ def sublayer_draws(draws: pd.DataFrame) -> Spec:
 
 
 def condensation_lines(layers: pd.DataFrame) -> Spec:
-    """Mean similarity by depth as a share of the model's depth, one line a model, with its interval."""
+    """Mean similarity by depth, one line a model, with its interval."""
     rows = with_control(layers)
-    rows = rows.assign(share=rows["depth"] / rows.groupby("model")["depth"].transform("max"))
-    shown = ["model", "layer", "mean", "low", "high"]
-    x = {"field": "share", "type": "quantitative", "title": "Depth as a share of the model's"}
+    shown = ["model", "depth", "layer", "mean", "low", "high"]
+    x = {"field": "depth", "type": "quantitative", "title": "Depth", "axis": {"tickMinStep": 1}}
     y, ends = "Mean similarity", {"y2": {"field": "high"}}
     low = {"field": "low", "type": "quantitative", "title": y}
     return {
-        "data": {"values": records(rows[[*shown, "share"]])},
+        "data": {"values": records(rows[shown])},
         "encoding": {"x": x, **_colour("model", rows)},
         "layer": [
             _mark({"type": "area", "opacity": 0.2}, y=low, **ends),
@@ -150,7 +150,7 @@ def condensation_heat(histogram: pd.DataFrame) -> Spec:
     rows = with_control(histogram[histogram["density"] > 0])[["model", "depth", "low", "high", "density"]]
     spec = _mark(
         "rect",
-        x={"field": "depth", "type": "ordinal", "title": "Depth"},
+        x={"field": "depth", "type": "ordinal", "title": "Depth", "axis": {"labelAngle": 0}},
         y=_value("low", "Cosine similarity of two tokens", domain=[-1, 1]),
         y2={"field": "high"},
         color=_value("density", "Density", scheme="viridis", type="sqrt"),
@@ -230,4 +230,6 @@ def _colour(field: str, rows: pd.DataFrame, **more: Any) -> Spec:
 
 
 def _tips(names: list[str]) -> list[Spec]:
-    return [{"field": name} for name in names]
+    """The fields that a mark says on hover; numbers in the page's digits."""
+    kinds = {name: "nominal" if name in _WORDS else "quantitative" for name in names}
+    return [{"field": name, "type": kind, "title": name.replace("_", " ")} for name, kind in kinds.items()]

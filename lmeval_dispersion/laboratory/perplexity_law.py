@@ -24,7 +24,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageError
+from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.geometry import Dispersion, Spectrum, dispersion_estimate, spectrum, vendi_score
 from lmeval_dispersion.laboratory import frames
 from lmeval_dispersion.laboratory.analysis import (
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 CONTEXTS = (16, 64, 128, 256)
-FEWEST_BINS = 3  # two points have no correlation
+FEWEST_BINS = 8  # with 6, an interval of r = -0.95 leaves out 0 in 6 studies of 100; with 8 in 97
 MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
 
 _GROUPS = 32  # of the jackknife over texts
@@ -230,13 +230,14 @@ def law(
     :class:`~lmeval_dispersion.laboratory.analysis.Run`.
 
     Raises:
-        UsageError: What was asked for does not fit the model or the data.
-        TooFewVectorsError: A source has segments for fewer than three bins.
+        UsageError: What was asked for does not fit the model or the data, or a source has segments for fewer
+            than eight bins, which say nothing about r.
         NonFiniteStateError: The model produces NaN; names layer and text.
     """
-    if min(bins, bin_size) < FEWEST_BINS:
+    if bins < FEWEST_BINS or bin_size < 3:
         raise UsageError(
-            f"expected --bins and --bin-size of at least {FEWEST_BINS}, got {bins} and {bin_size}"
+            f"expected --bins of at least {FEWEST_BINS} and --bin-size of at least 3, "
+            f"got {bins} and {bin_size}"
         )
     settings = {
         **{"segment": segment, "segments": segments, "layers": layers, "bins": bins, "bin_size": bin_size},
@@ -293,9 +294,9 @@ def _first_pass(analysis: Analysis, causal: CausalModel, layers: list[str], sour
     n, size = len(drawn.tokens), settings["bin_size"]
     if n // size < FEWEST_BINS:
         more = "a larger --segments" if n == settings["segments"] else "more text"
-        raise TooFewVectorsError(
-            f"expected at least {FEWEST_BINS} bins of {size} segments, got {n} segments of "
-            f"{settings['segment']} tokens from {drawn.source}; "
+        raise UsageError(
+            f"expected {FEWEST_BINS} bins of {size} segments at least, {FEWEST_BINS * size} segments, to say "
+            f"anything about r, got {n} of {settings['segment']} tokens from {drawn.source}; "
             f"pass {more}, or a smaller --bin-size or --segment"
         )
     # Whole rounds of the jackknife's groups a unit, so that each begins with the first group.

@@ -10,7 +10,7 @@ Source: LD section 2. The released code counts every token's similarity with its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 BINS = 128
 
 _SHOWN = 12  # depths of a default answer
+_TURN = 0.1  # of a curve's range: what goes back by less is no turn
 
 _CONTROL = Col("Control", hint="random weights, or the tokens of each text in random order")
 _DEPTHS = {
@@ -120,12 +121,12 @@ class CondensationResult(StudyResult):
 
 
 def verdict(model: str, texts: pd.DataFrame, claims: int) -> dict[str, Any]:
-    """The trend of one model's texts, with bounds that hold for ``claims`` models together.
+    """The shape of one model's curve of similarity by depth, by a rule that holds for ``claims`` models.
 
-    Its ``verdict``: tokens grow ``alike`` where each text's own Spearman of similarity and depth is above 0
-    on average, and ``apart`` where it is below; a curve that ``turns`` for sure within the first two thirds
-    of the depth does neither; the trend may be ``none`` or ``undefined``. ``like`` are the controls that show
-    it too, ``beyond`` all of them where none does. Models of one verdict have the same ``key``.
+    Its ``verdict``: tokens grow ``alike`` where the curve only rises and ``apart`` where it only falls; it
+    ``turns``, does ``none`` of these for sure, or is ``undefined``. ``curve`` says it in words. ``like`` are
+    the controls whose texts show the trend too, ``beyond`` all of them where none does. Models of one verdict
+    have the same ``key``.
     """
     similarities = {
         str(control): frame.pivot(index="text", columns="depth", values="mean").to_numpy()
@@ -134,35 +135,69 @@ def verdict(model: str, texts: pd.DataFrame, claims: int) -> dict[str, Any]:
     trends = {control: text_trends(values) for control, values in similarities.items()}
     mine = trends.pop("")
     low, high = _bounds(mine, claims)
-    sign = 1 if low > 0 else -1 if high < 0 else 0
-    word, curve, like, beyond = "none", "", list[str](), list[str]()
+    sign, ends = moves(similarities[""], claims)
+    word, like, beyond = "none", list[str](), list[str]()
     if np.isfinite(mine).sum() < 2:
         word = "undefined"
-    elif sign and (turn := _turn(sign * similarities[""], claims)):
-        first, then = ("rises", "falls")[::sign]
-        word, depths = "turns", similarities[""].shape[1] - 1
-        curve = f"{first} to depth {turn} of {depths}, then {then}"
+    elif len(ends) > 2:
+        word = "turns"
     elif sign:
         word = "alike" if sign > 0 else "apart"
         for control, values in trends.items():
             above, _ = _bounds(sign * (mine - values), claims * len(trends))
             (beyond if above > 0 else like).append(control)
     beyond = [] if like else beyond
+    curve = _curve(sign, ends, similarities[""]) if sign else ""
     about = {"model": model, "verdict": word, "curve": curve, "like": like, "beyond": beyond}
     about["key"] = " ".join([word, *like, "/", *beyond])
     controls = {control: _mean(values) for control, values in trends.items()}
     return {**about, "controls": controls, "value": _mean(mine), "low": low, "high": high}
 
 
-def _turn(values: Array, claims: int) -> int:
-    """The depth within the first two thirds from which values (texts, depths) fall for sure; 0 for none."""
-    last = values.shape[1] - 1
-    peak = int(values.mean(axis=0).argmax())
-    if not 0 < peak <= last * 2 / 3:
-        return 0
-    fall = values[:, peak] - values[:, peak + 1 :].mean(axis=1)
-    # The peak is chosen among all depths, so the bound holds for each of them.
-    return peak if _bounds(fall, claims * last)[0] > 0 else 0
+def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
+    """Which way the mean curve of ``values`` (texts, depths) goes first, and where it begins, turns and ends.
+
+    A move counts where it is at least a tenth of the curve's range and its Student bound over texts, for all
+    pairs of depths and ``claims`` curves together, leaves out 0. (0, []): nothing moves for sure, or the mean
+    goes back by a quarter of its range and the texts do not show whether that is more than chance.
+    """
+    values = values[np.isfinite(values).all(axis=1)]
+    if not len(values):
+        return 0, []
+    mean, depths = values.mean(axis=0), values.shape[1]
+
+    def large(start: int, end: int, share: float = 0.25) -> int:
+        change = float(mean[end] - mean[start])
+        return (change > 0) - (change < 0) if abs(change) >= share * np.ptp(mean) else 0
+
+    def sure(start: int, end: int) -> int:
+        low, high = _bounds(values[:, end] - values[:, start], claims * depths * (depths - 1) // 2)
+        return large(start, end, _TURN) if low > 0 or high < 0 else 0
+
+    first, ends = _zigzag(mean, sure)
+    return (first, ends) if len(_zigzag(mean, large)[1]) <= len(ends) else (0, [])
+
+
+def _zigzag(curve: Array, way: Callable[[int, int], int]) -> tuple[int, list[int]]:
+    """The first sign that ``way`` sees between places of a curve, and where it begins, turns and ends."""
+    first, sign, top, bottom, turns = 0, 0, 0, 0, list[int]()
+    for place in range(1, len(curve)):
+        top, bottom = max(top, place, key=curve.__getitem__), min(bottom, place, key=curve.__getitem__)
+        step = (sign >= 0 and way(top, place)) or (sign <= 0 and way(bottom, place))
+        if step:
+            turns += [top if sign > 0 else bottom] if sign else []
+            first, sign, top, bottom = first or step, step, place, place
+    return first, [0, *turns, len(curve) - 1] if first else []
+
+
+def _curve(sign: int, ends: Sequence[int], values: Array) -> str:
+    """A curve in words: ``rises from 0.24 to 0.39 at depth 1 of 3, then falls to 0.34``."""
+    mean, words = np.nanmean(values, axis=0), []
+    for number, depth in enumerate(ends[1:]):
+        way = "rises" if sign * (-1) ** number > 0 else "falls"
+        place = f" at depth {depth} of {ends[-1]}" if depth != ends[-1] else ""
+        words.append(f"{way} {f'from {mean[0]:.2f} ' if not number else ''}to {mean[depth]:.2f}{place}")
+    return ", then ".join(words)
 
 
 def _bounds(values: Array, claims: int = 1) -> tuple[float, float]:

@@ -44,7 +44,10 @@ def shown(value: Any, spec: str = "") -> str:
         return "< 0.001" if value < 0.001 else f"{value:.3f}"
     if spec.endswith("d"):
         return format(int(value), spec) if math.isfinite(value) else str(value)
-    return format(value, spec or ("" if isinstance(value, int) else ".4g"))
+    text = format(value, spec or ("" if isinstance(value, int) else ".4g"))
+    return (
+        text if text.strip("-0.") else text.replace("-", "+" if "+" in spec else "")
+    )  # no minus before 0.00
 
 
 def plain(value: Any) -> Any:

@@ -32,8 +32,10 @@ _CHART_CONFIG: dict[str, Any] = {
         "titleFontSize": 12,
         "titleFontWeight": "normal",
     },
+    "axisY": {"titlePadding": 12},  # a reader's font may be wider than the one that labels are measured with
     "header": {"labelColor": "var(--ink)", "titleColor": "var(--ink)", "labelFontSize": 12},
     "legend": {
+        "columnPadding": 28,
         "labelColor": "var(--ink)",
         "labelFontSize": 12,
         "labelLimit": 260,
@@ -43,6 +45,7 @@ _CHART_CONFIG: dict[str, Any] = {
         "titleFontSize": 12,
         "titleFontWeight": "normal",
     },
+    "tooltipFormat": {"numberFormat": ".4~f"},  # the tables' digits
     "title": {"color": "var(--ink)", "subtitleColor": "var(--muted)", "anchor": "start"},
     "mark": {"color": "var(--series-1)"},
     "text": {"color": "var(--ink)"},
@@ -57,7 +60,7 @@ _CHART_CONFIG: dict[str, Any] = {
         "ramp": {"scheme": "viridis"},
     },
 }
-_NARROW: dict[str, Any] = {"axis": {"labelLimit": 110}}
+_NARROW: dict[str, Any] = {"axis": {"labelLimit": 110}, "legend": {"columns": 1}}
 
 
 def chart_svg(chart: Chart, name: str, width: str) -> str:

@@ -26,6 +26,7 @@ from lmeval_dispersion.report.document import (
     Names,
     Note,
     Part,
+    Row,
     Section,
     Table,
 )
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).resolve().parent
 _SHORT = 16  # characters that stand in one line also on a phone
-_WIDEST = 1000  # pixels of a table
+_WIDEST = {"extra": 1000, "spare": 360}  # pixels of a table, on a laptop and on a phone
 _SIGN, _SPACE = 9.5, 23  # pixels of a character in the widest system font, and around a cell
 _FOLDED = 14  # characters that a text of several words takes at least
 
@@ -117,17 +118,20 @@ class _Page:
 
     def _table(self, table: Table) -> dict[str, Any]:
         kinds = [_kind(table, column) for column in table.columns]
-        extra = _extra(table, kinds)
+        kinds = [
+            " ".join([kind, *hidden]).strip()
+            for kind, hidden in zip(kinds, _hidden(table, kinds), strict=True)
+        ]
         hints = [(column.heading, column.hint) for column in table.columns if column.hint]
         new = [pair for pair in hints if pair not in self._hints_shown]
         self._hints_shown.update(new)
         rows = [
             [
                 {
-                    "text": _value(cell(row, column), row.get(column.key)),
+                    "text": _value(cell(row, column) + _ends(row, column), row.get(column.key)),
                     "value": number(row.get(column.key)),
                     "error": number(row.get(column.error)) if column.error else None,
-                    "kind": f"{kind} extra".strip() if column.key in extra else kind,
+                    "kind": kind,
                 }
                 for column, kind in zip(table.columns, kinds, strict=True)
             ]
@@ -146,7 +150,7 @@ class _Page:
                 {
                     "heading": column.heading,
                     "error": column.error,
-                    "kind": f"{kind} extra".strip() if column.key in extra else kind,
+                    "kind": kind,
                 }
                 for column, kind in zip(table.columns, kinds, strict=True)
             ],
@@ -169,6 +173,12 @@ class _Page:
         }
 
 
+def _ends(row: Row, column: Column) -> str:
+    """The ends of an interval that a terminal draws, where the row has them in no column of its own."""
+    ends = [shown(row.get(key), column.format) for key in column.reach.split()]
+    return f" ({ends[0]}–{ends[1]})" if len(ends) == 2 and all(ends) else ""
+
+
 def _kind(table: Table, column: Column) -> str:
     """The class of a column's cells: numbers flush right, short texts in one line, others folded."""
     if is_numeric(table, column):
@@ -176,10 +186,10 @@ def _kind(table: Table, column: Column) -> str:
     return "short" if all(len(cell(row, column)) <= _SHORT for row in table.rows) else ""
 
 
-def _extra(table: Table, kinds: list[str]) -> set[str]:
-    """Keys of the columns that a page as wide as a laptop's hides at first: the largest `drop` first."""
-    widths = {
-        column.key: _SPACE
+def _hidden(table: Table, kinds: list[str]) -> list[list[str]]:
+    """For each column the classes that hide it where a page is narrow: the largest `drop` goes first."""
+    widths = [
+        _SPACE
         + _SIGN
         * max(
             0,
@@ -187,14 +197,14 @@ def _extra(table: Table, kinds: list[str]) -> set[str]:
             max((_least(cell(row, column), kind) for row in table.rows), default=0),
         )
         for column, kind in zip(table.columns, kinds, strict=True)
-    }
-    extra: set[str] = set()
-    for column in sorted(table.columns, key=lambda column: -column.drop):
-        if column.drop == 0 or sum(widths.values()) <= _WIDEST:
-            break
-        del widths[column.key]
-        extra.add(column.key)
-    return extra
+    ]
+    drops = [column.drop for column in table.columns]
+    hidden: list[list[str]] = [[] for _ in widths]
+    for drop in sorted({*drops} - {0}, reverse=True):  # the two ends of an interval go together
+        left = sum(width for width, its in zip(widths, drops, strict=True) if its <= drop)
+        names = [name for name, widest in _WIDEST.items() if left > widest]
+        hidden = [names if its == drop else before for its, before in zip(drops, hidden, strict=True)]
+    return hidden
 
 
 def _least(text: str, kind: str) -> int:

@@ -7,4 +7,6 @@ from lmeval_dispersion.store.format import COLUMNS, begin_store, write_store
 from lmeval_dispersion.store.identity import check_comparable
 from lmeval_dispersion.store.reading import Store, read_store
 
-__all__ = ["COLUMNS", "Store", "begin_store", "check_comparable", "read_store", "write_store"]
+__all__ = ["COLUMNS", "Store", "begin_store", "check_comparable", "open_store", "read_store", "write_store"]
+
+open_store = read_store  # the public name; a stub exports a name only as it is

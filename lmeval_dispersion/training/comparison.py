@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Annotated, Any, ClassVar
 
 from lmeval_dispersion.report import Chart, Col, Report, Table
+from lmeval_dispersion.report.cells import shown
 from lmeval_dispersion.statistics import student_quantile
 
 BASE = "base"
@@ -45,8 +46,8 @@ class Trained:
         return self.versus_base - self.half, self.versus_base + self.half
 
     def __str__(self) -> str:
-        low, high = self.interval or (math.nan, math.nan)
-        return f"{self.loss} on {self.domain}, {self.versus_base:+.2f} % ({low:+.2f} to {high:+.2f})"
+        value, low, high = (shown(x, "+.2f") for x in (self.versus_base, *(self.interval or [math.nan] * 2)))
+        return f"{self.loss} on {self.domain}, {value} % ({low} to {high})"
 
 
 @dataclass(frozen=True, repr=False)

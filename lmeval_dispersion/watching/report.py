@@ -47,7 +47,13 @@ class Measurement:
     se: float
     change: Annotated[
         float | None,
-        Col("Since the first", ".4f", error="change_se", dots="both", hint="± paired error over tokens"),
+        Col(
+            "Since the first",
+            ".4f",
+            error="change_se",
+            dots="both",
+            hint="± one paired error over tokens, as the line",
+        ),
     ]
     change_se: float | None
     change_p: float | None  # two-sided, of no change
@@ -110,10 +116,9 @@ class Watched(Report):
         """The change of G of each domain with its paired error, and the spread of the fixed batch."""
         charts = {}
         for name, rows in self.domains().items():
-            moved = [row for row in rows if row.change is not None]
-            if moved:
-                points = [(row.step, row.change, row.change_se) for row in moved]
-                charts[f"gap_{name}"] = _chart(points, f"G of {name}, change since the first measurement")
+            if len(rows) > 1:
+                points = [(row.step, row.change or 0.0, row.change_se or 0.0) for row in rows]
+                charts[f"gap_{name}"] = _chart(points, f"G of {name}, change since step {rows[0].step}")
         first = next(iter(self.domains().values()))
         for measure in MEASURES:
             points = [(row.step, value, 0) for row in first if (value := getattr(row, measure)) is not None]
@@ -151,13 +156,15 @@ def _measurement(record: Mapping[str, Any], domain: str, records: Sequence[Mappi
     )
 
 
-def _chart(points: Sequence[tuple[int, Any, Any]], title: str) -> Chart:
+def _chart(points: Sequence[tuple[int, Any, Any]], caption: str) -> Chart:
     data = [
-        {"step": step, "value": value, "low": value - error, "high": value + error}
+        {"step": step, "value": value, "low": value - 2 * error, "high": value + 2 * error}
         for step, value, error in points
     ]
-    step = {"field": "step", "type": "quantitative", "title": "Step"}
-    y = {"type": "quantitative", "title": title, "scale": {"zero": False}}
+    steps = [step for step, *_ in points]
+    axis = {"values": steps} if len(steps) <= _SHOWN else {"tickMinStep": 1}
+    step = {"field": "step", "type": "quantitative", "title": "Step", "axis": axis}
+    y = {"type": "quantitative", "title": caption, "axis": {"title": None}, "scale": {"zero": False}}
     area = {"y": {"field": "low", **y}, "y2": {"field": "high"}}
     band = {"mark": {"type": "area", "opacity": 0.25}, "encoding": area}
     line = {"mark": {"type": "line", "point": True}, "encoding": {"y": {"field": "value", **y}}}
@@ -170,9 +177,11 @@ def _chart(points: Sequence[tuple[int, Any, Any]], title: str) -> Chart:
             "height": 220,
             "layer": [band, line] if banded else [line],
         },
-        title,
-        f"{before:+.4f} at step {start}, {after:+.4f} at step {end}.",
-        "The band is ± one paired standard error over tokens." if banded else "",
+        caption,
+        f"{before:.4f} at step {start}, {after:.4f} at step {end}.",
+        "The band is ± two paired standard errors over tokens, as the lines of a screening."
+        if banded
+        else "",
     )
 
 

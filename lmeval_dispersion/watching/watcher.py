@@ -299,3 +299,6 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
         f"expected a tokenizer that saves {' or '.join(TOKENIZER_FILES)}, got {type(tokenizer).__name__}; "
         "load a fast one"
     )
+
+
+watch = Watcher  # the public name; a stub exports a name only as it is

@@ -8,12 +8,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lmeval_screener.registry.news import News
     from lmeval_screener.result import Result
     from lmeval_screener.screened import Failed, Group, Screened
     from lmeval_screener.screening import screen
 
-__all__ = ["Failed", "Group", "Result", "Screened", "screen"]
-_MODULES = {"screen": "screening", "Result": "result"}
+__all__ = ["Failed", "Group", "News", "Result", "Screened", "screen"]
+_MODULES = {"screen": "screening", "Result": "result", "News": "registry.news"}
 
 
 def __getattr__(name: str) -> Any:

@@ -31,11 +31,9 @@ from lmeval_dispersion.options import (
 from lmeval_screener.selection import add_selection_options
 
 if TYPE_CHECKING:
-    from lmeval_dispersion.report import Document
     from lmeval_screener.result import Result
     from lmeval_screener.screened import Failed, Reading
-    from lmeval_screener.screening import OnDone, Screening
-    from lmeval_screener.selection import Selected
+    from lmeval_screener.screening import OnDone
     from lmeval_screener.shortlist import Shortlist
 
 _EVERY = 30.0  # seconds between two lines of progress
@@ -48,8 +46,8 @@ checkpoints:
   ORG/NAME, ORG/NAME@REVISION        a repository on the Hub; a branch, tag or commit of it
   'ORG/NAME@step*'                   every branch and tag that matches: a training trajectory
   'ORG/*', 'ORG/NAME-*'              all models of an organisation; those whose name matches
-  path/to/folder                     in transformers' layout, or a training run: its checkpoint-*, step_*,
-                                     iter_* or global_step* folders
+  path/to/folder                     in transformers' layout; a folder of such folders; a training run: its
+                                     checkpoint-*, step_*, iter_* or global_step* folders
   ORG/NAME:Q4_K_M, path/FILE.gguf    a GGUF model; a file of weights, also .safetensors and pytorch_model.bin
   's3://BUCKET/RUN/step*'            in S3; likewise gs://, az://, abfss:// (extra cloud), https://HOST/FOLDER,
                                      hf://buckets/ORG/NAME/RUN, models:/NAME/3 (extra mlflow)
@@ -58,7 +56,8 @@ checkpoints:
 HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as in huggingface_hub; AWS_*, GOOGLE_* and AZURE_*
 as in the tools of these services, MLFLOW_* as in MLflow.
 
-exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed, 4 below the checkpoint of --fail-if-below.
+exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed, 4 below the checkpoint of --fail-if-below,
+5 news of --registry with --since are worth an evaluation; where several are so: 4, 5, 3.
 """
 
 
@@ -183,12 +182,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_version(parser)
     add_examples(
         parser,
+        "myruns --shortlist 3",
         "--family qwen2.5 --domain math",
         "Qwen/Qwen2.5-7B Qwen/Qwen2.5-Math-7B ./my-finetune --shortlist 1",
         "'EleutherAI/pythia-410m@step*' --output pythia.html",
         "run1 --accuracy results/:gsm8k",
         "--base-model Qwen/Qwen2.5-7B --since 2026-09-01 --dry-run",
-        "'our-org/*' --registry nightly.db --since yesterday",
+        "'our-org/*' --registry nightly.db --since last",
         more=_MORE,
     )
 
@@ -207,7 +207,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
 
     from lmeval_screener.checkpoints.limits import Allowance
-    from lmeval_screener.screening import Screening, add_named, floor_among
+    from lmeval_screener.screening import Screening, add_named, floor_among, session_in
     from lmeval_screener.selection import select_targets, selection_of
     from lmeval_screener.tokens import load_token_set
 
@@ -220,7 +220,7 @@ def run(args: argparse.Namespace) -> int:
     selected = select_targets(
         args.checkpoints, selection_of(args), args.lists, allowance=allowance, tokenizer=args.tokenizer
     )
-    if selected.sentence:
+    if selected.sentence and not args.dry_run:  # whose answer has it
         output.say(f"screen-checkpoints: {selected.sentence}")
     add_named(selected, args.family, demo=args.demo)
     named = list(selected.targets)
@@ -258,38 +258,25 @@ def run(args: argparse.Namespace) -> int:
 
         check_ray(selected.targets)
         screening.reader_type = RayReader
-    result, news = _screened(args, output, screening, selected)
-    return _write(args, output, result, news, tasks)
-
-
-def _screened(
-    args: argparse.Namespace, output: Output, screening: Screening, selected: Selected
-) -> tuple[Result, Document | None]:
-    """The result, and what a registry says is new ``--since``."""
-    from lmeval_screener.screening import session_in
-
-    sets = screening.domain, screening.reference
+    screening.since = args.since if args.registry is not None else None
     run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
-    news = None
-    with session_in(args.registry, *sets, **run_of) as session, _progress(args.quiet) as screening.on_done:
-        screening.session = session
-        if session is None or args.since is None:
+    with session_in(args.registry, domain, reference, since=screening.since, **run_of) as session:
+        with _progress(args.quiet) as screening.on_done:
+            screening.session = session
             result = screening.result(selected)
-        else:
-            from lmeval_screener.registry.queries import diff, since_time
+        if session is not None and session.reused:
+            output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
+        status = _write(args, output, result, tasks)
+        if session is not None:
+            session.announced()  # only now: an answer that nobody got is given again
+            if session.loss:
+                print(f"screen-checkpoints: {session.loss}", file=sys.stderr)
+    return status
 
-            since = since_time(session.connection, args.since)
-            result = screening.result(selected)
-            news = diff(session.connection, session.tokens, since, args.metric)
-    if session is not None and session.reused:
-        output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
-    return result, news
 
-
-def _write(
-    args: argparse.Namespace, output: Output, result: Result, news: Document | None, tasks: tuple[str, ...]
-) -> int:
+def _write(args: argparse.Namespace, output: Output, result: Result, tasks: tuple[str, ...]) -> int:
     """Write what was asked for, and say what it has no place for; the exit code."""
+    news = result.news
     if not result.checkpoints and news is None and output.format not in ("json", "csv"):
         from lmeval_screener.result.answer import not_screened
 
@@ -306,7 +293,7 @@ def _write(
         output.say(f"wrote {manifest}; evaluate with: bash {args.emit / 'run.sh'}")
     only_names = chosen is not None and args.format is None and output.format == "table"
     if chosen is None:
-        output.write(news or result.document())
+        output.write((news or result).document())
     elif only_names:
         _print_names(chosen, output)
     else:

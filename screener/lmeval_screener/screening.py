@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ from lmeval_screener.selection import Selected, Selection, select_targets
 from lmeval_screener.targets import Target, labelled, parse_targets
 from lmeval_screener.targets.families import demo_targets, load_family
 from lmeval_screener.tokens import TokenSet, load_token_set
+from lmeval_screener.yaml_fields import nearest
 
 if TYPE_CHECKING:
     from lmeval_screener.accuracies import Accuracies
@@ -63,6 +65,7 @@ def screen(
     allowance: Allowance | None = None,
     registry: str | Path | None = None,
     refresh: bool = False,
+    since: str | None = None,
 ) -> Result:
     """Rank checkpoints by their dispersion gap, reading only the rows that it needs.
 
@@ -84,6 +87,8 @@ def screen(
         allowance: The most that the run may cost.
         registry: The SQLite file that keeps what is measured; only what is new or changed is read.
         refresh: Whether to read again what the registry has.
+        since: What ``result.news`` answers from: ``last`` or ``yesterday``, of which each checkpoint is
+            announced once, a date or time (UTC), or a run of the registry. Default: no news.
 
     Returns: Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
 
@@ -103,7 +108,7 @@ def screen(
     sets = load_token_set(domain, "domain"), load_token_set(reference, "reference")
     place = None if registry is None else Path(registry)
     with (
-        session_in(place, *sets, metric=metric, refresh=refresh, command="screen()") as session,
+        session_in(place, *sets, metric=metric, refresh=refresh, since=since, command="screen()") as session,
         progress_bar(hidden=progress is not None) as bar,
     ):
         run = Screening(
@@ -113,19 +118,29 @@ def screen(
             tokenizer=tokenizer,
             accuracies=accuracies,
             session=session,
+            since=since,
             allowance=allowance,
         )
         report = progress or bar
         run.on_done = lambda outcome, done, count: report(done, count, outcome.label)
-        return run.result(selected)
+        result = run.result(selected)
+        if session is not None:
+            session.announced()
+            if session.loss:
+                warnings.warn(session.loss, stacklevel=2)
+        return result
 
 
-def session_in(registry: Path | None, *sets: TokenSet, refresh: bool, **run: Any) -> Any:
+def session_in(
+    registry: Path | None, *sets: TokenSet, refresh: bool, since: str | None = None, **run: Any
+) -> Any:
     """A context with a registry's session, or with None where there is no registry."""
     if registry is not None:
         from lmeval_screener.registry import open_session
 
-        return open_session(registry, *sets, refresh=refresh, **run)
+        return open_session(registry, *sets, refresh=refresh, since=since, **run)
+    if since is not None:
+        raise UsageError("expected --registry FILE with --since, got none; it holds what was there before")
     if refresh:
         raise UsageError("expected --registry FILE with --refresh, got none; without one all is read")
     return contextlib.nullcontext()
@@ -163,6 +178,10 @@ def floor_among(targets: Sequence[Target], text: str, tokenizer: str | None = No
     by_label = next((item for item in labelled(targets) if item.label == text), None)
     if by_label is not None:
         return by_label
+    labels = [item.label for item in labelled(targets)]
+    near = "" if "/" in text or os.path.exists(text) else nearest(text, labels)
+    if near:  # of a label, which no Hub is asked for
+        raise UsageError(f"expected a checkpoint with --fail-if-below, got {text!r}{near}")
     wanted = parse_targets([text], tokenizer)
     if len(wanted) != 1 or wanted[0].is_glob:
         raise UsageError(f"expected one checkpoint with --fail-if-below, got {text!r}, which names several")
@@ -181,6 +200,7 @@ class Screening:
     Attributes:
         fail_if_below: The checkpoint that none may fall behind, by its label or as any is named.
         session: A registry's, which knows what need not be read again and keeps what is read.
+        since: From when on the registry's news are told; None for none.
         reader_type: The reader of the checkpoints: this process, or those of a cluster.
         keep_on_interrupt: Whether Ctrl-C and SIGTERM return what is done (main thread only).
     """
@@ -193,6 +213,7 @@ class Screening:
     accuracies: Accuracies | None = None
     fail_if_below: str | None = None
     session: Session | None = None
+    since: str | None = None
     reader_type: type[Reader] = Reader
     allowance: Allowance | None = None
     keep_on_interrupt: bool = False
@@ -213,7 +234,10 @@ class Screening:
     def result(self, selected: Selected) -> Result:
         """Screen what was selected."""
         if not selected.targets:
-            raise UsageError("expected at least one checkpoint or a family, got none; see --list families")
+            raise UsageError(
+                "expected a checkpoint, got none: name a folder of them, ORG/NAME or --family; "
+                "--demo shows an example, --help all"
+            )
         results: list[Result] = []
 
         async def screened() -> None:
@@ -222,9 +246,24 @@ class Screening:
             results.append(await self._screened(selected))
 
         run_sync(lambda: asyncio.run(screened()))
-        if self.session is not None:
-            self.session.finish(results[0])
-        return results[0]
+        result, session = results[0], self.session
+        if session is None:
+            return result
+        session.finish(
+            screened=len(result.checkpoints),
+            failed=len(result.failed),
+            bytes_read=result.bytes_read,
+            requests=result.requests,
+            seconds=result.seconds,
+        )
+        if self.since is None:
+            return result
+        from lmeval_screener.registry.news import news, since_time
+
+        # Only now: what another run announced meanwhile is not announced again.
+        since = since_time(session.connection, self.since, session.tokens, self.metric)
+        told = news(session.connection, session.tokens, since, self.metric, until=session.ended)
+        return replace(result, news=told)
 
     async def _screened(self, selected: Selected) -> Result:
         start = time.perf_counter()
@@ -232,6 +271,7 @@ class Screening:
             known = self.session.find if self.session is not None else None
             self._reader = self.reader_type(hub, self.domain, self.reference, known)
             with contextlib.closing(self._reader):
+                await self._check_tokenizer()
                 targets, floor = await self._expanded(selected.targets)
                 comparable = await self._comparable(await self._readings(targets))
                 checkpoints = ranked(comparable, self.metric)
@@ -250,6 +290,15 @@ class Screening:
         if floor is None:
             return result
         return replace(result, gate=Gate.of(result.groups, result.failed, floor.label))
+
+    async def _check_tokenizer(self) -> None:
+        """Refuse a misspelt ``--tokenizer``, also where no checkpoint needs it."""
+        try:
+            if self.tokenizer is not None:
+                await self._reader.sources.tokenizer(self.tokenizer)
+        except ScreeningError as error:
+            if error.code.endswith(("NotFound", "Name")):
+                raise UsageError(str(error)) from error
 
     def _meaning_of_accuracies(self, targets: Sequence[Target]) -> str:
         """The supplied accuracies in words; without any, only the demo's targets bring some."""
@@ -306,7 +355,9 @@ class Screening:
                     f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)",
                 )
             self._report(target, outcome, len(targets))
-            return outcome if isinstance(outcome, Reading) else None
+            if isinstance(outcome, ScreeningError):
+                return None if self.session is None else self.session.last_known(target, outcome)
+            return outcome
 
         tasks = [asyncio.create_task(work(target)) for target in targets]
         with self._interruptible(tasks):

@@ -140,7 +140,7 @@ def test_only_what_is_new_or_changed_is_read(hub, add, run, tmp_path):
     assert run("org/a", "org/b", "--registry", store).returncode == 0
     first = len(hub.requests)
     again = run("org/a", "org/b", "--registry", store, "--format", "json")
-    assert {r.part for r in hub.requests[first:]} <= {"api", "raw"}
+    assert {r.part for r in hub.requests[first:]} <= {"api", "resolve"}
     assert "2 of 2 taken from" in again.stderr
     old = hub.repositories["org/a"].branches["main"]
     new = add("org/a", 3.0)
@@ -205,7 +205,8 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
     run("org/a", "--registry", store)
     run("org/b", "org/gone", "--registry", store)
     answer = json.loads(registry("query", store, "--format", "json").stdout)
-    assert answer["answer"][0].startswith("3 checkpoints in 1 group for math")
+    assert answer["answer"][0].startswith("Evaluate first: org/a (highest G of 3; math).")
+    assert answer["answer"][1].startswith("3 checkpoints in 1 group for math")
     rows = answer["rows"]
     together = json.loads(run("org/a", "org/b", "org/gone", "--format", "json").stdout)["checkpoints"]
     assert [(row["checkpoint"], row["rank"], row["G"]) for row in rows] == [
@@ -220,14 +221,17 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
     del hub.repositories["org/gone"]
     assert run("org/a", "org/b", "org/gone", "org/new", "org/best", "--registry", store).returncode == 3
     document = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)
-    assert {row["checkpoint"]: (row["what"], row["rank"], row["apart"]) for row in document["rows"]} == {
-        "org/best": ("new", 1, True), "org/new": ("new", 4, True),
-        "org/b": ("changed", 2, True), "org/gone": ("deleted", None, None),
+    assert {row["checkpoint"]: (row["what"], row["rank"], row["standing"]) for row in document["rows"]} == {
+        "org/best": ("new", 1, "above"), "org/new": ("new", 4, "below"),
+        "org/b": ("changed", 2, "above"), "org/gone": ("deleted", None, None),
     }  # fmt: skip
     assert {row["checkpoint"]: row["gain"] > 0 for row in document["rows"] if row["gain"]} == {
         "org/best": True, "org/new": False, "org/b": True,
     }  # fmt: skip
-    assert document["answer"][0] == "Worth evaluating, above the former best: org/best (rank 1)."
+    assert document["answer"][0] == (
+        "Worth evaluating, above the former best: org/best (rank 1) and org/b (rank 2, changed)."
+    )
+    assert document["worth"] == ["org/best", "org/b"]
     assert document["answer"][-1].endswith(": 2 new, 1 changed, 1 deleted.")
     best = registry("query", store, "--top", "1", "--format", "csv").stdout.splitlines()
     assert [line.split(",")[0] for line in best] == ["checkpoint", "org/best"]
@@ -238,12 +242,12 @@ def test_since_answers_what_is_new_and_worth_evaluating(run, tmp_path):
     words = [*folders, "--registry", tmp_path / "s.db", "--since"]
     document = json.loads(run(*words, "yesterday", "--format", "json").stdout)
     assert document["answer"][0] == "Best of a new group: 1 (rank 1)."
-    rows = [(row["checkpoint"], row["what"], row["rank"], row["apart"]) for row in document["rows"]]
-    assert rows == [("1", "new", 1, None), ("0", "new", 2, None)]
+    rows = [(row["checkpoint"], row["what"], row["rank"], row["standing"]) for row in document["rows"]]
+    assert rows == [("1", "new", 1, "first"), ("0", "new", 2, "first")]
     # Nothing is read, and nothing is lost, where the time is none.
     soon = run(*words, "soon")
     assert soon.returncode == 2
-    assert "expected --since as a date, a time, yesterday or a run" in soon.stderr
+    assert "expected --since as last, yesterday, a date, a time or a run" in soon.stderr
     assert run(*words, "yesterday", "--shortlist", "1").returncode == 2
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -84,6 +85,41 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(site, distributions):
     assert whole == {"sums-00", "sums-10", "sums-20", "sums-80"}
     assert len(list((data / "demo").glob("*/model-00001-of-00002.safetensors"))) == 11
     assert distributions[0].stat().st_size < 6_000_000
+
+
+def test_the_wheel_carries_the_notice_of_the_questions_that_it_ships(site):
+    (place,) = (site / "lmeval_dispersion/data/demo_run").glob("documents.parquet")
+    assert "MIT licence" in (place.parent / "README.md").read_text("utf-8")
+    (licences,) = site.glob("*.dist-info/licenses")
+    notice = (licences / "NOTICE").read_text("utf-8")
+    assert place.relative_to(site).as_posix() in notice
+    assert "Copyright (c) 2020 Dan Hendrycks" in notice
+    assert "The above copyright notice and this permission notice shall be included" in notice
+
+
+@pytest.mark.slow
+def test_a_users_program_with_every_public_name_passes_mypys_strict_mode(site, tmp_path):
+    program = tmp_path / "program.py"
+    names = {
+        package: importlib.import_module(package).__all__
+        for package in ("lmeval_dispersion", "lmeval_screener")
+    }
+    imports = [f"from {package} import {name}" for package, of in names.items() for name in of]
+    typed = """
+from torch import nn
+layers: list[str] = open_store("run").layers
+best: list[str] = [row.repo for row in screen(["a", "b"]).checkpoints]
+logs: dict[str, float] | None = watch(nn.Linear(1, 1), None).step()
+g: float = dispersion([[0.0, 1.0], [1.0, 0.0]])
+screen(["a"], shortlst=3)  # type: ignore[call-arg]
+"""
+    program.write_text("\n".join(imports) + typed)
+    words = ("--strict", "--config-file=", "--follow-imports=silent", "--cache-dir", tmp_path / "cache")
+    said = run(sys.executable, "-m", "mypy", *words, program, folder=tmp_path, MYPYPATH=str(site))
+    assert said.startswith("Success")
+    assert {"open_store", "watch", "screen"} <= set(names["lmeval_dispersion"])
+    for package in names:
+        assert (site / package / "py.typed").is_file()  # without it an installed package has no types
 
 
 def test_the_demo_runs_from_the_wheel_alone(site, tmp_path):

@@ -78,6 +78,15 @@ def test_a_killed_run_leaves_a_store_that_is_refused(site: str, tmp_path: Path) 
         read_store(next(tmp_path.glob("*/dispersion_*")))
 
 
+def test_the_stock_command_refuses_a_model_in_one_sentence(site: str, tmp_path: Path) -> None:
+    words = [LM_EVAL[0], "--model", "dummy", "--tasks", TASK, "--output_path", str(tmp_path)]
+    done = subprocess.run(words, env=environment(site), capture_output=True, text=True, timeout=250)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("lm_eval: mmlu_")
+    assert "needs hidden states, which DummyLM does not give; use --model hf, or" in done.stderr
+
+
 TWO = """
 import json, os, sys
 import torch

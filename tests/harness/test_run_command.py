@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import transformers
 from harness_world import ARC, ROOT, check_stored_run
+from lm_eval.models.huggingface import HFLM
 
 from lmeval_dispersion import open_store
 from lmeval_dispersion.cli import main
@@ -71,16 +73,52 @@ def test_what_concerns_many_tasks_is_one_warning(
     assert said[-1] == f"next: dispersion audit {tmp_path / 'store'}"
 
 
-def test_a_missing_chat_template_is_a_sentence(
-    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain = tmp_path / "plain"
+def refused_models(model_folder: Path, place: Path) -> dict[str, tuple[list[str], str]]:
+    """Options of models that cannot run our tasks, and how each is refused."""
+    plain, t5 = place / "plain", place / "t5"
     shutil.copytree(model_folder, plain)
     (plain / "chat_template.jinja").unlink()
-    assert run(plain, ARC, "--apply_chat_template", store=tmp_path / "store") == 1
+    shutil.copytree(model_folder, t5)
+    transformers.T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2).save_pretrained(t5)
+    hf = ["--model", "hf", "--model_args"]
+    api = "model=x,tokenizer_backend=None,base_url=http://localhost:1"
+    return {
+        "template": (
+            [*hf, f"pretrained={plain}", "--apply_chat_template"],
+            "; leave --apply_chat_template out",
+        ),
+        "t5": (
+            [*hf, f"pretrained={t5}"],
+            "needs a decoder-only model, got an encoder-decoder; run the stock",
+        ),
+        "dummy": (["--model", "dummy"], "which DummyLM does not give; use --model hf, or run the stock task"),
+        "api": (
+            ["--model", "local-completions", "--model_args", api],
+            "API does not give; use --model hf, or",
+        ),
+        "unknown": (["--model", "hff"], "Attempted to load model 'hff'"),
+    }
+
+
+@pytest.mark.parametrize("which", ["template", "t5", "dummy", "api", "unknown"])
+def test_a_model_that_cannot_run_our_tasks_is_refused_in_a_sentence_before_its_weights_are_loaded(
+    which: str,
+    model_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loaded(*_: Any, **__: Any) -> None:
+        raise AssertionError("weights are loaded")
+
+    monkeypatch.setattr(HFLM, "_create_model", loaded)
+    options, sentence = refused_models(model_folder, tmp_path)[which]
+    assert main(["run", *options, "--device", "cpu", "--tasks", ARC]) == 1
     said = capsys.readouterr().err
     assert "Traceback" not in said
-    assert "; leave --apply_chat_template out, or use" in said.strip().splitlines()[-1]
+    assert sentence in said.strip().splitlines()[-1]
+    assert HFLM._create_model is loaded
+    assert HFLM._create_tokenizer.__module__ == "lm_eval.models.huggingface"  # all is put back
 
 
 SUMS = """
@@ -140,8 +178,10 @@ def test_the_page_on_hidden_states_does_what_it_says_on_the_store_of_a_users_own
     exec("\n".join(blocks).replace("layer.-8", "layer.-2"), names)
     said = [line.split() for line in capsys.readouterr().out.splitlines() if " AUROC " in line]
     areas = {name: float(area) for name, _, area in said}
-    assert list(areas) == ["probe", "confidence", "contribution"]
-    assert areas["confidence"] > 0.7  # the model knows when it knows
+    assert list(areas) == ["probe", "confidence", "margin", "entropy", "contribution"]
+    assert (
+        min(areas[name] for name in ("confidence", "margin", "entropy")) > 0.7
+    )  # the model knows when it knows
     assert 0.2 < areas["probe"] < 0.8
     frame = pd.read_parquet("states.parquet")
     rows = names["rows"]

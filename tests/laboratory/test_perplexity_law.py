@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from slow_states import mean_pair_distance, slow_pass, token_ids
 
 from lmeval_dispersion import law
-from lmeval_dispersion.errors import TooFewVectorsError, UsageError
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import spectrum
 from lmeval_dispersion.laboratory.analysis import draw_segments
 from lmeval_dispersion.laboratory.perplexity_law import uniform_bins
 from lmeval_dispersion.model.loading import load_model
 from lmeval_dispersion.model.texts import Texts
 
-LENGTH, BINS, SIZE, COUNT = 24, 5, 8, 90
+LENGTH, BINS, SIZE, COUNT = 24, 8, 8, 90
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +117,14 @@ def test_the_overall_dispersion_is_that_of_all_texts(result, slow):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"segment": 24}, TooFewVectorsError, "got 90 .* more text, or a smaller bin_size="),
-        ({"segment": 24, "bin_size": 8, "segments": 23}, TooFewVectorsError, "a larger segments=, or"),
+        (
+            {"segment": 24},
+            UsageError,
+            "8 bins of 100 segments at least, 800 .*got 90 .* more text, or a smaller bin_size=",
+        ),
+        ({"segment": 24, "bin_size": 8, "segments": 63}, UsageError, "a larger segments=, or"),
         ({}, UsageError, "takes at most 256 tokens, got segments of 512"),
-        ({"bins": 2}, UsageError, "expected bins= and bin_size= of at least 3, got 2 and 100"),
+        ({"bins": 7}, UsageError, "expected bins= of at least 8 and bin_size= of at least 3, got 7 and 100"),
         ({"segment": 24, "bin_size": 8, "layers": "layer.9"}, UsageError, r"layer\.2.*got 'layer\.9'"),
     ],
 )

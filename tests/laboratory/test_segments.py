@@ -99,7 +99,7 @@ def test_states_that_are_no_numbers_are_named_by_layer_and_text(tmp_path, data):
         condensation(path, data, segment=30, segments=20)
     path = tiny_models.saved(tmp_path / "later", later)
     with pytest.raises(NonFiniteStateError, match=r"at layer\.1 in text \d+ of .*text\.jsonl"):
-        law(path, data, segment=30, bins=3, bin_size=8, layers="all", contexts=())
+        law(path, data, segment=30, bins=8, bin_size=3, layers="all", contexts=())
 
 
 def test_a_model_that_reads_both_ways_is_refused(data):
@@ -117,7 +117,7 @@ def test_a_model_that_reads_both_ways_is_refused(data):
     peeking, device = Peeking(tiny_models.llama()), torch.device("cpu")
     loaded = LoadedModel(peeking, tiny_models.tokenizer(), "peeking", None, device, ModelChoice("peeking"))
     with pytest.raises(UsageError, match="left-to-right language model, got peeking"):
-        law(loaded, data, segment=30, bins=3, bin_size=8)
+        law(loaded, data, segment=30, bins=8, bin_size=3)
 
 
 TOKENS = np.random.default_rng(0).integers(3, 90, (5, 12)).astype(np.uint32)

@@ -63,6 +63,8 @@ def document(rows=ROWS, columns=COLUMNS):
         (0.000123456, "", "0.0001235"),
         (1234, "", "1234"),
         (-1.5, ".2f", "-1.50"),
+        (-0.001, ".2f", "0.00"),
+        (-0.001, "+.2f", "+0.00"),
         (3.0, "d", "3"),
         (0.25, ".1%", "25.0%"),
         (True, "", "yes"),
@@ -174,7 +176,7 @@ def test_markdown_is_read_back_by_a_parser():
     assert "> **Note:** Two\n> \n> parts" in text
     assert "- No accuracy follows." in text
     end = text.rpartition("### How this was made")[2]
-    assert re.search(r"^- How to read it: docs/explanation/reports.md$", end, re.M)
+    assert re.search(r"^- How to read it: https://lmeval-dispersion\S+/explanation/reports/$", end, re.M)
     assert re.search(r"^- Made with: lmeval-dispersion \S+, Python \d+\.\d+\.\d+, numpy \d\S*$", end, re.M)
 
 
@@ -236,6 +238,19 @@ def test_long_names_are_folded_not_cut():
     parts = [line.split(" ")[0] for line in text.splitlines() if re.match("organisation|x|END", line)]
     assert "".join(parts) == 2 * rows[0]["name"]
     assert max(map(len, text.splitlines())) <= 60
+
+
+def test_a_name_is_whole_while_a_column_can_be_left_out_and_an_error_stays_with_its_value():
+    name = "many/" + "lr1e-5-seed8-" * 3 + "end"
+    rows = [{**row, "name": name + str(number)} for number, row in enumerate(ROWS)]
+    rows[0]["tied"] = ", ".join("2345678")
+    text = render(document(rows), "table", width=98)
+    assert f"{name}0" in text
+    assert "802 kB" not in text  # the first to go
+    for width in range(30, 60):
+        text = render(Document(f"It is higher by {'x' * 20} 0.5 ± 0.1 (95 % of draws)"), "table", width=width)
+        assert "0.5 ± 0.1" in text
+        assert "95 %" in text
 
 
 def test_colour_is_escape_sequences_and_nothing_else():

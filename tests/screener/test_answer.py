@@ -47,10 +47,25 @@ from lmeval_dispersion.installation import data_folder
             ["Evaluate first: a, b, c (highest G of 11; math).",
              "Ranks 2–3, 4–5, 6–7 and 8–9 and 1 more run overlap; the order of the others is clear."],
         ),
+        (
+            [(1, 3)] * 3 + [(4, 5)] * 2,
+            ["Evaluate first: a, b, c (highest G of 5; math).",
+             "Ranks 1–3 and 4–5 overlap; each of these runs is clear of the others."],
+        ),
     ],
 )  # fmt: skip
 def test_the_answer_of_one_group(ranges, said):
-    assert result(ranking(*ranges)).answer() == said
+    unread = "it was not read; the order is by G alone."
+    no_ratio = f"No ratio: {unread}" if len(ranges) > 1 else "No ratio of a: it was not read; G stands alone."
+    assert result(ranking(*ranges)).answer() == [*said, no_ratio]
+
+
+def test_whose_ratio_is_not_known_stands_beside_the_answer():
+    members = [replace(c, ratio=figure(1.0)) for c in ranking(None, None, None)]
+    assert not any("No ratio" in line for line in result(members).answer())
+    members[1] = replace(members[1], ratio=None, no_ratio="the norm of foo is not known")
+    said = "No ratio of b: the norm of foo is not known; the order is by G alone."
+    assert said in result(members).answer()
 
 
 def figure(mean, se=0.01):
@@ -80,7 +95,7 @@ def test_several_groups_get_a_sentence_each_up_to_four():
     members = [screened(f"m{i}-{j}", j + 1, scale=f"{i}B") for i in range(6) for j in range(2)]
     said = result(members).answer()
     assert said[0] == "fam · 0B: Evaluate first: m0-0 (highest G of 2; math). The order of all 2 is clear."
-    assert said[4:] == ["2 more groups below."]
+    assert said[4] == "2 more groups below."
 
 
 def test_failures_come_last_and_first_where_most_failed():

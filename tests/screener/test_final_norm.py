@@ -94,7 +94,9 @@ def test_kinds_of_norm(tmp_path, config, changes, kind, plus):
     ("config", "norm", "reason"),
     [
         ({}, "model.norm.weight", "config.json names no model_type"),
-        ({"model_type": "step3p7"}, "model.norm.weight", "how step3p7 applies its final norm is not known"),
+        ({"model_type": "foo"}, "model.norm.weight", "the norm of foo is not known"),
+        ({"model_type": "llama", "text_config": {"model_type": "foo"}}, "model.norm.weight", "norm of foo"),
+        ({"model_type": "hf_olmo", "layer_norm_type": "new"}, "model.norm.weight", "the norm of hf_olmo"),
         ({"model_type": "llama"}, "model.last.weight", "no final norm of a known name is stored"),
     ],
 )

@@ -312,12 +312,18 @@ def test_the_ratio_is_that_of_llama_cpps_norm(tmp_path, architecture, gamma, mor
     ("norm", "reason"),
     [
         ({}, "holds no output_norm.weight in plain numbers"),
+        (
+            {"output_norm.weight": ("F32", GAMMA), "output.bias": ("F32", GAMMA)},
+            "the norm of gemma9 is not known",
+        ),
         ({"output_norm.weight": ("F32", np.ones(WIDTH // 2))}, f"expected {WIDTH} numbers"),
         ({"output_norm.weight": ("F32", np.full(WIDTH, np.nan))}, "zero or not finite"),
     ],
 )
 def test_where_a_file_tells_no_final_norm_a_reason_stands(tmp_path, norm, reason):
-    write(tmp_path / "m.gguf", {"output.weight": ("F32", matrix())} | norm)
+    architecture = "gemma9" if "gemma9" in reason else "llama"
+    write(tmp_path / "m.gguf", {"output.weight": ("F32", matrix())} | norm, architecture=architecture)
     found = screened(tmp_path / "m.gguf")
     assert found.ratio is None
+    assert any("head's bias" in note for note in found.notes) is ("output.bias" in norm)
     assert reason in found.no_ratio

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +18,8 @@ from checkpoints import write_with_words
 from faulty_proxy import FaultyProxy
 from huggingface_hub import constants
 from lmeval_screener import screen
-from lmeval_screener.registry import database
+from lmeval_screener.cli import main as screen_checkpoints
+from lmeval_screener.registry import database, queries
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import DispersionError, UsageError
@@ -136,6 +139,7 @@ def test_the_ties_of_a_large_group_are_runs_of_ranks(tmp_path, capsys):
                 if table == "results":
                     numbers = np.frombuffer(row["numbers"])
                     row["numbers"] = (numbers + draw.normal(0, 1e-4, len(numbers))).tobytes()
+                    row["sketch"] = None  # no copies
                 names, marks = ", ".join(row), ", ".join("?" * len(row))
                 connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(row.values()))
     assert main(["registry", "query", str(place), "--format", "json"]) == 0
@@ -202,3 +206,90 @@ def test_a_second_run_over_a_bucket_reads_no_object(s3_server, tmp_path, monkeyp
         proxy.requests.clear()
         assert asked(address) == first
         assert [request.path for request in proxy.ranges()] == []
+
+
+def schema(place):
+    with closing(sqlite3.connect(place)) as connection:
+        layout = connection.execute("PRAGMA user_version").fetchone()
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+        return layout, {
+            name: [column[1:3] for column in connection.execute(f"PRAGMA table_info({name})")]
+            for (name,) in tables.fetchall()
+        }
+
+
+@pytest.mark.parametrize("first", ["a question", "a run"])
+def test_a_registry_of_an_older_layout_is_brought_to_todays(many, tmp_path, capsys, first):
+    old, new = tmp_path / "old.db", tmp_path / "new.db"
+    stored = gzip.decompress(Path("tests/data/registry-1.db.gz").read_bytes())
+    old.write_bytes(stored)
+    if first == "a question":
+        assert main(["registry", "query", str(old)]) == 0
+        assert "org/b" in capsys.readouterr().out
+        assert old.read_bytes() == stored  # who only reads changes nothing
+    for place in (old, new):
+        screen(many[:1], registry=place)
+    assert schema(old) == schema(new)
+    assert main(["registry", "query", str(old), "--format", "csv"]) == 0
+    assert {"org/a", "org/b", "org/none", "m00"} == {
+        line.split(",")[0] for line in capsys.readouterr().out.splitlines()[1:]
+    }
+
+
+def test_a_registry_of_a_newer_version_is_refused(many, tmp_path, capsys):
+    place = tmp_path / "r.db"
+    screen(many[:1], registry=place)
+    with closing(sqlite3.connect(place)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    before = place.read_bytes()
+    with pytest.raises(UsageError, match=r"layout \d or older, got 99 .* newer version .* update this one"):
+        screen(many[:1], registry=place)
+    assert main(["registry", "query", str(place)]) == 2
+    assert place.read_bytes() == before
+
+
+@pytest.mark.parametrize("full", ["while it screens", "from the start"])
+def test_a_full_disk_costs_no_report(many, tmp_path, monkeypatch, capsys, full):
+    """A file that may have no more pages is full to SQLite; so is one without room for its journal."""
+    place = tmp_path / "r.db"
+    screen(many[5:], registry=place, since="last")
+    prepare, limits = database._prepare, []
+
+    def prepared(connection, path):
+        if full == "from the start":
+            raise sqlite3.OperationalError("disk I/O error")
+        prepare(connection, path)
+        limits.append(connection.execute("PRAGMA page_count").fetchone()[0] + 2)
+        connection.execute(f"PRAGMA max_page_count = {limits[0]}")
+
+    words = [*many, "--registry", str(place), "--since", "last"]
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "_prepare", prepared)
+        assert screen_checkpoints([*words[:-2], "--format", "json"]) == 0
+        said = capsys.readouterr()
+        assert len(json.loads(said.out)["checkpoints"]) == 7
+        assert re.search(r"r\.db could not be written from 20\S+ \S+ UTC on, as its disk is full", said.err)
+        with pytest.warns(UserWarning, match="could not be written from"):
+            assert len(screen(many, registry=place, since="last").news.moves) == 5
+        assert screen_checkpoints(words) == 5
+        assert "5 new." in capsys.readouterr().out
+    # With room again, what was not kept is announced: better twice than never.
+    assert screen_checkpoints(words) == 5
+    assert "5 new." in capsys.readouterr().out
+    assert screen_checkpoints(words) == 0
+    with closing(sqlite3.connect(place)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_small_mistakes_have_their_own_sentence(many, tmp_path, monkeypatch, capsys):
+    place = str(tmp_path / "r.db")
+    screen(many[:1], registry=place)
+    for path in ("/dev/null", str(tmp_path)):
+        with pytest.raises(UsageError, match="to be a file in an existing folder"):
+            screen(many[:1], registry=path)
+    assert main(["registry", "query", place, "SELECT 1 a, 2 a, 3 a", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == [{"a": 1, "a:1": 2, "a:2": 3}]
+    monkeypatch.setattr(queries, "_LIMIT", 0.1)
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+    assert main(["registry", "query", place, endless]) == 2
+    assert "one SELECT of SQLite's that ends within" in capsys.readouterr().err

@@ -28,7 +28,7 @@ from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion, effective_rank
 from lmeval_dispersion.installation import data_folder
-from lmeval_dispersion.watching.report import FILE, MEASURES, append_record, change, read_records
+from lmeval_dispersion.watching.report import FILE, MEASURES, Watched, append_record, change, read_records
 from lmeval_dispersion.watching.watcher import TEXTS
 
 pytestmark = TRAINERS_WARN
@@ -214,8 +214,15 @@ def test_the_page_says_what_moved(watched, capsys, tmp_path):
     assert len(shown("rising", "--format", "csv").splitlines()) == 5
     shown("rising", "-o", str(tmp_path / "page.html"), "-q")
     page = (tmp_path / "page.html").read_text()
-    assert "G of math, change since the first measurement" in page
-    assert "paired standard error" in page
+    assert "G of math, change since step 0" in page
+    assert "two paired standard errors over tokens, as the lines of a screening" in page
+    spec = Watched.of(watched / "rising").charts()["gap_math"].specification()
+    points = [
+        (point["step"], point["value"], point["high"] - point["value"]) for point in spec["data"]["values"]
+    ]
+    assert points[0] == (0, 0.0, 0.0)
+    assert points[-1] == (30, moved.mean, pytest.approx(2 * moved.se))
+    assert spec["encoding"]["x"]["axis"]["values"] == [0, 10, 20, 30]
 
 
 def test_what_cannot_be_watched_is_refused(watched, model, tokenizer, tmp_path, capsys):

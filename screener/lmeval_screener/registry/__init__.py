@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import Output, add_examples, add_metric, add_output
@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since",
         metavar="DATE",
-        help="a date or time in UTC, yesterday, or a run of the registry (default: none)",
+        help="the end of the last run before today (yesterday) or of the last at all (last), a date or time "
+        "in UTC, or a run of the registry (default: none)",
     )
     add_output(parser)
     add_examples(
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"expected no --{option} with {action}, which has no use for it; leave it out")
     if args.top is not None and args.top < 1:
         raise UsageError(f"expected --top of at least 1, got {args.top}")
-    from lmeval_screener.registry import queries
+    from lmeval_screener.registry import news, queries
     from lmeval_screener.registry.database import to_read
 
     output = Output.of(args)
@@ -81,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
             answer = queries.history(connection, args.what)
         elif args.action == "diff":
             tokens = queries.sets_of(connection, args.domain)[0]
-            answer = queries.diff(connection, tokens, queries.since_time(connection, args.since), args.metric)
+            since = news.since_time(connection, args.since, tokens, args.metric)
+            answer = news.news(connection, tokens, since, args.metric).document()
         elif args.what is not None:
             answer = queries.sql_answer(connection, args.what)
         else:
@@ -92,13 +94,21 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def open_session(
-    registry: Path, domain: TokenSet, reference: TokenSet, *, metric: str, refresh: bool, command: str
+    registry: Path, domain: TokenSet, reference: TokenSet, *, since: str | None = None, **run: Any
 ) -> Iterator[Session]:
-    """A run's session."""
+    """A run's session; ``since`` is checked before anything is read, and makes it end in news."""
     from lmeval_screener.registry.database import Session, to_write
+    from lmeval_screener.registry.news import NIGHTLY, since_time
 
     with to_write(registry) as connection:
-        yield Session(connection, domain, reference, metric=metric, command=command, refresh=refresh)
+        announces = since in NIGHTLY
+        session = Session(connection, domain, reference, path=registry, announces=announces, **run)
+        try:
+            if since is not None:
+                since_time(connection, since, session.tokens, session.metric)
+            yield session
+        finally:
+            session.connection.close()
 
 
 COMMANDS = {"registry": (add_arguments, run)}

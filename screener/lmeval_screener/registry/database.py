@@ -16,16 +16,16 @@ import re
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.geometry import METRICS
+from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_dispersion.installation import __version__
 from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.checkpoints.snapshots import LocalSnapshot
@@ -37,9 +37,6 @@ from lmeval_screener.targets import Target
 from lmeval_screener.tokens import Resolution, TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 
-if TYPE_CHECKING:
-    from lmeval_screener.result import Result
-
 #: Raised when G or the rule that picks rows changes: what an older method measured is read again.
 METHOD = 2
 #: Errors of a checkpoint as it is stored: the same commit fails the same way again.
@@ -50,10 +47,18 @@ LASTING = frozenset(
         *("BadHeader", "BadRows", "BadTokenizer", "TokenizerNotFound", "TooFewTokens"),
     }
 )
+#: Errors that say nothing of the weights: what was last measured of the checkpoint still stands.
+NOT_OF_WEIGHTS = frozenset(
+    {
+        *("GatedRepo", "BadToken", "AccessDenied", "MissingExtra", "BadResponse", "RangeNotSupported"),
+        *("RateLimited", "ServerError", "Unreachable", "Timeout", "Offline", "NotTried", "InternalError"),
+    }
+)
+_OTHERS = ", ".join(f"'{code}'" for code in sorted(NOT_OF_WEIGHTS))
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _BEGIN = "BEGIN IMMEDIATE"  # no other process writes until the block of a connection ends
 _WAIT = 120.0  # seconds that a statement waits for another process; each holds the file for milliseconds
-_APPLICATION, _LAYOUT = 0x4C4D5352, 1  # marks in the file's header; the layout is raised with the tables
+_APPLICATION = 0x4C4D5352  # the mark of a registry in the file's header
 #: File systems that several machines share: SQLite's write-ahead log needs memory that all writers share.
 _NETWORK = frozenset(
     {
@@ -65,9 +70,12 @@ _NETWORK = frozenset(
 _FIGURES = [*(f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")), "ratio", "ratio_se"]
 _MEASURED = f"""tokenizer, tensor, tensor_file, dtype, v_rows, width, tied, parameters, {", ".join(_FIGURES)},
     warnings, bytes, requests, seconds"""
+# What brings a registry to each layout, from the one before; its header says which it has. Files of every
+# released layout lie on users' disks: a change is added here, and none is edited.
 # Absent texts that identify are '' and never NULL. A row of `seen` stands for all runs in a row that found a
 # checkpoint alike.
-_TABLES = f"""
+_CHANGES = {
+    1: f"""
 CREATE TABLE runs (
     run PRIMARY KEY, started, ended, command, version, domain, reference, metric, tokens, screened, failed,
     bytes, requests, seconds
@@ -81,42 +89,67 @@ CREATE TABLE results (
 CREATE TABLE seen (
     identity, requested, file, tokens, first, last, runs, run, state, family, scale, negative_control, method,
     version, error, message, PRIMARY KEY (identity, requested, file, tokens, first)
-);
+)""",
+    # The time up to which the answer of a nightly run speaks, '' until it is given; the rows in short.
+    2: "ALTER TABLE runs ADD COLUMN announced; ALTER TABLE results ADD COLUMN sketch BLOB",
+}
+_LAYOUT = max(_CHANGES)
+_VIEWS = f"""
+DROP VIEW IF EXISTS checkpoints;
+DROP VIEW IF EXISTS sightings;
 CREATE VIEW sightings AS
-SELECT s.*, domain, reference, repo, revision, {_MEASURED}, split, numbers, no_ratio
+SELECT s.*, domain, reference, repo, revision, {_MEASURED}, split, numbers, no_ratio, sketch
 FROM seen s
 LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file
           AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method
 LEFT JOIN (SELECT run, domain, reference FROM runs) u ON u.run = s.run;
 CREATE VIEW checkpoints AS
-SELECT identity, requested AS requested_revision, file, coalesce(revision, state) AS revision, domain,
-       reference, family, scale, last AS seen, run, error, message, repo, {_MEASURED}
+SELECT s.identity, s.requested AS requested_revision, s.file, coalesce(revision, s.state) AS revision, domain,
+       reference, s.family, s.scale, l.last AS seen, s.last AS measured, l.run, l.error, l.message, repo,
+       {_MEASURED}
 FROM sightings s
-WHERE first = (SELECT max(first) FROM seen o WHERE o.identity = s.identity
-               AND o.requested = s.requested AND o.file = s.file AND o.tokens = s.tokens)
+JOIN seen l USING (identity, requested, file, tokens)
+WHERE l.first = (SELECT max(first) FROM seen o WHERE o.identity = s.identity
+                 AND o.requested = s.requested AND o.file = s.file AND o.tokens = s.tokens)
+  AND s.first = (SELECT first FROM seen o WHERE o.identity = s.identity
+                 AND o.requested = s.requested AND o.file = s.file AND o.tokens = s.tokens
+                 ORDER BY coalesce(o.error, '') IN ({_OTHERS}), first DESC LIMIT 1)
 """
 
 
 @contextmanager
 def to_write(path: Path) -> Iterator[sqlite3.Connection]:
     """A registry to read and write; made where it is not there yet."""
-    if path.is_dir() or not path.absolute().parent.is_dir():
+    if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
         raise UsageError(f"expected --registry to be a file in an existing folder, got {path}")
     with _opened(path, "rwc") as connection:
-        # Two that begin at once both find nothing: the second waits, and finds the tables.
-        with connection:
-            connection.execute(_BEGIN)
-            if connection.execute("SELECT name FROM sqlite_master").fetchone() is None:
-                for statement in _TABLES.split(";"):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-                connection.execute(f"PRAGMA user_version = {_LAYOUT}")
-            _check(connection, path)
-        # Where machines share the file, its journal is one that needs no memory of theirs.
-        mode = "DELETE" if file_system(path) in _NETWORK else "WAL"
-        _set_journal(connection, mode)
-        connection.execute("PRAGMA synchronous = NORMAL")
+        try:
+            _prepare(connection, path)
+        except sqlite3.OperationalError as error:
+            if not _is_full(error) or not path.stat().st_size:
+                raise
+            # Without room SQLite makes no journal: what is stored is copied, and the run goes on with that.
+            with _opened(path, "ro&immutable=1") as stored:
+                connection = _copied(stored, path)
         yield connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables of a new registry, bring those of an older one to today's layout, set the journal."""
+    # Two that begin at once both find nothing: the second waits, and finds the tables.
+    with connection:
+        connection.execute(_BEGIN)
+        if connection.execute("SELECT name FROM sqlite_master").fetchone() is None:
+            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+        _bring_up_to_date(connection, _layout_of(connection, path))
+    # Where machines share the file, its journal is one that needs no memory of theirs.
+    _set_journal(connection, "DELETE" if file_system(path) in _NETWORK else "WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+
+
+def _is_full(error: sqlite3.OperationalError) -> bool:
+    """Whether a statement failed because the disk has no room, or fails."""
+    return "full" in str(error) or "disk I/O" in str(error)
 
 
 def _set_journal(connection: sqlite3.Connection, mode: str) -> None:
@@ -140,7 +173,8 @@ def to_read(path: Path) -> Iterator[sqlite3.Connection]:
     # Where nothing can be written no process writes, and SQLite could keep no account of its readers.
     free = os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK)
     with _opened(path, "rw" if free else "ro&immutable=1") as connection:
-        _check(connection, path)
+        if _layout_of(connection, path) < _LAYOUT:
+            connection = _copied(connection, path)  # who only reads changes no file
         allowed = {
             *(sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
         }
@@ -185,6 +219,11 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
             ) from error
         if head and not head.startswith(b"SQLite format 3"):
             raise _other(path) from error
+        if "unable to open" in reason:
+            raise UsageError(
+                "expected --registry in a folder where files can be made, as SQLite keeps its journal beside "
+                f"it, got {path}"
+            ) from error
         if "readonly" in reason or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
             raise UsageError(f"expected --registry where writing is allowed, got {path}") from error
         advice = "if it is damaged, begin a new one: what it held is then read again"
@@ -199,17 +238,37 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
         raise DispersionError(f"the registry {path} failed ({reason}): {advice}") from error
 
 
-def _check(connection: sqlite3.Connection, path: Path) -> None:
-    """Whether a database is a registry of this layout."""
+def _copied(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+    """A copy of a registry in memory, of today's layout."""
+    layout = _layout_of(connection, path)
+    copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    copy.row_factory = sqlite3.Row
+    connection.backup(copy)
+    _bring_up_to_date(copy, layout)
+    return copy
+
+
+def _layout_of(connection: sqlite3.Connection, path: Path) -> int:
+    """The layout of a registry; 0 for one that is being made."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (layout,) = connection.execute("PRAGMA user_version").fetchone()
     if application != _APPLICATION:
         raise _other(path)
-    if layout != _LAYOUT:
+    if layout > _LAYOUT:
         raise UsageError(
-            f"expected a registry of layout {_LAYOUT}, got {layout} in {path}; use the version of "
-            "lmeval-dispersion that wrote it, or begin a new registry"
+            f"expected a registry of layout {_LAYOUT} or older, got {layout} in {path}, which a newer "
+            "version of lmeval-dispersion wrote; update this one"
         )
+    return int(layout)
+
+
+def _bring_up_to_date(connection: sqlite3.Connection, layout: int) -> None:
+    """Bring a registry of some layout to today's."""
+    if layout == _LAYOUT:
+        return
+    changes = [_CHANGES[number] for number in range(layout + 1, _LAYOUT + 1)]
+    for statement in ";".join([*changes, _VIEWS, f"PRAGMA user_version = {_LAYOUT}"]).split(";"):
+        connection.execute(statement)
 
 
 def _other(path: Path) -> UsageError:
@@ -225,11 +284,13 @@ class Session:
         domain: TokenSet,
         reference: TokenSet,
         *,
-        metric: str = "cosine",
+        metric: Metric = "cosine",
         command: str = "",
         refresh: bool = False,
+        path: Path = Path(),
+        announces: bool = False,
     ) -> None:
-        self.connection, self._refresh = connection, refresh
+        self.connection, self.metric, self._refresh, self._path = connection, metric, refresh, path
         # All that decides which rows are read.
         self.tokens = hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[:32]
         self.run = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
@@ -237,10 +298,15 @@ class Session:
         self._resolutions: dict[str, Resolution] = {}
         self._opened: dict[Target, tuple[str, str]] = {}
         self._taken: set[Target] = set()
-        _put(
-            connection, "runs", run=self.run, started=_now(), command=command, version=__version__,
-            domain=domain.name, reference=reference.name, metric=metric, tokens=self.tokens,
-        )  # fmt: skip
+        self.ended = ""
+        (stored,) = connection.execute("SELECT file FROM pragma_database_list")
+        self._full_since = "" if stored["file"] else _now()
+        values = {
+            "run": self.run, "started": _now(), "command": command, "version": __version__,
+            "domain": domain.name, "reference": reference.name, "metric": metric, "tokens": self.tokens,
+            "announced": "" if announces else None,
+        }  # fmt: skip
+        self._write(lambda: _put(self.connection, "runs", **values))
 
     def pinned(self, target: Target) -> Reading | None:
         """The reading that is kept of a target whose commit is known before anything is asked."""
@@ -294,19 +360,56 @@ class Session:
         error = outcome if isinstance(outcome, ScreeningError) else None
         if error is not None and error.code == "Interrupted":
             return
-        with self.connection:
-            self.connection.execute(_BEGIN)
+        is_new = isinstance(outcome, Reading) and target not in self._taken
+
+        def write() -> None:
             if isinstance(outcome, Reading):
-                if target not in self._taken:
+                if is_new:
                     self._keep_result(outcome, identity, target.file or "", state)
-                self._taken.discard(target)
                 if self._known_as(asked) != identity:
                     _put(self.connection, "names", asked=asked, identity=identity, stamp=_now())
             self._keep_seen(target, identity, state, error)
 
+        self._write(write)
+        self._taken.discard(target)
+        if isinstance(outcome, Reading):
+            self._resolutions.setdefault(outcome.tokenizer, outcome.resolution)
+
+    def _write(self, write: Callable[[], object]) -> None:
+        """Write in a transaction of its own; once the disk is full, into a copy in memory."""
+        try:
+            with self.connection:
+                self.connection.execute(_BEGIN)
+                write()
+        except sqlite3.OperationalError as error:
+            if self._full_since or not _is_full(error):
+                raise
+            self._full_since, self.connection = _now(), _copied(self.connection, self._path)
+            self._write(write)
+
+    @property
+    def loss(self) -> str:
+        """The sentence on a registry that could not be written to the end; empty where all was."""
+        if not self._full_since:
+            return ""
+        return (
+            f"the registry {self._path} could not be written from {self._full_since[:16]} UTC on, as its "
+            "disk is full or fails: what was read since is read, and announced, again; free some space"
+        )
+
+    def last_known(self, target: Target, error: ScreeningError) -> Reading | None:
+        """The last figures of a checkpoint whose failure says nothing of its weights."""
+        if error.code not in NOT_OF_WEIGHTS:
+            return None
+        identity = self._known_as(identity_of(target, target.repo))
+        place = target.revision, target.file
+        for seen in last_seen(self.connection, self.tokens, identity=identity):
+            if (seen.target.revision, seen.target.file) == place and seen.reading is not None:
+                return replace(seen.reading, target=target)
+        return None
+
     def _keep_result(self, reading: Reading, identity: str, file: str, state: str) -> None:
         if reading.tokenizer not in self._resolutions:
-            self._resolutions[reading.tokenizer] = reading.resolution
             _put(
                 self.connection, "tokenizers", tokenizer=reading.tokenizer, tokens=self.tokens,
                 resolution=reading.resolution.to_json(),
@@ -324,6 +427,7 @@ class Session:
             warnings=json.dumps(reading.warnings), bytes=reading.bytes_read, requests=reading.requests,
             seconds=round(reading.seconds, 3), split=len(reading.resolution.domain),
             numbers=numbers_of(gaps, ratio).astype("<f8").tobytes(), no_ratio=reading.no_ratio,
+            sketch=reading.sketch or None,
         )  # fmt: skip
 
     def _keep_seen(self, target: Target, identity: str, state: str, error: ScreeningError | None) -> None:
@@ -348,20 +452,32 @@ class Session:
             message=error and str(error),
         )  # fmt: skip
 
-    def finish(self, result: Result) -> None:
-        """Say of the run that it reached its end, and which folders that it knew are no longer there."""
+    def finish(self, *, screened: int, failed: int, bytes_read: int, requests: int, seconds: float) -> None:
+        """Mark the run finished, and record the known folders that were deleted."""
         gone = ScreeningError("FolderNotFound", "the folder is no longer there")
-        for seen in last_seen(self.connection, self.tokens):
-            if seen.reading is not None and folder_is_gone(seen.identity):
-                with self.connection:
-                    self.connection.execute(_BEGIN)
-                    self._keep_seen(seen.target, seen.identity, "", gone)
-        totals = [len(result.checkpoints), len(result.failed), result.bytes_read, result.requests]
-        self.connection.execute(
-            "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ? "
-            "WHERE run = ?",
-            [_now(), *totals, round(result.seconds, 3), self.run],
-        )
+        lost = [
+            seen
+            for seen in last_seen(self.connection, self.tokens)
+            if seen.reading is not None and folder_is_gone(seen.identity)
+        ]
+
+        def write() -> None:
+            for seen in lost:
+                self._keep_seen(seen.target, seen.identity, "", gone)
+            # No other process writes now: all that it sees was seen before this moment, or is after it.
+            self.ended = _now()
+            self.connection.execute(
+                "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ? "
+                "WHERE run = ?",
+                [self.ended, screened, failed, bytes_read, requests, round(seconds, 3), self.run],
+            )
+
+        self._write(write)
+
+    def announced(self) -> None:
+        """Say that a nightly's answer was given: what it told is not told again."""
+        announced = "UPDATE runs SET announced = ended WHERE run = ? AND announced = ''"
+        self._write(lambda: self.connection.execute(announced, [self.run]))
 
 
 def identity_of(target: Target, repo: str) -> str:
@@ -417,7 +533,8 @@ class Seen:
     state: str  # the commit, or a hash of a folder's listing; empty where it was not reached
     error: str  # its code, empty where it was measured
     message: str
-    reading: Reading | None
+    reading: Reading | None  # where it failed by an error of `NOT_OF_WEIGHTS`, the last that is known
+    as_of: str = ""  # the day on which that was last found so; empty where it was not that error
 
     def called(self, target: Target) -> Seen:
         """The same with a target that has a label."""
@@ -425,17 +542,23 @@ class Seen:
         return replace(self, target=target, reading=reading)
 
 
-def last_seen(connection: sqlite3.Connection, tokens: str, *, until: str = "9") -> list[Seen]:
-    """The last that was seen of every checkpoint with some token sets."""
+def last_seen(
+    connection: sqlite3.Connection, tokens: str, *, until: str = "9", identity: str | None = None
+) -> list[Seen]:
+    """The last that was seen of every checkpoint, or of one, with some token sets."""
     resolutions = _resolutions(connection, tokens)
     rows = connection.execute(
         # A folder or repository that was once screened as one of a family stays in it when it is named alone.
         "SELECT * FROM (SELECT *, coalesce(family, max(family) OVER same) AS of_family, "
         "coalesce(scale, max(scale) OVER same) AS of_scale, max(negative_control) OVER same AS control, "
-        "row_number() OVER (PARTITION BY identity, requested, file ORDER BY first DESC) AS age "
-        "FROM sightings WHERE tokens = ? AND first <= ? WINDOW same AS (PARTITION BY identity)) "
+        "first_value(error) OVER latest AS last_error, first_value(message) OVER latest AS last_message, "
+        f"row_number() OVER (PARTITION BY identity, requested, file "
+        f"ORDER BY coalesce(error, '') IN ({_OTHERS}), first DESC) AS age "
+        f"FROM sightings WHERE tokens = ? AND first <= ? {'' if identity is None else 'AND identity = ?'} "
+        "WINDOW same AS (PARTITION BY identity), "
+        "latest AS (PARTITION BY identity, requested, file ORDER BY first DESC)) "
         "WHERE age = 1 ORDER BY identity, requested, file",
-        [tokens, until],
+        [tokens, until, *([] if identity is None else [identity])],
     )
     latest = []
     for row in rows:
@@ -446,8 +569,14 @@ def last_seen(connection: sqlite3.Connection, tokens: str, *, until: str = "9") 
             file=row["file"] or None,
         )  # fmt: skip
         reading = None if row["repo"] is None else _reading_of(row, target, resolutions)
-        error, message = row["error"] or "", row["message"] or ""
-        latest.append(Seen(target, identity, row["state"], error, message, reading))
+        # What lies in the weights, or that they are gone, counts more than a later failure to look.
+        kind = "" if row["error"] else "last_"
+        error, message, as_of = row[f"{kind}error"] or "", row[f"{kind}message"] or "", ""
+        if reading is not None and error:
+            as_of = row["last"][:10]
+            warning = f"figures as of {as_of}, as it could not be read since ({error})"
+            reading = replace(reading, warnings=(*reading.warnings, warning))
+        latest.append(Seen(target, identity, row["state"], error, message, reading, as_of))
     return latest
 
 
@@ -464,7 +593,7 @@ def _reading_of(row: sqlite3.Row, target: Target, resolutions: dict[str, Resolut
         target, row["repo"], row["revision"], row["tensor"], row["tensor_file"], row["dtype"],
         (row["v_rows"], row["width"]), bool(row["tied"]), row["parameters"], row["tokenizer"],
         resolutions[row["tokenizer"]], gaps, tuple(json.loads(row["warnings"])), 0, 0, 0.0, ratio,
-        row["no_ratio"],
+        row["no_ratio"], row["sketch"] or b"",
     )  # fmt: skip
 
 

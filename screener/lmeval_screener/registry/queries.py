@@ -1,12 +1,11 @@
-"""Questions to a registry, answered as reports: ranks across runs, a checkpoint's history, what has moved."""
+"""Questions to a registry, answered as reports: ranks across runs, a checkpoint's history, SQL."""
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import sqlite3
-from collections import Counter
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,15 +18,16 @@ from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
-from lmeval_screener.figures import Difference, difference
-from lmeval_screener.registry.database import Seen, folder_is_gone, last_seen
-from lmeval_screener.screened import Group, Reading, Screened, tie_cells, tied_with
+from lmeval_screener.copies import said
+from lmeval_screener.registry.database import NOT_OF_WEIGHTS, Seen, folder_is_gone, identity_of, last_seen
+from lmeval_screener.result.answer import GROUPS, sentences
+from lmeval_screener.screened import Reading, Screened, grouped, tie_cells, tied_with
 from lmeval_screener.targets import labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
 _GONE = frozenset({"RepoNotFound", "RevisionNotFound", "FolderNotFound"})
-#: Chance that G of any changed checkpoint is said to differ from before although it does not.
-_ERROR_RATE = 0.05
+_NAMES = 5  # checkpoints that a sentence names
+_LIMIT = 60.0  # seconds that SQL may take
 _WIDE = 100  # characters of a line from which on each value of a row has a line of its own
 
 
@@ -83,13 +83,15 @@ class Ranked:
     """A checkpoint of a registry, as `query` shows it; ``rank`` and G are None for one that is gone."""
 
     checkpoint: Annotated[str, Col("Checkpoint")]
+    family: str | None = None
     group: Annotated[str | None, Col("Group", drop=2)] = None
     rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
-    tied_with: Annotated[Sequence[int | str], Col("No clear order with", drop=1)] = ()
+    tied_with: Annotated[Sequence[int | str], Col("Ties", drop=1)] = ()
     G: Annotated[float | None, Col("G", ".3f", error="se")] = None
     se: float | None = None
     ratio: Annotated[float | None, Col("Ratio", ".3f")] = None
     revision: Annotated[str | None, Col("Commit", drop=3)] = None
+    copy_of: Annotated[str | None, Col("Copy of")] = None
     note: Annotated[str | None, Col("Note")] = None
 
 
@@ -102,9 +104,9 @@ class Sighting:
     state: Annotated[str, Col("Commit")]
     domain: Annotated[str, Col("Domain")]
     reference: str
-    cosine: Annotated[float | None, Col("G cosine", ".4f", error="cosine_se")]
+    cosine: Annotated[float | None, Col("G cosine", ".3f", error="cosine_se")]
     cosine_se: float | None
-    euclidean: Annotated[float | None, Col("G euclidean", ".4f", error="euclidean_se", drop=1)]
+    euclidean: Annotated[float | None, Col("G euclidean", ".3f", error="euclidean_se", drop=1)]
     euclidean_se: float | None
     tensor: str | None
     dtype: str | None
@@ -139,117 +141,6 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
     return matches.pop()
 
 
-def since_time(connection: sqlite3.Connection, since: str) -> str:
-    """The time that ``--since`` names: the end of a run, ``yesterday``, or a date or time (UTC)."""
-    row = connection.execute(
-        "SELECT coalesce(ended, (SELECT max(last) FROM seen WHERE run = runs.run), started) FROM runs "
-        "WHERE run = ?",
-        [since],
-    ).fetchone()
-    if row is not None:
-        return str(row[0])
-    if since == "yesterday":
-        # The whole of yesterday counts: who asks in the morning means the night before as well.
-        since = f"{datetime.datetime.now(datetime.timezone.utc).date() - datetime.timedelta(days=1)}"
-    try:
-        time = datetime.datetime.fromisoformat(since.replace("Z", "+00:00"))
-    except ValueError as error:
-        raise UsageError(
-            f"expected --since as a date, a time, yesterday or a run of the registry, got {since!r}; "
-            '`dispersion registry query FILE "SELECT * FROM runs"` lists the runs'
-        ) from error
-    if time.tzinfo is not None:
-        time = time.astimezone(datetime.timezone.utc)
-    return f"{time:%Y-%m-%d %H:%M:%S.%f}"
-
-
-@dataclass(frozen=True)
-class Move:
-    """One thing that is not as it was: ``new``, ``changed``, ``recovered``, ``deleted`` or ``failed``.
-
-    ``gain`` is G minus that of the former best of its group, or that of its former commit; ``apart`` whether
-    that difference is more than chance of the tokens. All are None where it is not ranked or compared.
-    """
-
-    what: Annotated[str, Col("What")]
-    checkpoint: Annotated[str, Col("Checkpoint")]
-    group: Annotated[str | None, Col("Group", drop=2)] = None
-    rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
-    G: Annotated[float | None, Col("G", ".3f", drop=1)] = None
-    ratio: Annotated[float | None, Col("Ratio", ".3f", drop=1)] = None
-    gain: Annotated[float | None, Col("Δ G", ".3f", error="se")] = None
-    se: float | None = None
-    apart: Annotated[bool | None, Col("Clear", drop=1)] = None
-    text: Annotated[str, Col("How")] = ""
-
-
-def moved(connection: sqlite3.Connection, tokens: str, since: str, metric: Metric) -> list[Move]:
-    """The moves since a time: new checkpoints, best first, then what changed, was lost or failed."""
-    now = {_place(seen): seen for seen in named(last_seen(connection, tokens))}
-    then = {_place(seen): seen for seen in last_seen(connection, tokens, until=since)}
-    ranks = {c.label: c for c in ranked([seen for seen in now.values() if not is_gone(seen)], metric)}
-    known = {seen.target.label for place, seen in now.items() if place in then and then[place].reading}
-    former_best: dict[tuple[str, str], Screened] = {}
-    for c in ranks.values():
-        if c.label in known:
-            former_best.setdefault((c.family, c.scale), c)
-    moves: list[Move] = []
-    changes: list[tuple[Screened, Reading, Reading]] = []
-    for place, seen in now.items():
-        label = seen.target.label
-        old, ranked_now = then.get(place), ranks.get(label)
-        before = old and old.reading
-        if before and is_gone(seen):
-            moves.append(Move("deleted", label, text=seen.message or "the folder is no longer there"))
-        elif seen.error and (old is None or seen.error != old.error):
-            moves.append(Move("failed", label, text=f"{seen.error}: {seen.message}"))
-        elif ranked_now is not None and before is None:
-            what = "recovered" if old else "new"
-            moves.append(
-                _against(ranked_now, former_best.get((ranked_now.family, ranked_now.scale)), what, metric)
-            )
-        elif ranked_now is not None and old and before and seen.reading and seen.state != old.state:
-            changes.append((ranked_now, before, seen.reading))
-    moves += [_changed(*change, metric, len(changes)) for change in changes]
-    order = ("new", "changed", "recovered", "deleted", "failed")
-    return sorted(moves, key=lambda move: (order.index(move.what), move.group or "", move.rank or 0))
-
-
-def _against(c: Screened, former: Screened | None, what: str, metric: Metric) -> Move:
-    """A checkpoint beside the best one of its group that was there before."""
-    if former is None or former.label == c.label:
-        return _ranked_move(what, c, metric, "first of its group")
-    gain, clear = difference(c.gaps[metric], former.gaps[metric]), not c.tied_to(former.rank)
-    words = ("above" if gain.mean > 0 else "below") if clear else "no clear order with"
-    return _ranked_move(what, c, metric, f"{words} the former best, {former.label}", gain, clear)
-
-
-def _changed(c: Screened, before: Reading, after: Reading, metric: Metric, changes: int) -> Move:
-    """A checkpoint beside its former commit, where so many changed."""
-    if before.resolution != after.resolution:
-        return _ranked_move("changed", c, metric, "its tokenizer changed too: not compared")
-    gain = difference(after.gaps[metric], before.gaps[metric])
-    commits = f"{(before.revision or 'before')[:8]} → {(after.revision or 'now')[:8]}"
-    return _ranked_move("changed", c, metric, commits, gain, gain.p < _ERROR_RATE / changes)
-
-
-def _ranked_move(
-    what: str,
-    c: Screened,
-    metric: Metric,
-    text: str,
-    gain: Difference | None = None,
-    apart: bool | None = None,
-) -> Move:
-    mean, se = (gain.mean, gain.se) if gain else (None, None)
-    group, ratio = f"{c.family} · {c.scale}", None if c.ratio is None else c.ratio.mean
-    return Move(what, c.label, group, c.rank, c.gaps[metric].mean, ratio, mean, se, apart, text)
-
-
-def _place(seen: Seen) -> tuple[str, str, str]:
-    return seen.identity, seen.target.revision or "", seen.target.file or ""
-
-
 def query(
     connection: sqlite3.Connection,
     metric: Metric,
@@ -262,35 +153,56 @@ def query(
     tokens, domain, reference = sets_of(connection, domain)
     seen = named(last_seen(connection, tokens))
     gone = [entry.target.label for entry in seen if is_gone(entry)]
-    members: dict[tuple[str, str], list[Screened]] = {}
-    for c in ranked([entry for entry in seen if entry.target.label not in gone], metric):
-        if family in (None, c.family) and scale in (None, c.scale):
-            members.setdefault((c.family, c.scale), []).append(c)
-    groups = [Group(*name, tuple(checkpoints)) for name, checkpoints in members.items()]
+    checkpoints = ranked([entry for entry in seen if entry.target.label not in gone], metric)
+    groups = grouped(c for c in checkpoints if family in (None, c.family) and scale in (None, c.scale))
+    kept = {entry.target.label: f"as of {entry.as_of}: {entry.error}" for entry in seen if entry.as_of}
     rows = [
         Ranked(
-            c.label, group.name, c.rank, tie_cells(tied_with(c, group)), c.gaps[metric].mean,
-            c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision,
+            c.label, c.family, group.title, c.rank, tie_cells(tied_with(c, group)), c.gaps[metric].mean,
+            c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision, c.copy_of,
+            kept.get(c.label),
         )
         for group in groups
         for c in group.checkpoints[:top]
     ]  # fmt: skip
     if family is None and scale is None and top is None:
         rows += [Ranked(label, note="deleted") for label in gone]
-    failed = sum(bool(entry.error) and entry.target.label not in gone for entry in seen)
-    total = f"{count(sum(map(len, members.values())), 'checkpoint')} in {count(len(members), 'group')}"
+    failed = [
+        f"{entry.target.label} ({entry.error})"
+        for entry in seen
+        if entry.error and entry.target.label not in gone
+    ]
+    best = [" ".join(sentences(group, metric, domain)) for group in groups[:GROUPS]]
+    if len(groups) > 1:
+        best = [f"{group.title}: {said}" for group, said in zip(groups, best, strict=False)]
+    total = count(sum(len(group.checkpoints) for group in groups), "checkpoint")
+    total += f" in {count(len(groups), 'group')}"
     sentence = f"{total} for {domain} against {reference}"
-    sentence += f"; {len(gone)} deleted, {failed} failed when last seen."
-    return _document("Checkpoints of the registry", "checkpoints", [sentence], rows)
+    sentence += f"; {len(gone)} deleted, {len(failed)} failed when last seen"
+    sentence += f": {some(failed)}." if failed else "."
+    return _document("Checkpoints of the registry", "checkpoints", [*best, sentence], rows)
+
+
+def some(names: Sequence[str]) -> str:
+    """Names in a sentence, the first few of many."""
+    return listed(names if len(names) <= _NAMES else [*names[:_NAMES], f"{len(names) - _NAMES} others"])
 
 
 def sql_answer(connection: sqlite3.Connection, statement: str) -> Document:
     """The answer to SQL."""
+    deadline = time.monotonic() + _LIMIT
+    connection.set_progress_handler(lambda: time.monotonic() > deadline, 100_000)
     try:
-        rows = [dict(row) for row in connection.execute(statement)]
+        cursor = connection.execute(statement)
+        # Columns of one name are numbered: SELECT 1 a, 2 a.
+        heads = [name for name, *_ in cursor.description]
+        before = [heads[:place].count(name) for place, name in enumerate(heads)]
+        names = [f"{name}:{number}" if number else name for name, number in zip(heads, before, strict=True)]
+        rows = [dict(zip(names, row, strict=True)) for row in cursor]
     except (sqlite3.Error, sqlite3.Warning) as error:
         raise UsageError(
-            f"the registry could not answer: {error}; it takes one SELECT of SQLite's"
+            f"the registry could not answer: {error}; it takes one SELECT of SQLite's that ends within "
+            f"{_LIMIT:.0f} seconds"
         ) from error
     for row in rows:
         row |= {key: f"{len(value)} bytes" for key, value in row.items() if isinstance(value, bytes)}
@@ -307,33 +219,21 @@ def history(connection: sqlite3.Connection, text: str) -> Document:
         [identity, file],
     )
     rows = [Sighting(*row) for row in sightings]
+    rows = [replace(row, first=row.first[:16], last=row.last[:16]) for row in rows]
     commits = len({row.state for row in rows if row.state})
-    sentence = f"{text}: {count(commits, 'commit')} seen, last on {rows[0].last[:16]}"
-    sentence += f"; it failed then ({rows[0].error})." if rows[0].error else "."
-    return _document(f"History of {text}", "history", [sentence], rows)
-
-
-def diff(connection: sqlite3.Connection, tokens: str, time: str, metric: Metric) -> Document:
-    """The moves since a time, and which of what is new is worth an evaluation."""
-    moves = moved(connection, tokens, time, metric)
-    arrived = [move for move in moves if move.what in ("new", "recovered")]
-    groups = {
-        "Worth evaluating, above the former best": [m for m in arrived if m.apart and (m.gain or 0) > 0],
-        "No clear order with the former best": [m for m in arrived if m.apart is False],
-        "Best of a new group": [m for m in arrived if m.gain is None and m.rank == 1],
-        "Changed for the better": [m for m in moves if m.what == "changed" and m.apart and (m.gain or 0) > 0],
+    sentence = f"{text}: {count(commits, 'commit')} seen, last on {rows[0].last}"
+    if rows[0].error:
+        sentence += f"; it failed then ({rows[0].error})"
+        stands = rows[0].error in NOT_OF_WEIGHTS and len(rows) > 1 and not rows[1].error
+        sentence += f", and its figures as of {rows[1].last[:10]} stand" if stands else ""
+    sentence += "."
+    everyone = ranked(named(last_seen(connection, sets_of(connection, rows[0].domain)[0])), "cosine")
+    mine = {
+        c.label for c in everyone if (identity_of(c.target, c.repo), c.target.file or "") == (identity, file)
     }
-    sentences = []
-    for words, chosen in groups.items():
-        names = [f"{move.checkpoint} (rank {move.rank})" for move in chosen]
-        shown_names = names if len(names) <= 5 else [*names[:5], f"{len(names) - 5} others"]
-        sentences += [f"{words}: {listed(shown_names)}."] if chosen else []
-    if arrived and not sentences:
-        sentences = ["Nothing new is level with the former best."]
-    kinds = Counter(move.what for move in moves)
-    counts = ", ".join(f"{number} {kind}" for kind, number in kinds.items()) or "nothing moved"
-    sentences.append(f"Since {time[:16]} UTC: {counts}.")
-    return _document("What moved", "moved", sentences, moves)
+    copies = said([c for c in everyone if c.label in mine or c.copy_of in mine])
+    sentence += f" By the rows read, {copies}." if copies else ""
+    return _document(f"History of {text}", "history", [sentence], rows)
 
 
 def _document(title: str, name: str, sentences: Sequence[str], rows: Sequence[Any]) -> Document:

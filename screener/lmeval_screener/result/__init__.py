@@ -15,12 +15,14 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.document import fields_of
+from lmeval_screener import copies
 from lmeval_screener.figures import difference
 from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.result import answer
-from lmeval_screener.screened import Failed, Group, Screened, entry, flat_row
+from lmeval_screener.screened import Failed, Group, Screened, entry, flat_row, grouped
 
 if TYPE_CHECKING:
+    from lmeval_screener.registry.news import News
     from lmeval_screener.shortlist import Shortlist
     from lmeval_screener.shortlist.verdict import Verdict
 
@@ -44,7 +46,9 @@ class Gate:
     @classmethod
     def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
         """The gate of a screening, by the label of its reference."""
-        others = sum(len(group.checkpoints) for group in groups) + len(failed) - 1
+        # Of those that failed, a registry may have figures.
+        everyone = {f.label for f in failed} | {c.label for group in groups for c in group.checkpoints}
+        others = len(everyone) - 1
         places = [(group, c) for group in groups for c in group.checkpoints if c.label == reference]
         if not places:
             return cls(reference, (), 0, others, next(f.error for f in failed if f.label == reference))
@@ -75,6 +79,7 @@ class Result(Report):
         gate: The answer of ``--fail-if-below``; None where it was not asked for.
         chosen: The short list that the report shows; None for all checkpoints.
         accuracy: The supplied accuracies, in words; empty where nothing says.
+        news: What a registry says is new; None where that was not asked for.
     """
 
     template: ClassVar[str] = "screening.jinja"
@@ -93,14 +98,17 @@ class Result(Report):
     gate: Gate | None = None
     chosen: Shortlist | None = None
     accuracy: str = ""
+    news: News | None = None
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """The groups in order, each with its checkpoints best first."""
-        groups: dict[tuple[str, str], list[Screened]] = {}
-        for checkpoint in self.checkpoints:
-            groups.setdefault((checkpoint.family, checkpoint.scale), []).append(checkpoint)
-        return tuple(Group(family, scale, tuple(members)) for (family, scale), members in groups.items())
+        return grouped(self.checkpoints)
+
+    @property
+    def _everyone(self) -> int:
+        """How many were to be screened: a registry has older figures of some that failed."""
+        return len({c.label for c in self.checkpoints} | {f.label for f in self.failed})
 
     @property
     def best(self) -> Screened:
@@ -109,9 +117,15 @@ class Result(Report):
 
     @property
     def exit_code(self) -> int:
-        """Exit status of the command: 4 below the gate, 1 where there is no answer, 3 where some failed."""
+        """Exit status of the command.
+
+        4 below the gate, 1 where there is no answer, 5 where the news are worth an evaluation, 3 where some
+        failed: the first that is so.
+        """
         if self.gate is not None and not self.gate.passed:
             return 4 if self.gate.below else 1
+        if self.news is not None and self.news.worth:
+            return 5
         return (3 if self.checkpoints else 1) if self.failed else 0
 
     def shortlist(self, k: int, *, audit_sample: int = 0, seed: int = 0) -> Shortlist:
@@ -237,12 +251,16 @@ class Result(Report):
         tables, everyone = dict[str, Table](), list[Row]()
         for place, (group, entries) in enumerate(self._entries.items()):
             members = list(entries)
-            rows = [flat_row(entries[c]) | self._cells(c, group) for c in members]
+            first = [] if group.steps else answer.first_of(group, self.metric)
+            rows = [
+                flat_row(entries[c]) | self._cells(c, group) | {"called": _marked(group.names[c], c, first)}
+                for c in members
+            ]
             everyone += rows
             excerpt = _excerpt(members, training=bool(group.steps))
             decimals = answer.decimals(members, self.metric)
             shares = all((c.accuracy or 0) <= 1 for c in members)
-            ranking = _ranking(self.metric, decimals, ".3f" if shares else ".1f", group)
+            ranking = self._ranking(decimals, ".3f" if shares else ".1f", group)
             figures = _figures(self.metric, decimals, group)
             tables[f"ranking{place}"] = _table(rows, ranking, f"ranking-{group.anchor}", excerpt)
             tables[f"figures{place}"] = _table(rows, figures, f"figures-{group.anchor}", excerpt)
@@ -275,14 +293,39 @@ class Result(Report):
         """The cells of a row that only readers need."""
         change, error = self._change(c, group)
         return {
-            "called": group.names[c],
             "reach": None if error is None else 2 * error,
             "delta": change,
             "delta_se": error,
-            "no_clear_order_with": answer.ranks_of(c.ties),
+            "ties": answer.ranks_of(c.ties),
             "chosen": c.chosen,
             "commit": c.revision[:12] if c.revision else "a folder",
         }
+
+    def _ranking(self, decimals: int, accuracy: str, group: Group) -> list[Column]:
+        """The columns of a ranking, each figure with what it is."""
+        T, R = f"{self.domain} tokens", f"those of {self.reference}"
+        R = "everyday words" if self.reference == "reference" else R
+        gap = f"how far the model keeps {T} from one another and from {R}"
+        ratio = f"spread of {T} over {R}'; a clear order needs both"
+        error = f"2 standard errors to the {'step before' if group.steps else 'next rank'}"
+        return [
+            Column("rank", "Rank", "d", short="#"),
+            Column("called", "Step" if group.steps else "Checkpoint"),
+            Column(
+                f"gap_{self.metric}",
+                "G",
+                f".{decimals}f",
+                "",
+                gap,
+                dots="below",
+                reach="reach",
+                whisker=error,
+            ),
+            Column("ratio", "Ratio", ".3f", hint=ratio),
+            Column("ties", "Ties", hint="ranks without a clear order", drop=1),
+            Column("chosen", "Chosen", drop=2),
+            Column("accuracy", "Accuracy", accuracy, short="Acc.", drop=3),
+        ]
 
     def _change(self, c: Screened, group: Group) -> tuple[float | None, float | None]:
         """The difference to the next rank and its error; along a training, from the step before."""
@@ -307,7 +350,10 @@ class Result(Report):
                 draw = partial(_draw, "dots", group.checkpoints[:_DRAWN], self.metric)
                 most = f", the {_DRAWN} best of {count}" if count > _DRAWN else ""
                 caption, description = f"G of each checkpoint{most}", f"Dots of G, best first, from {best}."
-            drawn[f"ranking{place}"] = Chart(draw, caption, description, name=f"gap-{group.anchor}")
+            to = "step before" if group.steps else "next rank"
+            lines = f"Lines: two standard errors of the difference to the {to} (choice of tokens, not seed)."
+            meaning = lines if count > 1 else ""
+            drawn[f"ranking{place}"] = Chart(draw, caption, description, meaning, f"gap-{group.anchor}")
             if any(c.ratio for c in group.steps):
                 drawn[f"ratio{place}"] = Chart(
                     partial(_draw, "ratios", group, self.metric),
@@ -332,13 +378,11 @@ class Result(Report):
             "sentences": [
                 answer.sentences(group, self.metric, self.domain) for group in self.groups[: answer.GROUPS]
             ],
-            "most_failed": len(self.failed) > len(self.checkpoints),
-            "failures": answer.failures(self.failed, len(self.checkpoints)),
-            "references": list(dict.fromkeys("step before" if g.steps else "next rank" for g in self.groups)),
+            "most_failed": len(self.failed) > self._everyone / 2,
+            "failures": answer.failures(self.failed, self._everyone),
             "notes": _who((note, c) for c in members for note in c.notes),
-            "unknown": _who(
-                ((c.no_ratio or "it was not read", c) for c in members if c.ratio is None), len(members)
-            ),
+            "unknown": _unknown(members),
+            "copies": copies.said(members),
             "agreed": whole[0] if whole else None,
             "facts_of_all": self._facts() if self.checkpoints else None,
         }
@@ -367,16 +411,9 @@ def _draw(name: str, of: Any, metric: Metric) -> dict[str, Any]:
 # --- tables: columns over the rows of CSV ---------------------------------------------------------------
 
 
-def _ranking(metric: Metric, decimals: int, accuracy: str, group: Group) -> list[Column]:
-    return [
-        Column("rank", "Rank", "d", short="#"),
-        Column("called", "Step" if group.steps else "Checkpoint"),
-        Column(f"gap_{metric}", "G", f".{decimals}f", dots="below", reach="reach"),
-        Column("ratio", "Ratio", ".3f"),
-        Column("no_clear_order_with", "No clear order with", short="No clear order", drop=1),
-        Column("chosen", "Chosen", drop=2),
-        Column("accuracy", "Accuracy", accuracy, short="Acc.", drop=3),
-    ]
+def _marked(name: str, c: Screened, first: Sequence[Screened | str]) -> str:
+    """A name of a ranking, marked where the answer has it."""
+    return f"▶ {name}" if c in first else f"  {name}" if first else name
 
 
 def _figures(metric: Metric, decimals: int, group: Group) -> list[Column]:
@@ -450,6 +487,17 @@ def _who(texts: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, 
         labels.setdefault(text, []).append(c.label)
     who = {text: of[0] if len(of) == 1 else f"{len(of)} checkpoints" for text, of in labels.items()}
     return who | {text: f"all {everyone}" for text, of in labels.items() if len(of) == everyone > 1}
+
+
+def _unknown(members: Sequence[Screened]) -> list[str]:
+    """Whose ratio is not known and why, so that G alone orders them."""
+    reasons = ((c.no_ratio or "it was not read", c) for c in members if c.ratio is None)
+    all_of = f"all {len(members)}"
+    ending = "the order is by G alone" if len(members) > 1 else "G stands alone"
+    return [
+        f"No ratio{'' if who == all_of else f' of {who}'}: {reason}; {ending}."
+        for reason, who in _who(reasons, len(members)).items()
+    ]
 
 
 def _failures(failed: Sequence[Failed]) -> list[Row]:

@@ -35,13 +35,11 @@ def not_screened(failed: Sequence[Failed]) -> str:
     )
 
 
-def failures(failed: Sequence[Failed], screened: int) -> str:
-    """How many failed, with the most frequent reasons; empty where none did."""
+def failures(failed: Sequence[Failed], everyone: int) -> str:
+    """How many of all failed, with the most frequent reasons; empty where none did."""
     if not failed:
         return ""
-    return (
-        f"{len(failed)} of {len(failed) + screened} checkpoints could not be screened ({_errors(failed, 3)})."
-    )
+    return f"{len(failed)} of {everyone} checkpoints could not be screened ({_errors(failed, 3)})."
 
 
 def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
@@ -69,12 +67,11 @@ def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
             f"G and ratio disagree about the best: {names[members[0]]} by G, {names[rival]} by the ratio; "
             "evaluate both."
         )
-    all_ranks = {c.rank for c in members}
-    if all(all_ranks - {c.rank} <= set(c.ties) for c in members):
+    if not first_of(group, metric):
         everyone = listed([names[c] for c in members]) if len(members) <= _MOST else f"all {len(members)}"
         return [*said, f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
-    best = f"Evaluate first: {_first(group, rival)} (highest G of {len(members)}; {domain})."
-    return [*said, best, _clear(group)]
+    first = ", ".join(c if isinstance(c, str) else names[c] for c in first_of(group, metric))
+    return [*said, f"Evaluate first: {first} (highest G of {len(members)}; {domain}).", _clear(group)]
 
 
 def overlaps(group: Group) -> list[tuple[int, int]]:
@@ -93,11 +90,14 @@ def _clear(group: Group) -> str:
     """How far the order of a group is clear."""
     ranks, runs = sorted({c.rank for c in group.checkpoints}), overlaps(group)
     if not runs:
-        return f"The order of all {len(group.checkpoints)} is clear."
+        copies = any(c.copy_of for c in group.checkpoints)
+        return f"The order of all {'but copies' if copies else len(group.checkpoints)} is clear."
     before = [rank for rank in ranks if rank < runs[0][0]]
     shared = listed([spans(range(first, last + 1)) for first, last in runs[:GROUPS]])
     rest = len(runs) - GROUPS
     more = f" and {count(rest, 'more run')}" if rest > 0 else ""
+    if {rank for first, last in runs for rank in range(first, last + 1)} >= {*ranks} and len(runs) > 1:
+        return f"Ranks {shared}{more} overlap; each of these runs is clear of the others."
     if len(runs) > 1 or runs[0][1] < ranks[-1]:
         return f"Ranks {shared}{more} overlap; the order of the others is clear."
     if not before:
@@ -115,23 +115,28 @@ def ranks_of(ranks: Ranks) -> str:
     return spans(numbers) if len(ranks.runs()) <= 4 else f"{len(numbers):,} of {numbers[0]}–{numbers[-1]}"
 
 
-def _first(group: Group, rival: Screened | None) -> str:
-    """The checkpoints to spend a budget of three evaluations on."""
-    members, names = group.checkpoints, group.names
+def first_of(group: Group, metric: Metric) -> list[Screened | str]:
+    """The checkpoints to spend a budget of three evaluations on, in words where they are some of many.
+
+    Empty where there is one checkpoint, or no two have a clear order.
+    """
+    # A copy would be evaluated twice.
+    members, rival = [c for c in group.checkpoints if c.copy_of is None], group.rival(metric)
+    all_ranks = {c.rank for c in members}
+    if all(all_ranks - {c.rank} <= set(c.ties) for c in members):
+        return []
     budget = _FIRST if len(members) > _FIRST else 1
     last = members[budget - 1]
     behind = [c for c in members[budget:] if last.tied_to(c.rank)]
     extra = [rival] if rival is not None and rival not in (*members[:budget], *behind) else []
     if budget + len(behind) + len(extra) <= _MOST:
-        return ", ".join(names[c] for c in (*members[:budget], *behind, *extra))
+        return [*members[:budget], *behind, *extra]
     # Those that are tied across the cut are no better than one another.
     sure = [c for c in members[: budget - 1] if not last.tied_to(c.rank)]
     unsure = sorted({c.rank for c in (*members[:budget], *behind) if c not in sure})
     few = len(Ranks(unsure).runs()) <= 4
     ranks = f"ranks {spans(unsure)}" if few else f"{len(unsure):,} of ranks {unsure[0]}–{unsure[-1]}"
-    return ", ".join(
-        [*(names[c] for c in sure), f"any {budget - len(sure)} of {ranks}", *(names[c] for c in extra)]
-    )
+    return [*sure, f"any {budget - len(sure)} of {ranks}", *extra]
 
 
 def decimals(checkpoints: Sequence[Screened], metric: Metric) -> int:

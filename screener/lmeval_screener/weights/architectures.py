@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from lmeval_screener.errors import ScreeningError
 
@@ -28,6 +28,11 @@ HEADS = (
     "model.transformer.ff_out.weight",  # OLMo 1 as first released
     "transformer.ff_out.weight",
     "lm_head.decoder.weight",
+    "unembed.weight",  # Inkling
+)
+_HEAD_BIASES = (
+    *(name.removesuffix("weight") + "bias" for name in HEADS),
+    *("decoder.bias", "pred_layer.proj.bias"),  # ModernBERT, XLM
 )
 
 #: Input embeddings, which serve as output projection where the two are tied.
@@ -53,6 +58,11 @@ EMBEDDINGS = (
     "biogpt.embed_tokens.weight",
     "rwkv.embeddings.weight",
     "transformer.embeddings.weight",
+    "gpt_neox_japanese.embed_in.weight",
+    "transformer.tokens_embed.weight",  # GPT
+    "tokens_embed.weight",  # openai-community/openai-gpt as stored
+    "transformer.w.weight",  # CTRL
+    "w.weight",
 )
 
 #: Prefixes under which wrappers keep their language model.
@@ -66,22 +76,28 @@ WRAPPERS = (
     "llm.",
     "thinker.",
     "language_model.model.",
+    "model.llm.",
 )
 
 #: Weights of the final norm, which stands before the output projection, likeliest first; after a wrapper too.
 FINAL_NORMS = (
+    "lm_head.norm.weight",  # ModernBERT: inside the head, behind a norm of the model
     "model.norm.weight",
     "transformer.ln_f.weight",  # GPT-2 family, Falcon, BLOOM
     "ln_f.weight",
     "gpt_neox.final_layer_norm.weight",
     "model.decoder.final_layer_norm.weight",  # OPT
+    "model.decoder.layer_norm.weight",  # Whisper, Pegasus, mBART, Blenderbot
+    "gpt_neox_japanese.final_layer_norm.weight",
+    "transformer.layernorm.weight",  # CTRL
+    "layernorm.weight",
     "decoder.final_layer_norm.weight",
     "model.final_layernorm.weight",  # Phi, Jamba, Bamba
     "transformer.norm_f.weight",  # MPT
     "backbone.norm_f.weight",  # Mamba
     "model.norm_f.weight",
     "backbone.out_norm.weight",
-    "model.embedding_norm.weight",  # LFM2, in spite of its name
+    "embedding_norm.weight",  # LFM2, in spite of its name
     "model.final_norm.weight",
     "transformer.encoder.final_layernorm.weight",  # ChatGLM
     "model.transformer.ln_f.weight",
@@ -91,22 +107,53 @@ FINAL_NORMS = (
     "norm.weight",  # Llama's own format
 )
 
-#: Values of ``model_type`` whose norms store their weight less one: they multiply by 1 + w.
-NORMS_LESS_ONE = frozenset(
-    [
-        *("gemma", "gemma2", "gemma3", "gemma3_text", "recurrent_gemma", "vaultgemma", "nemotron"),
-        *("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
-        *("qwen4_exp", "qwen4_exp_text"),
-    ]
-)
-#: Those whose final norm is a LayerNorm without the bias that would show it.
-NORMS_OF_MEAN = frozenset(["cohere", "cohere2", "cohere2_moe", "mpt", "dbrx"])
-#: Those whose final norm has no weight, and whether it takes the mean.
-NORMS_WITHOUT_WEIGHT = {"olmo": True, "nanochat": False}
-#: Those whose norms differ by a setting or are built otherwise.
-NORMS_UNCLEAR = frozenset(
-    ["minimax_m3_vl", "minimax_m3_vl_text", "muse_glimmer", "muse_spark", "step3p7", "hrm_text"]
-)
+NormKind = Literal["rms", "layer"]
+# Which and whether 1 is added to the stored weight, of each ``model_type``.
+_NORMS: dict[tuple[NormKind, bool], str] = {
+    ("rms", False): """
+afmoe apertus arcee aria aria_text axk1 axk2 bailing_hybrid bailing_moe bamba beam bitnet chameleon
+cosmos3_edge cosmos3_edge_text cosmos3_omni cwm deepseek deepseek_ocr2 deepseek_ocr2_text deepseek_v2
+deepseek_v3 deepseek_v32 deepseek_v4 deepseek_vl deepseek_vl_hybrid diffllama doge dots1 dots3_note
+dots3_note_text emu3 emu3_text_model ernie4_5 ernie4_5_moe ernie4_5_vl_moe ernie4_5_vl_moe_text evolla
+exaone exaone4 exaone4_5 exaone_moe falcon_h1 falcon_mamba fast_vlm flex_olmo flint gemma3n gemma3n_text
+gemma4 gemma4_text gemma4_unified gemma4_unified_assistant gemma4_unified_text glm glm4 glm46v glm4_moe
+glm4_moe_lite glm4v glm4v_moe glm4v_moe_text glm4v_text glm5_next glm5_next_text glm_moe_dsa glm_ocr
+glm_ocr_text glmga got_ocr2 gpt_oss granite granite_docling granite_docling_text granite_swa granitemoe
+granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl
+hunyuan_vl_text hy_v3 hy_v4 hyperclovax hyperclovax_vision_v2 idefics2 idefics3 inkling2 inkling2_text
+inkling_mm_model inkling_text internlm2 internlm3 internvl iquestcoder jamba janus jetmoe kimi_k25
+kimi_linear kolibri1 laguna lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl lighton_ocr llama llama4 llama4_text llava
+llava_next llava_next_video llava_onevision longcat_flash mamba mamba2 mellum mimo mimo_v2_flash minicpm
+minicpm3 minimax minimax_m2 ministral ministral3 mistral mistral3 mistral4 mistral_large4
+mistral_large4_text mixtral mllama mllama_text_model molmo2 molmo2_text moshi moss_transcribe_diarize
+muse_glimmer muse_glimmer_text muse_spark muse_spark_text nanochat nemotron-nas nemotron_h nemotron_h_omni
+olmo2 olmo3 olmo_hybrid olmoe ovis2 paddleocr_vl paddleocr_vl_text perception_lm phi3 phi4_multimodal
+pix2struct pix2struct_text_model pp_chart2table qianfan_ocr qwen qwen2 qwen2_5_omni_text
+qwen2_5_omni_thinker qwen2_5_vl qwen2_5_vl_text qwen2_moe qwen2_vl qwen2_vl_text qwen3 qwen3_moe
+qwen3_omni_moe_text qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text seed_oss
+smollm3 smolvlm solar_open unlimited_ocr unlimited_ocr_text video_llama_3 video_llava vipllava xlstm xverse
+youtu zamba zamba2 zaya
+""",
+    ("rms", True): """
+gemma gemma2 gemma3 gemma3_text minicpm_ocr minicpmv4_6 minicpmv4_7 minimax_m3_vl minimax_m3_vl_text
+paligemma qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma shieldgemma2 step3p5
+step3p7 vaultgemma
+""",
+    ("layer", False): """
+aya_vision biogpt blenderbot blip-2 bloom codegen cohere cohere2 cohere2_moe cohere2_vision cohere_compass
+cohere_compass_text ctrl dbrx falcon fuyu gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gptj
+instructblip instructblipvideo jais2 kosmos-2 kosmos-2.5 kosmos_2_5_text_model kosmos_2_text_model mbart
+modernbert-decoder mpt olmo opt orion pegasus persimmon phi phi3small phimoe rwkv stablelm stablelm_epoch
+starcoder2 whisper xglm
+""",
+    ("layer", True): "nemotron",
+}
+#: Kind of the final norm, and whether it multiplies by 1 + its weight, by the ``model_type`` of the language
+#: model. Every entry was seen in a forward pass (`tests/screener/test_architectures.py`) or, where
+#: transformers has no such class, read in the source that publishes it. No other type has a ratio.
+NORMS = {name: norm for norm, types in _NORMS.items() for name in types.split()}
+#: Those whose final norm has no weight.
+NORMS_WITHOUT_WEIGHT = frozenset(["olmo", "nanochat", "hrm_text"])
 
 #: Parts of a name that belong to something other than the model's own head or embedding.
 NOT_THE_MODEL = (
@@ -200,6 +247,12 @@ def stored_name(stored: Iterable[str], candidates: tuple[str, ...]) -> str | Non
     return next((w + name for name in candidates for w in WRAPPERS if w + name in names), None)
 
 
+def head_bias(stored: Iterable[str]) -> list[str]:
+    """The warning that a bias of the head is stored, if one is."""
+    bias = stored_name(stored, _HEAD_BIASES)
+    return [f"{bias} is stored: neither G nor the ratio holds a head's bias"] if bias else []
+
+
 def companions(name: str, stored: Iterable[str]) -> list[str]:
     """Tensors beside a matrix that change what its rows mean, by names without the matrix's own stem.
 
@@ -213,6 +266,18 @@ def companions(name: str, stored: Iterable[str]) -> list[str]:
 def model_types(config: Mapping[str, Any]) -> list[str]:
     """``model_type`` of config.json and of the language model inside it, the outermost first."""
     return [level["model_type"] for level in levels(config) if isinstance(level.get("model_type"), str)]
+
+
+def final_norm(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, bool, bool] | None:
+    """A final norm's kind, whether it multiplies by 1 + weight, whether it has one; None: unknown."""
+    if model_type == "hf_olmo":  # OLMo as first released, and DataDecide: by settings (olmo/model.py)
+        kinds: dict[Any, NormKind] = {"default": "layer", "low_precision": "layer", "rms": "rms"}
+        kind, has_weight = kinds.get(config.get("layer_norm_type")), config.get("layer_norm_with_affine")
+        return (kind, False, has_weight) if kind and isinstance(has_weight, bool) else None
+    if model_type == "chatglm" and config.get("rmsnorm") is True:
+        return "rms", False, True
+    norm = NORMS.get(model_type)
+    return norm and (*norm, model_type not in NORMS_WITHOUT_WEIGHT)
 
 
 def levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:

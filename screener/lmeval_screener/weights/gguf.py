@@ -26,7 +26,7 @@ from lmeval_screener.checkpoints import PART, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.vocabulary import Kind, Vocabulary
 from lmeval_screener.weights import Header, Tensor, WeightFile
-from lmeval_screener.weights.architectures import cannot
+from lmeval_screener.weights.architectures import NormKind, cannot, head_bias
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm
 from lmeval_screener.weights.rows import Matrix, WeightFiles
 
@@ -41,8 +41,24 @@ _INTEGERS = ("I8", "I16", "I32", "I64")
 #: Pre-tokenizers of llama.cpp that cut numbers into single digits, whatever the vocabulary holds.
 _SINGLE_DIGITS = {"qwen2", "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 _CONTROL, _USER, _UNUSED = 3, 4, 5
-#: Architectures, as llama.cpp calls them, whose final norm is a LayerNorm without a bias that would show it.
-_NORMS_OF_MEAN = frozenset(["command-r", "cohere2", "cohere2moe", "mpt", "dbrx", "olmo"])
+# Kinds of final norm, by the architectures whose graph in llama.cpp has them (llama-cpp-python 0.3.36).
+_NORMS: dict[NormKind, str] = {
+    "rms": """
+afmoe apertus arcee arctic bailingmoe bailingmoe2 bailingmoe3 bitnet chameleon chatglm cogvlm deci deepseek
+deepseek2 deepseek2-ocr deepseek32 deepseek4 dots1 dots3note dream ernie4_5 ernie4_5-moe exaone exaone-moe
+exaone4 falcon-h1 gemma gemma2 gemma3 gemma3n gemma4 glm-dsa glm4 glm4moe glm5-next gpt-oss granite
+granite_swa granitehybrid granitemoe graniteswitch grok grovemoe hunyuan-dense hunyuan-moe hunyuan_vl hy_v3
+hy_v4 internlm2 jamba kimi-k3 kimi-linear laguna lfm2 lfm2moe llada llada-moe llama llama4 maincoder mamba
+mamba2 maple mellum mimo2 minicpm minicpm3 minimax-01 minimax-m2 minimax-m3 mistral3 mistral4 muse-glimmer
+nanbeige nemotron_h nemotron_h_moe olmo2 olmoe openelm paddleocr pangu-embedded phi3 plamo plamo2 plamo3 plm
+qwen qwen2 qwen2moe qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe refact rnd1
+seed_oss smallthinker smollm3 spark2_5 step35 xverse
+""",
+    "layer": """
+bloom codeshell cohere2 command-r dbrx falcon gpt2 gptneox jais jais2 mpt nemotron olmo orion phi2 rwkv6
+rwkv7 stablelm starcoder starcoder2
+""",
+}
 #: The one of them whose norm has no weight.
 _NORM_WITHOUT_WEIGHT = "olmo"
 #: GGUF's type code -> name, weights a block, bytes a block.
@@ -191,7 +207,7 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
 
 async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     """Where a GGUF model keeps its output projection and its vocabulary."""
-    files = {name: WeightFile(snapshot, name) for name in names}
+    files = {name: WeightFile(snapshot, await snapshot.look_up(name)) for name in names}
     headers = {name: await _Walk(file).header() for name, file in files.items()}
     places = {tensor: name for name, header in headers.items() for tensor in header.tensors}
     what = f"{names[0]} of {snapshot.repo}"
@@ -227,7 +243,7 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
         rows=(Matrix if plain else _Blocks)(snapshot, places[head], tensor, shape),
         tied=head != "output.weight",
         parameters=sum(header.parameters for header in headers.values()),
-        warnings=() if plain else (quantised,),
+        warnings=(*(() if plain else (quantised,)), *head_bias(places)),
         norm=_final_norm(snapshot, headers, places),
     )
     return GgufModel(projection, f"sha256:{digest}", vocabulary)
@@ -239,12 +255,16 @@ def _final_norm(snapshot: Snapshot, headers: Mapping[str, Header], places: Mappi
     stated = [header.pairs.get("general.architecture") for header in headers.values()]
     architecture = next((word for word in stated if isinstance(word, str)), None)
     file = places.get(name)
+    kind = next((kind for kind, known in _NORMS.items() if architecture in known.split()), None)
+    if kind is None:
+        return StoredNorm(
+            files, reason=f"the norm of {architecture or 'an unnamed architecture'} is not known"
+        )
     if file is None and architecture == _NORM_WITHOUT_WEIGHT:
-        return StoredNorm(files, kind="layer")
+        return StoredNorm(files, kind=kind)
     if file is None or headers[file].tensors[name].dtype not in _PLAIN:
         return StoredNorm(files, reason=f"the GGUF file holds no {name} in plain numbers")
-    takes_mean = architecture in _NORMS_OF_MEAN or "output_norm.bias" in places
-    return StoredNorm(files, name, (file,), "layer" if takes_mean else "rms")
+    return StoredNorm(files, name, (file,), kind)
 
 
 def _vocabulary_pairs(pairs: Mapping[str, Any], what: str) -> dict[str, Any]:

@@ -15,12 +15,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints import Snapshot, side_by_side
+from lmeval_screener.checkpoints import Snapshot, elsewhere, side_by_side
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
 from lmeval_screener.weights import architectures as names
@@ -34,8 +34,6 @@ from lmeval_screener.weights.rows import (
     slice_files,
     sliced_error,
 )
-
-NormKind = Literal["rms", "layer"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -60,7 +58,7 @@ class FinalNorm:
 
     name: str | None = None
     weight: NDArray[np.float64] | None = None
-    kind: NormKind | None = None
+    kind: names.NormKind | None = None
     reason: str = ""
 
     def effective(self, rows: NDArray[Any]) -> NDArray[np.float64]:
@@ -78,7 +76,7 @@ class StoredNorm:
     files: WeightFiles
     name: str | None = None  # of the tensor; None where the norm has no weight
     holders: Sequence[str] = ()  # the files that hold it: one, or one for each slice
-    kind: NormKind = "rms"
+    kind: names.NormKind = "rms"
     plus_one: bool = False  # whether the norm multiplies by 1 + weight
     guess: int = 16_384  # bytes of the first request for a holder's header
     reason: str = ""  # why it is not known where it is
@@ -162,7 +160,7 @@ async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray
         shown = ", ".join(numbers[:8]) + (", …" if len(numbers) > 8 else "")
         if numbers:
             reason = f"rows {shown} of {projection.name} {state}: {why}"
-            raise names.cannot("BadRows", reason, "screen another revision")
+            raise names.cannot("BadRows", reason, "screen another checkpoint")
 
     v = projection.shape[0]
     outside = sorted({i for i in ids if not 0 <= i < v})
@@ -242,7 +240,8 @@ async def _find(snapshot: Snapshot, config: Mapping[str, Any], index: Mapping[st
     sizes = [level["vocab_size"] for level in names.levels(config) if type(level.get("vocab_size")) is int]
     if sizes and rows.shape[0] < sizes[0]:
         warnings.append(f"config.json says vocab_size {sizes[0]}, but only {rows.shape[0]} rows are stored")
-    norm = _find_norm(files, holders, names.model_types(config))
+    warnings += names.head_bias(holders)
+    norm = _find_norm(files, holders, config)
     return OutputProjection(name, file, tensor.dtype, rows, tied, parameters, tuple(warnings), norm)
 
 
@@ -330,8 +329,12 @@ def _holders(snapshot: Snapshot, index: Mapping[str, Any], name: str) -> dict[st
 
 
 def _bad_index(snapshot: Snapshot, name: str | None, reason: str) -> ScreeningError:
-    advice = "the index is stale or the upload incomplete; ask for another revision"
-    return ScreeningError("BadIndex", f"{name} of {snapshot.repo} {reason}: {advice}")
+    why = (
+        "the index is stale or the copy incomplete"
+        if snapshot.is_local
+        else "the index is stale or the upload incomplete"
+    )
+    return ScreeningError("BadIndex", f"{name} of {snapshot.repo} {reason}: {why}; {elsewhere(snapshot)}")
 
 
 async def _parameters(
@@ -355,25 +358,29 @@ async def _parameters(
     return int(size) * 8 // DTYPE_BITS[head.dtype]
 
 
-def _find_norm(files: WeightFiles, holders: Mapping[str, Sequence[str]], types: Sequence[str]) -> StoredNorm:
-    """Where the final norm of a checkpoint in transformers' layout is."""
+def _find_norm(
+    files: WeightFiles, holders: Mapping[str, Sequence[str]], config: Mapping[str, Any]
+) -> StoredNorm:
+    """Where the final norm of a checkpoint in transformers' layout is, and how it is applied."""
+    types = names.model_types(config)
     if not types:
         reason = "config.json names no model_type, which says how the final norm is applied"
         return StoredNorm(files, reason=reason)
-    for model_type in types:
-        if model_type in names.NORMS_WITHOUT_WEIGHT:
-            return StoredNorm(files, kind="layer" if names.NORMS_WITHOUT_WEIGHT[model_type] else "rms")
-        if model_type in names.NORMS_UNCLEAR:
-            return StoredNorm(files, reason=f"how {model_type} applies its final norm is not known")
+    norm = names.final_norm(types[-1], config)
+    if norm is None:
+        return StoredNorm(files, reason=f"the norm of {types[-1]} is not known")
+    kind, plus_one, has_weight = norm
+    if not has_weight:
+        return StoredNorm(files, kind=kind)
     name = names.stored_name(holders, names.FINAL_NORMS)
     if name is None:
         return StoredNorm(files, reason="no final norm of a known name is stored")
-    takes_mean = name.removesuffix("weight") + "bias" in holders or not names.NORMS_OF_MEAN.isdisjoint(types)
     held = [file for file in holders[name] if file in files.snapshot.files]
     if not held:
         return StoredNorm(files, reason=f"{name} is not in {holders[name][0]}")
-    plus_one, guess = not names.NORMS_LESS_ONE.isdisjoint(types), _header_bytes(holders, held[0])
-    return StoredNorm(files, name, held, "layer" if takes_mean else "rms", plus_one, guess)
+    if kind == "rms" and (bias := name.removesuffix("weight") + "bias") in holders:
+        return StoredNorm(files, reason=f"{bias} is stored, and the norm of {types[-1]} has no bias")
+    return StoredNorm(files, name, held, kind, plus_one, _header_bytes(holders, held[0]))
 
 
 async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, Any]:
@@ -386,7 +393,7 @@ async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, An
     except (ValueError, RecursionError) as error:
         fields, reason = {}, f"is not valid JSON ({error})"
     if reason:
-        raise ScreeningError(code, f"{path} of {snapshot.repo} {reason}; ask for another revision")
+        raise ScreeningError(code, f"{path} of {snapshot.repo} {reason}; {elsewhere(snapshot)}")
     return dict(fields)
 
 
@@ -413,6 +420,10 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
             f"its safetensors lie in folders inside it ({_listed(paths)})",
             f"download one (hf download {snapshot.repo} --include '{folder}/*') and screen that folder",
         )
+    if any(path.endswith(".distcp") for path in files):
+        reason = "its weights are shards of torch's distributed checkpoint (.distcp), which are not read"
+        step = "join them: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt"
+        return names.cannot("NoSafetensors", reason, f"{step}, then save_pretrained")
     return names.cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
 
 

@@ -1,0 +1,330 @@
+"""News of a registry: what moved since a time, and what of it is worth an evaluation.
+
+Weights are announced once: a state of a checkpoint that was measured before that time, and is found again, is
+no news. New ones stand beside the best of their group *as it stood then*, by the figures that were stored of
+it, also where it changed since, was deleted or could not be reached.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.geometry import Metric
+from lmeval_dispersion.report import Col, Report, Table
+from lmeval_dispersion.report.declared import count
+from lmeval_screener.copies import originals
+from lmeval_screener.figures import difference, numbers_of
+from lmeval_screener.ranking import clear_above
+from lmeval_screener.registry.database import Seen, last_seen
+from lmeval_screener.registry.queries import is_gone, named, ranked, some
+from lmeval_screener.screened import Reading, Screened, grouped
+
+#: Words of --since that stand for the end of an earlier run; its answer is given once.
+NIGHTLY = ("last", "yesterday")
+_KINDS = ("new", "changed", "recovered", "copy", "deleted", "failed")
+
+
+@dataclass(frozen=True)
+class Move:
+    """One checkpoint that is not as it was.
+
+    Attributes:
+        what: ``new``, ``changed``, ``recovered``, ``copy`` (new, of a known one), ``deleted`` or ``failed``.
+        checkpoint: Its label.
+        group: Tokenizer and scale; None where it does not rank.
+        rank: Rank in the group of all that the registry holds.
+        G: Its gap.
+        ratio: Its second figure.
+        gain: G minus that of the former best of the group; None where it is not compared.
+        se: Jackknife standard error of ``gain``, paired over tokens.
+        standing: ``above`` the former best: by the paired difference, with all that are compared with it
+            counted (Holm), and the ratio; ``below`` it: by the order of the group; ``level``: neither;
+            ``first`` of its group; ``copy`` of a known one. None where these weights were announced before,
+            or there are no figures.
+        text: The same in words.
+        name: The checkpoint as a command takes it.
+        message: Why it failed.
+    """
+
+    what: Annotated[str, Col("What")]
+    checkpoint: Annotated[str, Col("Checkpoint")]
+    group: Annotated[str | None, Col("Group", drop=2)] = None
+    rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
+    G: Annotated[float | None, Col("G", ".3f", drop=1)] = None
+    ratio: Annotated[float | None, Col("Ratio", ".3f", drop=1)] = None
+    gain: Annotated[float | None, Col("Δ G", ".3f", error="se")] = None
+    se: float | None = None
+    standing: Literal["above", "level", "below", "first", "copy"] | None = None
+    text: Annotated[str, Col("How")] = ""
+    name: str = ""
+    message: str = ""
+
+    @property
+    def is_worth(self) -> bool:
+        """Whether it is worth an evaluation: above the former best, or the best of a new group."""
+        return self.standing == "above" or (self.standing == "first" and self.rank == 1)
+
+
+@dataclass(frozen=True, repr=False)
+class News(Report):
+    """What moved in a registry since a time: the answer of ``--since`` and of ``registry diff``.
+
+    Attributes:
+        since: The time (UTC), as ``2026-11-23 02:17:00.000000``; empty for the beginning.
+        moves: New checkpoints, best first, then changed, recovered, deleted and failed ones.
+        touched: Checkpoints whose files were written again with the same figures.
+        kept: What could not be read since, by label, and ranks by older figures: their day and the error.
+    """
+
+    template: ClassVar[str] = "news.jinja"
+    schema: ClassVar[str] = "dispersion-registry/1"
+    guide: ClassVar[str] = "docs/reference/registry.md"
+
+    since: str
+    moves: tuple[Move, ...]
+    touched: int
+    kept: Mapping[str, str]
+
+    @property
+    def worth(self) -> tuple[str, ...]:
+        """What is worth an evaluation, best first: names as a command takes them."""
+        return tuple(move.name for move in self.moves if move.is_worth)
+
+    def tables(self) -> Mapping[str, Table]:
+        """The moves."""
+        return {"moved": Table.of(self.moves, "What moved", name="moved")}
+
+    def context(self) -> Mapping[str, Any]:
+        """The sentences, and the first message of each error."""
+        reasons = {move.text.partition(",")[0]: move.message for move in reversed(self.moves) if move.message}
+        return {"sentences": self._sentences(), "reasons": reasons}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract ``dispersion-registry/1`` as plain Python values."""
+        content = super().to_dict()
+        return content | {"rows": content.pop("moves"), "worth": list(self.worth)}
+
+    def _sentences(self) -> list[str]:
+        compared = [move for move in self.moves if move.standing is not None]
+        groups = {
+            "Worth evaluating, above the former best": [m for m in compared if m.standing == "above"],
+            "Best of a new group": [m for m in compared if m.standing == "first" and m.rank == 1],
+            "No clear order with the former best": [m for m in compared if m.standing == "level"],
+        }
+        said = [f"{words}: {_names(chosen)}." for words, chosen in groups.items() if chosen]
+        copies = [f"{move.checkpoint} is {move.text}" for move in compared if move.standing == "copy"]
+        if len(copies) < len(compared) and not said:
+            said = ["Nothing new or changed is level with the former best."]
+        said += [f"No news by the rows read: {some(copies)}."] if copies else []
+        lost = [move for move in self.moves if move.what == "failed" and move.checkpoint not in self.kept]
+        if lost:
+            said.append(f"Failed: {some([f'{m.checkpoint} ({m.text})' for m in lost])}.")
+        if self.kept:
+            kept = some([f"{label} ({how})" for label, how in self.kept.items()])
+            said.append(f"Not read, and ranked by older figures: {kept}.")
+        kinds = Counter(move.what for move in self.moves)
+        counts = [f"{number} {kind}" for kind, number in kinds.items() if kind != "copy"]
+        counts += [count(kinds["copy"], "copy", "copies")] if kinds["copy"] else []
+        counts += [f"{self.touched} touched, same figures"] if self.touched else []
+        since = f"Since {self.since[:16]} UTC" if self.since else "Since the registry began"
+        return [*said, f"{since}: {', '.join(counts) or 'nothing moved'}."]
+
+
+def _names(moves: Sequence[Move]) -> str:
+    changed = {"changed": ", changed", "recovered": ", recovered"}
+    return some([f"{m.checkpoint} (rank {m.rank}{changed.get(m.what, '')})" for m in moves])
+
+
+def since_time(connection: sqlite3.Connection, since: str, tokens: str, metric: Metric) -> str:
+    """The time that ``--since`` names.
+
+    ``last`` is the end of the last run that gave its answer to ``last`` or ``yesterday``, in this metric;
+    before the first such run, the end of the last run that reached its end. ``yesterday`` is the same of
+    runs that began before today (UTC). Both are empty, the beginning, where there was none. Anything else is
+    a run, by its name, of which the end counts, or a date or time (UTC).
+    """
+    if since in NIGHTLY:
+        today = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}"
+        (announced, ended) = connection.execute(
+            "SELECT max(CASE WHEN metric = ? THEN nullif(announced, '') END), "
+            "max(CASE WHEN announced IS NULL THEN ended END) FROM runs WHERE tokens = ? AND started < ?",
+            [metric, tokens, "9" if since == "last" else today],
+        ).fetchone()
+        return str(announced or ended or "")
+    row = connection.execute(
+        "SELECT coalesce(ended, (SELECT max(last) FROM seen WHERE run = runs.run), started) FROM runs "
+        "WHERE run = ?",
+        [since],
+    ).fetchone()
+    if row is not None:
+        return str(row[0])
+    try:
+        time = datetime.datetime.fromisoformat(since.replace("Z", "+00:00"))
+    except ValueError as error:
+        raise UsageError(
+            f"expected --since as last, yesterday, a date, a time or a run of the registry, got {since!r}; "
+            '`dispersion registry query FILE "SELECT * FROM runs"` lists the runs'
+        ) from error
+    if time.tzinfo is not None:
+        time = time.astimezone(datetime.timezone.utc)
+    return f"{time:%Y-%m-%d %H:%M:%S.%f}"
+
+
+def news(
+    connection: sqlite3.Connection, tokens: str, since: str, metric: Metric, *, until: str = "9"
+) -> News:
+    """The news between two times: checkpoints of a pair of token sets, ranked among all of the registry."""
+    now = {_place(seen): seen for seen in named(last_seen(connection, tokens, until=until))}
+    then = {_place(seen): seen for seen in last_seen(connection, tokens, until=since)}
+    then = {place: seen.called(now[place].target) for place, seen in then.items()}
+    told = connection.execute(
+        "SELECT identity, requested, file, state FROM seen WHERE tokens = ? AND first <= ? AND error IS NULL",
+        [tokens, since],
+    )
+    announced = {tuple(row) for row in told}
+    live = {place: seen for place, seen in now.items() if seen.reading and not is_gone(seen)}
+    moves: list[Move] = []
+    arrived: dict[_Place, str] = {}
+    touched, kept = 0, {}
+    for place, seen in now.items():
+        label, old = seen.target.label, then.get(place)
+        if seen.as_of:
+            kept[label] = f"{seen.as_of}, {seen.error}"
+        if old and old.reading and is_gone(seen):
+            moves.append(Move("deleted", label, text=seen.message or "the folder is no longer there"))
+        elif seen.error and (old is None or (seen.error != old.error and not (seen.as_of and old.as_of))):
+            figures = f", ranked by its figures of {seen.as_of}" if seen.as_of else ""
+            moves.append(Move("failed", label, text=seen.error + figures, message=seen.message))
+        if place not in live or (old and seen.state == old.state and old.reading):
+            continue
+        if old and old.reading and _same_figures(old, seen):
+            touched += 1
+        else:
+            arrived[place] = "new" if old is None else "changed" if old.reading else "recovered"
+    fresh = [place for place in arrived if (*place, now[place].state) not in announced]
+    standings = _standings(fresh, live, then, metric)
+    groups = grouped(ranked(list(live.values()), metric))
+    ranks = {id(c.gaps): (c, group.title) for group in groups for c in group.checkpoints}
+    # A renamed one is no news of two.
+    renamed = {now[s.of].target.label for place, s in standings.items() if s.of and arrived[place] == "new"}
+    moves = [move for move in moves if move.what != "deleted" or move.checkpoint not in renamed]
+    for place, what in arrived.items():
+        c, title = ranks[id(_reading(live[place]).gaps)]
+        standing = standings.get(place, _Standing(None, "as it was announced before"))
+        before = then[place].reading if what == "changed" else None
+        was = f"was G {before.gaps[metric].mean:.3f}" if before else ""
+        what = "copy" if what == "new" and standing.word == "copy" else what
+        moves.append(
+            Move(
+                what, c.label, title, c.rank, c.gaps[metric].mean,
+                None if c.ratio is None else c.ratio.mean, standing.gain, standing.se, standing.word,
+                "; ".join(filter(None, [standing.text, was])), c.name,
+            )
+        )  # fmt: skip
+    moves.sort(key=lambda move: (_KINDS.index(move.what), move.group or "", move.rank or 0))
+    return News(since, tuple(moves), touched, kept)
+
+
+_Place = tuple[str, str, str]
+
+
+def _place(seen: Seen) -> _Place:
+    return seen.identity, seen.target.revision or "", seen.target.file or ""
+
+
+def _reading(seen: Seen) -> Reading:
+    """The reading of what has one."""
+    assert seen.reading is not None
+    return seen.reading
+
+
+def _same_figures(old: Seen, new: Seen) -> bool:
+    """Whether both were measured with the same result, but for the last digits of another machine."""
+    if old.reading is None or new.reading is None:
+        return False
+    a, b = (numbers_of(reading.gaps, reading.ratio) for reading in (old.reading, new.reading))
+    return a.shape == b.shape and np.allclose(a, b, 1e-9, 1e-12, equal_nan=True)
+
+
+class _Standing(NamedTuple):
+    """A checkpoint beside the former best of its group."""
+
+    word: Literal["above", "level", "below", "first", "copy"] | None
+    text: str
+    gain: float | None = None
+    se: float | None = None
+    of: _Place | None = None  # of which it is a copy
+
+
+def _standings(
+    fresh: Sequence[_Place], live: Mapping[_Place, Seen], then: Mapping[_Place, Seen], metric: Metric
+) -> dict[_Place, _Standing]:
+    """How each fresh checkpoint stands beside the best of its group as it was then."""
+    if not fresh:
+        return {}
+    # The former selves of what changed or is gone stand in one ranking with all that is there.
+    former = {place: seen for place, seen in then.items() if seen.reading}
+    as_now = {place for place, old in former.items() if place in live and _same_figures(old, live[place])}
+    selves = [seen for place, seen in former.items() if place not in as_now]
+    everyone = ranked([*live.values(), *selves], metric)
+    standing = {id(c.gaps): c for c in everyone}
+
+    def at(seen: Seen) -> Screened:
+        return standing[id(_reading(seen).gaps)]
+
+    best: dict[tuple[str, str], tuple[_Place, Screened]] = {}
+    for place, old in former.items():
+        c = at(live[place] if place in as_now else old)
+        group = c.family, c.scale
+        if group not in best or c.rank < best[group][1].rank:
+            best[group] = place, c
+    copied = _originals(everyone)
+    # Of two that are known, the one that is still there.
+    known = {copied[id(at(seen).gaps)]: place for place, seen in former.items() if place not in as_now}
+    known |= {copied[id(at(live[place]).gaps)]: place for place in as_now}
+    standings: dict[_Place, _Standing] = {}
+    compared: dict[tuple[str, str], list[_Place]] = {}
+    for place in fresh:
+        if (of := known.get(copied[id(at(live[place]).gaps)])) is not None:
+            called = then[of].target.label + ("" if of in live else ", which is gone")
+            called = "its former self" if of == place else called
+            standings[place] = _Standing("copy", f"a copy of {called}", of=of)
+            continue
+        compared.setdefault((at(live[place]).family, at(live[place]).scale), []).append(place)
+    for group, places in compared.items():
+        if group not in best:
+            standings |= dict.fromkeys(places, _Standing("first", "first of its group"))
+            continue
+        origin, champion = best[group]
+        others = [at(live[place]) for place in places]
+        above = clear_above(
+            (champion.gaps[metric], champion.ratio), [(c.gaps[metric], c.ratio) for c in others]
+        )
+        called = champion.label
+        if origin not in as_now:
+            called += " as it was" if origin in live else " (deleted)"
+        for place, c, is_above in zip(places, others, above, strict=True):
+            is_below = c.rank > champion.rank and not c.tied_to(champion.rank)
+            word: Any = "above" if is_above else "below" if is_below else "level"
+            words = "no clear order with" if word == "level" else word
+            gain = difference(c.gaps[metric], champion.gaps[metric])
+            text = f"{words} the former best, {'its former self' if place == origin else called}"
+            standings[place] = _Standing(word, text, gain.mean, gain.se)
+    return standings
+
+
+def _originals(everyone: Sequence[Screened]) -> dict[int, tuple[int, int]]:
+    """What each is a copy of, or itself, by the id of its figures: two states of one have one label."""
+    return {
+        id(c.gaps): (number, original.place)
+        for number, group in enumerate(grouped(everyone))
+        for c, original in zip(group.checkpoints, originals(group.checkpoints), strict=True)
+    }

@@ -1,0 +1,327 @@
+"""Nights of one registry: `--since last` over folders, a loopback Hub and web servers that come and go."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import os
+import shutil
+import sqlite3
+from contextlib import ExitStack, closing
+
+import numpy as np
+import pytest
+from faulty_proxy import WebServer
+from hub_faults import status
+from lmeval_screener import News, screen
+from lmeval_screener.cli import main as screen_checkpoints
+from lmeval_screener.errors import SCREENING_CODES
+from lmeval_screener.registry import database
+from safetensors.torch import load_file, save_file
+
+from lmeval_dispersion.cli import main
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.installation import data_folder
+
+#: The demo's models by their G in math: 0.878, 0.982, 1.027, 1.112, 1.181. The last three differ clearly.
+MODELS = {"worst": "sums-00", "low": "sums-20", "mid": "sums-30", "good": "sums-45", "best": "sums-80"}
+
+
+def model(place, name):
+    """One of the demo's models, in place of what was there."""
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(data_folder("demo") / MODELS[name], place)
+    for file in place.iterdir():
+        os.utime(file)
+    return place
+
+
+def mean_of(place, *names):
+    """A model whose weights are the mean of some."""
+    model(place, names[0])
+    for file in place.glob("*.safetensors"):
+        parts = [(data_folder("demo") / MODELS[name] / file.name).read_bytes() for name in names]
+        head = 8 + int.from_bytes(parts[0][:8], "little")  # of all alike; behind it all numbers are BF16
+        values = [np.frombuffer(part[head:], "<u2").astype("<u4") << 16 for part in parts]
+        mean = np.mean([value.view("<f4") for value in values], axis=0, dtype="<f4")
+        file.write_bytes(parts[0][:head] + (mean.view("<u4") >> 16).astype("<u2").tobytes())
+    return place
+
+
+def a_day_passes(store):
+    """All that the registry says happened a day earlier."""
+
+    def earlier(text):
+        return text and str(datetime.datetime.fromisoformat(text) - datetime.timedelta(1))
+
+    with closing(sqlite3.connect(store)) as connection, connection:
+        connection.create_function("earlier", 1, earlier)
+        connection.execute(
+            "UPDATE runs SET started = earlier(started), ended = earlier(ended), "
+            "announced = earlier(announced)"
+        )
+        connection.execute("UPDATE seen SET first = earlier(first), last = earlier(last)")
+
+
+class Nights:
+    """Nightly runs of one command into one registry."""
+
+    def __init__(self, in_process, hub, tmp_path):
+        self.store, self.folder, self.hub = tmp_path / "nightly.db", tmp_path, hub
+        self._in_process, self._homes = in_process, itertools.count()
+
+    def run(self, *words, main=screen_checkpoints):
+        return self._in_process(*words, endpoint=self.hub.endpoint, home=f"h{next(self._homes)}", main=main)
+
+    def __call__(self, *names, since="last", more=()):
+        """One night: status, sentences without the time, and the moves; a day passes."""
+        done = self.run(*names, "--registry", self.store, "--since", since, "--format", "json", *more)
+        content = json.loads(done.stdout)
+        if self.store.exists():
+            a_day_passes(self.store)
+        said = [s.partition(": ")[2] if s.startswith("Since ") else s for s in content["answer"]]
+        return done.returncode, said, {row["checkpoint"]: row for row in content["rows"]}
+
+    def ask(self, *words):
+        return self.run("registry", words[0], self.store, *words[1:], main=main)
+
+
+@pytest.fixture
+def night(in_process, hub, tmp_path):
+    return Nights(in_process, hub, tmp_path)
+
+
+def texts(moves):
+    return {name: (row["what"], row["text"]) for name, row in moves.items()}
+
+
+def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
+    place = tmp_path / "models"
+    names = [model(place / name, name) for name in ("low", "mid")]
+    hub.add("org/worst", mean_of(tmp_path / "hub" / "worst", "worst", "low"))
+    gone, moving = model(place / "gone", "low"), model(place / "moving", "worst")
+    everything = [f"{place}/*", "org/worst"]
+    with ExitStack() as servers:
+        web = servers.enter_context(WebServer(tmp_path / "web"))
+        model(tmp_path / "web" / "far", "good")
+        everything.append(f"{web.endpoint}/far")
+        code, said, moves = night(*everything)
+        assert (code, said) == (5, ["Best of a new group: far (rank 1).", "6 new."])
+        assert {row["standing"] for row in moves.values()} == {"first"}
+        # Nothing moved: nothing is said.
+        assert night(*everything) == (0, ["nothing moved."], {})
+
+        # New, changed for the better, deleted, touched, uploaded again, renamed; a Hub that fails.
+        model(place / "new", "best")
+        mean_of(place / "mid", "good", "best")
+        gone.rename(tmp_path / "gone")
+        os.utime(names[0] / "config.json")
+        model(tmp_path / "web" / "far", "good")
+        moving.rename(place / "renamed")
+        hub.fault("*", status(503), match="*worst*")
+        broken = model(place / "broken", "low")
+        for file in broken.glob("*.safetensors"):
+            file.write_bytes(b"\xff" * 64)
+        code, said, moves = night(*everything)
+        assert code == 5
+        assert said[0] == "Worth evaluating, above the former best: new (rank 1) and mid (rank 2, changed)."
+        of = moves["org/worst"]["text"].removeprefix("ServerError, ranked by its figures of ")
+        assert said[1:4] == [
+            "No news by the rows read: renamed is a copy of moving, which is gone.",
+            "Failed: broken (BadHeader).",
+            f"Not read, and ranked by older figures: org/worst ({of}, ServerError).",
+        ]
+        assert said[-1] == "1 new, 1 changed, 1 deleted, 2 failed, 1 copy, 1 touched, same figures."
+        assert {name: row["what"] for name, row in moves.items()} == {
+            "new": "new", "renamed": "copy", "mid": "changed", "gone": "deleted", "broken": "failed",
+            "org/worst": "failed",
+        }  # fmt: skip
+        assert moves["new"]["text"] == "above the former best, far"
+        assert moves["mid"]["text"].startswith("above the former best, far; was G 1.0")
+        assert (moves["renamed"]["standing"], moves["renamed"]["gain"]) == ("copy", None)
+
+    # The server of the former best is down, the Hub is back; what was announced is not announced again.
+    hub.faults.clear()
+    model(place / "later", "mid")
+    code, said, moves = night(*everything)
+    assert code == 3  # far failed, and nothing is worth an evaluation
+    assert said[0] == "Nothing new or changed is level with the former best."
+    assert said[1].startswith("Not read, and ranked by older figures: far (")
+    assert said[2:] == ["1 new, 1 failed."]
+    assert texts(moves)["later"] == ("new", "below the former best, new")
+    rows = json.loads(night.ask("query", "--format", "json").stdout)["rows"]
+    ranks = {row["checkpoint"]: (row["rank"], row["note"]) for row in rows}
+    assert ranks["far"][0] == 3
+    assert ranks["far"][1].endswith(": Unreachable")
+    assert [ranks[name] for name in ("new", "mid", "gone")] == [(1, None), (2, None), (None, "deleted")]
+    # What is back as it was is no news for a scheduler, in a group that it would lead too.
+    (tmp_path / "gone").rename(gone)
+    best = (place / "new").rename(tmp_path / "best")
+    assert night(*everything)[1][-1] == "1 recovered, 1 deleted."
+    best.rename(place / "new")
+    code, said, moves = night(*everything)
+    assert (code, said[1:], texts(moves)) == (
+        3, ["1 recovered."], {"new": ("recovered", "as it was announced before")},
+    )  # fmt: skip
+
+
+def dies(*_, **__):
+    raise MemoryError
+
+
+def test_a_killed_run_loses_and_repeats_nothing(night, tmp_path, monkeypatch):
+    names = [model(tmp_path / name, name) for name in ("low", "mid", "good")]
+    night(names[0])
+    # Killed before its end, then between its end and its answer: what they read is announced by the next.
+    for dies_at, read in (
+        (f"{database.__name__}.Session.finish", names[:2]),
+        ("lmeval_screener.cli._write", names),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(dies_at, dies)
+            with pytest.raises(MemoryError):
+                night(*read)
+        a_day_passes(night.store)
+    code, _, moves = night(*names)
+    assert (code, set(moves)) == (5, {"mid", "good"})
+    # A run without --since says nothing of what is new, so the next that is asked does.
+    model(tmp_path / "best", "best")
+    assert night.run(*names, tmp_path / "best", "--registry", night.store).returncode == 0
+    a_day_passes(night.store)
+    code, _, moves = night(*names)
+    assert (code, set(moves)) == (5, {"best"})
+    assert night(*names) == (0, ["nothing moved."], {})
+
+
+def test_the_best_is_not_lost_for_one_night_without_its_server(night, tmp_path):
+    """The best cannot be reached, and something worse comes."""
+    with WebServer(tmp_path / "web") as web, ExitStack() as until_then:
+        down = until_then.enter_context(WebServer(tmp_path / "web"))
+        model(tmp_path / "web" / "a", "best")
+        model(tmp_path / "web" / "b", "mid")
+        addresses = [f"{down.endpoint}/a", f"{web.endpoint}/b"]
+        night(*addresses)
+        until_then.close()
+        code, said, moves = night(*addresses, model(tmp_path / "good", "good"))
+        assert code == 3
+        assert said[0] == "Nothing new or changed is level with the former best."
+        assert moves["good"]["text"] == "below the former best, a"
+        assert (moves["good"]["rank"], moves["a"]["text"].split(",")[0]) == (2, "Unreachable")
+        # In a screening of them, in the registry's ranking and in its history.
+        done = night.run(*addresses, "--registry", night.store, "--format", "json")
+        content = json.loads(done.stdout)
+        assert done.returncode == 3
+        assert [(c["label"], c["rank"]) for c in content["checkpoints"]] == [("a", 1), ("b", 2)]
+        assert content["checkpoints"][0]["notes"][-1].startswith("figures as of 20")
+        assert [f["label"] for f in content["failed"]] == ["a"]
+        assert content["answer"][-1] == "1 of 2 checkpoints could not be screened (1 Unreachable)."
+        shown = night.run(*addresses, "--registry", night.store).stdout
+        assert "note a: figures as of 20" in shown
+    assert "it failed then (Unreachable), and its figures as of" in " ".join(
+        night.ask("show", "a").stdout.split()
+    )
+    assert "1 failed when last seen: a (Unreachable)." in " ".join(night.ask("query").stdout.split())
+    every = "SELECT repo, error, ratio IS NOT NULL AS known, measured < seen AS older FROM checkpoints"
+    rows = json.loads(night.ask("query", every, "--format", "json").stdout)["rows"]
+    assert {"repo": addresses[0], "error": "Unreachable", "known": 1, "older": 1} in rows
+
+
+def test_the_former_best_is_the_one_of_the_last_run(night, tmp_path):
+    """A changed checkpoint rises above it; the best itself changes, or is deleted."""
+    names = [model(tmp_path / n, of) for n, of in (("oldbest", "good"), ("other", "mid"), ("mid", "worst"))]
+    night(*names)
+    model(tmp_path / "mid", "best")
+    newone = mean_of(tmp_path / "newone", "good", "best")
+    code, said, moves = night(*names, newone)
+    assert (code, said[0]) == (
+        5, "Worth evaluating, above the former best: newone (rank 2) and mid (rank 1, changed).",
+    )  # fmt: skip
+    assert moves["newone"]["text"] == "above the former best, oldbest"
+    # Now mid is the best, and gets worse; something that is below what it was comes.
+    model(tmp_path / "mid", "low")
+    code, said, moves = night(*names, newone, mean_of(tmp_path / "third", "good", "mid"))
+    assert (code, said[0]) == (0, "Nothing new or changed is level with the former best.")
+    assert moves["third"]["text"] == "below the former best, mid as it was"
+    assert moves["mid"]["text"] == "below the former best, its former self; was G 1.180"
+    # The best is deleted: what comes is above all that is left, and not above what was there.
+    shutil.rmtree(newone)
+    code, said, moves = night(
+        *names, tmp_path / "third", mean_of(tmp_path / "fourth", "good", "good", "best")
+    )
+    assert code == 0
+    assert moves["fourth"]["rank"] == 1
+    assert "the former best, newone (deleted)" in moves["fourth"]["text"]
+    assert moves["fourth"]["standing"] != "above"
+
+
+@pytest.mark.parametrize("since", ["last", "yesterday"])
+def test_a_cron_job_says_each_thing_once(night, tmp_path, since):
+    a, b = model(tmp_path / "a", "worst"), model(tmp_path / "b", "mid")
+    assert set(night(a, b, since=since)[2]) == {"a", "b"}
+    c = model(tmp_path / "c", "best")
+    said = ["Worth evaluating, above the former best: c (rank 1).", "1 new."]
+    assert night(a, b, c, since=since)[:2] == (5, said)
+    # In the morning, after the night's run of today, `diff` says the same once more, and reads only.
+    with closing(sqlite3.connect(night.store)) as connection, connection:
+        tomorrow = "UPDATE runs SET started = datetime('now') WHERE started = (SELECT max(started) FROM runs)"
+        connection.execute(tomorrow)
+    assert "Worth evaluating, above the former best: c" in night.ask("diff", "--since", "yesterday").stdout
+    assert "nothing moved" in night.ask("diff", "--since", "last").stdout
+    assert night(a, b, c, since="last") == (0, ["nothing moved."], {})
+
+
+def test_python_has_the_news_of_the_command(night, tmp_path, hub):
+    names = [str(model(tmp_path / name, name)) for name in ("worst", "mid", "best")]
+    first = screen(names[:2], registry=tmp_path / "p.db", since="last")
+    assert isinstance(first.news, News)
+    night(*names[:2])
+    told = screen(names, registry=tmp_path / "p.db", since="last").news
+    assert told.worth == (names[2],)
+    assert [(move.what, move.standing, move.is_worth) for move in told.moves] == [("new", "above", True)]
+    _, said, moves = night(*names)
+    assert (told.answer()[0], told.answer()[1].partition(": ")[2]) == tuple(said)
+    assert told.to_dict()["rows"] == list(moves.values())
+    assert screen(names, registry=tmp_path / "p.db", since="last").news.moves == ()
+    assert screen(names, registry=tmp_path / "p.db").news is None
+    with pytest.raises(UsageError, match="expected registry="):
+        screen(names, since="last")
+
+
+def test_every_error_says_something_of_the_weights_or_nothing():
+    gone = {"RepoNotFound", "RevisionNotFound", "FolderNotFound"}
+    never_kept = {"BadName", "TokenizerMismatch", "Interrupted"}
+    told = {"FileNotFound"}  # without a file that it needs a checkpoint is not what it was
+    parts = [database.NOT_OF_WEIGHTS, database.LASTING, gone, never_kept, told]
+    assert sorted(itertools.chain(*parts)) == sorted(SCREENING_CODES)
+
+
+def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
+    """In another type, beside it or in its place; and a registry from before sketches claims nothing."""
+    known = model(tmp_path / "known", "low")
+    night(known)
+    float16 = model(tmp_path / "float16", "low")
+    for file in float16.glob("*.safetensors"):
+        save_file({n: t.half() for n, t in load_file(file).items()}, file)
+    code, said, moves = night(known, float16)
+    copy = "No news by the rows read: float16 is a copy of known."
+    assert (code, said) == (0, [copy, "1 copy."])
+    assert texts(moves) == {"float16": ("copy", "a copy of known")}
+    rows = json.loads(night.ask("query", "--format", "json").stdout)["rows"]
+    assert {row["checkpoint"]: (row["rank"], row["copy_of"]) for row in rows} in (
+        {"known": (1, None), "float16": (1, "known")}, {"known": (1, "float16"), "float16": (1, None)},
+    )  # fmt: skip
+    shown = " ".join(night.ask("show", "known").stdout.split())
+    assert "By the rows read, known is a copy of float16." in shown
+    model(known, "best")  # other weights under the known name, and the old ones under a new one
+    code, said, moves = night(known, float16, model(tmp_path / "moved", "low"))
+    assert said[:2] == [
+        "Worth evaluating, above the former best: known (rank 1, changed).",
+        "No news by the rows read: moved is a copy of float16.",
+    ]
+    with closing(sqlite3.connect(night.store)) as connection, connection:
+        connection.execute("UPDATE results SET sketch = NULL")
+    assert night(known, float16, model(tmp_path / "again", "low"))[1] == [
+        "Nothing new or changed is level with the former best.", "1 new.",
+    ]  # fmt: skip
+    assert "copy" not in night.ask("show", "again").stdout
