@@ -35,7 +35,8 @@ class Column:
         error: Key of the value's standard error, shown as ``± …`` in the same format.
         hint: One sentence on how to read the column, shown with the table.
         short: A heading for narrow places; empty for the same one.
-        drop: When a table is too wide, columns with the largest number go first; 0 never goes.
+        drop: When a table is too wide, columns with the largest number go first; 0 never goes, and 9 also
+            where an axis would have no room.
         dots: Terminals draw the values as dots on one axis beside the column, with a whisker to both sides
             (``both``) or to the left (``below``); empty for no drawing.
         reach: Key of the whisker's length, or the keys of its two ends, ``low high``; empty for the error's.

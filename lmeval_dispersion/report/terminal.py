@@ -33,7 +33,7 @@ _FOLDED = 20  # a text column may be folded down to this width before a column i
 _SLIVER = 10  # and to this one where no column can be
 _SPELLED = {"±": "+/-", "≈": "~", "−": "-", "–": "-", "—": "-", "…": "...", "τ": "tau", "Δ": "delta",
             "×": "x", "→": "->", "≤": "<=", "≥": ">=", "·": "-", "¶": "/", "─": "-", "’": "'",
-            "●": "o", "│": "|", "▶": ">"}  # fmt: skip
+            "●": "o", "│": "|", "◂": "<", "▸": ">", "▶": ">"}  # fmt: skip
 # Signs of a document's text that would move a terminal's cursor, colour it or break a line.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _GLUE, _GLUED = "\ue000", re.compile(r"(?<=\d) (?=%|±)|(?<=±) (?=\d)")  # spaces that do not end a line
@@ -179,7 +179,12 @@ class _Writer:
         hints += [("─ ", column.whisker) for column in columns if column.key in axes and column.whisker]
         new = [hint for hint in dict.fromkeys(hints) if hint not in self._hints_shown]
         self._hints_shown.update(new)
-        for line in "\n".join(map("".join, new)).replace("\n─", "   ─").splitlines():
+        said = [""]
+        for text in map("".join, new):
+            joined = f"{said[-1]}   {text}"
+            fits = text.startswith("─") and len(said[-1]) > 0 and len(joined) <= self._width
+            said[-1:] = [joined] if fits else [said[-1], text]
+        for line in said[1:]:
             self._prose(line, "dim")
 
     def _axes(self, table: Table, columns: Sequence[Column], room: int) -> dict[str, Axis]:
@@ -197,8 +202,11 @@ class _Writer:
         """The columns that fit, whether under short headings, and how far texts may be folded."""
         columns = list(table.columns)
         while True:
+            # Columns of `drop` 9 go for the sake of an axis too.
+            drawn = any(c.dots for c in columns) and any(c.drop == 9 for c in columns)
+            room = self._width - (_AXIS[0] + 4 if drawn else 0)
             for short in (False, True):
-                if _together([self._least(table, c, short, _FOLDED) for c in columns]) <= self._width:
+                if _together([self._least(table, c, short, _FOLDED) for c in columns]) <= room:
                     return columns, short, _FOLDED
             last = max(reversed(columns), key=lambda column: column.drop)
             if last.drop == 0:
@@ -250,14 +258,19 @@ class Axis:
     heading: str
 
     def drawn(self, value: float, below: float, above: float) -> str:
-        """A dot at a value, a whisker to each side, and a bar at zero where the axis crosses it.
+        """A dot at a value, a whisker to each side, and a bar at zero where the axis has it.
 
-        >>> Axis(-1, 1, 9, "").drawn(0.5, 0.3, 0.3)
-        '    │─●─ '
+        A value beyond the axis is an arrow at its edge.
+
+        >>> Axis(-1, 1, 9, "").drawn(0.5, 0.3, 0.3), Axis(-1, 1, 9, "").drawn(2, 0.3, 0.3)
+        ('    │─●─ ', '    │   ▸')
         """
         signs = [" "] * self.width
-        if self.low < 0 < self.high:
+        if self.low <= 0 <= self.high:
             signs[self._place(0)] = "│"
+        if not self.low <= value <= self.high:
+            signs[0 if value < self.low else -1] = "◂" if value < self.low else "▸"
+            return "".join(signs)
         for place in range(self._place(value - below), self._place(value + above) + 1):
             signs[place] = "─"
         signs[self._place(value)] = "●"
@@ -269,15 +282,22 @@ class Axis:
 
 
 def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
-    """The axis that holds every dot and whisker of a column; None where there is no room or no spread."""
-    spans = [_whisker(row, column) for row in rows]
+    """The axis that holds every dot and whisker of a column; None where there is no room or no spread.
+
+    A row that says it is ``aside`` does not stretch it. Differences, whose format has a sign, have 0 on it.
+    """
+    spans = [_whisker(row, column) for row in rows if not row.get("aside")]
     ends = [end for span in spans if span is not None for end in (span[0] - span[1], span[0] + span[2])]
+    if ends and column.format.startswith("+"):
+        ends.append(0.0)
     if width < _AXIS[0] or not ends or max(ends) == min(ends):
         return None
     low, high = min(ends), max(ends)
-    left, right = shown(low, column.format), shown(high, column.format)
-    space = width - len(left) - len(right)
-    return Axis(low, high, width, f"{left}{' ' * space}{right}" if space > 0 else "")
+    for spec in (column.format, "+.2g" if column.format.startswith("+") else ".2g"):
+        left, right = (shown(end, spec) if end else "0" for end in (low, high))
+        if (space := width - len(left) - len(right)) > 0:
+            return Axis(low, high, width, f"{left}{' ' * space}{right}")
+    return Axis(low, high, width, "")
 
 
 def _whisker(row: Row, column: Column) -> tuple[float, float, float] | None:

@@ -129,7 +129,7 @@ class Ranks:
     __slots__ = ("_bits",)
 
     def __init__(self, ranks: Iterable[int] = ()) -> None:
-        places = np.fromiter(ranks, dtype=np.int64)
+        places = np.asarray(ranks if isinstance(ranks, np.ndarray) else list(ranks), dtype=np.int64)
         flags = np.zeros(places.max(initial=-1) + 1, dtype=bool)
         flags[places] = True
         self._bits = np.packbits(flags).tobytes()

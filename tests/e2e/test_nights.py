@@ -166,7 +166,7 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
     )  # fmt: skip
 
 
-def dies(*_):
+def dies(*_, **__):
     raise MemoryError
 
 
@@ -218,7 +218,9 @@ def test_the_best_is_not_lost_for_one_night_without_its_server(night, tmp_path):
         assert content["answer"][-1] == "1 of 2 checkpoints could not be screened (1 Unreachable)."
         shown = night.run(*addresses, "--registry", night.store).stdout
         assert "note a: figures as of 20" in shown
-    assert "it failed then (Unreachable), and its figures as of" in night.ask("show", "a").stdout
+    assert "it failed then (Unreachable), and its figures as of" in " ".join(
+        night.ask("show", "a").stdout.split()
+    )
     assert "1 failed when last seen: a (Unreachable)." in " ".join(night.ask("query").stdout.split())
     every = "SELECT repo, error, ratio IS NOT NULL AS known, measured < seen AS older FROM checkpoints"
     rows = json.loads(night.ask("query", every, "--format", "json").stdout)["rows"]

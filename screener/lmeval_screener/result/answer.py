@@ -96,6 +96,8 @@ def _clear(group: Group) -> str:
     shared = listed([spans(range(first, last + 1)) for first, last in runs[:GROUPS]])
     rest = len(runs) - GROUPS
     more = f" and {count(rest, 'more run')}" if rest > 0 else ""
+    if {rank for first, last in runs for rank in range(first, last + 1)} >= {*ranks} and len(runs) > 1:
+        return f"Ranks {shared}{more} overlap; each of these runs is clear of the others."
     if len(runs) > 1 or runs[0][1] < ranks[-1]:
         return f"Ranks {shared}{more} overlap; the order of the others is clear."
     if not before:

@@ -17,9 +17,9 @@ import numpy as np
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.document import fields_of
-from lmeval_dispersion.statistics import normal_point
+from lmeval_dispersion.statistics import holm, normal_point
 from lmeval_screener.accuracies import Rated, find_accuracies
-from lmeval_screener.ranking import Agreement, agreements, holm
+from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.screened import title_of
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
