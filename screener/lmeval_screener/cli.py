@@ -98,9 +98,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument(
         "--domain",
-        default="math",
         metavar="SET",
-        help="domain tokens: math, code, legal, SET:GROUP,GROUP, or a YAML file (default: math)",
+        help="domain tokens: math, code, legal, SET:GROUP,GROUP, or a YAML file (default: the task's, else math)",
+    )
+    how.add_argument(
+        "--task",
+        metavar="NAME",
+        help="lm-eval's task whose answer tokens the ratio is over, such as humaneval, or a YAML file of "
+        "them (default: those of the domain)",
     )
     how.add_argument(
         "--reference",
@@ -177,13 +182,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write there what lm-eval needs to evaluate the list (default: nothing)",
     )
     group.add_argument(
-        "--tasks", metavar="NAME,NAME", help="lm-eval's tasks for --emit (default: those of the domain)"
+        "--tasks",
+        metavar="NAME,NAME",
+        help="lm-eval's tasks for --emit (default: --task, else those of the domain)",
     )
     add_version(parser)
     add_examples(
         parser,
         "myruns --shortlist 3",
-        "--family qwen2.5 --domain math",
+        "--family qwen2.5 --task gsm8k",
         "Qwen/Qwen2.5-7B Qwen/Qwen2.5-Math-7B ./my-finetune --shortlist 1",
         "'EleutherAI/pythia-410m@step*' --output pythia.html",
         "run1 --accuracy results/:gsm8k",
@@ -209,7 +216,7 @@ def run(args: argparse.Namespace) -> int:
     from lmeval_screener.checkpoints.limits import Allowance
     from lmeval_screener.screening import Screening, add_named, floor_among, session_in
     from lmeval_screener.selection import select_targets, selection_of
-    from lmeval_screener.tokens import load_token_set
+    from lmeval_screener.tokens import load_domain, load_token_set
 
     def notice(name: str, seconds: float) -> None:
         output.say(
@@ -226,12 +233,12 @@ def run(args: argparse.Namespace) -> int:
     named = list(selected.targets)
     if args.fail_if_below is not None:
         named = list(dict.fromkeys([*named, floor_among(named, args.fail_if_below, args.tokenizer)]))
-    domain, reference = load_token_set(args.domain, "domain"), load_token_set(args.reference, "reference")
+    domain, reference = load_domain(args.domain, args.task), load_token_set(args.reference, "reference")
     tasks: tuple[str, ...] = ()
     if args.emit is not None:
         from lmeval_screener.shortlist.manifest import check_emit
 
-        tasks = check_emit(args.emit, args.tasks, domain.name, named)
+        tasks = check_emit(args.emit, args.tasks, domain, named)
     if args.dry_run:
         from lmeval_screener.planning import plan_document
 

@@ -84,7 +84,7 @@ def mismatch(family: str | None, member: Reading, common: Reading) -> ScreeningE
 
 
 def _rows(resolution: Resolution) -> frozenset[tuple[str, int]]:
-    return frozenset((token.piece, token.id) for token in (*resolution.domain, *resolution.reference))
+    return frozenset((token.piece, token.id) for token in resolution.compared)
 
 
 def ranked(members: Sequence[tuple[Reading, Reading]], metric: Metric) -> list[Screened]:

@@ -32,7 +32,7 @@ from lmeval_screener.screened import Failed, Reading
 from lmeval_screener.selection import Selected, Selection, select_targets
 from lmeval_screener.targets import Target, labelled, parse_targets
 from lmeval_screener.targets.families import demo_targets, load_family
-from lmeval_screener.tokens import TokenSet, load_token_set
+from lmeval_screener.tokens import TokenSet, load_domain, load_token_set
 from lmeval_screener.yaml_fields import nearest
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def screen(
     checkpoints: str | Iterable[str] = (),
     *,
     family: str | None = None,
-    domain: str = "math",
+    domain: str | None = None,
+    task: str | None = None,
     reference: str = "reference",
     metric: Metric = "cosine",
     timeout: float = TIMEOUT,
@@ -73,7 +74,9 @@ def screen(
         checkpoints: One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``, folders, folders
             of training runs, files of weights, or addresses such as ``s3://bucket/run/checkpoint-*``.
         family: Name of a family whose checkpoints are added; ``FILE:NAME`` for one of a file of your own.
-        domain: Bundled token set or a YAML file.
+        domain: Bundled token set or a YAML file, T of G. Default: the task's, else ``math``.
+        task: lm-eval's task whose answer tokens the ratio is over, or a YAML file of them. Default: those
+            known of the domain, else T of G.
         reference: The everyday token set, likewise.
         metric: ``cosine`` or ``euclidean``: which gap ranks. Both are computed.
         timeout: Seconds for one checkpoint.
@@ -105,7 +108,7 @@ def screen(
         from lmeval_screener.accuracies import read_accuracies
 
         accuracies = read_accuracies(str(accuracy), selected.targets)
-    sets = load_token_set(domain, "domain"), load_token_set(reference, "reference")
+    sets = load_domain(domain, task), load_token_set(reference, "reference")
     place = None if registry is None else Path(registry)
     with (
         session_in(place, *sets, metric=metric, refresh=refresh, since=since, command="screen()") as session,
@@ -278,6 +281,8 @@ class Screening:
         meters = [hub.meter, selected.meter, *self._reader.meters]
         result = Result(
             domain=self.domain.name,
+            task=self.domain.task,
+            answers=self.domain.answers.name if self.domain.answers else "",
             reference=self.reference.name,
             metric=self.metric,
             checkpoints=tuple(checkpoints),

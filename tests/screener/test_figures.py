@@ -196,7 +196,7 @@ def figures(draw, tokens=(10, 40), d=24):
 def test_packed_figures_are_those_that_went_in(known):
     gap, second = figures(np.random.default_rng(1))
     packed = numbers_of(gap, second if known else None)
-    again, back = figures_of(packed, 10)
+    again, back = figures_of(packed, 10, 40, 10)
     np.testing.assert_array_equal(numbers_of(again, back), packed)
     assert (back is not None) == known
     assert len(again["cosine"].left_out_domain) == len((back or second).left_out_domain) == 10

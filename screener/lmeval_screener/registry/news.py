@@ -11,7 +11,7 @@ import datetime
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -250,7 +250,10 @@ def _same_figures(old: Seen, new: Seen) -> bool:
     """Whether both were measured with the same result, but for the last digits of another machine."""
     if old.reading is None or new.reading is None:
         return False
-    a, b = (numbers_of(reading.gaps, reading.ratio) for reading in (old.reading, new.reading))
+    a, b = (
+        numbers_of(r.gaps, r.ratio and replace(r.ratio, shares=np.zeros(0), marks=np.zeros(0)))
+        for r in (old.reading, new.reading)
+    )
     return a.shape == b.shape and np.allclose(a, b, 1e-9, 1e-12, equal_nan=True)
 
 

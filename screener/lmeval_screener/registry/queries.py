@@ -68,9 +68,7 @@ def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
     pairs = []
     for reading in (entry.reading for entry in seen if entry.reading is not None):
         resolution, family = reading.resolution, reading.target.family
-        tokens = rows.setdefault(
-            id(resolution), tuple((t.piece, t.id) for t in (*resolution.domain, *resolution.reference))
-        )
+        tokens = rows.setdefault(id(resolution), tuple((t.piece, t.id) for t in resolution.compared))
         if family is not None and of_family.setdefault(family, tokens) != tokens:
             # Other rows than its family's: a group of its tokenizer.
             reading = replace(reading, target=replace(reading.target, family=None))

@@ -69,6 +69,8 @@ class Result(Report):
 
     Attributes:
         domain: Name of the domain token set.
+        task: The task that was named; empty for none.
+        answers: Name of the set of answers that the ratio is over; empty where it is over the domain's tokens.
         reference: Name of the reference token set.
         metric: The metric that ranks.
         checkpoints: Screened checkpoints in the order of their groups, best first inside.
@@ -99,6 +101,13 @@ class Result(Report):
     chosen: Shortlist | None = None
     accuracy: str = ""
     news: News | None = None
+    task: str = ""
+    answers: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What the checkpoints were screened for: the task that was named, else the domain."""
+        return self.task or self.domain
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -195,6 +204,8 @@ class Result(Report):
         return {
             "schema": SCHEMA,
             "domain": self.domain,
+            "task": self.task or None,
+            "answers": self._answers(),
             "reference": self.reference,
             "metric": self.metric,
             "se_covers": "choice of tokens",  # not training: runs that differ in their seed alone differ too
@@ -239,10 +250,19 @@ class Result(Report):
                     "variants": sorted({"space" if t.text.startswith(" ") else "bare" for t in tokens}),
                     "pieces": {token.piece: token.id for token in tokens},
                 }
-                for side, tokens in (("domain", resolution.domain), ("reference", resolution.reference))
+                for side, tokens in (
+                    ("domain", resolution.domain),
+                    ("reference", resolution.reference),
+                    *([("answers", resolution.of_ratio)] if self.answers else []),
+                )
             }
             for family, resolution in reversed(first.items())
         ]
+
+    def _answers(self) -> dict[str, Any] | None:
+        """The answers that the ratio is over, and how many tokens they are in each tokenizer group."""
+        counts = {c.family: len(c.resolution.of_ratio) for c in self.checkpoints}
+        return {"name": self.answers, "tokens": counts} if self.answers else None
 
     # --- the report -------------------------------------------------------------------------------------
 
@@ -280,7 +300,12 @@ class Result(Report):
                 "tokens": " ".join(f"{piece}:{row}" for piece, row in tokens[side]["pieces"].items()),
             }
             for tokens in self._tokens()
-            for side, name in (("domain", f"T, {self.domain}"), ("reference", f"R, {self.reference}"))
+            for side, name in (
+                ("domain", f"T, {self.domain}"),
+                ("reference", f"R, {self.reference}"),
+                ("answers", f"T of the ratio, answers of {self.answers}"),
+            )
+            if side in tokens
         ]
         return tables | {
             "failed": _table(_failures(self.failed), _FAILED, "failed"),
@@ -306,7 +331,8 @@ class Result(Report):
         T, R = f"{self.domain} tokens", f"those of {self.reference}"
         R = "everyday words" if self.reference == "reference" else R
         gap = f"how far the model keeps {T} from one another and from {R}"
-        ratio = f"spread of {T} over {R}'; a clear order needs both"
+        answers = f"{len(group.checkpoints[0].resolution.of_ratio)} answer tokens of {self.answers}"
+        ratio = f"spread of {answers if self.answers else T} over {R}'; a clear order needs both"
         error = f"2 standard errors to the {'step before' if group.steps else 'next rank'}"
         return [
             Column("rank", "Rank", "d", short="#"),
@@ -376,7 +402,7 @@ class Result(Report):
         whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
         return {
             "sentences": [
-                answer.sentences(group, self.metric, self.domain) for group in self.groups[: answer.GROUPS]
+                answer.sentences(group, self.metric, self.subject) for group in self.groups[: answer.GROUPS]
             ],
             "most_failed": len(self.failed) > self._everyone / 2,
             "failures": answer.failures(self.failed, self._everyone),
@@ -392,6 +418,7 @@ class Result(Report):
         facts = {
             "Tokens": f"T: {len(tokens.domain)} of {self.domain}, R: {len(tokens.reference)} of "
             f"{self.reference}; digit scheme: {tokens.digit_scheme}",
+            "Ratio over": f"{len(tokens.of_ratio)} answer tokens of {self.answers}" if self.answers else "",
             "Words of T that are no single token": ", ".join(word.strip() for word in tokens.dropped),
             "Words of R that are no single token": ", ".join(w.strip() for w in tokens.dropped_reference),
             "Read": f"{len(self.checkpoints)} screened, {len(self.failed)} failed; "

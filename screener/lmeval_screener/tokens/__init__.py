@@ -18,13 +18,16 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast, get_args
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.vocabulary import DigitScheme, Vocabulary
 from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
+
+if TYPE_CHECKING:
+    from lmeval_screener.tokens.answers import AnswerSet
 
 Role = Literal["domain", "reference"]
 Variant = Literal["bare", "space"]
@@ -36,7 +39,8 @@ _CASES: dict[str, Callable[[str], str]] = {
     "title": str.capitalize,
 }
 # Part of every kept resolution's key: raise it when the rule or the layout of an entry changes.
-RESOLUTIONS = 5
+RESOLUTIONS = 6
+DOMAIN = "math"  # where neither a domain nor a task is named
 _SELECTION = re.compile(r"(?P<name>.+):(?P<groups>[\w\-]+(,[\w\-]+)*)")
 
 
@@ -79,6 +83,14 @@ class TokenSet:
     min_tokens: int  # the set is refused where fewer of its words resolve
     groups: dict[str, Group]  # those that are taken, in order
     digest: str  # sha256 over all that decides a resolution (not over notes)
+    answers: AnswerSet | None = None  # what the ratio is over; None: T
+    task: str = ""  # whose answers they are, where a task was named; of a file its name
+    tasks: tuple[str, ...] = ()  # those of lm-eval that this means
+
+    @property
+    def title(self) -> str:
+        """The task that was named, else the set's own name."""
+        return self.task or self.name
 
 
 def bundled_token_sets() -> list[str]:
@@ -106,6 +118,27 @@ def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
             "a file of your own is given by its path, ending in .yaml"
         )
     return _read(path, role, selected)
+
+
+def load_domain(name: str | None = None, task: str | None = None) -> TokenSet:
+    """T of G and of the ratio: a domain's set, and the answers of a task or those known of the domain.
+
+    With a task alone, G is over the domain that its answers name, or over the answers.
+    """
+    from lmeval_screener.tokens.answers import LEAST, answers_of_domain, load_answers
+
+    answers = load_answers(task) if task else answers_of_domain(name or DOMAIN)
+    if answers is None or not (task or answers.tasks):
+        return load_token_set(name or DOMAIN)  # it consists of answers itself, or they are not known
+    if name or answers.domain:
+        words = load_token_set(name or answers.domain)
+    else:
+        words = TokenSet(answers.name, "domain", LEAST, {}, "")
+    digest = hashlib.sha256(f"{words.digest} {answers.digest}".encode()).hexdigest()
+    tasks: tuple[str, ...] = (task,) if task else ()
+    if task and task.endswith((".yaml", ".yml")):
+        task, tasks = answers.name, tuple(name for name in answers.tasks if not set("*?[") & set(name))
+    return replace(words, answers=answers, task=task or "", tasks=tasks, digest=digest)
 
 
 def _path(name: str) -> Path | None:
@@ -188,6 +221,17 @@ class Resolution:
     one_row: tuple[str, ...]  # words of one set that the vocabulary puts on one row, which counts once
     digit_scheme: DigitScheme  # how numbers are cut up, see `Vocabulary.digit_scheme`
     vocabulary: int  # rows that the tokenizer names: its last id + 1; a padded matrix has more
+    answers: tuple[Token, ...] = ()  # T of the ratio, none of them in R; empty where it is T of G
+
+    @property
+    def of_ratio(self) -> tuple[Token, ...]:
+        """T of the ratio."""
+        return self.answers or self.domain
+
+    @property
+    def compared(self) -> tuple[Token, ...]:
+        """All tokens whose rows are read: T, R, and T of the ratio."""
+        return *self.domain, *self.reference, *self.answers
 
     @property
     def domain_ids(self) -> list[int]:
@@ -204,7 +248,7 @@ class Resolution:
         """The resolution that `to_json` wrote."""
         fields = json.loads(content)
         for name, value in fields.items():
-            if name in ("domain", "reference", "shared"):
+            if name in ("domain", "reference", "shared", "answers"):
                 fields[name] = tuple(Token(*token) for token in value)
             elif isinstance(value, list):
                 fields[name] = tuple(value)
@@ -218,6 +262,12 @@ class Resolution:
 def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
     """The rows of T and R in a vocabulary, by the rule in the module's docstring."""
     tokens, dropped, doubled = lookup(domain, vocabulary)
+    answers: tuple[Token, ...] = ()
+    if domain.answers is not None:
+        from lmeval_screener.tokens.answers import resolve_answers
+
+        answers = resolve_answers(domain.answers, vocabulary, reference)
+    tokens = tokens if domain.groups else list(answers)
     rows_of_domain = {token.id for token in tokens}
     everyday, dropped_reference, doubled_reference = lookup(reference, vocabulary)
     kept = tuple(token for token in everyday if token.id not in rows_of_domain)
@@ -238,6 +288,7 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
         one_row=(*doubled, *doubled_reference),
         digit_scheme=vocabulary.digit_scheme(),
         vocabulary=vocabulary.size,
+        answers=() if {token.id for token in answers} == rows_of_domain else answers,
     )
 
 
