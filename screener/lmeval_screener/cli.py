@@ -99,7 +99,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--domain",
         metavar="SET",
-        help="domain tokens: math, code, legal, SET:GROUP,GROUP, or a YAML file (default: the task's, else math)",
+        help="domain tokens: math, code, legal, SET:GROUP,GROUP, or a YAML file (default: of --task, else "
+        "math)",
     )
     how.add_argument(
         "--task",
@@ -119,6 +120,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokenizer of checkpoints that store none: a checkpoint or a tokenizer's file (default: none)",
     )
     add_metric(how)
+    how.add_argument(
+        "--rank-by",
+        choices=("gap", "ratio", "both"),
+        help="the figure that ranks; both: the mean rank of the two. A clear order needs both (default: gap)",
+    )
+    how.add_argument(
+        "--base",
+        metavar="CHECKPOINT",
+        help="what the others were trained from, their zero point: says which learned and which forgot or "
+        "were taught wrong (default: none)",
+    )
     how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )
@@ -214,6 +226,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
 
     from lmeval_screener.checkpoints.limits import Allowance
+    from lmeval_screener.screened import RANK_BY
     from lmeval_screener.screening import Screening, add_named, floor_among, session_in
     from lmeval_screener.selection import select_targets, selection_of
     from lmeval_screener.tokens import load_domain, load_token_set
@@ -231,8 +244,9 @@ def run(args: argparse.Namespace) -> int:
         output.say(f"screen-checkpoints: {selected.sentence}")
     add_named(selected, args.family, demo=args.demo)
     named = list(selected.targets)
-    if args.fail_if_below is not None:
-        named = list(dict.fromkeys([*named, floor_among(named, args.fail_if_below, args.tokenizer)]))
+    for option, text in (("--fail-if-below", args.fail_if_below), ("--base", args.base)):
+        if text is not None:
+            named = list(dict.fromkeys([*named, floor_among(named, text, args.tokenizer, option)]))
     domain, reference = load_domain(args.domain, args.task), load_token_set(args.reference, "reference")
     tasks: tuple[str, ...] = ()
     if args.emit is not None:
@@ -259,6 +273,8 @@ def run(args: argparse.Namespace) -> int:
         fail_if_below=args.fail_if_below,
         allowance=allowance,
         keep_on_interrupt=True,
+        base=args.base,
+        rank_by=args.rank_by or RANK_BY,
     )
     if args.engine == "ray":
         from lmeval_screener.reading.ray_reader import RayReader, check_ray

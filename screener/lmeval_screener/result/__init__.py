@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
+from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import copies
 from lmeval_screener.figures import difference
 from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.result import answer
-from lmeval_screener.screened import Failed, Group, Screened, entry, flat_row, grouped
+from lmeval_screener.screened import RANK_BY, Failed, Group, RankBy, Screened, entry, flat_row, grouped
 
 if TYPE_CHECKING:
     from lmeval_screener.registry.news import News
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from lmeval_screener.shortlist.verdict import Verdict
 
 SCHEMA = "screen-checkpoints/3"
+_RANKS_FIRST = {
+    "gap": "Higher G ranks first. It is not an accuracy.",
+    "ratio": "Higher ratio ranks first. Neither figure is an accuracy.",
+    "both": "The best mean rank of G and ratio ranks first. Neither is an accuracy.",
+}
 _SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
 _DRAWN = 40  # checkpoints of a group that a chart shows
 _LONG = 40  # rows of a group that a terminal shows whole
@@ -70,9 +76,11 @@ class Result(Report):
     Attributes:
         domain: Name of the domain token set.
         task: The task that was named; empty for none.
-        answers: Name of the set of answers that the ratio is over; empty where it is over the domain's tokens.
+        answers: Name of the set of answers that the ratio is over; empty where it is T of G.
         reference: Name of the reference token set.
-        metric: The metric that ranks.
+        metric: The metric of the G that ranks.
+        ranked_by: ``gap``, ``ratio`` or ``both``, the mean rank of the two.
+        base: Label of the base that the others were trained from; empty where it is not known.
         checkpoints: Screened checkpoints in the order of their groups, best first inside.
         failed: The others, with the reason.
         seconds: Wall time of the whole.
@@ -103,6 +111,8 @@ class Result(Report):
     news: News | None = None
     task: str = ""
     answers: str = ""
+    ranked_by: RankBy = RANK_BY
+    base: str = ""
 
     @property
     def subject(self) -> str:
@@ -121,8 +131,8 @@ class Result(Report):
 
     @property
     def best(self) -> Screened:
-        """The checkpoint with the largest G of the first group; an IndexError where nothing was screened."""
-        return self.checkpoints[0]
+        """The best checkpoint of the first group; an IndexError where nothing was screened."""
+        return self.groups[0].candidates[0]
 
     @property
     def exit_code(self) -> int:
@@ -165,10 +175,10 @@ class Result(Report):
 
     def shown(self, chosen: Shortlist) -> Result:
         """The same result as the report of a short list shows it."""
+        of = {c: choice for choice in chosen.groups for c in choice.group.checkpoints}
         checkpoints = tuple(
-            replace(c, chosen=choice.why.get(c), inclusion_probability=choice.probability(c))
-            for choice in chosen.groups
-            for c in choice.group.checkpoints
+            replace(c, chosen=of[c].why.get(c), inclusion_probability=of[c].probability(c)) if c in of else c
+            for c in self.checkpoints
         )
         return replace(self, checkpoints=checkpoints, chosen=chosen)
 
@@ -208,6 +218,8 @@ class Result(Report):
             "answers": self._answers(),
             "reference": self.reference,
             "metric": self.metric,
+            "ranked_by": self.ranked_by,
+            "base": self.base or None,
             "se_covers": "choice of tokens",  # not training: runs that differ in their seed alone differ too
             "checkpoints": [],
             "tokens": self._tokens(),
@@ -273,7 +285,9 @@ class Result(Report):
             members = list(entries)
             first = [] if group.steps else answer.first_of(group, self.metric)
             rows = [
-                flat_row(entries[c]) | self._cells(c, group) | {"called": _marked(group.names[c], c, first)}
+                flat_row(entries[c])
+                | self._cells(c, group)
+                | {"called": _marked(f"{group.names[c]}{' (base)' * c.is_base}", c, first)}
                 for c in members
             ]
             everyone += rows
@@ -333,6 +347,7 @@ class Result(Report):
         gap = f"how far the model keeps {T} from one another and from {R}"
         answers = f"{len(group.checkpoints[0].resolution.of_ratio)} answer tokens of {self.answers}"
         ratio = f"spread of {answers if self.answers else T} over {R}'; a clear order needs both"
+        against = "ratio minus the base's, with its paired standard error"
         error = f"2 standard errors to the {'step before' if group.steps else 'next rank'}"
         return [
             Column("rank", "Rank", "d", short="#"),
@@ -348,6 +363,15 @@ class Result(Report):
                 whisker=error,
             ),
             Column("ratio", "Ratio", ".3f", hint=ratio),
+            Column(
+                "against_base",
+                "Against the base",
+                ".5f",
+                "against_base_se",
+                short="Δ base",
+                hint=against,
+                drop=1,
+            ),
             Column("ties", "Ties", hint="ranks without a clear order", drop=1),
             Column("chosen", "Chosen", drop=2),
             Column("accuracy", "Accuracy", accuracy, short="Acc.", drop=3),
@@ -407,11 +431,22 @@ class Result(Report):
             "most_failed": len(self.failed) > self._everyone / 2,
             "failures": answer.failures(self.failed, self._everyone),
             "notes": _who((note, c) for c in members for note in c.notes),
-            "unknown": _unknown(members),
+            "unknown": [*_unknown(members), *self._without_base()],
+            "ranks_first": _RANKS_FIRST[self.ranked_by],
             "copies": copies.said(members),
             "agreed": whole[0] if whole else None,
             "facts_of_all": self._facts() if self.checkpoints else None,
         }
+
+    def _without_base(self) -> list[str]:
+        """Which groups are not compared with the base, though there is one."""
+        alone = [group.title for group in self.groups if group.base is None or group.base.ratio is None]
+        if not self.base or not alone:
+            return []
+        why = next(
+            (f.error for f in self.failed if f.label == self.base), "other tokenizer or scale, or no ratio"
+        )
+        return [f"Not compared with the base {self.base} ({why}): {listed(alone)}."]
 
     def _facts(self) -> dict[str, str]:
         tokens = self.checkpoints[0].resolution
@@ -490,7 +525,7 @@ _TOKENS = [
 
 def _table(rows: Sequence[Row], columns: Sequence[Column], name: str, excerpt: Sequence[int] = ()) -> Table:
     """Rows under the columns of which some cell is filled."""
-    filled = [column for column in columns if any(row[column.key] not in (None, "") for row in rows)]
+    filled = [column for column in columns if any(row.get(column.key) not in (None, "") for row in rows)]
     return Table(rows, filled, "", name, excerpt=excerpt)
 
 

@@ -13,12 +13,19 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.declared import count, listed, spans
 from lmeval_screener.figures import Gap, difference
 from lmeval_screener.ranking import ERROR_RATE, flat_from
-from lmeval_screener.screened import Failed, Group, Ranks, Screened
+from lmeval_screener.screened import RANKED, Failed, Group, Ranks, Screened
 
 GROUPS = 4  # groups that get a sentence each
 _FIRST = 3  # checkpoints to evaluate first: a usual budget
 _MOST = 5  # and with those that have no clear order with the last of them
 _FLAT = 3  # steps that it takes to call a stretch flat
+_SIDES = {
+    "learned": "Learned, as the ratio is above the base's, {}: {}.",
+    "forgot or was taught wrong": "Forgot or was taught wrong, as the ratio is below the base's, {}: {}.",
+    "equal": "Rows equal those of the base {}: {}; nothing can be said by rows, ask a few questions: "
+    "dispersion probe.",
+    "level": "No difference from the base {} by rows: {}.",
+}
 STEP = (
     "Along one training run the step alone orders at least as well: both figures are for seeing breaks, "
     "not for ranking."
@@ -49,29 +56,48 @@ def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
 
 def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
     """The sentences of one group."""
-    members, names = group.checkpoints, group.names
+    members, names = group.candidates, group.names
     places = decimals(members, metric)
     if group.steps:
         return [
             course([c.gaps[metric] for c in group.steps], [c.step or "" for c in group.steps], places),
             STEP,
         ]
-    if len(members) == 1:
+    if not members:
+        return [f"No other checkpoint has the tokenizer and scale of the base {names[group.checkpoints[0]]}."]
+    said = against_base(group)
+    if len(members) == 1 and not said:
         value = f"{members[0].gaps[metric].mean:.{places}f}"
         return [
             f"Only {names[members[0]]} (G {value}) was screened; G orders siblings, and says nothing alone."
         ]
-    rival, said = group.rival(metric), []
-    if rival is not None:
+    if len(members) == 1:
+        return said
+    if rivals := [names[c] for c in group.rivals(metric)]:
         said.append(
-            f"G and ratio disagree about the best: {names[members[0]]} by G, {names[rival]} by the ratio; "
-            "evaluate both."
+            f"G and ratio disagree about the best: {rivals[0]} by G, {rivals[1]} by the ratio; evaluate both."
         )
     if not first_of(group, metric):
         everyone = listed([names[c] for c in members]) if len(members) <= _MOST else f"all {len(members)}"
         return [*said, f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
     first = ", ".join(c if isinstance(c, str) else names[c] for c in first_of(group, metric))
-    return [*said, f"Evaluate first: {first} (highest G of {len(members)}; {domain}).", _clear(group)]
+    ranked = f"{RANKED[group.ranked_by]} of {len(members)}"
+    return [*said, f"Evaluate first: {first} ({ranked}; {domain}).", _clear(group)]
+
+
+def against_base(group: Group) -> list[str]:
+    """On which side of their base the members of a group lie; empty where it is not known."""
+    if group.base is None or group.base.ratio is None:
+        return []
+    base, sides = group.names[group.base], dict[str, list[str]]()
+    for c in group.candidates:
+        if c.against is not None:
+            sides.setdefault(c.against.side, []).append(group.names[c])
+    return [
+        words.format(base, listed(who if len(who) <= _MOST else [*who[:_MOST], f"{len(who) - _MOST} others"]))
+        for side, words in _SIDES.items()
+        if (who := sides.get(side))
+    ]
 
 
 def overlaps(group: Group) -> list[tuple[int, int]]:
@@ -121,14 +147,14 @@ def first_of(group: Group, metric: Metric) -> list[Screened | str]:
     Empty where there is one checkpoint, or no two have a clear order.
     """
     # A copy would be evaluated twice.
-    members, rival = [c for c in group.checkpoints if c.copy_of is None], group.rival(metric)
+    members = [c for c in group.candidates if c.copy_of is None]
     all_ranks = {c.rank for c in members}
     if all(all_ranks - {c.rank} <= set(c.ties) for c in members):
         return []
     budget = _FIRST if len(members) > _FIRST else 1
     last = members[budget - 1]
     behind = [c for c in members[budget:] if last.tied_to(c.rank)]
-    extra = [rival] if rival is not None and rival not in (*members[:budget], *behind) else []
+    extra = [c for c in group.rivals(metric) if c not in (*members[:budget], *behind)]
     if budget + len(behind) + len(extra) <= _MOST:
         return [*members[:budget], *behind, *extra]
     # Those that are tied across the cut are no better than one another.
