@@ -196,14 +196,14 @@ class Ratio:
     def rounding_from(self, base: Ratio) -> float:
         """How far stored types may have moved the difference from its base, three standard deviations.
 
-        A fine-tune begins at its base's numbers: rows that are equal bit for bit have no rounding between
-        them, and neither has γ. The rounding of the others is independent.
+        A fine-tune begins at its base's numbers: rows, or γ, that are equal bit for bit have no rounding
+        between them, and of the others the coarser of the two types decides.
         """
         if self.marks.shape != base.marks.shape or not len(self.marks):
             return self.rounding + base.rounding
         moved = np.split(self.marks != base.marks, [len(self.left_out_domain), -1])
-        errors = np.square(self.shares * self.mean) + np.square(base.shares * base.mean)
-        return math.sqrt(sum(error * part.mean() for error, part in zip(errors, moved, strict=True)))
+        errors = np.maximum(self.shares * self.mean, base.shares * base.mean)
+        return math.sqrt(sum(e**2 * part.mean() for e, part in zip(errors, moved, strict=True)))
 
 
 def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype: str) -> Ratio:
