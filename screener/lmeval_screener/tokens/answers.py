@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
@@ -27,6 +27,9 @@ from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 COVERED, LEAST, MOST, LEAST_COVERED = 0.9, 3, 100, 2 / 3
 
 
+_NONE: Any = None  # of a mapping that may be left out
+
+
 @dataclass(frozen=True)
 class _File:
     """The layout of an answer set's file, see ``docs/reference/token-sets.md``."""
@@ -36,7 +39,7 @@ class _File:
     role: Literal["answers"]
     tasks: tuple[str, ...]
     domain: str = ""
-    answers: dict[str, Annotated[int, 1]] = cast(Any, None)
+    answers: dict[str, Annotated[int, 1]] = _NONE
     pieces: tuple[str, ...] = ()
     tokenizer: str = ""
     base: str = ""
@@ -135,8 +138,9 @@ def resolve_answers(answers: AnswerSet, vocabulary: Vocabulary, everyday: TokenS
     if run < LEAST_COVERED * whole:
         raise ScreeningError(
             "TooFewTokens",
-            f"{answers.name}: its answers are whole sentences or too many different words: the {MOST} most "
-            f"frequent tokens cover {run / whole:.0%} of them, {LEAST_COVERED:.0%} are needed; name a --domain",
+            f"{answers.name}: its answers are whole sentences or too many different words: their {MOST} "
+            f"most frequent tokens cover {run / whole:.0%}, expected at least {LEAST_COVERED:.0%}; name a "
+            "--domain",
         )
     return _enough(answers, vocabulary, [token for token, _ in ordered[:taken]])
 

@@ -29,7 +29,7 @@ _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _PARTS: dict[DigitScheme, re.Pattern[str]] = {
     "single digits": re.compile(r"\d| ?[^\s\d]+"),
     "1-3-digit chunks": re.compile(r"\d{1,3}| ?[^\s\d]+"),
-    "irregular": re.compile(r" ?\d+| ?[^\s\d]+"),
+    "irregular": re.compile(r" ?\S+"),  # merges keep to the parts that they were learnt in
 }
 
 
