@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import add_column, add_examples, add_quiet, write_whole
+from lmeval_dispersion.options import Output, add_column, add_examples, add_quiet
 
 QUESTIONS = 100
 _SHOWN = 12
@@ -35,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--include_path", metavar="FOLDER", help="as for lm-eval: a folder of more tasks (default: none)"
     )
+    parser.set_defaults(format="table", formats=())
     add_quiet(parser)
     base = parser.add_argument_group(f"from a base model, run on {QUESTIONS} questions without answers")
     base.add_argument("--base", metavar="MODEL", help="Hub id or folder (default: count the task's answers)")
@@ -64,15 +63,12 @@ def run(args: argparse.Namespace) -> int:
     task = args.task or args.named
     if bool(task) == bool(args.questions) or (args.questions and not args.base) or (args.task and args.named):
         raise UsageError("expected the NAME of a task, or --base MODEL with --task NAME or --questions FILE")
-    fields, tokenizer = _found(args, task) if args.base else _counted(args, task)
-    head, text = answer_file(fields, tokenizer)
-    if args.output is None:
-        sys.stdout.write(text)
-        return 0
-    write_whole(args.output, text.encode())
-    print(head)
-    if not args.quiet:
-        print(f"next: screen-checkpoints CHECKPOINT… --task {args.output}", file=sys.stderr)
+    output = Output.of(args)
+    head, text = answer_file(*(_found(args, task) if args.base else _counted(args, task)))
+    output.write_text(text)
+    if output.path:
+        print(head)
+        output.say(f"next: screen-checkpoints CHECKPOINT… --task {output.path}")
     return 0
 
 
@@ -80,11 +76,12 @@ def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
     """The fields of a set of the tasks' answers, most frequent first.
 
     Raises:
-        UsageError: The answers are running text, or the tasks have none.
+        ScreeningError: The answers are running text.
+        UsageError: The tasks have none.
     """
     from importlib.metadata import version
 
-    from lmeval_screener.tokens.answers import LEAST_COVERED, MOST
+    from lmeval_screener.tokens.answers import most_frequent
 
     from lmeval_dispersion.harness.answers import counted_answers
 
@@ -93,12 +90,7 @@ def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
     for text, count in answers.items():
         for word in re.findall(r"\d|[^\W\d_]+", text):
             words[word] += count
-    covered = sum(count for _, count in words.most_common(MOST)) / max(1, words.total())
-    if covered < LEAST_COVERED:
-        raise UsageError(
-            f"{name}: its answers are whole sentences or too many different words: their {MOST} most "
-            f"frequent cover {covered:.0%}, expected at least {LEAST_COVERED:.0%}; find tokens with --base"
-        )
+    most_frequent(name, words)
     config = tasks[0].config
     parts = (config.dataset_path, config.dataset_name if len(tasks) == 1 else None)
     return {
@@ -120,6 +112,8 @@ def _counted(args: argparse.Namespace, task: str) -> tuple[dict[str, Any], Any]:
 
 def _found(args: argparse.Namespace, task: str | None) -> tuple[dict[str, Any], Any]:
     """The fields of a set that a base finds, and its tokenizer."""
+    from lmeval_screener.tokens.answers import COVERED, LEAST, MOST
+
     from lmeval_dispersion.harness.answers import around, mean_next, prompts_of, tasks_of
     from lmeval_dispersion.model.loading import load_model
     from lmeval_dispersion.model.texts import Texts
@@ -144,7 +138,9 @@ def _found(args: argparse.Namespace, task: str | None) -> tuple[dict[str, Any], 
             texts = [lm.apply_chat_template([{"role": "user", "content": text}]) for text in texts]
         prompts = [lm.tok_encode(text) for text in texts]
     mean = mean_next(lm, prompts)
-    ids = expected_tokens(mean)
+    ordered = np.argsort(-mean, kind="stable")
+    count = int((np.cumsum(mean[ordered]) < COVERED).sum()) + 1
+    ids = ordered[: max(LEAST, min(MOST, count))]
     pieces = loaded.tokenizer.convert_ids_to_tokens(ids.tolist())
     fields = {
         "name": name,
@@ -158,15 +154,6 @@ def _found(args: argparse.Namespace, task: str | None) -> tuple[dict[str, Any], 
         "pieces": [piece for piece in pieces if piece is not None],  # rows of padding have none
     }
     return fields, loaded.tokenizer
-
-
-def expected_tokens(mean: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Ids of the tokens that hold 90 % of a mean probability (vocabulary,), most probable first; 3 to 100."""
-    from lmeval_screener.tokens.answers import COVERED, LEAST, MOST
-
-    ordered = np.argsort(-mean, kind="stable")
-    count = int((np.cumsum(mean[ordered]) < COVERED).sum()) + 1
-    return ordered[: max(LEAST, min(MOST, count))]
 
 
 def vocabulary_of(tokenizer: Any) -> Any:
@@ -189,16 +176,16 @@ def answer_file(fields: Mapping[str, Any], tokenizer: Any = None) -> tuple[str, 
     from lmeval_screener.tokens.answers import AnswerSet, resolve_answers
 
     name, answers = fields["name"], fields.get("answers") or {}
-    head = f"answers of {name}: {len(answers):,} different ones in {fields.get('documents', 0):,} documents"
-    if fields.get("refused"):
-        head = f"{name} has no answer tokens: {fields['refused']}"
     shown = [text.strip()[:24] for text in answers]
+    head = f"answers of {name}: {len(answers):,} different ones in {fields.get('documents', 0):,} documents"
+    if "refused" in fields:
+        head = f"{name} has no answer tokens: {fields['refused']}"
     if tokenizer is not None:
-        keys = ("pieces", "tokenizer", "base")
-        found = AnswerSet(name, (), "", "", answers, **{key: fields[key] for key in keys if key in fields})
-        tokens = resolve_answers(found, vocabulary_of(tokenizer), load_token_set("reference", "reference"))
-        head = f"T of {name}: {len(tokens)} tokens in {Path(tokenizer.name_or_path).name}'s tokenizer"
+        found = {key: fields[key] for key in ("answers", "pieces", "tokenizer", "base") if key in fields}
+        everyday = load_token_set("reference", "reference")
+        tokens = resolve_answers(AnswerSet(name, (), **found), vocabulary_of(tokenizer), everyday)
         shown = [token.text for token in tokens]
+        head = f"T of {name}: {len(tokens)} tokens in {Path(tokenizer.name_or_path).name}'s tokenizer"
     if shown:
         more = ", …" if len(shown) > _SHOWN else ""
         head += f": {', '.join(' '.join(repr(text)[1:-1].split()) for text in shown[:_SHOWN])}{more}"

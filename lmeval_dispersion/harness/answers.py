@@ -22,10 +22,11 @@ from lm_eval.filters.extraction import RegexFilter
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from numpy.typing import NDArray
+from transformers import AutoTokenizer
 
-from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.harness import install
-from lmeval_dispersion.harness.cli import failure_sentence
+from lmeval_dispersion.harness.cli import sentences
 from lmeval_dispersion.model.loading import LoadedModel
 
 _SOLUTIONS = ("canonical_solution", "code")  # fields of reference solutions: HumanEval and its like, MBPP
@@ -46,12 +47,8 @@ def tasks_of(name: str, include_path: str | None = None) -> list[Any]:
         near = difflib.get_close_matches(stock, known, n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "`dispersion run ls tasks` lists them"
         raise UsageError(f"lm-eval has no task {stock!r}; {hint}")
-    try:
+    with sentences():
         return list(manager.load([stock])["tasks"].values())
-    except Exception as error:
-        if sentence := failure_sentence(error):
-            raise DispersionError(sentence) from error
-        raise
 
 
 def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:
@@ -152,12 +149,8 @@ def prompts_of(
 
 def tokenizer_of(name: str) -> Any:
     """The tokenizer of a model, by its Hub id or folder."""
-    from transformers import AutoTokenizer
-
-    try:
+    with sentences():
         return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{name} has no tokenizer that can be loaded: {failure_sentence(error)}") from error
 
 
 def around(loaded: LoadedModel) -> HFLM:

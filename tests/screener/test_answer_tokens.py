@@ -22,7 +22,7 @@ LLAMA3 = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+"
 
 
 def answers(counts=None, **fields):
-    return AnswerSet("own", (), "", "answers of own", counts or {}, **fields)
+    return AnswerSet("own", (), answers=counts or {}, **fields)
 
 
 def pieces(found):
@@ -105,7 +105,7 @@ def test_most_frequent_tokens_are_kept_without_everyday_words():
         ({" yes": 5, " no": 5}, "expected answers of at least 3 tokens, got 2"),
         (
             {f" {first}{second}z": 1 for first in "bcdfghjklmnpqrs" for second in "abcdefghijklmnopqrst"},
-            "their 100 most frequent tokens cover 33%",
+            "the 100 most frequent cover 33%",
         ),
     ],
 )
@@ -124,8 +124,8 @@ def test_a_set_of_a_base_holds_in_its_tokenizer_with_any_added_tokens():
         tokenizer_json(vocab, [special, special | {"content": "<im>", "id": 5}])
     )
     other = Vocabulary.from_tokenizer_json(tokenizer_json({**vocab, "Ġ1": 1, "Ġ2": 0}, [special]))
-    found = answers(pieces=("Ġ3", "Ġhouse", "Ġ1", "<s>"), tokenizer=base.digest, base="org/base")
-    rows = [(" 3", 2), (" 1", 0), ("<s>", 4)]
+    found = answers(pieces=("Ġ3", "Ġhouse", "Ġ1", "<s>", "Ġ2"), tokenizer=base.digest, base="org/base")
+    rows = [(" 3", 2), (" 1", 0), (" 2", 1)]
     assert [(t.text, t.id) for t in resolve_answers(found, tuned, REFERENCE)] == rows
     with pytest.raises(ScreeningError, match="found by org/base, whose tokenizer differs") as refused:
         resolve_answers(found, other, REFERENCE)
