@@ -30,6 +30,11 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
     "evaluate with dispersion": {
         "run": (_HARNESS, "models", "run lm-eval with the dispersion tasks loaded"),
         "enable": (_HARNESS, "", "let the stock lm_eval find the dispersion tasks; also undoes it"),
+        "tokens": (
+            "lmeval_dispersion.tokens",
+            "models",
+            "what a task's answers are made of, T for the screen",
+        ),
         "embed": (_HARNESS, "models", "make a run of plain texts, or of lm-eval's samples"),
         "audit": (_AUDIT, "audit", "judge a finished run: slices, calibration, ranking"),
         "calibrate": (_AUDIT, "audit", "learn accuracy from a run's labelled part"),

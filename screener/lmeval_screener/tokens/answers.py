@@ -10,10 +10,10 @@ import fnmatch
 import hashlib
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
@@ -25,28 +25,7 @@ from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 # Tokens of T: as many as cover this share of all answer tokens, within these bounds. Where the most frequent
 # ones that the bounds allow cover less than the least share, the answers are running text.
 COVERED, LEAST, MOST, LEAST_COVERED = 0.9, 3, 100, 2 / 3
-
-
-@dataclass(frozen=True)
-class _File:
-    """The layout of an answer set's file, see ``docs/reference/token-sets.md``."""
-
-    schema: Literal[1]
-    name: str
-    role: Literal["answers"]
-    tasks: tuple[str, ...]
-    domain: str = ""
-    answers: dict[str, Annotated[int, 1]] = cast(Any, None)
-    pieces: tuple[str, ...] = ()
-    tokenizer: str = ""
-    base: str = ""
-    refused: str = ""
-    documents: Annotated[int, 1] = 0
-    coverage: Any = None
-    source: Any = None
-    revision: Any = None
-    licence: Any = None
-    notes: Any = None
+T = TypeVar("T", str, tuple[int, str])
 
 
 @dataclass(frozen=True)
@@ -55,9 +34,9 @@ class AnswerSet:
 
     name: str
     tasks: tuple[str, ...]  # lm-eval's names, or shell patterns of them
-    domain: str  # bundled domain set that G uses; empty: G is over the answer tokens too
-    about: str  # ``answers of gsm8k (1,319 documents)``
-    answers: dict[str, int] = field(default_factory=dict)  # text as it stands after the prompt -> its count
+    domain: str = ""  # bundled domain set that G uses; empty: G is over the answer tokens too
+    about: str = ""  # ``answers of gsm8k (1,319 documents)``
+    answers: dict[str, Annotated[int, 1]] = field(default_factory=dict)  # text after a prompt -> its count
     pieces: tuple[str, ...] = ()  # found by a base, most probable first
     tokenizer: str = ""  # `Vocabulary.digest` of the base's
     base: str = ""  # the model that found ``pieces``
@@ -67,6 +46,20 @@ class AnswerSet:
         """SHA-256 over all that decides which tokens are taken."""
         content = [sorted(self.answers.items()), self.pieces, self.tokenizer]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class _File(AnswerSet):
+    """The layout of a set's file, see ``docs/reference/token-sets.md``."""
+
+    schema: Literal[1] = 1
+    role: Literal["answers"] = "answers"
+    refused: str = ""
+    documents: Annotated[int, 1] = 0
+    coverage: Any = None
+    source: Any = None
+    revision: Any = None
+    licence: Any = None
 
 
 def load_answers(name_or_path: str) -> AnswerSet:
@@ -117,16 +110,28 @@ def resolve_answers(answers: AnswerSet, vocabulary: Vocabulary, everyday: TokenS
                 f"{answers.name}: its tokens were found by {answers.base}, whose tokenizer differs from this "
                 "one's; find them with this checkpoint's own base: dispersion tokens --base",
             )
-        rows = ((vocabulary.id_of(piece), piece) for piece in answers.pieces)
-        kept = [(row, piece) for row, piece in rows if row is not None and row not in left_out]
-        return _enough(answers, vocabulary, kept)
-    counts: Counter[tuple[int, str]] = Counter()
-    for text, count in answers.answers.items():
-        for token in vocabulary.cut(text):
-            if token[0] not in left_out:
-                counts[token] += count
+        found = ((vocabulary.text_row(piece), piece) for piece in answers.pieces)
+        rows = [(row, piece) for row, piece in found if row is not None and row not in left_out]
+    else:
+        counts: Counter[tuple[int, str]] = Counter()
+        for text, count in answers.answers.items():
+            for token in vocabulary.cut(text):
+                if token[0] not in left_out:
+                    counts[token] += count
+        rows = most_frequent(answers.name, counts)
+    if len(rows) < LEAST:
+        raise ScreeningError(
+            "TooFewTokens",
+            f"{answers.name}: expected answers of at least {LEAST} tokens, got {len(rows)}"
+            f" ({', '.join(piece for _, piece in rows) or 'none'}); name a --domain",
+        )
+    return tuple(Token(vocabulary.text(piece), piece, row, answers.name) for row, piece in rows)
+
+
+def most_frequent(name: str, counts: Counter[T]) -> list[T]:
+    """The tokens (or words) of answers that cover most of them, by the rule of `resolve_answers`."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    whole, run, taken = sum(counts.values()), 0, 0
+    whole, run, taken = counts.total(), 0, 0
     while taken < min(len(ordered), MOST) and (
         run < COVERED * whole or taken < LEAST or ordered[taken][1] == ordered[taken - 1][1]
     ):
@@ -135,20 +140,10 @@ def resolve_answers(answers: AnswerSet, vocabulary: Vocabulary, everyday: TokenS
     if run < LEAST_COVERED * whole:
         raise ScreeningError(
             "TooFewTokens",
-            f"{answers.name}: its answers are whole sentences or too many different words: the {MOST} most "
-            f"frequent tokens cover {run / whole:.0%} of them, {LEAST_COVERED:.0%} are needed; name a --domain",
+            f"{name}: its answers are whole sentences or too many different words: the {MOST} most frequent "
+            f"cover {run / whole:.0%}, expected at least {LEAST_COVERED:.0%}; name a --domain",
         )
-    return _enough(answers, vocabulary, [token for token, _ in ordered[:taken]])
-
-
-def _enough(answers: AnswerSet, vocabulary: Vocabulary, rows: list[tuple[int, str]]) -> tuple[Token, ...]:
-    if len(rows) < LEAST:
-        raise ScreeningError(
-            "TooFewTokens",
-            f"{answers.name}: expected answers of at least {LEAST} tokens, got {len(rows)}"
-            f" ({', '.join(piece for _, piece in rows) or 'none'}); name a --domain",
-        )
-    return tuple(Token(vocabulary.text(piece), piece, row, answers.name) for row, piece in rows)
+    return [token for token, _ in ordered[:taken]]
 
 
 def _set(path: Path, file: _File, asked: str) -> AnswerSet:
@@ -159,15 +154,7 @@ def _set(path: Path, file: _File, asked: str) -> AnswerSet:
         )
     if bool(file.answers) == bool(file.pieces) or bool(file.pieces) != bool(file.tokenizer and file.base):
         raise mistake(path, "", "either `answers`, or `pieces` with `tokenizer` and `base`", None)
-    counted = f"{file.documents:,} {'questions' if file.pieces else 'documents'}" if file.documents else ""
-    of = f"answers of {file.name}" + (f" as {file.base} begins them" if file.base else "")
-    return AnswerSet(
-        name=file.name,
-        tasks=file.tasks,
-        domain=file.domain,
-        about=of + (f" ({counted})" if counted else ""),
-        answers=file.answers or {},
-        pieces=file.pieces,
-        tokenizer=file.tokenizer,
-        base=file.base,
-    )
+    about = f"answers of {file.name}" + (f" as {file.base} begins them" if file.base else "")
+    if file.documents:
+        about += f" ({file.documents:,} {'questions' if file.pieces else 'documents'})"
+    return replace(file, about=about)

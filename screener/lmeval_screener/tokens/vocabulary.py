@@ -29,7 +29,7 @@ _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _PARTS: dict[DigitScheme, re.Pattern[str]] = {
     "single digits": re.compile(r"\d| ?[^\s\d]+"),
     "1-3-digit chunks": re.compile(r"\d{1,3}| ?[^\s\d]+"),
-    "irregular": re.compile(r" ?\d+| ?[^\s\d]+"),
+    "irregular": re.compile(r" ?\S+"),  # merges keep to the parts that they were learnt in
 }
 
 
@@ -149,8 +149,8 @@ class Vocabulary:
                 continue
             piece = self.piece(self._normalise(part))
             for cut in self._build(piece) if self._build else self._longest(piece):
-                if cut in self._pieces and cut not in "Ġ▁" and not _BYTE_PIECE.fullmatch(cut):
-                    rows.append((self._pieces[cut], cut))
+                if (row := self.text_row(cut)) is not None:
+                    rows.append((row, cut))
         return rows
 
     @functools.cached_property
@@ -158,12 +158,12 @@ class Vocabulary:
         return _PARTS[self.digit_scheme()]
 
     def _longest(self, piece: str) -> list[str]:
-        cuts, at = [], 0
-        while at < len(piece):
-            ends = range(len(piece), at, -1)
-            end = next((end for end in ends if piece[at:end] in self._pieces), at + 1)
-            cuts.append(piece[at:end])
-            at = end
+        cuts: list[str] = []
+        while piece:
+            ends = range(len(piece), 0, -1)
+            end = next((end for end in ends if piece[:end] in self._pieces), 1)
+            cuts.append(piece[:end])
+            piece = piece[end:]
         return cuts
 
     def text(self, piece: str) -> str:
@@ -173,9 +173,12 @@ class Vocabulary:
         signs = {sign: byte for byte, sign in _byte_signs().items()}
         return bytes(signs[sign] for sign in piece if sign in signs).decode(errors="replace")
 
-    def id_of(self, piece: str) -> int | None:
-        """Row of a piece by its own spelling, added tokens included; None for one that is not there."""
-        return self._added[piece].id if piece in self._added else self._pieces.get(piece)
+    def text_row(self, piece: str) -> int | None:
+        """Row of a piece by its own spelling; None for special tokens, bytes, white space, unknown ones."""
+        if piece in self._added:
+            return None if self._added[piece].special else self._added[piece].id
+        spells = self.text(piece).strip() and not _BYTE_PIECE.fullmatch(piece)
+        return self._pieces.get(piece) if spells else None
 
     @functools.cached_property
     def digest(self) -> str:
