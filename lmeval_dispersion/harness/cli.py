@@ -89,7 +89,7 @@ def _run(args: argparse.Namespace) -> int:
     sys.argv = ["lm-eval", *arguments]
     ours = None if install.status().state == "enabled" else install.tasks_path()
     try:
-        with more_tasks(ours), before_weights(recording.check_choice), sentences():
+        with sentences(), more_tasks(ours), before_weights(recording.check_choice):
             cli_evaluate()
     finally:
         sys.argv = before
