@@ -94,8 +94,7 @@ def screen(
         refresh: Whether to read again what the registry has.
         since: What ``result.news`` answers from: ``last`` or ``yesterday``, of which each checkpoint is
             announced once, a date or time (UTC), or a run of the registry. Default: no news.
-        base: The checkpoint that the others were trained from, their zero point. Default: the one that is
-            known of adapters or of a list by base model, else none.
+        base: The checkpoint that the others were trained from, their zero point. Default: none.
         rank_by: ``gap``, ``ratio`` or ``both``: which figure ranks; a clear order needs both.
 
     Returns: Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
@@ -335,14 +334,11 @@ class Screening:
         """
         lists = await asyncio.gather(*map(self._revisions, targets))
         expanded = list(dict.fromkeys(target for revisions in lists for target in revisions))
-        places: list[int | None] = [None, None]
-        for at, (option, text) in enumerate(
-            {"--fail-if-below": self.fail_if_below, "--base": self.base}.items()
-        ):
-            if text is not None:
-                target = floor_among(expanded, text, self.tokenizer, option)
-                expanded = list(dict.fromkeys([*expanded, target]))
-                places[at] = expanded.index(target)
+        places: list[int | None] = []
+        for option, text in (("--fail-if-below", self.fail_if_below), ("--base", self.base)):
+            target = None if text is None else floor_among(expanded, text, self.tokenizer, option)
+            expanded = list(dict.fromkeys([*expanded, *([target] if target else [])]))
+            places.append(expanded.index(target) if target else None)
         if self.accuracies is not None:
             expanded = self.accuracies.of(expanded)
         expanded = labelled(expanded)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +14,10 @@ from lmeval_screener import screen
 from lmeval_screener.cli import main
 from lmeval_screener.figures import figures_of, gaps, numbers_of, ratio
 from lmeval_screener.ranking import against_base, rank_gaps, ranked
-from lmeval_screener.screened import Screened
+from lmeval_screener.registry import queries
+from lmeval_screener.registry.database import to_read
+from lmeval_screener.result import Gate
+from lmeval_screener.screened import RANK_BY, Screened
 from lmeval_screener.tokens import load_domain, load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.projection import FinalNorm
@@ -328,6 +333,27 @@ def test_the_base_stands_in_the_table_and_is_never_chosen(rank_by, words):
     )
     assert "Against the base" not in plain.to_markdown()
     assert "is_base" not in plain.to_dict()["checkpoints"][0]
+
+
+def test_a_gate_is_for_candidates_and_the_help_says_what_ranks(tmp_path, capsys):
+    found = group(a=1.2, b=1.1)
+    gate = Gate.of(found.groups, [], "b")
+    assert (gate.below, gate.compared, gate.not_compared) == ((), 1, 0)
+    assert Gate.of(found.groups, [], "zero").compared == 2
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert f"A clear order needs both (default: {RANK_BY})" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_registry_answers_with_the_tokens_that_a_domain_has_now(tmp_path, task):
+    names = [write(tmp_path / f"m{seed}", head(seed)) for seed in range(3)]
+    for of, count in ((None, 3), (task, 2)):  # as if the set of a domain had changed
+        screen(names[:count], task=of, registry=tmp_path / "r.db")
+    with closing(sqlite3.connect(tmp_path / "r.db")) as file, file:
+        file.execute("UPDATE runs SET domain = 'math'")
+    with to_read(tmp_path / "r.db") as connection:
+        found = [queries.query(connection, "cosine", d, None, None, None).rows for d in (None, "math")]
+    assert [len(rows) for rows in found] == [3, 2]
 
 
 def test_a_base_that_is_elsewhere_is_said(tmp_path, capsys):

@@ -32,10 +32,12 @@ _WIDE = 100  # characters of a line from which on each value of a row has a line
 
 
 def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, str, str]:
-    """Key and names of the pair of token sets with most results, of a domain or of all."""
+    """Key and names of the pair of token sets with most results; of a domain, of the last run for it."""
+    most = (
+        "(SELECT count(*) FROM results r WHERE r.tokens = runs.tokens)" if domain is None else "max(started)"
+    )
     rows = connection.execute(
-        "SELECT tokens, domain, reference FROM runs GROUP BY tokens "
-        "ORDER BY (SELECT count(*) FROM results r WHERE r.tokens = runs.tokens) DESC, tokens"
+        f"SELECT tokens, domain, reference FROM runs GROUP BY tokens ORDER BY {most} DESC, tokens"
     ).fetchall()
     if not rows:
         raise UsageError("the registry has no results yet; `screen-checkpoints … --registry FILE` adds some")

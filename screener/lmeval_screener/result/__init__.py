@@ -53,14 +53,15 @@ class Gate:
     def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
         """The gate of a screening, by the label of its reference."""
         # Of those that failed, a registry may have figures.
-        everyone = {f.label for f in failed} | {c.label for group in groups for c in group.checkpoints}
+        everyone = {f.label for f in failed} | {c.label for group in groups for c in group.candidates}
+        everyone.add(reference)
         others = len(everyone) - 1
         places = [(group, c) for group in groups for c in group.checkpoints if c.label == reference]
         if not places:
             return cls(reference, (), 0, others, next(f.error for f in failed if f.label == reference))
         group, floor = places[0]
-        below = [c.label for c in group.checkpoints if c.rank > floor.rank and not floor.tied_to(c.rank)]
-        compared = len(group.checkpoints) - 1
+        below = [c.label for c in group.candidates if c.rank > floor.rank and not floor.tied_to(c.rank)]
+        compared = sum(c is not floor for c in group.candidates)
         return cls(reference, tuple(below), compared, others - compared)
 
     @property
