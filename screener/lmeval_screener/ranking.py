@@ -121,19 +121,19 @@ def ranked(
 def _ranked_group(
     family: str, scale: str, members: list[Reading], metric: Metric, rank_by: RankBy, base: Target | None
 ) -> list[Screened]:
+    members = sorted(members, key=lambda member: member.target != base)  # others are copies of the base
+    is_known = members[0].target == base
     # A copy stands where its original does: what moves no prediction may have moved its own G.
     copied = originals(members)
     distinct = sorted({original.place for original in copied})
-    zero = next((place for place, member in enumerate(members) if member.target == base), None)
     gaps, ratios = [members[i].gaps[metric] for i in distinct], [members[i].ratio for i in distinct]
     rank_by = "gap" if None in ratios else rank_by
-    of_base = None if zero is None else members[zero].ratio
+    of_base = members[0].ratio if is_known else None
     standings = dict(zip(distinct, rank_gaps(gaps, ratios, rank_by, of_base), strict=True))
     against: dict[int, Against] = {}
-    if zero is not None and of_base is not None:
-        others = {i: r for i, m in enumerate(members) if i != zero and (r := m.ratio) is not None}
-        copies = {i for i in others if copied[i].place == copied[zero].place}
-        against = against_base(of_base, others, copies)
+    if of_base is not None:
+        others = {i: r for i, m in enumerate(members) if i and (r := m.ratio) is not None}
+        against = against_base(of_base, others, {i for i in others if copied[i].place == copied[0].place})
     names = [field.name for field in fields(Reading)]
     checkpoints = [
         Screened(
@@ -143,7 +143,7 @@ def _ranked_group(
             copy_of=None if members[original.place] is reading else members[original.place].label,
             copy_rounded=not original.exact,
             ranked_by=rank_by,
-            is_base=place == zero,
+            is_base=is_known and place == 0,
             against=against.get(place),
             **standings[original.place]._asdict(),
         )

@@ -115,7 +115,7 @@ TOKENIZER = "tokenizer:"
 RankBy = Literal["gap", "ratio", "both"]
 #: What ranks where nothing else is named.
 RANK_BY: RankBy = "gap"
-RANKED = {"gap": "highest G", "ratio": "highest ratio", "both": "best mean rank of G and ratio"}
+RANKED = {"gap": "highest G", "ratio": "highest ratio", "both": "highest mean rank of G and ratio"}
 
 
 class Against(NamedTuple):
@@ -330,11 +330,6 @@ class Group:
     def base(self) -> Screened | None:
         """The base of the others; None where it is not known, or elsewhere."""
         return next((c for c in self.checkpoints if c.is_base), None)
-
-    @property
-    def ranked_by(self) -> RankBy:
-        """Which figure ranks here."""
-        return self.checkpoints[0].ranked_by
 
     def rivals(self, metric: Metric) -> tuple[Screened, ...]:
         """The best by G and the best by the ratio, where they differ and either figure separates them."""

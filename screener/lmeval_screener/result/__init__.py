@@ -20,7 +20,17 @@ from lmeval_screener import copies
 from lmeval_screener.figures import difference
 from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.result import answer
-from lmeval_screener.screened import RANK_BY, Failed, Group, RankBy, Screened, entry, flat_row, grouped
+from lmeval_screener.screened import (
+    RANK_BY,
+    RANKED,
+    Failed,
+    Group,
+    RankBy,
+    Screened,
+    entry,
+    flat_row,
+    grouped,
+)
 
 if TYPE_CHECKING:
     from lmeval_screener.registry.news import News
@@ -28,11 +38,6 @@ if TYPE_CHECKING:
     from lmeval_screener.shortlist.verdict import Verdict
 
 SCHEMA = "screen-checkpoints/3"
-_RANKS_FIRST = {
-    "gap": "Higher G ranks first. It is not an accuracy.",
-    "ratio": "Higher ratio ranks first. Neither figure is an accuracy.",
-    "both": "The best mean rank of G and ratio ranks first. Neither is an accuracy.",
-}
 _SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
 _DRAWN = 40  # checkpoints of a group that a chart shows
 _LONG = 40  # rows of a group that a terminal shows whole
@@ -433,7 +438,7 @@ class Result(Report):
             "failures": answer.failures(self.failed, self._everyone),
             "notes": _who((note, c) for c in members for note in c.notes),
             "unknown": [*_unknown(members), *self._without_base()],
-            "ranks_first": _RANKS_FIRST[self.ranked_by],
+            "ranked": RANKED[self.ranked_by].replace("highest", "Higher"),
             "copies": copies.said(members),
             "agreed": whole[0] if whole else None,
             "facts_of_all": self._facts() if self.checkpoints else None,

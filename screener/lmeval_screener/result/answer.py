@@ -81,7 +81,7 @@ def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
         everyone = listed([names[c] for c in members]) if len(members) <= _MOST else f"all {len(members)}"
         return [*said, f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
     first = ", ".join(c if isinstance(c, str) else names[c] for c in first_of(group, metric))
-    ranked = f"{RANKED[group.ranked_by]} of {len(members)}"
+    ranked = f"{RANKED[members[0].ranked_by]} of {len(members)}"
     return [*said, f"Evaluate first: {first} ({ranked}; {domain}).", _clear(group)]
 
 
