@@ -217,9 +217,9 @@ class Resolution:
 
 def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
     """The rows of T and R in a vocabulary, by the rule in the module's docstring."""
-    tokens, dropped, doubled = _lookup(domain, vocabulary)
+    tokens, dropped, doubled = lookup(domain, vocabulary)
     rows_of_domain = {token.id for token in tokens}
-    everyday, dropped_reference, doubled_reference = _lookup(reference, vocabulary)
+    everyday, dropped_reference, doubled_reference = lookup(reference, vocabulary)
     kept = tuple(token for token in everyday if token.id not in rows_of_domain)
     shared = tuple(token for token in everyday if token.id in rows_of_domain)
     _check_count(domain, len(tokens), dropped)
@@ -241,7 +241,7 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
     )
 
 
-def _lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[str], list[str]]:
+def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[str], list[str]]:
     """Tokens of a set, each row once; the surface forms without a row; and those that share one."""
     tokens: dict[int, Token] = {}
     dropped: list[str] = []
