@@ -18,7 +18,7 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations, pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -28,7 +28,7 @@ import numpy as np
 from lmeval_dispersion.geometry import Array, Metric
 from lmeval_dispersion.statistics import rank_agreement, student_points
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.figures import Gap, Ratio, difference, ranks
+from lmeval_screener.figures import Difference, Gap, Ratio, difference, ranks
 from lmeval_screener.screened import Next, Ranks, Reading, Screened
 from lmeval_screener.targets import labelled
 from lmeval_screener.tokens import Resolution
@@ -172,11 +172,27 @@ def clear_above(champion: tuple[Gap, Ratio | None], others: Sequence[tuple[Gap, 
 
 
 def _all_pairs(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> list[Standing]:
-    places = ranks([gap.mean for gap in gaps])
-    order = sorted(range(len(gaps)), key=places.__getitem__)
-    pairs = {(i, j): difference(gaps[i], gaps[j]) for i, j in combinations(order, 2)}
+    return standings(
+        [gap.mean for gap in gaps],
+        lambda i, j: difference(gaps[i], gaps[j]),
+        lambda i, j: agree(ratios[i], ratios[j]),
+    )
+
+
+def standings(
+    means: Sequence[float],
+    change: Callable[[int, int], Difference],
+    agreed: Callable[[int, int], bool] = lambda i, j: True,
+) -> list[Standing]:
+    """The standing of each mean, the largest first, by the paired differences of all pairs (Holm).
+
+    A pair's order is clear where its difference is told from 0 and ``agreed`` does not object.
+    """
+    places = ranks(means)
+    order = sorted(range(len(means)), key=places.__getitem__)
+    pairs = {(i, j): change(i, j) for i, j in combinations(order, 2)}
     clear = holm({pair: change.p for pair, change in pairs.items()})
-    clear = {(i, j) for i, j in clear if agree(ratios[i], ratios[j])}
+    clear = {(i, j) for i, j in clear if agreed(i, j)}
     ties: list[list[int]] = [[] for _ in places]
     for i, j in pairs.keys() - clear:
         ties[i].append(places[j])

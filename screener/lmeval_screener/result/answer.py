@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.declared import count, listed, spans
@@ -67,15 +68,32 @@ def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
             f"G and ratio disagree about the best: {names[members[0]]} by G, {names[rival]} by the ratio; "
             "evaluate both."
         )
+    return [*said, *order(group, f"highest G of {len(members)}; {domain}", rival)]
+
+
+class Ordered(Protocol):
+    """Checkpoints that may be compared, best first, each with ``rank``, ``ties`` and ``tied_to(rank)``."""
+
+    @property
+    def checkpoints(self) -> Sequence[Any]:
+        """Best first."""
+
+    @property
+    def names(self) -> Mapping[Any, str]:
+        """The name of each."""
+
+
+def order(group: Ordered, why: str, rival: Screened | None = None) -> list[str]:
+    """Which of two or more checkpoints to evaluate first, and how far their order is clear."""
+    members, names = group.checkpoints, group.names
     all_ranks = {c.rank for c in members}
     if all(all_ranks - {c.rank} <= set(c.ties) for c in members):
         everyone = listed([names[c] for c in members]) if len(members) <= _MOST else f"all {len(members)}"
-        return [*said, f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
-    best = f"Evaluate first: {_first(group, rival)} (highest G of {len(members)}; {domain})."
-    return [*said, best, _clear(group)]
+        return [f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
+    return [f"Evaluate first: {_first(group, rival)} ({why}).", _clear(group)]
 
 
-def overlaps(group: Group) -> list[tuple[int, int]]:
+def overlaps(group: Ordered) -> list[tuple[int, int]]:
     """First and last rank of every run of ranks that hang together by ties, best first."""
     runs: list[tuple[int, int]] = []
     for c in group.checkpoints:
@@ -87,7 +105,7 @@ def overlaps(group: Group) -> list[tuple[int, int]]:
     return runs
 
 
-def _clear(group: Group) -> str:
+def _clear(group: Ordered) -> str:
     """How far the order of a group is clear."""
     ranks, runs = sorted({c.rank for c in group.checkpoints}), overlaps(group)
     if not runs:
@@ -113,7 +131,7 @@ def ranks_of(ranks: Ranks) -> str:
     return spans(numbers) if len(ranks.runs()) <= 4 else f"{len(numbers):,} of {numbers[0]}–{numbers[-1]}"
 
 
-def _first(group: Group, rival: Screened | None) -> str:
+def _first(group: Ordered, rival: Screened | None) -> str:
     """The checkpoints to spend a budget of three evaluations on."""
     members, names = group.checkpoints, group.names
     budget = _FIRST if len(members) > _FIRST else 1
