@@ -3,7 +3,8 @@
 Right and wrong answers are drawn independently of the vectors; subjects have directions of their own, as
 real ones do. A claim is a sentence with a direction or a difference; a report may make none. `coverage` is
 how often the intervals hold the truth: no difference, AUROC 0.5, no correlation. The
-intervals of calibrations are those of benchmarks/audit_coverage.py.
+intervals of calibrations are those of benchmarks/audit_coverage.py. With `--differences N`: how often
+`dispersion compare` claims a difference between N pairs of runs that differ by chance alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from synthetic import subjects_store
+from synthetic import differences_of_equals, subjects_store
 
 from lmeval_dispersion.auditing.calibration import calibrate
 from lmeval_dispersion.auditing.figures import Figure
@@ -88,10 +89,33 @@ def alike(seed: int, folder: Path, subjects: int, each: int) -> bool:
     return least.not_clear < least.others
 
 
+def differences(repeats: int) -> None:
+    """The share of false claims of a comparison, by the number of documents."""
+    settings: dict[str, dict[str, float]] = {
+        "as it is": {},
+        "independent": {"alike": 0.0},
+        "nearly alike": {"alike": 0.9, "spread": 1.0},
+        "uneven, 90 % right": {"uneven": 1.0, "share": 0.9},
+    }
+    print(f"{'pairs that differ by chance':<28} {'n':>4} {'answers':>8} {'scores':>8} {'vectors':>8}")
+    for name, options in settings.items():
+        for n in (5, 10, 30, 300):
+            rng, wrong = np.random.default_rng(n), Counter[str]()
+            for _ in range(repeats):
+                bounds = differences_of_equals(rng, n, **options)
+                wrong.update({kind: low > 0 or high < 0 for kind, (low, high) in bounds.items()})
+            rates = " ".join(f"{wrong[kind] / repeats:>7.1%}" for kind in ("answers", "scores", "vectors"))
+            print(f"{name:<28} {n:>4} {rates}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--stores", type=int, default=400)
+    parser.add_argument("--differences", type=int, metavar="N")
     args = parser.parse_args()
+    if args.differences:
+        differences(args.differences)
+        return
     for name, options in NOISE.items():
         claimed: Counter[str] = Counter()
         held: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Time and memory of a whole registry: `python benchmarks/registry.py [--sizes 100,1000] [--quota N]`.
+"""Time and memory of a registry: `python benchmarks/registry.py [--sizes 100,1000] [--quota N] [--listed]`.
 
 A server process speaks the Hub's protocol and answers after 40 ms over a line of 200 MB/s that all
 connections share. Checkpoints have Qwen2.5-7B's true shapes, so that each takes about 105 ranged requests.
@@ -6,7 +6,8 @@ The real command screens them, with a registry, from an empty cache; then once m
 all. Printed are seconds, CPU seconds a checkpoint (those of the server's process beside them), requests,
 bytes and peak memory; then the time that latency alone takes (four dependent round trips, sixteen checkpoints
 side by side) and that of the line. With ``--quota`` the Hub's resolver answers N requests in 10 s, and
-printed is which share of that was used in the windows between the first and the last.
+printed is which share of that was used in the windows between the first and the last. With ``--listed`` the
+checkpoints are those of ``'org/*'``, not names. Requests by kind follow each run.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,17 +64,21 @@ def serve(count: int, quota: int, folder: Path) -> None:
         for _ in sys.stdin:
             counts = {
                 "requests": len(server.requests), "bytes": server.sent, "cpu": time.process_time(),
+                "kinds": Counter(request.part for request in server.requests),
                 "windows": server.quotas.ended["resolvers"],
                 "refusals": server.quotas.refusals["resolvers"],
             }  # fmt: skip
             print(json.dumps(counts), flush=True)
 
 
-def screened(server: ServerProcess, count: int, folder: Path, label: str) -> tuple[float, float]:
+def screened(
+    server: ServerProcess, count: int, folder: Path, label: str, *, listed: bool
+) -> tuple[float, float]:
     """Run the command once and print what it cost; returns its seconds, and those that its bytes take."""
     env = without_hub(HF_HOME=str(folder / "hf"), HF_ENDPOINT=server.endpoint)
     result = folder / "result.json"
-    command = ["-m", "lmeval_screener", *(f"org/model-{number:05d}" for number in range(count))]
+    names = ["org/*"] if listed else [f"org/model-{number:05d}" for number in range(count)]
+    command = ["-m", "lmeval_screener", *names]
     command += ["--registry", str(folder / "registry.db"), "--output", str(result), "--timeout", "600"]
     before, start = server.counts(), time.perf_counter()
     pid = os.posix_spawn(sys.executable, [sys.executable, *command], env)
@@ -88,6 +94,10 @@ def screened(server: ServerProcess, count: int, folder: Path, label: str) -> tup
         f"{usage.ru_maxrss / 1024:8.0f}",
         flush=True,
     )
+    kinds = {kind: number - before["kinds"].get(kind, 0) for kind, number in after["kinds"].items()}
+    print(
+        f"{'':<14} {', '.join(f'{number:,} {kind}' for kind, number in kinds.items() if number)}", flush=True
+    )
     return seconds, sent / BANDWIDTH
 
 
@@ -97,6 +107,7 @@ def main() -> None:
         __doc__,
         ("--sizes", {"default": "100,1000", "help": "numbers of checkpoints (default: 100,1000)"}),
         ("--quota", {"type": int, "default": 0, "help": "of the resolver in 10 s (default: none)"}),
+        ("--listed", {"action": "store_true", "help": "checkpoints of a list of the Hub"}),
         hidden=("--serve", 3),
     )
     if args.serve:
@@ -109,7 +120,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             server = ServerProcess(__file__, count, args.quota, folder)
             try:
-                seconds, line = screened(server, count, Path(folder), f"{count:,}, cold")
+                seconds, line = screened(server, count, Path(folder), f"{count:,}, cold", listed=args.listed)
                 if args.quota:
                     counts = server.counts()
                     full = [min(used, args.quota) for used in counts["windows"][1:]]
@@ -119,7 +130,7 @@ def main() -> None:
                         flush=True,
                     )
                     continue
-                screened(server, count, Path(folder), f"{count:,}, known")
+                screened(server, count, Path(folder), f"{count:,}, known", listed=args.listed)
                 latency = ROUND_TRIPS * LATENCY * -(-count // SIDE_BY_SIDE)
                 print(
                     f"{'':<14} latency alone {latency:.1f} s, the line {line:.1f} s: "

@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="+",
         metavar="RUN",
-        help="folders of two runs, or of two studies of the laboratory; the first is the baseline",
+        help="folders of two runs (stores, or lm-eval's results with --log_samples), or of two studies of "
+        "the laboratory; the first is the baseline",
     )
     add_output(parser)
     stores = parser.add_argument_group("runs")
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"expected two runs or two studies, got {len(args.runs)}")
     output = Output.of(args)
     for path in args.runs:
-        if not Path(path).is_dir():
+        if not Path(path).exists():
             raise UsageError(
                 f"expected the folder of a run or a study, got {path}, which is none; check the path"
             )

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
-from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +19,7 @@ from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageErr
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Correlation = Literal["pearson", "spearman", "kendall"]
+K = TypeVar("K", bound=Hashable)
 
 NORMAL_975 = 1.959963984540054  # 97.5 % point of the normal distribution
 REPEATS = 2000  # bootstrap samples
@@ -270,11 +270,19 @@ def normal_bounds(value: float, se: float) -> Bounds:
     return Bounds(value - NORMAL_975 * se, value + NORMAL_975 * se)
 
 
+def student_bounds(value: float, se: float, n: int) -> Bounds:
+    """95 % bounds of an estimate from ``n`` > 1 documents: value ± Student's point times its error."""
+    half = student_quantile((1 + LEVEL) / 2, n - 1) * se
+    return Bounds(value - half, value + half)
+
+
 def normal_point(comparisons: int) -> float:
     """Standard errors that ``comparisons`` two-sided tests may take to be wrong in 5 % of cases together.
 
     Bonferroni: 1.96 for one comparison, 2.58 for five.
     """
+    from statistics import NormalDist
+
     return NormalDist().inv_cdf(1 - (1 - LEVEL) / (2 * max(comparisons, 1)))
 
 
@@ -336,20 +344,6 @@ def student_quantile(p: float, freedom: float) -> float:
     return math.exp(places[-1])
 
 
-def student_points(p: float, freedom: Array) -> Array:
-    """Points that Student's t is beyond, on either side, with probability ``p``, by degrees of freedom (n,).
-
-    Solved at 33 degrees of freedom across the range and interpolated between them in logarithms, to 1e-4.
-
-    >>> student_points(0.05, np.array([9.0, math.inf])).round(4).tolist()
-    [2.2622, 1.9602]
-    """
-    finite = np.clip(freedom, 1.0, 1e4)  # above, t is the normal distribution's to 1e-3
-    grid = np.unique(np.geomspace(finite.min(), finite.max(), 33))
-    values = np.array([student_quantile(1 - p / 2, float(at)) for at in grid])
-    return np.asarray(np.exp(np.interp(np.log(finite), np.log(grid), np.log(values))))
-
-
 def student_interval(values: ArrayLike, level: float = LEVEL) -> Bounds:
     """Student interval of the mean of independent ``values`` (n,), at ``level`` in (0, 1).
 
@@ -363,8 +357,51 @@ def student_interval(values: ArrayLike, level: float = LEVEL) -> Bounds:
     return Bounds(float(numbers.mean()) - half, float(numbers.mean()) + half)
 
 
-def wilson(share: float, n: int) -> Bounds:
+def mcnemar_p(gained: int, lost: int) -> float:
+    """Two-sided exact p of ``gained`` and ``lost`` right answers, each equally likely where nothing differs.
+
+    Source: McNemar, Psychometrika 12 (1947), with the binomial distribution.
+
+    >>> [round(mcnemar_p(gained, 0), 9) for gained in (5, 6, 0)]
+    [0.0625, 0.03125, 1.0]
+    """
+    n = gained + lost
+    ways = math.lgamma(n + 1) - n * math.log(2)
+    tail = (
+        math.exp(ways - math.lgamma(k + 1) - math.lgamma(n - k + 1)) for k in range(min(gained, lost) + 1)
+    )
+    return min(2 * math.fsum(tail), 1.0)
+
+
+def paired_share_bounds(gained: int, lost: int, n: int) -> Bounds:
+    """95 % interval of the difference (gained - lost) / n of two shares of the same ``n`` > 1 documents.
+
+    Bonett and Price's, with Student's point; it leaves out 0 where :func:`mcnemar_p` is below 5 %, and only
+    there (enumerated up to 300 documents), and stays inside [-1, 1].
+
+    Source: Bonett and Price, Journal of Educational and Behavioral Statistics 37 (2012).
+    """
+    a, b = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
+    low, high = student_bounds(a - b, math.sqrt((a + b - (a - b) ** 2) / (n + 2)), n)
+    if mcnemar_p(gained, lost) >= 1 - LEVEL:
+        low, high = min(low, 0.0), max(high, 0.0)
+    return Bounds(max(low, -1.0), min(high, 1.0))
+
+
+def holm(p_values: Mapping[K, float]) -> set[K]:
+    """The tests that Holm's step-down procedure rejects at 5 % for all of them together."""
+    rejected: set[K] = set()
+    for done, (test, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        if p > (1 - LEVEL) / (len(p_values) - done):
+            break
+        rejected.add(test)
+    return rejected
+
+
+def wilson(share: float, n: int, point: float = NORMAL_975) -> Bounds:
     """95 % Wilson interval of a share of ``n`` documents; it stays inside [0, 1]. NaN for n < 1.
+
+    ``point`` allows for several shares (:func:`normal_point`).
 
     Source: Wilson, Journal of the American Statistical Association 22 (1927).
 
@@ -373,7 +410,7 @@ def wilson(share: float, n: int) -> Bounds:
     """
     if n < 1 or np.isnan(share):
         return UNDEFINED
-    z = NORMAL_975
+    z = point
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     return Bounds(max(float(centre - half), 0.0), min(float(centre + half), 1.0))

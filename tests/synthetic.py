@@ -3,6 +3,8 @@
 import numpy as np
 import pandas as pd
 
+from lmeval_dispersion.auditing.compare import accuracies, dispersions
+from lmeval_dispersion.geometry.centred import CentredVectors
 from lmeval_dispersion.store import write_store
 
 
@@ -145,3 +147,33 @@ def subjects_store(
     frame["doc_id"] = np.arange(len(frame))
     x = np.concatenate([x] * repeat)
     return written(path, frame, x, {"tasks": {f"task {i}": 1 for i in range(tasks)}})
+
+
+def concluded(report):
+    """All sentences of an audit's answer and of its conclusions, in one text."""
+    sections = [section for section in report.document().sections if section.heading == "Conclusions"]
+    return " ".join([*report.answer(), *(part.text for section in sections for part in section.parts)])
+
+
+def differences_of_equals(rng, n, *, d=32, spread=0.5, uneven=0.0, alike=0.5, share=0.5):
+    """The intervals of a comparison of two runs on ``n`` documents that differ by chance alone.
+
+    ``alike`` is how far runs answer and place documents alike, ``share`` the right answers', ``uneven`` the
+    sd of the logarithm of documents' spreads.
+    """
+    same = rng.random(n) < alike
+    first = (rng.random(n) < share).astype(float)
+    second = np.where(same, first, rng.random(n) < share).astype(float)
+    level = rng.random(n) * alike
+    scores = [level + (1 - alike) * rng.random(n) for _ in "ab"]
+    base, width = rng.normal(size=(n, d)), spread * np.exp(uneven * rng.normal(size=(n, 1)))
+    contributions = []
+    for _ in "ab":
+        own = np.sqrt(alike) * base + np.sqrt(1 - alike) * rng.normal(size=(n, d))
+        x = np.eye(1, d) + width * own / np.sqrt(d)
+        unit = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+        contributions.append(CentredVectors(unit).contributions())
+    found = {"answers": accuracies(first, second), "scores": accuracies(*scores)}
+    bounds = {kind: (row["accuracy_low"], row["accuracy_high"]) for kind, row in found.items()}
+    vectors = dispersions(*contributions)
+    return {**bounds, "vectors": (vectors["dispersion_low"], vectors["dispersion_high"])}

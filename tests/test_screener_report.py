@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from browser import Browser
-from command import captured
+from command import CAPTURES, captured
 from json_schemas import faults
 from lmeval_screener.figures import gaps, ratio
+from lmeval_screener.result.answer import first_of
 from lmeval_screener.weights.projection import FinalNorm
 from screenings import failed, ranked, screened
 from screenings import result as result_of
@@ -62,6 +63,34 @@ def test_every_part_is_what_is_printed_today_and_fits_the_terminal(result, width
         assert max(map(len, lines.splitlines())) <= width
 
 
+def test_figures_are_explained_once_and_the_names_of_the_answer_are_marked(result, one_group):
+    text, group = shown(result, width=100), one_group.groups[0]
+    for said in (
+        "G: how far the model keeps math tokens",
+        "Ratio: spread of math tokens over everyday words'",
+    ):
+        assert text.count(said) == 1
+    assert text.count("─ 2 standard errors to the next rank") == text.count("to the step before") == 1
+    assert "not an accuracy" in text
+    other = shown(replace(one_group, domain="law", reference="plain", checkpoints=group.checkpoints[:2]))
+    assert "G: how far the model keeps law tokens from one another and from those of plain" in other
+    marked = re.findall(r"▶ (\S+)", shown(one_group))
+    assert marked == [group.names[c] for c in first_of(group, group.rival("cosine"))]
+    assert one_group.answer()[0].startswith(f"Evaluate first: {', '.join(marked)} (")
+    assert f"> {marked[0]}" in shown(one_group, encoding="ascii")
+    # Neither where one is as good as another, nor along a training, nor where ranks stand for names.
+    level = [screened(f"m{i}", i + 1, (1, 3)) for i in range(3)]
+    steps = [c for c in result.checkpoints if c.scale == "1B"]
+    for members in (level, steps, level[:1]):
+        assert "▶" not in shown(replace(result, checkpoints=tuple(members)))
+    many = [screened("best", 1), *(screened(f"m{i}", i + 2, (2, 7)) for i in range(6))]
+    assert re.findall(r"▶ (\S+)", shown(replace(result, checkpoints=tuple(many)))) == ["best"]
+
+
+def test_the_demo_fits_one_look():
+    assert len((CAPTURES / "screen-80.txt").read_text("utf-8").splitlines()) <= 22
+
+
 def test_details_hold_errors_parts_and_what_was_read(result):
     short, whole = shown(result, width=160), shown(result, width=160, details=True)
     for text in ("±", "within(R), control", "lm_head.weight", "Permutations", "not the training seed"):
@@ -80,7 +109,7 @@ def test_a_long_group_is_shortened_to_its_top_the_ties_at_the_cut_and_its_bottom
     long = result_of(members, [failed(f"org/f{i}", "Unreachable", "not tried") for i in range(36)])
     text = shown(long, width=80)
     assert len(text.splitlines()) < 50
-    rows = [line.split()[1] for line in text.splitlines() if re.match(r" *\d+  org/m", line)]
+    rows = re.findall(r"^ *\d+  (?:▶ |  )?(org/m\d+)", text, re.MULTILINE)
     assert rows == [f"org/m{i}" for i in [*range(19), 1497, 1498, 1499]]
     assert "22 of 1500 rows; all of them: --format csv, or -o page.html." in text
     assert text.count("the same note") == text.count("not tried") == 1
@@ -138,11 +167,35 @@ def test_the_page_draws_sorts_and_asks_for_nothing(result, tmp_path):
         drawn = "[...document.querySelectorAll('.chart')].filter(chart => chart.querySelector('svg')).length"
         assert browser.value(drawn) == len(result.charts()) == 5
         assert browser.value("document.querySelectorAll('.chart svg path').length") > 30
-        names = "[...document.querySelector('table').tBodies[0].rows].map(r => r.cells[1].textContent.trim())"
+        names = (
+            "[...document.querySelector('table').tBodies[0].rows].map(r => r.cells[1].textContent.slice(2))"
+        )
         assert browser.value(names) == ["org/m3", "org/m2", "org/m1", "org/m0"]
         assert MARKUP in browser.value("document.body.textContent")
         assert browser.console == []
         assert [url for url in browser.requests if not url.startswith((place.as_uri(), "data:"))] == []
+
+
+def test_a_dot_says_the_digits_of_the_table_and_leads_to_its_row(one_group, tmp_path):
+    place = tmp_path / "page.html"
+    place.write_text(one_group.to_html(), encoding="utf-8")
+    best = one_group.groups[0].checkpoints[0]
+    with Browser() as browser:
+        browser.open(place)
+        marks = "[...document.querySelectorAll('.wide [aria-roledescription=point]')]"
+        said = browser.value(f"{marks}.map(mark => mark.getAttribute('aria-label'))")
+        assert said[0].startswith(f"{best.label}; rank 1; G {best.gaps['cosine'].mean:.3f}; ratio ")
+        assert not [text for text in said if re.search(r"\.\d{5}|reach", text)]
+        browser.value(f"{marks}[0].dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
+        assert browser.value("document.querySelectorAll('tr.met').length") == 1
+        row = browser.value("document.querySelector('tr.met').textContent")
+        assert said[0].partition(";")[0] in row
+        assert browser.value("document.querySelector('footer a').href").endswith("/reference/screening/")
+        csv = "[...document.querySelectorAll('.save button')].find(b => b.textContent === 'Save as CSV')"
+        browser.value(
+            f"HTMLAnchorElement.prototype.click = function () {{ window.saved = this.href }}, {csv}.click()"
+        )
+        assert "%E2%96%B6" not in browser.value("window.saved")
 
 
 @pytest.mark.parametrize(("size", "scheme"), [((1280, 800), "light"), ((390, 844), "dark")])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,7 +45,7 @@ _FILLED_IF_BETTER = {
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A slice with what the fit to the others says of it; that is trivial where none is better."""
+    """A slice with what the fit to the others says of it, whose errors are the printed ones."""
 
     slice: str
     documents: int
@@ -122,7 +122,7 @@ class Calibration(RunReport):
         sizes = str(smallest) if smallest == largest else f"{smallest} to {largest}"
         return {
             "estimators": Table.of(
-                self.estimators,
+                _without_repeats(self.estimators),
                 f"Errors on {slices_of(self.slices, self.by)} of {sizes} documents, each by a fit that did "
                 "not see it",
                 name="estimators",
@@ -236,6 +236,14 @@ def calibrate(
         ],
         _calibrator=content,
     )
+
+
+def _without_repeats(rows: Sequence[Estimator]) -> list[Estimator]:
+    """The estimates, with those shrunk to the labelled accuracy (the last row) in one row with it."""
+    alone = rows[-1]
+    same = [row for row in rows[1:-1] if (row.mae, row.rmse) == (alone.mae, alone.rmse)]
+    names = ", ".join([alone.estimator, *(row.estimator.removesuffix(" alone") for row in same)])
+    return [*(row for row in rows[:-1] if row not in same), replace(alone, estimator=names)]
 
 
 def verdict(calibration: Calibration) -> str:

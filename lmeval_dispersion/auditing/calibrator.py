@@ -160,7 +160,8 @@ class Fitted(NamedTuple):
     Attributes:
         content: Of the file.
         estimators: This estimate, every feature alone, the model's own confidence, and the labelled accuracy.
-        held_out: The estimate of every slice by the fit to the others, shape (slices,).
+        held_out: This estimate of every slice by the fit to the others, shape (slices,): its errors are those
+            of the first estimator, also where the file holds the labelled accuracy.
         half_width: Of the interval of the mean slice.
     """
 
@@ -187,17 +188,18 @@ def fit_calibrator(run: Run, *, by: str | None = None, features: Sequence[str] =
     )
     allowed = shrinkage.families(len(names))
     fit = shrinkage.shrunken_fit(pairs, allowed)
-    trivial, folds = (shrinkage.cross_fitted(pairs, families) for families in ([], allowed))
+    trivial, tested = (shrinkage.cross_fitted(pairs, families) for families in ([], allowed))
     estimators = [
-        Estimator.of(OURS, pairs, folds.estimate, trivial.estimate, seed=seed),
+        Estimator.of(OURS, pairs, tested.estimate, trivial.estimate, seed=seed),
         *_single_estimators(run, names, parts, pairs, trivial.estimate, seed),
         Estimator.of(TRIVIAL, pairs, trivial.estimate, trivial.estimate, seed=seed),
     ]
     ours, blind = estimators[0], estimators[-1]
     # Shrunk to nothing on all slices, it is the trivial predictor, whatever the folds chose.
     beats = ours.better and bool(np.any(fit.coefficients))
+    folds = tested if beats else trivial
     if not beats:
-        fit, folds = shrinkage.shrunken_fit(pairs, []), trivial
+        fit = shrinkage.shrunken_fit(pairs, [])
     size = shrinkage.ErrorSize.of(pairs, folds.estimate)
     score = np.abs(folds.estimate - pairs.accuracy) / size.at(pairs.documents)
     level = shrinkage.level_reached(len(score))
@@ -247,7 +249,7 @@ def fit_calibrator(run: Run, *, by: str | None = None, features: Sequence[str] =
     }
     mean_size = float(size.at(pairs.documents.mean()))
     half = float(np.sort(score)[shrinkage.conformal_rank(len(score), level) - 1]) * mean_size
-    return Fitted(content, estimators, folds.estimate, half)
+    return Fitted(content, estimators, tested.estimate, half)
 
 
 def _varied_features(

@@ -27,6 +27,7 @@ from lmeval_dispersion.options import (
     add_slice,
     report_beside,
 )
+from lmeval_dispersion.report.declared import listed
 
 
 def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +36,8 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="*",
         metavar="RUN",
-        help="folder of a finished run (its store), or of several of one model; a second RUN is compared "
-        "with the first",
+        help="folder of a finished run (its store, or lm-eval's results with --log_samples), or of several "
+        "of one model; a second RUN is compared with the first",
     )
     parser.add_argument(
         "--demo", action="store_true", help="audit the bundled run: 204 questions of MMLU, by a tiny model"
@@ -86,8 +87,9 @@ def run_audit(args: argparse.Namespace) -> int:
         short=output.short,
     )
     output.write(report.document())
-    for name, reason in report.missing.items():
-        output.say(f"dispersion audit: {name.replace('_', ' ')} not available: {reason}")
+    for reason in dict.fromkeys(report.missing.values()):
+        parts = [name.replace("_", " ") for name, why in report.missing.items() if why == reason]
+        output.say(f"dispersion audit: {listed(parts)} not available: {reason}")
     return 3 if report.missing else 0
 
 
@@ -140,7 +142,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
     if file:
         file.write_text(calibrator_json(calibration.calibrator))
     output.write(calibration.document())
-    if file:
+    if file and calibration.better:
         output.say(f"next: dispersion predict {args.output} RUN")
     return 0
 

@@ -1,7 +1,9 @@
 """Runs of several models or checkpoints on the same documents: paired differences a slice.
 
-Documents are matched by task and id, and must be the same ones (their hashes agree). The difference of two
-dispersions over shared documents has the jackknife error of the differences of leave-one-out values.
+Documents are matched by task and id, and must be the same ones (their hashes agree). Right and wrong answers
+are compared by McNemar's exact test, other scores by Student's paired t. The difference of two dispersions
+over shared documents has the jackknife error of the differences of leave-one-out values, and Student's
+point. `benchmarks/audit_conclusions.py --differences` counts the claims where nothing differs.
 """
 
 from __future__ import annotations
@@ -14,46 +16,109 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from lmeval_dispersion.auditing.figures import RunReport, both_ends, dots
-from lmeval_dispersion.auditing.run import Rows, Run, read_run
+from lmeval_dispersion.auditing.figures import Figure, RunReport, both_ends, dots, without_nan
+from lmeval_dispersion.auditing.run import Array, Rows, Run, read_run
 from lmeval_dispersion.auditing.slices import Slice, by_column
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.geometry.dispersion import left_out
 from lmeval_dispersion.report import Chart, Col, Table
+from lmeval_dispersion.report.cells import short_names
 from lmeval_dispersion.report.document import fields_of
-from lmeval_dispersion.statistics import NORMAL_975, jackknife_se, normal_bounds
+from lmeval_dispersion.statistics import (
+    holm,
+    jackknife_se,
+    mcnemar_p,
+    paired_share_bounds,
+    student_bounds,
+    student_p,
+)
 from lmeval_dispersion.store import check_comparable
+from lmeval_dispersion.store.identity import SUFFIX
+
+FEWEST = 5  # shared documents of an interval: below, neither test can tell anything
 
 _KEY = ["task", "doc_id"]
-_WIDE = ("dispersion", "dispersion_low", "dispersion_high", "accuracy", "accuracy_low", "accuracy_high")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One slice of a run beside the same slice of the first run; NaN where undefined."""
+    """One slice of a run beside the same slice of the first run; NaN where undefined.
+
+    ``gained`` documents are right in this run only, ``lost`` ones in the first only; None where scores are
+    not right or wrong. ``accuracy_p`` is then Student's, else McNemar's.
+    """
 
     slice: Annotated[str, Col("Slice")]
-    documents: Annotated[int, Col("Documents", "d", drop=2, short="Docs")]
+    documents: Annotated[int, Col("Documents", "d", short="Docs")]
     dispersion: Annotated[float, Col("Dispersion", ".4f", drop=4)] = math.nan
     dispersion_baseline: float = math.nan
     dispersion_difference: Annotated[
-        float, Col("Difference", "+.4f", dots="both", reach="dispersion_reach")
+        float,
+        Col("Δ dispersion", "+.4f", short="Δ disp.", dots="both", reach="dispersion_low dispersion_high"),
     ] = math.nan
-    dispersion_reach: float = math.nan
-    dispersion_low: Annotated[float, Col("95 % from", "+.4f", drop=5)] = math.nan
-    dispersion_high: Annotated[float, Col("to", "+.4f", drop=5)] = math.nan
-    accuracy: Annotated[float, Col("Accuracy", ".3f", drop=3)] = math.nan
+    dispersion_low: Annotated[float, Col("95 % from", "+.4f", short="from")] = math.nan
+    dispersion_high: Annotated[float, Col("to", "+.4f")] = math.nan
+    labelled: int = 0
+    accuracy: Annotated[float, Col("Accuracy", ".1%", drop=3)] = math.nan
     accuracy_baseline: float = math.nan
-    accuracy_difference: Annotated[float, Col("Difference", "+.3f", error="accuracy_reach")] = math.nan
-    accuracy_reach: float = math.nan
-    accuracy_low: Annotated[float, Col("95 % from", "+.3f", drop=1)] = math.nan
-    accuracy_high: Annotated[float, Col("to", "+.3f", drop=1)] = math.nan
-    reason: Annotated[str | None, Col("Remark")] = None
+    accuracy_difference: Annotated[float, Col("Δ accuracy", "+.1%", short="Δ acc.")] = math.nan
+    accuracy_low: Annotated[float, Col("95 % from", "+.1%", short="from")] = math.nan
+    accuracy_high: Annotated[float, Col("to", "+.1%")] = math.nan
+    gained: Annotated[int | None, Col("Gained", "d", drop=6)] = None
+    lost: Annotated[int | None, Col("Lost", "d", drop=6)] = None
+    accuracy_p: Annotated[float, Col("p", "p-value", drop=2)] = math.nan
+    reason: Annotated[str | None, Col("Remark", drop=1)] = None
+
+    @property
+    def change(self) -> float:
+        """What orders the slices: the difference of dispersion, of accuracy where there is none; or NaN."""
+        both = (self.dispersion_difference, self.accuracy_difference)
+        return next((value for value in both if not math.isnan(value)), math.nan)
+
+    def side(self, name: str) -> int:
+        """1 or -1 where the interval of ``dispersion`` or ``accuracy`` leaves out 0, else 0."""
+        value, low, high = (getattr(self, f"{name}_{part}") for part in ("difference", "low", "high"))
+        return Figure(value, low, high).side(0)
+
+
+@dataclass(frozen=True)
+class DifferenceLine:
+    """One slice in the short table; ``aside``: its dot does not stretch the axis."""
+
+    slice: Annotated[str, Col("Slice")]
+    documents: Annotated[int, Col("Docs", "d", drop=1)]
+    dispersion: Annotated[
+        float | None, Col("Δ dispersion", "+.4f", error="reach", dots="both", reach="low high")
+    ]
+    low: float
+    high: float
+    reach: float
+    accuracy: Annotated[str, Col("Δ acc. (95 %)")]
+    p: Annotated[float | None, Col("p", "p-value", drop=9)]
+    aside: bool
+
+
+@dataclass(frozen=True)
+class AccuracyLine:
+    """One slice in the short table of runs without vectors."""
+
+    slice: Annotated[str, Col("Slice")]
+    documents: Annotated[int, Col("Docs", "d", drop=1)]
+    difference: Annotated[
+        float | None, Col("Δ accuracy", "+.1%", error="reach", dots="both", reach="low high")
+    ]
+    low: float
+    high: float
+    reach: float
+    gained: Annotated[int | None, Col("Gained", "d", drop=9)]
+    lost: Annotated[int | None, Col("Lost", "d", drop=9)]
+    p: Annotated[float | None, Col("p", "p-value")]
+    aside: bool
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One run beside the first; the slices begin with all documents."""
+    """One run beside the first; the slices begin with all documents, then fall in their difference."""
 
     run: str
     layer: str
@@ -65,7 +130,7 @@ class Comparison(RunReport):
     """Runs beside the first of them, over the documents that all share.
 
     Attributes:
-        left_out: Documents of each run that others lack.
+        left_out: Documents of each run that others lack, or whose target is another.
         notes: Other differences between the runs.
     """
 
@@ -81,41 +146,127 @@ class Comparison(RunReport):
     notes: Sequence[str]
     _short: bool = False
 
+    @property
+    def names(self) -> list[str]:
+        """What sentences call the runs, the first run first: the last parts of their names."""
+        return short_names([self.baseline, *(other.run for other in self.others)])
+
     def rows(self) -> list[Mapping[str, Any]]:
         """Every slice of every other run."""
         return [{"run": other.run, **fields_of(row)} for other in self.others for row in other.slices]
 
     def tables(self) -> dict[str, Table]:
         """The slices of each run, all documents first, then by their difference."""
-        return {f"run-{i}": self._table(other) for i, other in enumerate(self.others)}
+        return {f"run-{i}": self._table(other.slices) for i, other in enumerate(self.others)}
 
-    def _table(self, other: Compared) -> Table:
-        whole, *parts = other.slices
-        parts.sort(key=lambda row: -row.dispersion_difference if row.reason is None else math.inf)
+    def _table(self, slices: Sequence[Difference]) -> Table:
+        lines: list[Any] = [without_nan(row) for row in slices]
+        if self._short:
+            vectors = any(not math.isnan(row.dispersion_difference) for row in slices)
+            line = _dispersion_line if vectors else _accuracy_line
+            lines = [without_nan(line(row, aside=i == 0)) for i, row in enumerate(slices)]
         return Table.of(
-            [whole, *parts],
-            f"{other.run} (layer {other.layer}) minus {self.baseline}",
-            headings={"slice": self.by.capitalize(), "dispersion_difference": "Δ dispersion",
-                      "accuracy_difference": "Δ accuracy ± 95 %"},
-            hide=_WIDE if self._short else (),
-            excerpt=both_ends(len(other.slices)) if self._short else (),
-        )  # fmt: skip
+            lines,
+            f"{len(slices) - 1} slices by {self.by}, after all documents",
+            headings={"slice": self.by.capitalize()},
+            excerpt=both_ends(len(slices)) if self._short else (),
+        )
 
     def charts(self) -> dict[str, Chart]:
-        """Differences of dispersion with their intervals, a row a slice; none where none is known."""
+        """Differences with their intervals, in the order of the table; none where none is known."""
         charts = {}
         for i, other in enumerate(self.others):
-            rows = [row for row in other.slices if math.isfinite(row.dispersion_low)]
-            clear = sum(row.dispersion_low > 0 or row.dispersion_high < 0 for row in rows)
+            vectors = math.isfinite(other.slices[0].dispersion_low)
+            name = "dispersion" if vectors else "accuracy"
+            bounds = (f"{name}_low", f"{name}_high")
+            rows = [row for row in other.slices if math.isfinite(getattr(row, bounds[0]))]
+            clear = sum(row.side(name) != 0 for row in rows)
             if rows:
-                bounds = ("dispersion_low", "dispersion_high")
-                title = "Difference, with 95 % interval"
+                title = f"Difference of {name}, with 95 % interval"
                 charts[f"run-{i}"] = Chart(
-                    dots(rows, "slice", "dispersion_difference", bounds, title, line=0.0),
-                    "Difference of dispersion, slice by slice; the dashed line is no difference",
+                    dots(rows, "slice", f"{name}_difference", bounds, title, line=0.0),
+                    f"Difference of {name}, slice by slice; the dashed line is no difference",
                     f"{clear} of {len(rows)} intervals leave out 0; by chance about one in twenty does.",
                 )
         return charts
+
+    def context(self) -> dict[str, Any]:
+        """The sentences on each run."""
+        sentences = [list(self._sentences(i + 1, other.slices)) for i, other in enumerate(self.others)]
+        return {"sentences": sentences, "names": self.names}
+
+    def _sentences(self, place: int, slices: Sequence[Difference]) -> Iterator[str]:
+        whole, *parts = slices
+        name, first = self.names[place], self.names[0]
+        if whole.reason:
+            yield f"{name} against {first}: {whole.reason}."
+        if not math.isnan(whole.accuracy_low):
+            yield _accuracy_sentence(whole, name, first)
+            yield from _parts_sentence(parts, self.by)
+        if not math.isnan(whole.dispersion_low):
+            yield _dispersion_sentence(whole, name, first)
+
+
+def _accuracy_sentence(row: Difference, name: str, first: str) -> str:
+    exact = row.gained is not None
+    side, test = row.side("accuracy"), "exact McNemar" if exact else "paired t"
+    p = "< 0.001" if row.accuracy_p < 0.001 else f"= {row.accuracy_p:.3f}"
+    shares = f"{100 * row.accuracy:.1f} % against {100 * row.accuracy_baseline:.1f} %"
+    numbers = (
+        f"({_points(row.accuracy_difference)} points, 95 % {_points(row.accuracy_low)} to "
+        f"{_points(row.accuracy_high)}; {test} p {p})"
+    )
+    if not side:
+        return f"{name} and {first} do not differ clearly in accuracy: {shares} {numbers}."
+    verb = "answers more documents right than" if exact else "scores higher than"
+    if side < 0:
+        verb = "answers fewer documents right than" if exact else "scores lower than"
+    return f"{name} {verb} {first}: {shares} {numbers}."
+
+
+def _parts_sentence(parts: Sequence[Difference], by: str) -> Iterator[str]:
+    p = {i: row.accuracy_p for i, row in enumerate(parts) if not math.isnan(row.accuracy_p)}
+    if len(p) < 2:
+        return
+    clear = sorted(holm(p), key=lambda i: p[i])
+    named = ", ".join(f"{parts[i].slice} ({_points(parts[i].accuracy_difference)})" for i in clear[:3])
+    more = f" and {len(clear) - 3} more" if len(clear) > 3 else ""
+    if clear:
+        yield f"Accuracy differs clearly in {named}{more}, allowing for all {len(p)} slices by {by}."
+    else:
+        yield f"Accuracy differs clearly in no slice by {by}, allowing for all {len(p)}."
+
+
+def _dispersion_sentence(row: Difference, name: str, first: str) -> str:
+    figure = Figure(row.dispersion_difference, row.dispersion_low, row.dispersion_high)
+    numbers = f"({row.dispersion:.4f} against {row.dispersion_baseline:.4f}; {figure.text('+.4f')})"
+    side = figure.side(0)
+    if not side:
+        return f"Their dispersions do not differ clearly {numbers}."
+    moved = "is more" if side > 0 else "is less"
+    return f"{name} {moved} dispersed than {first} {numbers}, which by itself is neither good nor bad."
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f}"
+
+
+def _dispersion_line(row: Difference, aside: bool) -> DifferenceLine:
+    low, high, value = row.dispersion_low, row.dispersion_high, row.dispersion_difference
+    accuracy = ""
+    if not math.isnan(row.accuracy_difference):
+        ends = (f"{100 * end:+.0f}" for end in (row.accuracy_low, row.accuracy_high))
+        interval = "" if math.isnan(row.accuracy_low) else f" ({' to '.join(ends)})"
+        accuracy = f"{100 * row.accuracy_difference:+.0f}{interval}"
+    reach = max(high - value, value - low)
+    return DifferenceLine(row.slice, row.documents, value, low, high, reach, accuracy, row.accuracy_p, aside)
+
+
+def _accuracy_line(row: Difference, aside: bool) -> AccuracyLine:
+    low, high, value = row.accuracy_low, row.accuracy_high, row.accuracy_difference
+    reach = max(high - value, value - low)
+    counts = (row.gained, row.lost, row.accuracy_p)
+    return AccuracyLine(row.slice, row.labelled, value, low, high, reach, *counts, aside)
 
 
 def compare_runs(
@@ -136,84 +287,117 @@ def compare_runs(
     if len(paths) < 2:
         raise UsageError(f"comparing needs two runs or more, got {len(paths)}")
     runs = [read_run(path, layer) for path in paths]
-    rows = shared_rows(runs)
+    notes = list(_notes(runs))
+    rows, more = shared_rows(runs)
     first = runs[0]
     everything = Slice("all documents", np.arange(len(rows[0])))
     parts = [Slice(part.name, np.flatnonzero(np.isin(rows[0], part.rows))) for part in by_column(first, by)]
     names = _names(runs, paths)
+    others = []
+    for name, run, shared in zip(names[1:], runs[1:], rows[1:], strict=True):
+        whole, *slices = [_difference(part, first, rows[0], run, shared) for part in (everything, *parts)]
+        slices.sort(key=lambda row: math.inf if math.isnan(row.change) else -row.change)
+        others.append(Compared(name, run.layer, [whole, *slices]))
     return Comparison(
         baseline=names[0],
         layer=first.layer,
         by=by,
         documents=len(rows[0]),
-        left_out=[len(run.vectors) - len(rows[0]) for run in runs],
-        others=[
-            Compared(
-                name,
-                run.layer,
-                [_difference(part, first, rows[0], run, shared) for part in (everything, *parts)],
-            )
-            for name, run, shared in zip(names[1:], runs[1:], rows[1:], strict=True)
-        ],
-        notes=list(_notes(runs)),
+        left_out=[len(run) - len(rows[0]) for run in runs],
+        others=others,
+        notes=list(dict.fromkeys([*notes, *more])),
         _short=short,
     )
 
 
-def shared_rows(runs: Sequence[Run]) -> list[Rows]:
-    """For every run the rows of the documents that all of them have, in one order."""
+def shared_rows(runs: Sequence[Run]) -> tuple[list[Rows], list[str]]:
+    """For every run the rows of the documents that all of them have, in one order; and what was left out."""
+    columns = ["doc_hash", "target", "prompt_hash"]
     frames = [
-        run.documents[[*_KEY, "doc_hash"]].assign(**{f"row_{k}": np.arange(len(run.vectors))})
+        run.documents[[*_KEY, *columns]].assign(
+            task=run.documents["task"].str.removesuffix(SUFFIX), **{f"row_{k}": np.arange(len(run))}
+        )
         for k, run in enumerate(runs)
     ]
-    shared = frames[0]
+    shared, notes = frames[0], list[str]()
     for run, frame in zip(runs[1:], frames[1:], strict=True):
         shared = shared.merge(frame, on=_KEY, suffixes=("", "_other"))
-        both = shared["doc_hash"].notna() & shared["doc_hash_other"].notna()
-        unlike = shared[both & (shared["doc_hash"] != shared["doc_hash_other"])]
-        if len(unlike):
+        unlike = {
+            name: shared[name].notna()
+            & shared[f"{name}_other"].notna()
+            & (shared[name] != shared[f"{name}_other"])
+            for name in columns
+        }
+        if (others := shared[unlike["doc_hash"]]).size:
             raise MixedStoresError(
-                f"document {unlike.iloc[0]['doc_id']} of task {unlike.iloc[0]['task']} is another one in "
-                f"{run.store.path} than in {runs[0].store.path} ({len(unlike)} such documents); "
+                f"document {others.iloc[0]['doc_id']} of task {others.iloc[0]['task']} is another one in "
+                f"{run.store.path} than in {runs[0].store.path} ({len(others)} such documents); "
                 "compare runs on one version of the data"
             )
-        shared = shared.drop(columns="doc_hash_other")
+        if count := int(unlike["target"].sum()):
+            notes.append(f"{count} documents have another target in {run.store.model} and are left out.")
+        if count := int(unlike["prompt_hash"].sum()):
+            notes.append(
+                f"{count} of {len(shared)} documents were asked with another prompt in {run.store.model}; "
+                "part of the difference may be the prompt's."
+            )
+        shared = shared[~unlike["target"]].drop(columns=[f"{name}_other" for name in columns])
     if shared.empty:
         tasks = sorted({task for run in runs for task in run.documents["task"].unique()})
         raise MixedStoresError(
             f"the runs share no document; compare runs of the same tasks, got {', '.join(tasks)}"
         )
-    return [shared[f"row_{k}"].to_numpy(dtype=np.int64) for k in range(len(runs))]
+    return [shared[f"row_{k}"].to_numpy(dtype=np.int64) for k in range(len(runs))], notes
 
 
 def _difference(part: Slice, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> Difference:
     n = len(part.rows)
     in_a, in_b = rows_a[part.rows], rows_b[part.rows]
-    numbers: dict[str, float] = {}
-    if n >= 3:
-        first, second = a.vectors.contributions(in_a), b.vectors.contributions(in_b)
-        error = jackknife_se(left_out(second) - left_out(first))
-        numbers |= _interval("dispersion", float(first.mean()), float(second.mean()), error)
+    numbers: dict[str, Any] = {}
+    if n >= 2 and a.centred and b.centred:
+        numbers |= dispersions(a.centred.contributions(in_a), b.centred.contributions(in_b))
     x, y = a.score[in_a], b.score[in_b]
     both = ~np.isnan(x) & ~np.isnan(y)
-    x, y = x[both], y[both]
-    if len(x) >= 2:
-        error = float((y - x).std(ddof=1) / np.sqrt(len(x)))
-        numbers |= _interval("accuracy", float(x.mean()), float(y.mean()), error)
-    reason = None if n >= 3 else f"a paired error needs three shared documents, got {n}"
+    if both.any():
+        numbers |= accuracies(x[both], y[both])
+    reason = None if n >= FEWEST else f"an interval needs {FEWEST} shared documents, got {n}"
     return Difference(part.name, n, reason=reason, **numbers)
 
 
-def _interval(name: str, first: float, second: float, error: float) -> dict[str, float]:
-    low, high = normal_bounds(second - first, error)
-    return {
-        name: second,
-        f"{name}_baseline": first,
-        f"{name}_difference": second - first,
-        f"{name}_reach": NORMAL_975 * error,
-        f"{name}_low": low,
-        f"{name}_high": high,
-    }
+def dispersions(first: Array, second: Array) -> dict[str, Any]:
+    """Dispersions of two runs from contributions to the same documents, shape (n,) each; the difference."""
+    n = len(first)
+    numbers = _both("dispersion", float(first.mean()), float(second.mean()))
+    if n >= FEWEST:
+        error = jackknife_se(left_out(second) - left_out(first))
+        low, high = student_bounds(numbers["dispersion_difference"], error, n)
+        most = n / (n - 1)  # of a dispersion, which is at least 0
+        numbers |= {"dispersion_low": max(low, -most), "dispersion_high": min(high, most)}
+    return numbers
+
+
+def accuracies(x: Array, y: Array) -> dict[str, Any]:
+    """Mean scores of two runs on the same documents, shape (n,) each, with the test that they differ."""
+    n, difference = len(x), y - x
+    numbers = {"labelled": n, **_both("accuracy", float(x.mean()), float(y.mean()))}
+    counts = None
+    if np.isin([x, y], (0.0, 1.0)).all():
+        counts = int((difference > 0).sum()), int((difference < 0).sum())
+        numbers |= {"gained": counts[0], "lost": counts[1]}
+    if n < FEWEST:
+        return numbers
+    if counts:
+        (low, high), p = paired_share_bounds(*counts, n), mcnemar_p(*counts)
+    else:
+        mean, error = float(difference.mean()), float(difference.std(ddof=1)) / math.sqrt(n)
+        if not error:  # the same change of every score: no spread to judge it by
+            return numbers
+        (low, high), p = student_bounds(mean, error, n), student_p(abs(mean) / error, n - 1)
+    return {**numbers, "accuracy_low": max(low, -1.0), "accuracy_high": min(high, 1.0), "accuracy_p": p}
+
+
+def _both(name: str, first: float, second: float) -> dict[str, Any]:
+    return {name: second, f"{name}_baseline": first, f"{name}_difference": second - first}
 
 
 def _names(runs: Sequence[Run], paths: Sequence[str | Path]) -> list[str]:
@@ -228,13 +412,16 @@ def _names(runs: Sequence[Run], paths: Sequence[str | Path]) -> list[str]:
 def _notes(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs[1:]:
         yield from (f"{note}." for note in check_comparable(runs[0].store.parts, run.store.parts))
-    widths = sorted({run.vectors.rows.shape[1] for run in runs})
+    without = [run for run in runs if run.centred is None]
+    if without:
+        yield f"Dispersion is not compared: samples of lm-eval hold no vectors; {without[0].way_to_vectors}."
+    widths = sorted({run.centred.rows.shape[1] for run in runs if run.centred})
     if len(widths) > 1:
         yield (
             f"the models have different widths ({', '.join(map(str, widths))}); dispersion compares siblings "
             "of one size only."
         )
-    if len({str(run.store.manifest.get("prompt_format")) for run in runs}) > 1:
-        yield "the prompts were shaped differently; part of the difference may be theirs."
     if any((run.documents["truncated"] == True).any() for run in runs):  # noqa: E712
         yield "some prompts were truncated, and not necessarily the same ones in every run."
+    for run in runs:
+        yield from run.store.manifest.get("notes", ())

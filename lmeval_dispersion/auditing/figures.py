@@ -19,6 +19,7 @@ from lmeval_dispersion.report.cells import json_value
 T = TypeVar("T")
 
 HEIGHT = 320  # of a chart
+SHOWN = 16  # rows up to which a short table shows all
 ENDS = 5  # slices of each end that a short table shows
 
 
@@ -101,8 +102,11 @@ def shortened(text: object, length: int) -> str:
 
 
 def both_ends(rows: int) -> list[int]:
-    """The rows that a short table shows of so many: the first, and :data:`ENDS` of each end of the others."""
-    return [*range(ENDS + 1), *range(rows - ENDS, rows)] if rows > 2 * ENDS + 3 else []
+    """The rows that a short table shows of so many: the first, and :data:`ENDS` of each end of the others.
+
+    Empty, for all of them, up to :data:`SHOWN`.
+    """
+    return [*range(ENDS + 1), *range(rows - ENDS, rows)] if rows > SHOWN else []
 
 
 def axis(field: str, title: str | None = None, **more: Any) -> dict[str, Any]:
@@ -163,11 +167,11 @@ def lines(
     return {"data": {"values": list(rows)}, "height": HEIGHT, "layer": [*([bar] if bars else []), line]}
 
 
-def predicted_against_true(points: Sequence[Any]) -> dict[str, Any]:
+def predicted_against_true(points: Sequence[Any], x: str = "predicted accuracy") -> dict[str, Any]:
     """Points with ``predicted`` and ``true`` accuracies around a dashed diagonal."""
     both = {"type": "quantitative", "scale": {"domain": [0, 1]}, "axis": {"format": "%"}}
     encoding: dict[str, Any] = {
-        "x": {"field": "predicted", "title": "predicted accuracy", **both},
+        "x": {"field": "predicted", "title": x, **both},
         "y": {"field": "true", "title": "true accuracy", **both},
     }
     mark = {"type": "point", "size": 45, "opacity": 0.65}

@@ -225,7 +225,7 @@ def _run_for(calibrator: Mapping[str, Any], run: Run | str | Path) -> Run:
 
 def _unlabelled_rows(calibrator: Mapping[str, Any], run: Run, where: str | None) -> tuple[Rows, int]:
     """The rows to estimate, without those that were fitted on, and how many those are."""
-    rows = np.arange(len(run.vectors)) if where is None else rows_where(run, where)
+    rows = np.arange(len(run)) if where is None else rows_where(run, where)
     fitted = np.empty(0, dtype=np.int64)
     if calibrator["labelled"].get("documents_sha256") == documents_digest(run):
         fitted = np.intersect1d(rows, rows_of_ids(run, calibrator["labelled"].get("doc_ids", {})))

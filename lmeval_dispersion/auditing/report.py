@@ -6,6 +6,7 @@ answers are no evidence, the parts that are judged by them are left out, and not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Literal, cast
 
 from lmeval_dispersion.auditing.calibration import Calibration, calibrate, slices_of, verdict
 from lmeval_dispersion.auditing.calibrator import FEATURES
-from lmeval_dispersion.auditing.figures import ENDS, RunReport, shortened
+from lmeval_dispersion.auditing.figures import RunReport, shortened
 from lmeval_dispersion.auditing.mixtures import (
     KINDS,
     Mixtures,
@@ -30,6 +31,7 @@ from lmeval_dispersion.auditing.ranking import (
     ranking_report,
     ranking_sentence,
 )
+from lmeval_dispersion.auditing.reliability import Reliability, reliability, reliability_sentence
 from lmeval_dispersion.auditing.run import (
     FEWEST,
     Answers,
@@ -51,13 +53,16 @@ from lmeval_dispersion.auditing.slices import (
     slice_row,
     slice_table,
     slicings,
+    weakest,
 )
 from lmeval_dispersion.report import Chart, Table
+from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.report.document import fields_of
 
 #: Parts that right and wrong answers judge, by their names in sentences.
 JUDGED = {"mixtures": "mixtures", "calibration": "calibration", "paper_protocol": "the paper's protocol",
           "ranking": "ranking"}  # fmt: skip
+_PARTS = (*JUDGED, "hard_tail")
 _LEFT_OUT = Missing("left out; --details computes it")
 
 
@@ -81,6 +86,7 @@ class Audit(RunReport):
     answers: Answers
     notes: Sequence[str]
     slices: Mapping[str, SliceTable]
+    reliability: Reliability | Missing
     mixtures: Mixtures | Missing
     calibration: Calibration | Missing
     paper_protocol: PaperProtocol | Missing
@@ -100,12 +106,12 @@ class Audit(RunReport):
     @property
     def left_out(self) -> list[str]:
         """Parts that were left out on purpose."""
-        return [part for part in (*JUDGED, "hard_tail") if getattr(self, part) == _LEFT_OUT]
+        return [part for part in _PARTS if getattr(self, part) == _LEFT_OUT]
 
     @property
     def missing(self) -> dict[str, str]:
         """Parts that could not be had, and why; those that were left out on purpose are not among them."""
-        parts = [part for part in (*JUDGED, "hard_tail") if not self.has(part) and part not in self.left_out]
+        parts = [part for part in _PARTS if not self.has(part) and part not in self.left_out]
         return {part: getattr(self, part).missing for part in parts}
 
     def rows(self) -> list[Mapping[str, Any]]:
@@ -115,13 +121,12 @@ class Audit(RunReport):
 
     def tables(self) -> dict[str, Table]:
         """Every table by its anchor."""
-        ends = ENDS if self._short else 0
         slices = {name: table.rows for name, table in self.slices.items()} or {"slice": []}
         tables = {
-            f"slices-{name}": shown_slices(name, rows, self.overall, ends=ends if rows else 0)
+            f"slices-{name}": shown_slices(name, rows, self.overall, short=self._short and bool(rows))
             for name, rows in slices.items()
         }
-        for part in (self.mixtures, self.ranking, self.hard_tail, self.paper_protocol):
+        for part in (self.reliability, self.mixtures, self.ranking, self.hard_tail, self.paper_protocol):
             if not isinstance(part, Missing):
                 tables |= part.tables()
         if not isinstance(self.calibration, Missing):
@@ -134,7 +139,7 @@ class Audit(RunReport):
         for name, table in list(self.slices.items())[:1]:
             if picture := slice_chart(name, table):
                 charts["slices"] = picture
-        for part in (self.mixtures, self.calibration, self.ranking):
+        for part in (self.reliability, self.mixtures, self.calibration, self.ranking):
             if not isinstance(part, Missing):
                 charts |= part.charts()
         charts.pop("worth", None)
@@ -143,7 +148,11 @@ class Audit(RunReport):
     def context(self) -> dict[str, Any]:
         """Sentences and names that the template puts in their places."""
         return {
+            "opening": self._opening(),
             "summary": self._summary(),
+            "reliability": None
+            if isinstance(self.reliability, Missing)
+            else reliability_sentence(self.reliability),
             "left_out": [JUDGED[part] for part in self.left_out if part in JUDGED],
             "interval_text": interval_text,
             "shortened": shortened,
@@ -157,11 +166,68 @@ class Audit(RunReport):
             "ranks": isinstance(self.overall, SpectrumRow),
         }
 
+    def _opening(self) -> list[str]:
+        """The answer: one finding, then the numbers."""
+        if self.cautions and self.run["labelled"]:
+            first, *more = self.cautions
+            return [f"No verdict: {first[0].lower()}{first[1:]}", *more, self._numbers()]
+        return [self._finding(), self._numbers()]
+
+    def _finding(self) -> str:
+        if not self.run["labelled"]:
+            return "No document has a label: what dispersion says about right answers cannot be tested."
+        if not self.run["width"]:
+            return (
+                "No document has choices: how far the model's confidence is right cannot be told."
+                if isinstance(self.reliability, Missing)
+                else reliability_sentence(self.reliability)
+            )
+        if isinstance(self.calibration, Missing):
+            return pools_sentence(self.mixtures)
+        found = self.calibration
+        ours, *single, alone = found.estimators
+        where = f"on {slices_of(found.slices, found.by)} held out"
+        if found.better:
+            features = listed([FEATURES[name] for name in found.used])
+            return (
+                f"Labels can be saved here: accuracy read off {features} is {ours.mae:.1f} points off "
+                f"{where}, the labelled accuracy alone {alone.mae:.1f}: worth {ours.worth:.0f} labels a "
+                "slice."
+            )
+        opening = "Nothing here replaces labels: no estimate reliably beats"
+        if any(row.better for row in single):
+            opening = "An estimate from all signals does not reliably beat"
+        return f"{opening} the labelled accuracy ({ours.mae:.1f} against {alone.mae:.1f} points off {where})."
+
+    def _numbers(self) -> str:
+        whole, tables = self.overall, list(self.slices.items())[:1]
+        if whole.reason and not whole.documents > 2:
+            return f"The run has {count(whole.documents, 'document')}: {whole.reason}."
+        said = f"{count(whole.documents, 'document')}"
+        if not math.isnan(whole.accuracy):
+            said = f"{100 * whole.accuracy:.1f} % of {whole.labelled:,} right"
+        if not math.isnan(whole.dispersion):
+            said += f", dispersion {whole.dispersion:.4f}"
+        for name, table in tables:
+            if self.cautions or not whole.labelled:
+                continue
+            lowest = weakest(table.rows, whole)
+            said += (
+                f"; no {name} is clearly weaker than the rest"
+                if lowest is None
+                else f"; weakest {name}: {lowest.slice} ({lowest.accuracy:.0%})"
+            )
+            if not isinstance(table.association, Missing):
+                order = ("shows no clear order by", "rises with", "falls with")[table.association.side]
+                plural = "categories" if name == "category" else f"{name}s"
+                said += f". Accuracy {order} dispersion over {table.association.slices} {plural}"
+        if not self.run["width"]:
+            said += ". Samples of lm-eval hold no vectors: dispersion is not known"
+        return f"{said}."
+
     def _summary(self) -> list[str]:
         """The conclusions on right and wrong answers; none where those are no evidence."""
-        if not self.run["labelled"]:
-            return ["No document has a label: what dispersion says about right answers cannot be tested."]
-        if self.cautions:
+        if self.cautions or not self.run["labelled"] or not self.run["width"]:
             return []
         return [pools_sentence(self.mixtures), ranking_sentence(self.ranking)]
 
@@ -214,6 +280,7 @@ def audit(
         answers=answers,
         notes=list(run.notes),
         slices={name: slice_table(run, parts, raw) for name, parts in ways.items()},
+        reliability=part("reliability", reliability, seed=seed),
         mixtures=part("mixtures", mixture_curves, seed=seed),
         calibration=part("calibration", calibrate, seed=seed, labels=False, answers=answers),
         paper_protocol=part("paper_protocol", paper_protocol, seed=seed),

@@ -23,6 +23,7 @@ from lmeval_dispersion.geometry.centred import CentredVectors
 from lmeval_dispersion.statistics import wilson
 from lmeval_dispersion.store import Store, read_store
 from lmeval_dispersion.store.format import CORRECT_ABOVE
+from lmeval_dispersion.store.samples import is_logged, read_logged
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,6 +71,8 @@ class RunFacts(TypedDict):
 class Run:
     """The documents of a store that have a direction, row by row with their vectors.
 
+    Samples of lm-eval, without vectors, are a run too: what needs :attr:`vectors` then raises UsageError.
+
     Attributes:
         documents: One row a document, index 0..n-1; so many others have a vector ``without_direction``.
         score: ``correct`` as stored, in [0, 1]; NaN where there is no label. Shape (n,).
@@ -81,31 +84,55 @@ class Run:
     store: Store
     layer: str
     documents: pd.DataFrame
-    vectors: CentredVectors
     score: Array
     confidence: Array
     choices: Rows
     chosen: Rows
     without_direction: int
+    centred: CentredVectors | None
     notes: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    @property
+    def vectors(self) -> CentredVectors:
+        """The centred unit vectors, row by row.
+
+        Raises:
+            UsageError: The run has none, since it is samples of lm-eval.
+        """
+        if self.centred is None:
+            raise UsageError(f"samples of lm-eval hold no vectors; {self.way_to_vectors}")
+        return self.centred
+
+    @property
+    def way_to_vectors(self) -> str:
+        """How a run of samples gets vectors, as the end of a sentence."""
+        return (
+            f"`dispersion embed {self.store.model} --from-samples {self.store.path} -o STORE` adds them "
+            "(one prefill, no answers)"
+        )
 
     @classmethod
     def of(cls, store: Store, layer: str | None = None) -> Run:
         """A store's documents with their vectors of one layer (default: the store's default layer)."""
-        name = store.layer_name(layer)
-        unit = store.vectors(name)
-        usable = ~np.isnan(unit[:, 0])
-        without = int(len(usable) - usable.sum())
-        if not usable.any():
-            raise StoreError(
-                f"none of the {len(usable)} documents in {store.path} has a usable vector of layer {name!r}; "
-                "the run produced zero or non-finite states, run it again"
-                if len(usable)
-                else f"{store.path} holds no documents; run it again"
-            )
-        documents = store.documents
-        if without:
-            unit, documents = unit[usable], documents[usable].reset_index(drop=True)
+        name, documents, centred, without = "", store.documents, None, 0
+        if store.layers:
+            name = store.layer_name(layer)
+            unit = store.vectors(name)
+            usable = ~np.isnan(unit[:, 0])
+            without = int(len(usable) - usable.sum())
+            if not usable.any():
+                raise StoreError(
+                    f"none of the {len(usable)} documents in {store.path} has a usable vector of layer "
+                    f"{name!r}; the run produced zero or non-finite states, run it again"
+                    if len(usable)
+                    else f"{store.path} holds no documents; run it again"
+                )
+            if without:
+                unit, documents = unit[usable], documents[usable].reset_index(drop=True)
+            centred = CentredVectors(unit)
         score = documents["correct"].to_numpy(dtype=np.float64)
         outside = int(((score < 0) | (score > 1)).sum())
         if outside:
@@ -118,14 +145,14 @@ class Run:
             store=store,
             layer=name,
             documents=documents,
-            vectors=CentredVectors(unit),
             score=score,
             confidence=confidences(logprobs),
             choices=np.array([len(values) for values in logprobs], dtype=np.int64),
             chosen=np.array([_likeliest(values) for values in logprobs], dtype=np.int64),
             without_direction=without,
+            centred=centred,
         )
-        run.notes.extend(_notes(run))
+        run.notes.extend([*_notes(run), *store.manifest.get("notes", ())])
         return run
 
     @property
@@ -166,16 +193,18 @@ class Run:
             **{key: manifest.get(key) for key in keys},
             "tasks": manifest.get("tasks") or tasks,
             "layer": self.layer,
-            "width": int(self.vectors.rows.shape[1]),
-            "documents": len(self.vectors),
+            "width": 0 if self.centred is None else int(self.centred.rows.shape[1]),
+            "documents": len(self),
             "without_direction": self.without_direction,
             "labelled": len(self.labelled),
         }
 
 
 def read_run(run: Run | str | Path, layer: str | None = None) -> Run:
-    """The run whose store is in a folder; a run that was read already is given back."""
-    return run if isinstance(run, Run) else Run.of(read_store(run), layer)
+    """The run whose store, or samples of lm-eval, are in a folder; one that was read is given back."""
+    if isinstance(run, Run):
+        return run
+    return Run.of(read_logged(run) if is_logged(run) else read_store(run), layer)
 
 
 def part_of(build: Callable[..., Any], run: Run, **options: Any) -> Any:
@@ -199,7 +228,7 @@ def check_labels(run: Run, what: str) -> None:
 
 def _notes(run: Run) -> list[str]:
     notes = []
-    n = len(run.vectors)
+    n = len(run)
     if run.without_direction:
         notes.append(
             f"{run.without_direction} of {n + run.without_direction} documents have a zero or non-finite "
@@ -294,7 +323,7 @@ def answers_of(run: Run) -> Answers:
         commonest_accuracy=_score_of_constant(answer, run),
         repeated_documents=_repeated(run),
     )
-    return replace(answers, cautions=list(_cautions(answers, len(run.vectors))))
+    return replace(answers, cautions=list(_cautions(answers, len(run))))
 
 
 def _commonest(answers: Counter[str]) -> tuple[str | None, int, int]:
@@ -323,6 +352,8 @@ def _repeated(run: Run) -> int:
     if not len(rows):
         return 0
     first: dict[str, int] = {}
+    if run.centred is None:
+        return int(keys.dropna().duplicated().sum())
     near = _SAME * max(float(run.vectors.squares.mean()), 1e-12)
     count = 0
     for row in rows.tolist():

@@ -14,17 +14,19 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.figures import Figure, axis, without_nan
+from lmeval_dispersion.auditing.figures import ENDS, SHOWN, Figure, axis, without_nan
 from lmeval_dispersion.auditing.run import Array, Missing, Rows, Run
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Spectrum, spectrum
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import (
-    NORMAL_975,
+    UNDEFINED,
+    Bounds,
     normal_point,
     rank_agreement,
     rank_correlations,
     spearman_bounds,
+    student_bounds,
     student_quantile,
     wilson,
 )
@@ -40,6 +42,7 @@ _DISPERSION = (
     "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error; 0 all alike, "
     "1 orthogonal."
 )
+_SHORT_DISPERSION = "mean cosine distance of the documents' vectors, with 95 % intervals."
 
 
 class Slice(NamedTuple):
@@ -51,7 +54,7 @@ class Slice(NamedTuple):
 
 def all_documents(run: Run) -> Slice:
     """The whole run as one slice."""
-    return Slice("all documents", np.arange(len(run.vectors)))
+    return Slice("all documents", np.arange(len(run)))
 
 
 def slicings(run: Run, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
@@ -163,13 +166,29 @@ class SpectrumRow(SliceRow):
 
 @dataclass(frozen=True)
 class SliceLine:
-    """One slice in the short table."""
+    """One slice in the short table; ``aside``: its dot does not stretch the axis."""
 
     slice: Annotated[str, Col("Slice")]
     documents: Annotated[int, Col("Docs", "d")]
-    dispersion: Annotated[float, Col("Dispersion", ".4f", dots="both", reach="reach")]
-    reach: float
+    dispersion: Annotated[
+        float | None, Col("Dispersion", ".4f", dots="both", reach="low high", hint=_SHORT_DISPERSION)
+    ]
+    low: float
+    high: float
     accuracy: Annotated[str, Col("Accuracy (95 %)")]
+    aside: bool
+
+
+@dataclass(frozen=True)
+class AccuracyLine:
+    """One slice in the short table of a run without vectors."""
+
+    slice: Annotated[str, Col("Slice")]
+    documents: Annotated[int, Col("Docs", "d")]
+    accuracy: Annotated[float | None, Col("Accuracy", ".1%", dots="both", reach="low high")]
+    low: float
+    high: float
+    confidence: Annotated[float | None, Col("Confidence", ".1%")]
 
 
 @dataclass(frozen=True)
@@ -231,8 +250,10 @@ def slice_row(run: Run, part: Slice, raw: NDArray[np.float32] | None = None) -> 
     accuracy, labelled = _mean(run.score[rows]), int((~np.isnan(run.score[rows])).sum())
     dispersion = error = math.nan
     reason = "one document has no pair to be distant from" if n < 2 else None
-    if n >= 2:
-        dispersion, error, _ = run.vectors.estimate(rows)
+    if run.centred is None:
+        reason = None
+    elif n >= 2:
+        dispersion, error, _ = run.centred.estimate(rows)
         reason = "two documents give no error bar" if n == 2 else None
     values = (
         part.name,
@@ -260,7 +281,11 @@ def association(rows: Sequence[SliceRow], tasks: Sequence[str | None] = ()) -> A
     Where two of ``tasks`` (None for a slice of several) have four slices each, the correlation inside tasks
     stands beside, with its permutation p-value.
     """
-    usable = [i for i, row in enumerate(rows) if row.documents >= 3 and row.labelled >= 3]
+    usable = [
+        i
+        for i, row in enumerate(rows)
+        if row.documents >= 3 and row.labelled >= 3 and not math.isnan(row.dispersion)
+    ]
     if len(usable) < 4:
         return Missing(f"a correlation over slices needs 4 slices of 3 labelled documents, got {len(usable)}")
     x = np.array([rows[i].dispersion for i in usable])
@@ -309,21 +334,51 @@ def _mean(values: Array) -> float:
     return float(known.mean()) if known.size else math.nan
 
 
-def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow, *, ends: int = 0) -> Table:
-    """The slices, least dispersed first, then all documents; with ``ends`` so many lines of each end."""
-    ordered = sorted(rows, key=lambda row: math.inf if math.isnan(row.dispersion) else row.dispersion)
-    caption = f"{len(rows)} slices by {name}, least dispersed first"
+def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow, *, short: bool = False) -> Table:
+    """The slices, least dispersed (or, without vectors, least accurate) first, then all documents."""
+    vectors = not math.isnan(whole.dispersion)
+    key = "dispersion" if vectors else "accuracy"
+    ordered = sorted(rows, key=lambda row: (math.isnan(getattr(row, key)), getattr(row, key)))
+    caption = f"{len(rows)} slices by {name}, least {'dispersed' if vectors else 'accurate'} first"
     heading, anchor = {"slice": name.capitalize()}, f"slices-{name}"
-    if not ends:
-        full = [without_nan(row) for row in [*ordered, whole]]
-        return Table.of(full, caption, name=anchor, headings=heading)
-    lines = [
-        SliceLine(row.slice, row.documents, row.dispersion, NORMAL_975 * row.dispersion_se, _accuracy(row))
-        for row in [*ordered, whole]
+    every = [*ordered, whole]
+    if not short:
+        return Table.of([without_nan(row) for row in every], caption, name=anchor, headings=heading)
+    lines: list[Any] = [
+        SliceLine(
+            row.slice, row.documents, row.dispersion, *dispersion_bounds(row), _accuracy(row), row is whole
+        )
+        if vectors
+        else AccuracyLine(
+            row.slice, row.documents, row.accuracy, row.accuracy_low, row.accuracy_high, row.confidence
+        )
+        for row in every
     ]
-    last = len(lines) - 1
-    some = [*range(ends), *range(last - ends, last + 1)] if last > 2 * ends else []
+    last = len(rows)
+    some = [*range(ENDS), *range(last - ENDS, last + 1)] if last + 1 > SHOWN else []
+    lines = [without_nan(line) for line in lines]
     return Table.of(lines, caption, name=anchor, headings=heading, excerpt=some)
+
+
+def dispersion_bounds(row: SliceRow) -> Bounds:
+    """95 % interval of a slice's dispersion: Student's, inside what a dispersion can be. NaN below three."""
+    if row.documents < 3 or math.isnan(row.dispersion_se):
+        return UNDEFINED
+    low, high = student_bounds(row.dispersion, row.dispersion_se, row.documents)
+    return Bounds(max(low, 0.0), min(high, row.documents / (row.documents - 1)))
+
+
+def weakest(rows: Sequence[SliceRow], whole: SliceRow) -> SliceRow | None:
+    """The slice of lowest accuracy, where that is clearly below the run's; None where none is.
+
+    Its Wilson interval allows for the choice among all slices (Bonferroni).
+    """
+    usable = [row for row in rows if row.labelled >= 3]
+    if len(usable) < 2:
+        return None
+    lowest = min(usable, key=lambda row: row.accuracy)
+    _, high = wilson(lowest.accuracy, lowest.labelled, normal_point(len(usable)))
+    return lowest if high < whole.accuracy else None
 
 
 def _accuracy(row: SliceRow) -> str:
@@ -369,8 +424,7 @@ def _points(name: str, rows: Sequence[SliceRow]) -> dict[str, Any]:
     keys = ("slice", "documents", "dispersion", "accuracy", "accuracy_low", "accuracy_high")
     values = [
         {key: getattr(row, key) for key in keys}
-        | {"low": row.dispersion - NORMAL_975 * row.dispersion_se,
-           "high": row.dispersion + NORMAL_975 * row.dispersion_se}
+        | dispersion_bounds(row)._asdict()
         for row in rows
     ]  # fmt: skip
     x = axis("dispersion", "dispersion (mean cosine distance)", axis={"tickCount": 6})

@@ -24,11 +24,12 @@ from safetensors.numpy import save_file
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import recording, vllm
 from lmeval_dispersion.harness.records import DocState, Prompt, TaskMetrics, Vectors
-from lmeval_dispersion.harness.samples import LoggedRun, LoggedTask, find_run, read_task
+from lmeval_dispersion.harness.samples import LoggedTask, read_task
 from lmeval_dispersion.harness.saving import manifest_of, model_identity, write
 from lmeval_dispersion.model.capture import resolve, split_names
 from lmeval_dispersion.store import begin_store, read_store
 from lmeval_dispersion.store.format import MANIFEST, sha256
+from lmeval_dispersion.store.samples import LoggedRun, find_run
 
 PARTS = ".parts"
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from lm_eval.utils import handle_non_serializable, hash_string
+from lm_eval.utils import handle_non_serializable
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.geometry import Estimate, streamed_dispersion_estimate, valid_rows
 from lmeval_dispersion.harness.seams import Pooled
 from lmeval_dispersion.store.format import CORRECT_ABOVE
+from lmeval_dispersion.store.samples import columns_of
 
 Vectors = NDArray[np.float32]
-
-# Which metric says whether a document was answered correctly: the first of these that the task has.
-JUDGES = ("acc", "exact_match", "prompt_level_strict_acc", "pass@1", "em", "acc_norm")
 
 # Metric of ours -> the documents whose dispersion it is, by their score.
 METRICS = {"dispersion": "all", "dispersion_correct": "correct", "dispersion_incorrect": "incorrect"}
@@ -89,64 +87,19 @@ def record_of(
 ) -> DocRecord:
     """The record of one document.
 
-    ``prompt`` is its first request, which holds its state; ``answers`` are those to all requests, as the
-    filter leaves them. ``options`` are the texts of which the most probable one is the answer, empty where
-    the task has none; ``target`` is a text or an index into them.
+    ``prompt`` is its first request, which holds its state; the others are arguments of :func:`columns_of`.
     """
-    pairs = [a for a in answers if isinstance(a, tuple) and len(a) == 2 and isinstance(a[0], float)]
-    logprobs = [float(a[0]) for a in pairs] or [float(a) for a in answers if isinstance(a, float)]
-    prediction: str | None = None
-    if options:
-        texts = [text.strip() for text in options]
-        prediction = texts[int(np.argmax(logprobs[: len(texts)]))] if logprobs else None
-        if isinstance(target, int) and 0 <= target < len(texts):
-            target = texts[target]
-    elif isinstance(answers[0], str):
-        prediction = answers[0]
-    subject = doc.get("subject") if isinstance(doc, Mapping) else None
-    # As lm-eval's own evaluator hashes a document.
-    dumped = json.dumps(doc, indent=2, default=handle_non_serializable, ensure_ascii=False)
-    columns = {
-        "subject": subject if isinstance(subject, str) else alias,
-        "doc_hash": hash_string(dumped),
-        "prompt_hash": hash_string(prompt.args[0]),
-        "prediction": prediction,
-        "target": None if target is None else str(target),
-        "logprobs": logprobs,
-        "text": prompt.query,
-    }
+    columns = columns_of(
+        doc,
+        prompt.args[0],
+        answers,
+        target=target,
+        options=options,
+        alias=alias,
+        encode=handle_non_serializable,
+    )
+    columns["text"] = prompt.query
     return DocRecord(prompt.dispersion_state, doc_id, correct, filter_name, columns)
-
-
-def options_of(arguments: Sequence[tuple[Any, ...]], output_type: str) -> list[str]:
-    """The texts among which a document's requests choose; none where its contexts differ (Winogrande)."""
-    several_contexts = len({context for context, *_ in arguments if context}) > 1
-    chooses = output_type == "multiple_choice" and not several_contexts
-    return [continuation for _, continuation, *_ in arguments] if chooses else []
-
-
-def split_judge(named: str | None) -> tuple[str | None, str | None]:
-    """Filter and metric of ``FILTER/METRIC`` or ``METRIC``; None for what is not named."""
-    chosen, slash, metric = (named or "").rpartition("/")
-    return (chosen or None) if slash else None, metric or None
-
-
-def check_judge(task: str, named: str | None, filters: Sequence[str], metrics: Iterable[str]) -> None:
-    """Raise HarnessError unless the task has the filter and the metric that ``named`` names."""
-    chosen, metric = split_judge(named)
-    metrics = list(metrics)
-    if (chosen is None or chosen in filters) and (metric is None or metric in metrics):
-        return
-    names = metrics if len(filters) < 2 else [f"{f}/{m}" for f in filters for m in metrics]
-    raise HarnessError(f"{task} has no {named!r} to tell correct answers by; it has {', '.join(names)}")
-
-
-def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:
-    """Name and value of the metric that judges: ``named`` or the first one known; (None, NaN) without."""
-    for name in (named,) if named else JUDGES:
-        if name in metrics and isinstance(metrics[name], int | float):
-            return name, float(metrics[name])
-    return None, math.nan
 
 
 @dataclass(frozen=True)

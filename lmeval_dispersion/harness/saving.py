@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
-import inspect
 import json
 import logging
 import os
@@ -14,7 +12,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +26,7 @@ from lmeval_dispersion.model.loading import (
     weights_identity,
 )
 from lmeval_dispersion.store import begin_store, write_store
+from lmeval_dispersion.store.identity import hashed, prompt_manifest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -168,49 +166,6 @@ def _document_table(task: str, records: Sequence[DocRecord], category: str | Non
     return frame.assign(document=frame["doc_id"], doc_id=range(len(frame)))
 
 
-def prompt_manifest(
-    config: Mapping[str, Any],
-    *,
-    fewshot_seed: int | None,
-    chat_template: str | None,
-    multiturn: bool,
-    system: str | None,
-) -> dict[str, Any]:
-    """The manifest's keys that say how a task asked; of its ``identity``, what applies.
-
-    ``config`` is the task's; ``chat_template`` is a hash. All values are the same in every process.
-    """
-    source = source_text(config.get("doc_to_text"))
-    delimiters = [config.get("target_delimiter"), config.get("fewshot_delimiter")]
-    shots, description, subject = (config.get(k) for k in ("num_fewshot", "description", "dataset_name"))
-    description = description if isinstance(description, str) else ""
-    if isinstance(subject, str):
-        # "... questions about anatomy": the subjects of one benchmark have one template.
-        description = description.replace(subject.replace("_", " "), "SUBJECT")
-    shape = {
-        "doc_to_text": source,
-        "num_fewshot": shots,
-        "delimiters": delimiters,
-        "chat_template": chat_template,
-        "multiturn": multiturn if chat_template else None,
-        "system": system,
-    }
-    identity = {
-        "prompt_template": _hash(json.dumps([source, description, delimiters])),
-        "num_fewshot": str(shots or 0),
-        "fewshot_seed": str(fewshot_seed) if shots and fewshot_seed is not None else None,
-        "system_prompt": _hash(system) if system else None,
-        "chat_template": chat_template or None,
-        "multiturn": str(multiturn).lower() if chat_template else None,
-    }
-    return {
-        "num_fewshot": shots,
-        "chat_template": chat_template,
-        "prompt_format": _hash(json.dumps(shape, sort_keys=True)),
-        "identity": {key: value for key, value in identity.items() if value is not None},
-    }
-
-
 def manifest_of(
     lm: Any, arguments: Any, prompts: Mapping[str, Any], tasks: Mapping[str, Any], limit: Any
 ) -> dict[str, Any]:
@@ -252,20 +207,6 @@ def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
     return {key: value for key, value in identity.items() if value is not None}
 
 
-def source_text(value: Any) -> str:
-    """A template as it is; a function as its source, as lm-eval writes it to results, or its name."""
-    if isinstance(value, partial):
-        words = [*map(repr, value.args), *(f"{key}={word!r}" for key, word in sorted(value.keywords.items()))]
-        return f"{source_text(value.func)}({', '.join(words)})"
-    if not callable(value):
-        return str(value)
-    try:
-        return inspect.getsource(value)
-    except (OSError, TypeError):
-        kind = value if hasattr(value, "__qualname__") else type(value)
-        return f"{kind.__module__}.{kind.__qualname__}"
-
-
 def _argument(arguments: Any, name: str) -> str | None:
     """One of ``--model_args``, which lm-eval holds as a dict or as the text that was given."""
     if isinstance(arguments, str):
@@ -289,8 +230,4 @@ def _chat_template(lm: Any) -> str | None:
         template = lm.chat_template(True)
     except (AttributeError, ValueError):
         return None
-    return _hash(template) if template else None
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashed(template) if template else None

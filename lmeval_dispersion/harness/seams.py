@@ -40,6 +40,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lm_eval.api import registry
 from lm_eval.api.group import Group
 from lm_eval.api.task import ConfigurableTask, Task
@@ -358,7 +359,7 @@ def before_weights(check: Callable[[Any, Evaluation], None]) -> Iterator[None]:
 def loaded_model(
     name: str, arguments: Mapping[str, Any], more: str, check: Callable[[Any], None], **settings: Any
 ) -> Any:
-    """A model of lm-eval, checked before its weights are loaded; UsageError where there is no such backend."""
+    """A model of lm-eval, checked before its weights are loaded; UsageError: there is no such backend."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
@@ -368,6 +369,8 @@ def loaded_model(
         raise UsageError(
             f"lm-eval has no --model {name!r}; see the --model of `lm_eval run --help`"
         ) from error
+    if settings.get("device") is None and issubclass(backend, HFLM) and not torch.cuda.is_available():
+        settings["device"] = "cpu"  # lm-eval's default is a GPU
     with before_weights(lambda lm, _: check(lm)):
         return backend.create_from_arg_obj({**arguments, **simple_parse_args_string(more)}, settings)
 

@@ -12,20 +12,10 @@ from typing import Any
 
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness import recording, saving
-from lmeval_dispersion.harness.records import (
-    JUDGES,
-    METRICS,
-    DocRecord,
-    Figure,
-    TaskMetrics,
-    check_judge,
-    correctness,
-    options_of,
-    record_of,
-    split_judge,
-)
+from lmeval_dispersion.harness.records import METRICS, DocRecord, Figure, TaskMetrics, record_of
 from lmeval_dispersion.harness.seams import Evaluation, TaskBase, one_sentence, running_evaluation
 from lmeval_dispersion.model.capture import resolve, split_names
+from lmeval_dispersion.store.samples import JUDGES, check_judge, correctness, options_of, split_judge
 
 recording.prepare_lm_eval()
 

@@ -9,13 +9,14 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
-from lmeval_screener.figures import Difference
-from lmeval_screener.ranking import standings
+from lmeval_screener.figures import Difference, ranks
 from lmeval_screener.result import answer
+from lmeval_screener.screened import Ranks
 from lmeval_screener.targets import Target, labelled, parse_targets
 
 from lmeval_dispersion.errors import DispersionError, UsageError
@@ -23,6 +24,7 @@ from lmeval_dispersion.evidence import worth
 from lmeval_dispersion.harness.cli import failure_sentence
 from lmeval_dispersion.options import Output, add_examples, add_output, add_seed, progress_bar
 from lmeval_dispersion.report import Col, Report, Table
+from lmeval_dispersion.statistics import holm
 
 if TYPE_CHECKING:
     from lmeval_dispersion.probing.questions import Answered, Array, Questions
@@ -50,8 +52,10 @@ class Probed:
     ]
     squares_se: float | None
     accuracy: Annotated[float | None, Col("Accuracy", ".0%", short="Acc.", drop=3)]
-    tied_with: tuple[int, ...]
+    tied_with: tuple[int, ...]  # ranks
     no_clear_order_with: Annotated[str, Col("No clear order with", short="No clear order", drop=1)]
+
+    copy_of: ClassVar[None] = None
 
     @property
     def ties(self) -> tuple[int, ...]:
@@ -136,15 +140,20 @@ def probed(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> t
     figure: Figure = rank_by or known[0]
     values = [getattr(a, figure) for a in answers]
 
-    def change(i: int, j: int) -> Difference:
-        mean, error = _mean(values[i] - values[j])
-        return Difference(mean or 0.0, error or 0.0, len(values[i]) - 1)
-
-    order = standings([float(value.mean()) for value in values], change)
+    places = ranks([float(value.mean()) for value in values])
+    pairs = {(i, j): _mean(values[i] - values[j]) for i, j in combinations(range(len(values)), 2)}
+    freedom = len(values[0]) - 1
+    clear = holm(
+        {pair: Difference(mean or 0.0, error or 0.0, freedom).p for pair, (mean, error) in pairs.items()}
+    )
+    ties = [
+        Ranks(places[j] for j in range(len(places)) if i != j and not {(i, j), (j, i)} & clear)
+        for i in range(len(places))
+    ]
     rows = []
-    for name, a, (rank, ties, _) in zip(answered, answers, order, strict=True):
-        figures = (*_mean(a.probability), *_mean(a.squares), _mean(a.right)[0])
-        rows.append(Probed(rank, name, *figures, tuple(ties), answer.ranks_of(ties)))
+    for (name, a), rank, tied in zip(answered.items(), places, ties, strict=True):
+        means = (*_mean(a.probability), *_mean(a.squares), _mean(a.right)[0])
+        rows.append(Probed(rank, name, *means, tuple(tied), answer.ranks_of(tied)))
     return figure, sorted(rows, key=lambda row: (row.rank, row.label))
 
 

@@ -51,6 +51,7 @@ class Question:
     doc_id: int  # in the task's split
     kind: str  # lm-eval's type of the task's output
     context: str  # empty where choices stand in prompts of their own
+    space: str  # between prompt and answer
     requests: tuple[Any, ...]
     right: tuple[int, ...]  # empty without a label
 
@@ -145,13 +146,13 @@ class Questions:
         for question, pairs in zip(questions, logs, strict=True):
             choices = [lm._encode_pair(*request.args[:2])[1] for request in question.requests]
             if question.kind != "multiple_choice" or any(len(choice) > 1 for choice in choices):
-                context, tokens = self._place(lm, question.context)
+                context, tokens = self._place(lm, question)
                 requests = [((question.context, ""), context, [token]) for token in tokens]
                 pairs = lm._loglikelihood_tokens(requests, disable_tqdm=True)
             values.append(np.exp([2 * log for log, _ in pairs]).sum())
         return np.array(values)
 
-    def _place(self, lm: Any, context: str) -> tuple[list[int], list[int]]:
+    def _place(self, lm: Any, question: Question) -> tuple[list[int], list[int]]:
         """The tokens before the answer's place, and the answer tokens there.
 
         What all answers begin with, such as a space that is a token by itself, stands before the place.
@@ -164,8 +165,8 @@ class Questions:
         vocabulary = Vocabulary.from_tokenizer_json(core.to_str().encode())
         everyday = load_token_set("reference", role="reference")
         tokens = [token.id for token in resolve_answers(self._answers, vocabulary, everyday)]
-        texts = list(self._answers.answers)[:_TEXTS] or [" "]
-        pairs = [lm._encode_pair(context, text) for text in texts]
+        texts = [f"{question.space}{text.strip()}" for text in [*self._answers.answers][:_TEXTS] or [" "]]
+        pairs = [lm._encode_pair(question.context, text or " ") for text in texts]
         columns = zip(*(answer for _, answer in pairs), strict=False)
         shared = [same[0] for same in takewhile(lambda same: len({*same}) == 1 < len(same), columns)]
         return [*pairs[0][0], *shared], [token for token in tokens if token not in shared]
@@ -192,32 +193,23 @@ def _silent(method: Any) -> dict[str, bool]:
 
 
 def _question(task: Any, name: str, doc_id: int, requests: Sequence[Any], chat: bool) -> Question:
-    first = requests[0]
+    first, kind = requests[0], task.OUTPUT_TYPE
     if any(len(request.args) > 2 for request in requests):
         raise UsageError(f"{name} asks about images or sound; a probe asks in words")
-    if task.OUTPUT_TYPE == "multiple_choice":
+    context = first.args[0]
+    glued = context[-1:].isspace() or (chat and not task.config.gen_prefix)
+    space = "" if glued else task.config.target_delimiter
+    if kind == "multiple_choice":
         asked = [r for r in requests if r.args[0]] or requests  # without those of mutual information
-        contexts = {request.args[0] for request in asked}
+        several = len({request.args[0] for request in asked}) > 1
         right = right_choices(task, first, len(asked))
-        return Question(
-            name, doc_id, task.OUTPUT_TYPE, first.args[0] if len(contexts) == 1 else "", tuple(asked), right
-        )
-    if task.OUTPUT_TYPE == "generate_until":
-        requests = [
-            replace(first, request_type="loglikelihood", arguments=(first.args[0], text))
-            for text in _targets(task, first, chat)
-        ]
-    places = tuple(range(len(requests)))
-    return Question(name, doc_id, task.OUTPUT_TYPE, first.args[0], tuple(requests), places)
-
-
-def _targets(task: Any, request: Any, chat: bool) -> list[str]:
-    """The target texts of a task that generates, as they stand after the prompt; none of code's tests."""
-    target = [] if getattr(task.config, "unsafe_code", False) else task.doc_to_target(request.doc)
-    texts = [text for text in (target if isinstance(target, list) else [target]) if isinstance(text, str)]
-    space = "" if chat and not task.config.gen_prefix else task.config.target_delimiter
-    joined = request.args[0][-1:].isspace()
-    return [text if joined or text[:1].isspace() else f"{space}{text}" for text in texts if text]
+        return Question(name, doc_id, kind, "" if several else context, space, tuple(asked), right)
+    if kind == "generate_until":
+        target = [] if getattr(task.config, "unsafe_code", False) else task.doc_to_target(first.doc)
+        texts = [text for text in (target if isinstance(target, list) else [target]) if isinstance(text, str)]
+        texts = [text if text[0].isspace() else f"{space}{text}" for text in texts if text]
+        requests = [replace(first, request_type="loglikelihood", arguments=(context, text)) for text in texts]
+    return Question(name, doc_id, kind, context, space, tuple(requests), tuple(range(len(requests))))
 
 
 def _scores(question: Question, pairs: Sequence[tuple[float, bool]]) -> tuple[float, float]:

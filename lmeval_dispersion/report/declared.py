@@ -258,6 +258,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=jinja2.pass_context(_finalized),
         autoescape=False,
+        optimized=False,  # a command renders one template once
     )
     environment.filters.update(shown=shown, listed=listed, count=count)
     environment.globals.update(

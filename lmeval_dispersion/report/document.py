@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import platform
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from importlib import metadata
 from typing import Any, Literal, get_type_hints
 
 from lmeval_dispersion.installation import __version__
 
 Row = Mapping[str, Any]
+SITE = "https://lmeval-dispersion.github.io/lmeval-dispersion/"
 LIMITS = "What this does not support"  # above `Document.limits`, where a format has headings
 
 
@@ -36,10 +35,12 @@ class Column:
         error: Key of the value's standard error, shown as ``± …`` in the same format.
         hint: One sentence on how to read the column, shown with the table.
         short: A heading for narrow places; empty for the same one.
-        drop: When a table is too wide, columns with the largest number go first; 0 never goes.
+        drop: When a table is too wide, columns with the largest number go first; 0 never goes, and 9 also
+            where an axis would have no room.
         dots: Terminals draw the values as dots on one axis beside the column, with a whisker to both sides
             (``both``) or to the left (``below``); empty for no drawing.
         reach: Key of the whisker's length, or the keys of its two ends, ``low high``; empty for the error's.
+        whisker: Its meaning in a few words, shown where dots are drawn.
     """
 
     key: str
@@ -51,6 +52,7 @@ class Column:
     drop: int = 0
     dots: Literal["", "both", "below"] = ""
     reach: str = ""
+    whisker: str = ""
 
 
 #: A column for the annotation of a field, such as ``Annotated[float, Col("G")]``; its key is the field.
@@ -237,11 +239,15 @@ class Document:
 
     def origin(self) -> dict[str, str]:
         """How to read the report, and the versions that it takes, beside the command, to make it again."""
+        import platform
+        from importlib import metadata  # which takes as long as numpy's arrays
+
         versions = [f"lmeval-dispersion {__version__}", f"Python {platform.python_version()}"]
         for library in self.libraries:
             with contextlib.suppress(metadata.PackageNotFoundError):
                 versions.append(f"{library} {metadata.version(library)}")
-        facts = {"How to read it": self.guide, "Made with": ", ".join(versions)}
+        page = self.guide.removeprefix("docs/").removesuffix(".md")
+        facts = {"How to read it": page and f"{SITE}{page}/", "Made with": ", ".join(versions)}
         return {name: value for name, value in facts.items() if value}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import io
 import json
@@ -102,6 +101,8 @@ def csv_text(document: Document) -> str:
             rows = table.rows
             names = [key for column in table.columns for key in (column.key, column.error) if key]
     stream = io.StringIO()
+    import csv
+
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(names)
     writer.writerows([_field(row.get(name)) for name in names] for row in rows)

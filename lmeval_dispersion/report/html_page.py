@@ -26,6 +26,7 @@ from lmeval_dispersion.report.document import (
     Names,
     Note,
     Part,
+    Row,
     Section,
     Table,
 )
@@ -127,7 +128,7 @@ class _Page:
         rows = [
             [
                 {
-                    "text": _value(cell(row, column), row.get(column.key)),
+                    "text": _value(cell(row, column) + _ends(row, column), row.get(column.key)),
                     "value": number(row.get(column.key)),
                     "error": number(row.get(column.error)) if column.error else None,
                     "kind": kind,
@@ -170,6 +171,12 @@ class _Page:
             "meaning": chart.meaning,
             "pictures": [(width, Markup(chart_svg(chart, name, width))) for width in WIDTHS],
         }
+
+
+def _ends(row: Row, column: Column) -> str:
+    """The ends of an interval that a terminal draws, where the row has them in no column of its own."""
+    ends = [shown(row.get(key), column.format) for key in column.reach.split()]
+    return f" ({ends[0]}–{ends[1]})" if len(ends) == 2 and all(ends) else ""
 
 
 def _kind(table: Table, column: Column) -> str:

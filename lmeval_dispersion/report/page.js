@@ -16,7 +16,8 @@
 
   // Tables: a head sorts its column up, then down. Cells without a value stay last both ways.
   const collator = new Intl.Collator("en", { numeric: true });
-  const keyOf = (cell) => (cell.dataset.value !== undefined ? Number(cell.dataset.value) : cell.textContent);
+  const nameOf = (cell) => cell.textContent.replace(/^[▶ ]+/, "");
+  const keyOf = (cell) => (cell.dataset.value !== undefined ? Number(cell.dataset.value) : nameOf(cell));
   const isEmpty = (cell) => cell.dataset.value === undefined &&
     (cell.textContent === "" || cell.querySelector(".undefined") !== null);
   const compare = (a, b) => typeof a === "number" && typeof b === "number"
@@ -124,5 +125,17 @@
     tip.textContent = mark.getAttribute("aria-label").replaceAll("; ", "\n");
     tip.style.left = `${Math.min(clientX + 12, innerWidth - tip.offsetWidth - 8)}px`;
     tip.style.top = `${clientY + 14}px`;
+  });
+
+  // A click on a mark leads to its row: the one whose name the mark says first.
+  document.addEventListener("click", ({ target }) => {
+    const said = target.closest?.(".chart [role=graphics-symbol][aria-label]")?.getAttribute("aria-label");
+    const is = (cell) => nameOf(cell) === said.split("; ")[0];
+    const row = said && [...document.querySelectorAll("tbody tr")].find((row) => [...row.cells].some(is));
+    if (!row) return;
+    for (const other of document.querySelectorAll("tr.met")) other.classList.remove("met");
+    row.closest("details")?.setAttribute("open", "");
+    row.classList.add("met");
+    row.scrollIntoView({ block: "center" });
   });
 })();

@@ -16,6 +16,7 @@ from rich.text import Text as RichText
 
 from lmeval_dispersion.report.cells import cell, is_numeric, number, shown, text_rows
 from lmeval_dispersion.report.document import (
+    Chart,
     Column,
     Document,
     Facts,
@@ -32,7 +33,7 @@ _FOLDED = 20  # a text column may be folded down to this width before a column i
 _SLIVER = 10  # and to this one where no column can be
 _SPELLED = {"±": "+/-", "≈": "~", "−": "-", "–": "-", "—": "-", "…": "...", "τ": "tau", "Δ": "delta",
             "×": "x", "→": "->", "≤": "<=", "≥": ">=", "·": "-", "¶": "/", "─": "-", "’": "'",
-            "●": "o", "│": "|"}  # fmt: skip
+            "●": "o", "│": "|", "◂": "<", "▸": ">", "▶": ">"}  # fmt: skip
 # Signs of a document's text that would move a terminal's cursor, colour it or break a line.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _GLUE, _GLUED = "\ue000", re.compile(r"(?<=\d) (?=%|±)|(?<=±) (?=\d)")  # spaces that do not end a line
@@ -119,9 +120,11 @@ class _Writer:
         if section.heading:
             self._break()
             self._prose(section.heading, "bold underline")
+        self._headed = bool(section.heading)
         for part in section.parts:
             if self._details or not (section.details and isinstance(part, Table)):
                 self._part(part)
+                self._headed &= isinstance(part, Chart)
 
     def _part(self, part: Part) -> None:
         if isinstance(part, Text):
@@ -163,7 +166,8 @@ class _Writer:
         for row in rows:
             texts = ["…"] if row is None else list(_cells(row, columns, axes))
             lines.add_row(*(RichText(self._fit(text)) for text in texts))
-        self._break()
+        if table.caption or not self._headed:
+            self._break()
         # Where even the columns that never go do not fit, lines are too long rather than digits cut.
         least += [axis.width for axis in axes.values()]
         self._console.print(lines, width=max(self._width, _together(least)), crop=False, no_wrap=True)
@@ -171,10 +175,17 @@ class _Writer:
             self._prose("none")
         if more:
             self._prose(more, "dim")
-        for column in columns:
-            if column.hint and (column.heading, column.hint) not in self._hints_shown:
-                self._hints_shown.add((column.heading, column.hint))
-                self._prose(f"{self._heading(column, short)}: {column.hint}", "dim")
+        hints = [(f"{self._heading(column, short)}: ", column.hint) for column in columns if column.hint]
+        hints += [("─ ", column.whisker) for column in columns if column.key in axes and column.whisker]
+        new = [hint for hint in dict.fromkeys(hints) if hint not in self._hints_shown]
+        self._hints_shown.update(new)
+        said = [""]
+        for text in map("".join, new):
+            joined = f"{said[-1]}   {text}"
+            fits = text.startswith("─") and len(said[-1]) > 0 and len(joined) <= self._width
+            said[-1:] = [joined] if fits else [said[-1], text]
+        for line in said[1:]:
+            self._prose(line, "dim")
 
     def _axes(self, table: Table, columns: Sequence[Column], room: int) -> dict[str, Axis]:
         """An axis for each column that is drawn as dots, where there is room for it."""
@@ -191,8 +202,11 @@ class _Writer:
         """The columns that fit, whether under short headings, and how far texts may be folded."""
         columns = list(table.columns)
         while True:
+            # Columns of `drop` 9 go for the sake of an axis too.
+            drawn = any(c.dots for c in columns) and any(c.drop == 9 for c in columns)
+            room = self._width - (_AXIS[0] + 4 if drawn else 0)
             for short in (False, True):
-                if _together([self._least(table, c, short, _FOLDED) for c in columns]) <= self._width:
+                if _together([self._least(table, c, short, _FOLDED) for c in columns]) <= room:
                     return columns, short, _FOLDED
             last = max(reversed(columns), key=lambda column: column.drop)
             if last.drop == 0:
@@ -244,14 +258,19 @@ class Axis:
     heading: str
 
     def drawn(self, value: float, below: float, above: float) -> str:
-        """A dot at a value, a whisker to each side, and a bar at zero where the axis crosses it.
+        """A dot at a value, a whisker to each side, and a bar at zero where the axis has it.
 
-        >>> Axis(-1, 1, 9, "").drawn(0.5, 0.3, 0.3)
-        '    │─●─ '
+        A value beyond the axis is an arrow at its edge.
+
+        >>> Axis(-1, 1, 9, "").drawn(0.5, 0.3, 0.3), Axis(-1, 1, 9, "").drawn(2, 0.3, 0.3)
+        ('    │─●─ ', '    │   ▸')
         """
         signs = [" "] * self.width
-        if self.low < 0 < self.high:
+        if self.low <= 0 <= self.high:
             signs[self._place(0)] = "│"
+        if not self.low <= value <= self.high:
+            signs[0 if value < self.low else -1] = "◂" if value < self.low else "▸"
+            return "".join(signs)
         for place in range(self._place(value - below), self._place(value + above) + 1):
             signs[place] = "─"
         signs[self._place(value)] = "●"
@@ -263,15 +282,22 @@ class Axis:
 
 
 def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
-    """The axis that holds every dot and whisker of a column; None where there is no room or no spread."""
-    spans = [_whisker(row, column) for row in rows]
+    """The axis that holds every dot and whisker of a column; None where there is no room or no spread.
+
+    A row that says it is ``aside`` does not stretch it. Differences, whose format has a sign, have 0 on it.
+    """
+    spans = [_whisker(row, column) for row in rows if not row.get("aside")]
     ends = [end for span in spans if span is not None for end in (span[0] - span[1], span[0] + span[2])]
+    if ends and column.format.startswith("+"):
+        ends.append(0.0)
     if width < _AXIS[0] or not ends or max(ends) == min(ends):
         return None
     low, high = min(ends), max(ends)
-    left, right = shown(low, column.format), shown(high, column.format)
-    space = width - len(left) - len(right)
-    return Axis(low, high, width, f"{left}{' ' * space}{right}" if space > 0 else "")
+    for spec in (column.format, "+.2g" if column.format.startswith("+") else ".2g"):
+        left, right = (shown(end, spec) if end else "0" for end in (low, high))
+        if (space := width - len(left) - len(right)) > 0:
+            return Axis(low, high, width, f"{left}{' ' * space}{right}")
+    return Axis(low, high, width, "")
 
 
 def _whisker(row: Row, column: Column) -> tuple[float, float, float] | None:

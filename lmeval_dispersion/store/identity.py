@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,70 @@ RUN_KEYS = ("system_prompt", "chat_template", "multiturn")
 # The shape of one task's prompts: tasks of one run may differ here.
 TASK_KEYS = ("prompt_template", "num_fewshot", "fewshot_seed")
 
+SUFFIX = "_dispersion"  # of a dispersion task's name, after that of the stock task
 _SHOWN = 24  # characters of a value in a message
+
+
+def prompt_manifest(
+    config: Mapping[str, Any],
+    *,
+    fewshot_seed: int | None,
+    chat_template: str | None,
+    multiturn: bool,
+    system: str | None,
+) -> dict[str, Any]:
+    """The manifest's keys that say how a task asked; of its ``identity``, what applies.
+
+    ``config`` is the task's; ``chat_template`` is a hash. All values are the same in every process.
+    """
+    source = source_text(config.get("doc_to_text"))
+    delimiters = [config.get("target_delimiter"), config.get("fewshot_delimiter")]
+    shots, description, subject = (config.get(k) for k in ("num_fewshot", "description", "dataset_name"))
+    description = description if isinstance(description, str) else ""
+    if isinstance(subject, str):
+        # "... questions about anatomy": the subjects of one benchmark have one template.
+        description = description.replace(subject.replace("_", " "), "SUBJECT")
+    shape = {
+        "doc_to_text": source,
+        "num_fewshot": shots,
+        "delimiters": delimiters,
+        "chat_template": chat_template,
+        "multiturn": multiturn if chat_template else None,
+        "system": system,
+    }
+    identity = {
+        "prompt_template": hashed(json.dumps([source, description, delimiters])),
+        "num_fewshot": str(shots or 0),
+        "fewshot_seed": str(fewshot_seed) if shots and fewshot_seed is not None else None,
+        "system_prompt": hashed(system) if system else None,
+        "chat_template": chat_template or None,
+        "multiturn": str(multiturn).lower() if chat_template else None,
+    }
+    return {
+        "num_fewshot": shots,
+        "chat_template": chat_template,
+        "prompt_format": hashed(json.dumps(shape, sort_keys=True)),
+        "identity": {key: value for key, value in identity.items() if value is not None},
+    }
+
+
+def source_text(value: Any) -> str:
+    """A template as it is; a function as its source, as lm-eval writes it to results, or its name."""
+    if isinstance(value, partial):
+        words = [*map(repr, value.args), *(f"{key}={word!r}" for key, word in sorted(value.keywords.items()))]
+        return f"{source_text(value.func)}({', '.join(words)})"
+    if not callable(value):
+        return str(value)
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError):
+        kind = value if hasattr(value, "__qualname__") else type(value)
+        return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def hashed(text: str) -> str:
+    """Hex digest of a text."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def check_one_model(parts: Sequence[Part]) -> None:
@@ -53,11 +119,13 @@ def check_comparable(first: Sequence[Part], other: Sequence[Part]) -> list[str]:
     if a is None or b is None:
         old = first if a is None else other
         return [f"{old[0][0]} was written before stores had an identity: what it ran cannot be checked"]
-    models = _differences(a, b, MODEL_KEYS)
-    by_task = {task: manifest for _, manifest in first for task in manifest.get("tasks") or {}}
+    # Samples of lm-eval tell the prompts and the model's name alone.
+    known = all(any(key in side for key in MODEL_KEYS) for side in (a, b))
+    models = _differences(a, b, MODEL_KEYS) if known else _differences(first[0][1], other[0][1], ("model",))
+    by_task = {task.removesuffix(SUFFIX): m for _, m in first for task in m.get("tasks") or {}}
     prompts: dict[str, tuple[str, str]] = {}
     for _, manifest in other:
-        for task in by_task.keys() & (manifest.get("tasks") or {}).keys():
+        for task in by_task.keys() & {task.removesuffix(SUFFIX) for task in manifest.get("tasks") or {}}:
             ours, theirs = by_task[task].get("identity") or {}, manifest.get("identity") or {}
             prompts |= _differences(ours, theirs, (*RUN_KEYS, *TASK_KEYS))
     template = prompts.pop("chat_template", None) if models.keys() - {"dtype"} else None
@@ -66,7 +134,7 @@ def check_comparable(first: Sequence[Part], other: Sequence[Part]) -> list[str]:
             f"the runs were asked in other ways, they differ in {_shown(prompts)}; compare runs of one prompt"
         )
     notes = []
-    if models:
+    if models and known:
         notes.append(f"the models differ in {_shown(models)}")
     if template:
         notes.append(

@@ -163,7 +163,14 @@ def read_store(path: str | Path) -> Store:
     import pandas as pd
 
     folder = Path(path)
-    parts = [(place, _read_manifest(place)) for place in _places(folder)]
+    if not folder.is_dir():
+        hint = (
+            "; `dispersion embed MODEL FILE` makes a run of texts" if folder.exists() else "; check the path"
+        )
+        raise StoreError(f"expected the folder of a run, got {folder}, which is no folder{hint}")
+    parts = [(place, _read_manifest(place)) for place in places_of(folder)]
+    if not parts:
+        raise StoreError(f"{folder} holds no store, nor does a sub-folder; name the folder of a run")
     check_one_model(parts)
     frames = [_read_documents(place, manifest) for place, manifest in parts]
     _no_task_twice([place for place, _ in parts], frames)
@@ -171,21 +178,13 @@ def read_store(path: str | Path) -> Store:
     return Store(folder, _joint_manifest(folder, [manifest for _, manifest in parts]), documents, parts)
 
 
-def _places(folder: Path) -> list[Path]:
-    """The folders at or below ``folder`` that hold a store, sorted by path."""
-    if not folder.is_dir():
-        hint = (
-            "; `dispersion embed MODEL FILE` makes a run of texts" if folder.exists() else "; check the path"
-        )
-        raise StoreError(f"expected the folder of a run, got {folder}, which is no folder{hint}")
-    places = [folder]
-    if not any((folder / name).exists() for name in (MANIFEST, VECTORS, DOCUMENTS)):
-        # Other tools also write a manifest.json: below the named folder it makes no store.
-        patterns = [f"{place}/{name}" for place in _PLACES for name in (VECTORS, DOCUMENTS)]
-        places = sorted({file.parent for pattern in patterns for file in folder.glob(pattern)})
-    if not places:
-        raise StoreError(f"{folder} holds no store, nor does a sub-folder; name the folder of a run")
-    return places
+def places_of(folder: Path) -> list[Path]:
+    """The folders at or below ``folder`` that hold a store, sorted by path; empty where there is none."""
+    if any((folder / name).exists() for name in (MANIFEST, VECTORS, DOCUMENTS)):
+        return [folder]
+    # Other tools also write a manifest.json: below the named folder it makes no store.
+    patterns = [f"{place}/{name}" for place in _PLACES for name in (VECTORS, DOCUMENTS)]
+    return sorted({file.parent for pattern in patterns for file in folder.glob(pattern)})
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

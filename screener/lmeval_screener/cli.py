@@ -46,8 +46,8 @@ checkpoints:
   ORG/NAME, ORG/NAME@REVISION        a repository on the Hub; a branch, tag or commit of it
   'ORG/NAME@step*'                   every branch and tag that matches: a training trajectory
   'ORG/*', 'ORG/NAME-*'              all models of an organisation; those whose name matches
-  path/to/folder                     in transformers' layout, or a training run: its checkpoint-*, step_*,
-                                     iter_* or global_step* folders
+  path/to/folder                     in transformers' layout; a folder of such folders; a training run: its
+                                     checkpoint-*, step_*, iter_* or global_step* folders
   ORG/NAME:Q4_K_M, path/FILE.gguf    a GGUF model; a file of weights, also .safetensors and pytorch_model.bin
   's3://BUCKET/RUN/step*'            in S3; likewise gs://, az://, abfss:// (extra cloud), https://HOST/FOLDER,
                                      hf://buckets/ORG/NAME/RUN, models:/NAME/3 (extra mlflow)
@@ -182,6 +182,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_version(parser)
     add_examples(
         parser,
+        "myruns --shortlist 3",
         "--family qwen2.5 --domain math",
         "Qwen/Qwen2.5-7B Qwen/Qwen2.5-Math-7B ./my-finetune --shortlist 1",
         "'EleutherAI/pythia-410m@step*' --output pythia.html",
@@ -219,7 +220,7 @@ def run(args: argparse.Namespace) -> int:
     selected = select_targets(
         args.checkpoints, selection_of(args), args.lists, allowance=allowance, tokenizer=args.tokenizer
     )
-    if selected.sentence:
+    if selected.sentence and not args.dry_run:  # whose answer has it
         output.say(f"screen-checkpoints: {selected.sentence}")
     add_named(selected, args.family, demo=args.demo)
     named = list(selected.targets)

@@ -74,10 +74,14 @@ def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
         return row | {"what": "gated"}
     # Rows of two bytes a number, of a width that fits the parameters.
     width = 1.85 * ((listed.parameters if listed else None) or 7e9) ** (1 / 3)
-    sharded = listed is not None and "model.safetensors" not in listed.files
     row["bytes"] = int(words * width * 2 * _SLACK) + _BESIDE
-    is_bucket = target.scheme == "hf"
-    return row | ({"api": 1, "resolvers": 4 if sharded else 3} if target.on_hub or is_bucket else {})
+    if not target.on_hub and target.scheme != "hf":
+        return row
+    # One for the configuration and for each file of weights (head and norm may lie in two, which an index
+    # names). A list leaves out the tokenizer's digest, which is one more; a name costs the listing.
+    if listed is None:
+        return row | {"api": 1, "resolvers": 4}
+    return row | {"resolvers": 3 if "model.safetensors" in listed.files else 5}
 
 
 def families_document() -> Document:

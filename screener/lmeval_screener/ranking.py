@@ -1,44 +1,43 @@
 """Which checkpoints may be compared, and which of them have a clear order.
 
-A group is one tokenizer and one scale. In a group, a pair has a clear order where G separates it once all
-pairs are counted, with at most 5 % that any pair is ordered wrongly, and the ratio says the same
-(`Ratio.above`): what moves no prediction moves G, and orders nothing.
+A group is one tokenizer and one scale. In a group, a pair has a clear order where its paired difference in G
+separates it once the comparisons of the group are counted, with at most 5 % that any pair is ordered wrongly,
+and the ratio says the same (`Ratio.above`): what moves no prediction moves G, and orders nothing.
 
-- Up to `ALL_PAIRS` checkpoints: Holm's step-down procedure over the p-values of all pairs.
-- Above: an interval around each checkpoint's G less the group's mean, all n of them at 1 - 5 %/n (Bonferroni,
-  Student's t). With 95 % every interval holds its value, so no two whose intervals are disjoint can be equal.
-
-For a few checkpoints a pair's own error is the sharper one; for many, 5 %/n is a far milder level than 5 %
-over the number of pairs. `benchmarks/separation.py` simulates both.
+Counted are comparisons that differ. A hundred near copies of two models are compared in ten thousand pairs,
+which all ask whether the two models differ. For a pair, checkpoints whose difference has an error far below
+that of the pair count as one; then Holm's step-down procedure, with Student's t. So the order of two models
+does not depend on how many copies of them are compared, and copies among themselves have the level of all
+pairs. `benchmarks/separation.py` simulates both.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import combinations, pairwise
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmeval_dispersion.geometry import Array, Metric
-from lmeval_dispersion.statistics import rank_agreement, student_points
+from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
+from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.figures import Difference, Gap, Ratio, difference, ranks
-from lmeval_screener.screened import Next, Ranks, Reading, Screened
+from lmeval_screener.figures import Gap, Ratio, difference, ranks
+from lmeval_screener.screened import TOKENIZER, Next, Ranks, Reading, Screened
 from lmeval_screener.targets import labelled
 from lmeval_screener.tokens import Resolution
 
 #: Chance that any two of a group are ordered although they do not differ.
 ERROR_RATE = 0.05
-#: Checkpoints of a group up to which all pairs are compared.
-ALL_PAIRS = 64
-
-K = TypeVar("K", bound=Hashable)
+_OCTAVES = 40  # of a variance, each half of the one before; what is smaller is rounding
+_NEAR = 5  # scales between a pair and those who count as one in it: a quarter of its error at most
+_STEPS = 5  # of Holm's procedure; fewer order less
+_CELLS = 2**18  # pairs held at a time: 2 MB an array
 
 
 # --- groups ---------------------------------------------------------------------------------------------
@@ -93,7 +92,7 @@ def ranked(members: Sequence[tuple[Reading, Reading]], metric: Metric) -> list[S
     families: dict[str, list[Reading]] = {}
     labels = labelled([reading.target for reading, _ in members])
     for (reading, common), target in zip(members, labels, strict=True):
-        name = reading.target.family or f"tokenizer:{common.tokenizer.rpartition(':')[2][:8]}"
+        name = reading.target.family or f"{TOKENIZER}{common.tokenizer.rpartition(':')[2][:8]}"
         if reading.target.labelled is None:
             reading = replace(reading, target=target)
         families.setdefault(name, []).append(reading)
@@ -109,18 +108,24 @@ def ranked(members: Sequence[tuple[Reading, Reading]], metric: Metric) -> list[S
 
 
 def _ranked_group(family: str, scale: str, members: list[Reading], metric: Metric) -> list[Screened]:
-    standings = rank_gaps([c.gaps[metric] for c in members], [c.ratio for c in members])
+    # A copy stands where its original does: what moves no prediction may have moved its own G.
+    copied = originals(members)
+    distinct = sorted({original.place for original in copied})
+    of_distinct = rank_gaps([members[i].gaps[metric] for i in distinct], [members[i].ratio for i in distinct])
+    standings = dict(zip(distinct, of_distinct, strict=True))
     names = [field.name for field in fields(Reading)]
     checkpoints = [
         Screened(
             **{name: getattr(reading, name) for name in names},
             family=family,
             scale=scale,
-            **standing._asdict(),
+            copy_of=None if members[original.place] is reading else members[original.place].label,
+            copy_rounded=not original.exact,
+            **standings[original.place]._asdict(),
         )
-        for reading, standing in zip(members, standings, strict=True)
+        for reading, original in zip(members, copied, strict=True)
     ]
-    return sorted(checkpoints, key=lambda c: (c.rank, c.label))
+    return sorted(checkpoints, key=lambda c: (c.rank, c.copy_of or c.label, c.copy_of is not None, c.label))
 
 
 # --- clear orders ---------------------------------------------------------------------------------------
@@ -137,22 +142,36 @@ class Standing(NamedTuple):
 def rank_gaps(gaps: Sequence[Gap], ratios: Sequence[Ratio | None] = ()) -> list[Standing]:
     """The standing of each gap in its group, in the order given; see the module's text."""
     ratios = ratios or [None] * len(gaps)
-    return (_all_pairs if len(gaps) <= ALL_PAIRS else _intervals)(gaps, ratios)
+    count = len(gaps)
+    # `difference` refuses gaps of other tokens or another metric; against one of them is enough.
+    for gap in gaps:
+        gap.check_comparable(gaps[0])
+    means = np.array([gap.mean for gap in gaps])
+    order = np.argsort(-means, kind="stable")
+    means, places = means[order], np.array(ranks(means[order].tolist()))
+    # Without a ratio, a checkpoint is above all and below all by it.
+    bounds = [
+        (math.inf, -math.inf) if r is None else (r.mean - r.rounding, r.mean + r.rounding) for r in ratios
+    ]
+    least, most = np.array(bounds).reshape(-1, 2)[order].T
+    unclear = _unclear(means, [gaps[i] for i in order])
+    standings: dict[int, Standing] = {}
+    for at, i in enumerate(order):
+        # In the order of G: those before it are better, those behind it worse.
+        tied = np.unpackbits(unclear[at], count=count).astype(bool)
+        tied[:at] |= ~(least[:at] > most[at])
+        tied[at + 1 :] |= ~(least[at] > most[at + 1 :])
+        following = None
+        if at + 1 < count:
+            step = difference(gaps[i], gaps[order[at + 1]])
+            following = Next(step.mean, step.se, not tied[at + 1])
+        standings[i] = Standing(int(places[at]), Ranks(places[tied]), following)
+    return [standings[i] for i in range(count)]
 
 
 def agree(better: Ratio | None, worse: Ratio | None) -> bool:
     """Whether the ratio does not object to an order: it says the same, or is not known of both."""
     return better is None or worse is None or better.above(worse)
-
-
-def holm(p_values: Mapping[K, float]) -> set[K]:
-    """The tests that Holm's step-down procedure rejects at `ERROR_RATE` for all of them together."""
-    rejected: set[K] = set()
-    for done, (test, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
-        if p > ERROR_RATE / (len(p_values) - done):
-            break
-        rejected.add(test)
-    return rejected
 
 
 def clear_above(champion: tuple[Gap, Ratio | None], others: Sequence[tuple[Gap, Ratio | None]]) -> list[bool]:
@@ -171,106 +190,76 @@ def clear_above(champion: tuple[Gap, Ratio | None], others: Sequence[tuple[Gap, 
     return [i in clear and gain.mean > 0 and agree(others[i][1], ratio) for i, gain in enumerate(gains)]
 
 
-def _all_pairs(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> list[Standing]:
-    return standings(
-        [gap.mean for gap in gaps],
-        lambda i, j: difference(gaps[i], gaps[j]),
-        lambda i, j: agree(ratios[i], ratios[j]),
-    )
-
-
-def standings(
-    means: Sequence[float],
-    change: Callable[[int, int], Difference],
-    agreed: Callable[[int, int], bool] = lambda i, j: True,
-) -> list[Standing]:
-    """The standing of each mean, the largest first, by the paired differences of all pairs (Holm).
-
-    A pair's order is clear where its difference is told from 0 and ``agreed`` does not object.
-    """
-    places = ranks(means)
-    order = sorted(range(len(means)), key=places.__getitem__)
-    pairs = {(i, j): change(i, j) for i, j in combinations(order, 2)}
-    clear = holm({pair: change.p for pair, change in pairs.items()})
-    clear = {(i, j) for i, j in clear if agreed(i, j)}
-    ties: list[list[int]] = [[] for _ in places]
-    for i, j in pairs.keys() - clear:
-        ties[i].append(places[j])
-        ties[j].append(places[i])
-    after = {i: Next(pairs[i, j].mean, pairs[i, j].se, (i, j) in clear) for i, j in pairwise(order)}
-    return [Standing(rank, Ranks(ties[i]), after.get(i)) for i, rank in enumerate(places)]
-
-
-def _intervals(gaps: Sequence[Gap], ratios: Sequence[Ratio | None]) -> list[Standing]:
+def _unclear(means: Array, gaps: Sequence[Gap]) -> NDArray[np.uint8]:
+    """Whether G leaves the order of each two of (n,) gaps open: rows of packed bits, (n, n / 8)."""
     count = len(gaps)
-    # `difference` refuses gaps of other tokens or another metric; against one of them is enough.
-    for gap in gaps:
-        gap.check_comparable(gaps[0])
-    means = np.array([gap.mean for gap in gaps])
-    order = np.argsort(-means, kind="stable")
-    means = means[order]
-    sides = _sides([gaps[i] for i in order])
-    error, freedom = _errors([side - side.mean(axis=0) for side in sides])
-    after, _ = _errors([side[:-1] - side[1:] for side in sides])
-    half = student_points(ERROR_RATE / count, freedom) * error
-    low, high = means - half, means + half
-    # Without a ratio, a checkpoint is above all and below all by it.
-    bounds = [
-        (math.inf, -math.inf) if r is None else (r.mean - r.rounding, r.mean + r.rounding) for r in ratios
-    ]
-    least, most = np.array(bounds)[order].T
-    places = 1 + np.searchsorted(-means, -means, side="left")
-    standings: dict[int, Standing] = {}
-    for at, i in enumerate(order):
-        # In the order of G: those before it are better, those behind it worse.
-        tied = np.concatenate(
-            [
-                ~((low[:at] > high[at]) & (least[:at] > most[at])),
-                [False],
-                ~((low[at] > high[at + 1 :]) & (least[at] > most[at + 1 :])),
-            ]
-        )
-        following = None
-        if at + 1 < count:
-            following = Next(float(means[at] - means[at + 1]), float(after[at]), not tied[at + 1])
-        standings[i] = Standing(int(places[at]), Ranks(places[tied]), following)
-    return [standings[i] for i in range(count)]
+    values = np.concatenate([side * math.sqrt(1 - 1 / side.shape[1]) for side in _sides(gaps)], axis=1)
+    # The jackknife's variance of a difference is the squared distance of these rows.
+    values -= values.mean(axis=0)
+    squares = np.square(values).sum(axis=1)
+    largest = squares.max() or 1.0
+    values, squares, means = values / math.sqrt(largest), squares / largest, means / math.sqrt(largest)
+
+    def blocks() -> Iterator[tuple[slice, Array, NDArray[np.int32]]]:
+        """Variances of some rows' differences from all, and their scales: the power of 2, the smallest 0."""
+        step = max(1, _CELLS // count)
+        for rows in (slice(start, start + step) for start in range(0, count, step)):
+            variances = squares[rows, None] + squares - 2 * values[rows] @ values.T
+            np.maximum(variances, 2.0**-_OCTAVES, out=variances)
+            yield rows, variances, np.frexp(variances)[1] + (_OCTAVES - 1)
+
+    scales = _OCTAVES + 3  # the largest variance is 4
+    of_scale = np.zeros((count, scales))
+    for rows, _, scale in blocks():
+        cells = scale + scales * np.arange(len(scale))[:, None]
+        of_scale[rows] = np.bincount(cells.ravel(), minlength=len(scale) * scales).reshape(-1, scales)
+    # At each scale, a checkpoint is a share of those that count as one with it.
+    shares = np.ones((count, scales), dtype=np.float32)
+    shares[:, _NEAR:] /= np.cumsum(of_scale, axis=1)[:, :-_NEAR]
+    used = of_scale.any(axis=0)
+    # The mean variance among those that count as one: the best of many copies may be ahead by as much.
+    of_scale[:, 0] -= 1  # each with itself
+    sums = np.cumsum(of_scale * np.exp2(np.arange(scales) - _OCTAVES + 1), axis=1)
+    among = np.zeros(scales)
+    among[_NEAR:] = np.sqrt((sums / np.maximum(np.cumsum(of_scale, axis=1), 1)).mean(axis=0))[:-_NEAR]
+    shares = shares[:, used]
+    comparisons = (shares.sum(axis=0, dtype=np.float64) ** 2 - np.square(shares).sum(axis=0)) / 2
+    freedom = min(side.shape[1] for side in _sides(gaps)) - 1
+    bits = np.zeros((count, -(-count // 8)), dtype=np.uint8)
+    points, left = np.zeros(scales), count * count
+    for _ in range(_STEPS):
+        levels = ERROR_RATE / np.maximum(comparisons, 1)
+        points[used] = [student_quantile(1 - level / 2, freedom) for level in levels.tolist()]
+        before, left, comparisons = left, 0, np.zeros(len(comparisons))
+        for rows, variances, scale in blocks():
+            errors = np.sqrt(variances) + among[scale]
+            unclear = np.abs(means[rows, None] - means) <= points[scale] * errors
+            unclear[np.arange(len(unclear)), np.arange(count)[rows]] = False
+            bits[rows] = np.packbits(unclear, axis=1)
+            left += int(unclear.sum())
+            comparisons += ((unclear.astype(np.float32) @ shares) * shares[rows]).sum(axis=0) / 2
+        if left == before:
+            break
+    return bits
 
 
 def _sides(gaps: Sequence[Gap]) -> tuple[Array, Array]:
-    """G without each token of T, then of R, a row each gap."""
-    return (
-        np.stack([gap.left_out_domain for gap in gaps]),
-        np.stack([gap.left_out_reference for gap in gaps]),
-    )
-
-
-def _errors(sides: Sequence[Array]) -> tuple[Array, Array]:
-    """Jackknife errors and Welch's degrees of freedom of differences, a row each; see `paired_difference`."""
-    parts, spread = np.zeros(len(sides[0])), np.zeros(len(sides[0]))
-    for side in sides:
-        size = side.shape[1]
-        part = (size - 1) / size * np.square(side - side.mean(axis=1, keepdims=True)).sum(axis=1)
-        parts += part
-        spread += part**2 / (size - 1)
-    freedom = np.divide(parts**2, spread, out=np.full(len(parts), np.inf), where=spread > 0)
-    return np.sqrt(parts), freedom
+    """G without each token of T, then of R, less its mean; a row each gap."""
+    domain = np.stack([gap.left_out_domain for gap in gaps])
+    reference = np.stack([gap.left_out_reference for gap in gaps])
+    return domain - domain.mean(axis=1, keepdims=True), reference - reference.mean(axis=1, keepdims=True)
 
 
 def flat_from(gaps: Sequence[Gap], level: float) -> int:
     """The first place from which on no two gaps differ, at a two-sided level of one comparison."""
     sides = _sides(gaps)
     means = np.array([gap.mean for gap in gaps])
-    # Welch's degrees of freedom lie between those of the smaller side and those of both.
-    sizes = [side.shape[1] - 1 for side in sides]
-    known = np.geomspace(min(sizes), sum(sizes), 33)
-    points = student_points(level, known)
+    point = student_quantile(1 - level / 2, min(side.shape[1] for side in sides) - 1)
     place = len(gaps) - 1
     while place > 0:
-        errors, freedom = _errors([side[place - 1] - side[place:] for side in sides])
-        beyond = np.interp(np.log(freedom), np.log(known), points) * errors
+        parts = [(1 - 1 / s.shape[1]) * np.square(s[place - 1] - s[place:]).sum(axis=1) for s in sides]
         gains = np.abs(means[place - 1] - means[place:])
-        if ((gains > beyond) & (gains > 0)).any():
+        if ((gains > point * np.sqrt(sum(parts))) & (gains > 0)).any():
             break
         place -= 1
     return place
@@ -281,11 +270,30 @@ def flat_from(gaps: Sequence[Gap], level: float) -> int:
 _TOLERANCE = 0.04
 _IN_NAME = re.compile(r"(?:^|[-_./])(?:(\d+)x)?(\d+(?:\.\d+)?)([kmb])(?=$|[-_./])", re.IGNORECASE)
 _UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
-# Scales that the bundled families lack.
-_FURTHER = (
-    *("1.3B", "4B", "9B", "13B", "20B", "27B", "30B", "34B", "40B", "65B", "104B", "110B", "123B", "180B"),
-    *("235B", "405B", "671B"),
+# Sizes that checkpoints are published by, those of the bundled families among them. Counts alone cannot tell
+# Pythia's 6.9B from the many 7B: by name it keeps its own.
+_KNOWN = (
+    *(
+        "14M",
+        "31M",
+        "70M",
+        "82M",
+        "124M",
+        "135M",
+        "160M",
+        "355M",
+        "360M",
+        "410M",
+        "0.5B",
+        "0.6B",
+        "774M",
+        "1B",
+    ),
+    *("1.3B", "1.4B", "1.5B", "1.7B", "2B", "2.8B", "3B", "4B", "7B", "8B", "9B", "12B", "13B", "14B", "20B"),
+    *("27B", "30B", "32B", "34B", "40B", "65B", "70B", "72B", "104B", "110B", "123B", "180B", "235B", "405B"),
+    "671B",
 )
+_SCALES = {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in _KNOWN}
 
 
 def scale_names(readings: Sequence[Reading]) -> list[str]:
@@ -349,15 +357,15 @@ def _of_sibling(counts: tuple[int, ...], siblings: set[tuple[float, str]]) -> st
 
 def _of_count(counts: tuple[int, ...]) -> str:
     for count in counts:
-        value = min(_scales(), key=lambda known: abs(math.log(count / known)))
+        value = min(_SCALES, key=lambda known: abs(math.log(count / known)))
         if abs(count / value - 1) <= _TOLERANCE:
-            return _scales()[value]
+            return _SCALES[value]
     return _spelled(counts[-1]) if counts else "unknown"
 
 
 def _spelled(value: float) -> str:
     """A size as the bundled families spell it, else in two digits (above 2 billion: in whole billions)."""
-    if (known := _scales().get(value)) is not None:
+    if (known := _SCALES.get(value)) is not None:
         return known
     if value >= 2e9:
         return f"{value / 1e9:.0f}B" if value % 1e8 else f"{value / 1e9:g}B"
@@ -365,16 +373,6 @@ def _spelled(value: float) -> str:
         return f"{value / 1e9:.1f}B"
     unit = "M" if value >= 1e6 else "K"
     return f"{float(f'{value / _UNITS[unit]:.2g}'):g}{unit}"
-
-
-@functools.cache
-def _scales() -> dict[float, str]:
-    """Parameters → scale, of all bundled families."""
-    from lmeval_screener.targets.families import load_families
-
-    scales = {scale for family in load_families().values() for scale in family.scales}
-    # Counts alone cannot tell Pythia's 6.9B from the many 7B; by name it keeps its own.
-    return {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in (*scales - {"6.9B"}, *_FURTHER)}
 
 
 # --- agreement ------------------------------------------------------------------------------------------

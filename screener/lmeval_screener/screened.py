@@ -6,8 +6,9 @@ Below stand their forms for programs: the entries of ``screen-checkpoints/3`` an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import numpy as np
 
 from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_screener.figures import PARTS, Gap, Ratio, difference, ranks
-from lmeval_screener.targets import Target, label, step_key, training_and_step
+from lmeval_screener.targets import Target, label, shared_name, step_key, training_and_step
 from lmeval_screener.tokens import Resolution
 
 
@@ -43,6 +44,7 @@ class Reading:
         seconds: From the first request to the last row.
         ratio: The second figure; None where the final norm is not known, and G stands alone.
         no_ratio: Why there is none, one clause; empty where there is one.
+        sketch: By which its copies are recognised (`lmeval_screener.copies`); empty where no claim is made.
     """
 
     target: Target
@@ -63,6 +65,7 @@ class Reading:
     seconds: float
     ratio: Ratio | None = None
     no_ratio: str = ""
+    sketch: bytes = b""
 
     @property
     def requested_revision(self) -> str | None:
@@ -104,6 +107,10 @@ class Reading:
         return tuple(notes)
 
 
+#: How the family of checkpoints that were given by name begins: their tokenizer's short hash follows.
+TOKENIZER = "tokenizer:"
+
+
 class Next(NamedTuple):
     """G of a checkpoint minus G of the next in rank, paired; whether the order of the two is clear."""
 
@@ -122,7 +129,7 @@ class Ranks:
     __slots__ = ("_bits",)
 
     def __init__(self, ranks: Iterable[int] = ()) -> None:
-        places = np.fromiter(ranks, dtype=np.int64)
+        places = np.asarray(ranks if isinstance(ranks, np.ndarray) else list(ranks), dtype=np.int64)
         flags = np.zeros(places.max(initial=-1) + 1, dtype=bool)
         flags[places] = True
         self._bits = np.packbits(flags).tobytes()
@@ -155,6 +162,9 @@ class Screened(Reading):
         ties: Ranks with which it has no clear order by G and ratio together (`lmeval_screener.ranking`): at
             most one group in twenty has a pair that is ordered by the choice of tokens alone.
         next: The difference from the next in rank; None for the last.
+        copy_of: Label of the checkpoint of the group that it is a copy of; None for none. A copy stands where
+            that one stands, whatever its own G.
+        copy_rounded: Whether the two agree only within the rounding of their types.
         chosen: Why it is on a short list: ``rank``, ``tied`` or ``audit``; None where it is not.
         inclusion_probability: With which it was to be on it; None without a short list.
     """
@@ -164,6 +174,8 @@ class Screened(Reading):
     rank: int = 0
     ties: Ranks = field(default_factory=Ranks)
     next: Next | None = None
+    copy_of: str | None = None
+    copy_rounded: bool = False
     chosen: str | None = None
     inclusion_probability: float | None = None
 
@@ -217,11 +229,15 @@ class Failed:
 
 @dataclass(frozen=True, repr=False)
 class Group:
-    """Checkpoints that may be compared: one family (or tokenizer) and one scale, best first."""
+    """Checkpoints that may be compared: one family (or tokenizer) and one scale, best first.
+
+    ``tokenizer`` says in titles which one is meant, where the checkpoints are of no family.
+    """
 
     family: str
     scale: str
     checkpoints: tuple[Screened, ...]
+    tokenizer: str = "one tokenizer"
 
     def __repr__(self) -> str:
         more = f" and {len(self.checkpoints) - 5} more" if len(self.checkpoints) > 5 else ""
@@ -253,9 +269,9 @@ class Group:
 
     @property
     def title(self) -> str:
-        """Its name in reports; a training by its model and never by a path."""
+        """Its name in reports: a family, what the names of its checkpoints share, a training by its model."""
         if not self.trajectory:
-            return self.name
+            return title_of(self.family, self.scale, [c.target for c in self.checkpoints], self.tokenizer)
         training, _ = self.trajectory[0].training_and_step
         local = self.trajectory[0].revision is None
         return Path(training).resolve().name if local else training.rpartition("/")[2]
@@ -289,10 +305,30 @@ class Group:
         return best if sure or best.ratio.minus(first.ratio).separated else None
 
 
+def title_of(family: str, scale: str, targets: Sequence[Target], tokenizer: str = "one tokenizer") -> str:
+    """A group's name for readers; of checkpoints that were given by name, what their names share."""
+    if not family.startswith(TOKENIZER):
+        return f"{family} · {scale}"
+    return " · ".join(filter(None, (shared_name(targets), scale, tokenizer)))
+
+
+def grouped(checkpoints: Iterable[Screened]) -> tuple[Group, ...]:
+    """The groups of ranked checkpoints, in their order, no two with one title."""
+    members: dict[tuple[str, str], list[Screened]] = {}
+    for checkpoint in checkpoints:
+        members.setdefault((checkpoint.family, checkpoint.scale), []).append(checkpoint)
+    groups = [Group(*name, tuple(group)) for name, group in members.items()]
+    titles = Counter(group.title for group in groups)
+    return tuple(
+        replace(g, tokenizer=f"tokenizer of {g.checkpoints[0].label}") if titles[g.title] > 1 else g
+        for g in groups
+    )
+
+
 # --- forms for programs ----------------------------------------------------------------------------------
 
 _EACH = 64  # members of a group up to which ties are listed rank by rank
-_NAMES = ("label", "repo", "requested_revision", "revision", "family", "scale", "rank")
+_NAMES = ("label", "repo", "requested_revision", "revision", "family", "scale", "rank", "copy_of")
 _COST = ("bytes_read", "requests", "seconds")
 
 
@@ -300,6 +336,7 @@ def entry(c: Screened, group: Group) -> dict[str, Any]:
     """One checkpoint of the JSON contract, a member of a group."""
     tokens = c.resolution
     row: dict[str, Any] = {name: getattr(c, name) for name in _NAMES} | {
+        "group": group.title,
         "tied_with": tied_with(c, group),
         "next": None if c.next is None else c.next._asdict(),
         "gap": {metric: {"mean": gap.mean, "se": gap.se} for metric, gap in c.gaps.items()},

@@ -33,6 +33,7 @@ from lmeval_screener.selection import Selected, Selection, select_targets
 from lmeval_screener.targets import Target, labelled, parse_targets
 from lmeval_screener.targets.families import demo_targets, load_family
 from lmeval_screener.tokens import TokenSet, load_token_set
+from lmeval_screener.yaml_fields import nearest
 
 if TYPE_CHECKING:
     from lmeval_screener.accuracies import Accuracies
@@ -177,6 +178,10 @@ def floor_among(targets: Sequence[Target], text: str, tokenizer: str | None = No
     by_label = next((item for item in labelled(targets) if item.label == text), None)
     if by_label is not None:
         return by_label
+    labels = [item.label for item in labelled(targets)]
+    near = "" if "/" in text or os.path.exists(text) else nearest(text, labels)
+    if near:  # of a label, which no Hub is asked for
+        raise UsageError(f"expected a checkpoint with --fail-if-below, got {text!r}{near}")
     wanted = parse_targets([text], tokenizer)
     if len(wanted) != 1 or wanted[0].is_glob:
         raise UsageError(f"expected one checkpoint with --fail-if-below, got {text!r}, which names several")
@@ -229,7 +234,10 @@ class Screening:
     def result(self, selected: Selected) -> Result:
         """Screen what was selected."""
         if not selected.targets:
-            raise UsageError("expected at least one checkpoint or a family, got none; see --list families")
+            raise UsageError(
+                "expected a checkpoint, got none: name a folder of them, ORG/NAME or --family; "
+                "--demo shows an example, --help all"
+            )
         results: list[Result] = []
 
         async def screened() -> None:
@@ -241,7 +249,13 @@ class Screening:
         result, session = results[0], self.session
         if session is None:
             return result
-        session.finish(result)
+        session.finish(
+            screened=len(result.checkpoints),
+            failed=len(result.failed),
+            bytes_read=result.bytes_read,
+            requests=result.requests,
+            seconds=result.seconds,
+        )
         if self.since is None:
             return result
         from lmeval_screener.registry.news import news, since_time
@@ -257,6 +271,7 @@ class Screening:
             known = self.session.find if self.session is not None else None
             self._reader = self.reader_type(hub, self.domain, self.reference, known)
             with contextlib.closing(self._reader):
+                await self._check_tokenizer()
                 targets, floor = await self._expanded(selected.targets)
                 comparable = await self._comparable(await self._readings(targets))
                 checkpoints = ranked(comparable, self.metric)
@@ -275,6 +290,15 @@ class Screening:
         if floor is None:
             return result
         return replace(result, gate=Gate.of(result.groups, result.failed, floor.label))
+
+    async def _check_tokenizer(self) -> None:
+        """Refuse a misspelt ``--tokenizer``, also where no checkpoint needs it."""
+        try:
+            if self.tokenizer is not None:
+                await self._reader.sources.tokenizer(self.tokenizer)
+        except ScreeningError as error:
+            if error.code.endswith(("NotFound", "Name")):
+                raise UsageError(str(error)) from error
 
     def _meaning_of_accuracies(self, targets: Sequence[Target]) -> str:
         """The supplied accuracies in words; without any, only the demo's targets bring some."""

@@ -7,6 +7,7 @@ so that one whose commit is cached costs no request at all, and one without weig
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections import Counter
@@ -15,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import UsageError, printable
 from lmeval_screener.checkpoints import Meter
-from lmeval_screener.targets import Listed, Target, matching_paths, parse_targets
+from lmeval_screener.targets import Listed, Target, holds_weights, matching_paths, parse_targets
 
 if TYPE_CHECKING:
     import datetime
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 _PAGE = 1000  # repositories that one request may list
 _SECONDS = 60.0  # for one page
 _EXPAND = ("sha", "siblings", "safetensors", "gated", "lastModified")
-# Those of formats that are not read too: such a checkpoint is refused by name, not left out.
-_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
-_NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scheduler.bin")
 _NAME_COLUMNS = ("repo", "checkpoint", "name", "model", "repository", "id", "model_id")
 _AUTHOR = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -87,16 +85,20 @@ class Selection:
 
 @dataclass
 class Selected:
-    """The checkpoints of a selection."""
+    """The checkpoints of a selection; ``left_out`` are folders beside them that are none."""
 
     targets: list[Target] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     listed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     meter: Meter = field(default_factory=Meter)
 
     @property
     def sentence(self) -> str:
-        """How many were selected and why others were not; empty where no list was asked for."""
+        """How many were selected and why others were not; empty where nothing was listed or left out."""
+        if self.left_out and not self.listed:
+            some = printable(", ".join(self.left_out[:5])) + (", …" if self.left_out[5:] else "")
+            return f"left out, without config.json and weights: {some}"
         if not self.listed:
             return ""
         chosen = sum(target.listed is not None for target in self.targets)
@@ -212,7 +214,8 @@ def select_targets(
                 "expected something to list with --since and --limit, got names only; add --author, "
                 "--tag, --base-model or ORG/*, or a --registry, which says what is new of names"
             )
-        return Selected(parse_targets(names, tokenizer))
+        left_out: list[str] = []
+        return Selected(parse_targets(names, tokenizer, left_out), left_out)
     import asyncio
 
     from lmeval_screener.checkpoints.hub import Hub
@@ -224,7 +227,7 @@ def select_targets(
             left = selection.limit
             for part in parts:
                 if isinstance(part, str):
-                    for target in parse_targets([part], tokenizer):
+                    for target in parse_targets([part], tokenizer, selected.left_out):
                         chosen.setdefault(target, target)
                 elif left is None or left > 0:
                     targets = await _listed(hub, part, selection.since, left, selected)
@@ -238,7 +241,7 @@ def select_targets(
 
 
 def query_of(text: str) -> Query | None:
-    """The query that ``ORG/*`` stands for; None for another text, and where it matches on disk.
+    """The query that ``ORG/*`` stands for; None for another text, and where there is a folder ORG.
 
     >>> query_of("Qwen/Qwen2.5-*").words, query_of("Qwen/Qwen2.5-7B")
     ('Qwen/Qwen2.5-*', None)
@@ -246,7 +249,8 @@ def query_of(text: str) -> Query | None:
     author, _, pattern = text.removeprefix("hf://").removeprefix("models/").partition("/")
     if "*" not in pattern or "/" in pattern or "@" in pattern or not _AUTHOR.fullmatch(author):
         return None
-    return None if matching_paths(text) else Query(author, pattern=pattern)
+    on_disk = matching_paths(text) or (not text.startswith("hf://") and os.path.isdir(author))
+    return None if on_disk else Query(author, pattern=pattern)
 
 
 async def _listed(
@@ -274,7 +278,7 @@ async def _listed(
             selected.listed += 1
             if listed is None:
                 selected.skipped["empty"] += 1
-            elif not _has_weights(listed.files):
+            elif not holds_weights(listed.files):
                 selected.skipped["without weights"] += 1
             else:
                 targets.append(Target(repo, listed=listed))
@@ -301,8 +305,3 @@ def _parse_page(page: Any) -> list[_Entry]:
             listed = Listed(files.commit, tuple(files.files), files.parameters, is_gated)
         entries.append((text(info["id"]), info.get("lastModified") or "", listed))
     return entries
-
-
-def _has_weights(files: Iterable[str]) -> bool:
-    """Whether a file of a repository may hold weights: of a model or of an adapter."""
-    return any(path.endswith(_WEIGHTS) and path.rpartition("/")[2] not in _NO_WEIGHTS for path in files)

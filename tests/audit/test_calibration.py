@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from synthetic import sliced_store, subjects_store
+from synthetic import concluded, sliced_store, subjects_store
 
 from lmeval_dispersion.auditing.calibration import calibrate, label_error
 from lmeval_dispersion.auditing.calibrator import OURS, TRIVIAL, labelled_slices
@@ -37,12 +37,14 @@ def where(words, texts):
 
 
 def test_an_audit_says_how_well_accuracy_can_be_read_off_and_what_that_is_worth(calibrations):
-    said = {name: audit(calibrations[name][0], short=True).answer()[-1] for name in STORES}
+    reports = {name: audit(calibrations[name][0], short=True) for name in STORES}
+    said = {name: concluded(report) for name, report in reports.items()}
     assert where(f"points off on average, {BETTER}", said) == where("That is worth", said) == LAWS
+    opened = {name: report.answer()[0] for name, report in reports.items()}
+    assert where("Labels can be saved here: ", opened) == LAWS
+    assert where("Nothing here replaces labels: ", opened) == set(STORES) - LAWS
     assert where(NO_BETTER, said) == STORES.keys() - LAWS
-    assert said["law"].startswith(
-        "On 40 subjects held out, the accuracy read off dispersion is 5.3 points off"
-    )
+    assert "On 40 subjects held out, the accuracy read off dispersion is 5.3 points off" in said["law"]
     assert "worth 23 labelled documents a slice" in said["law"]
     errors = {row.estimator: row.mae for row in calibrations["confident"][1].estimators}
     assert f"; dispersion alone {errors['dispersion alone']:.1f}." in said["confident"]
@@ -69,8 +71,9 @@ def test_each_sentence_stands_where_it_is_true_and_nowhere_else(calibrations, se
 def test_its_errors_are_those_of_the_points_and_of_real_predictions(calibrations):
     """Each point is what `predict` would say of a slice whose labels were held back."""
     run, report = calibrations["few"]
-    errors = [abs(point.predicted - point.true) for point in report.points]
-    assert 100 * np.mean(errors) == pytest.approx(report.estimator(OURS).mae)
+    for other in (report, *(found for _, found in calibrations.values())):
+        errors = [abs(point.predicted - point.true) for point in other.points]
+        assert 100 * np.mean(errors) == pytest.approx(other.estimator(OURS).mae)
     out = run.documents["subject"] == report.points[3].slice
     others = calibrate(labels_of(run, np.flatnonzero(~out))).calibrator
     predicted = predict(others, run, where=f"subject == '{report.points[3].slice}'", force=True).slices[-1]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from synthetic import documents, planted_store, sliced_store, subjects_store, written
+from synthetic import concluded, documents, planted_store, sliced_store, subjects_store, written
 
 from lmeval_dispersion.auditing.calibration import calibrate
 from lmeval_dispersion.auditing.calibrator import (
@@ -217,7 +217,7 @@ def test_vectors_that_are_all_alike_leave_the_labelled_accuracy(tmp_path):
     run = read_run(written(tmp_path, frame, np.tile([1.0, 2.0], (600, 1))))
     report = calibrate(run)
     assert (report.calibrator["features"], report.better) == ({}, False)
-    assert "read off what they show is no better" in audit(run, short=True).answer()[-1]
+    assert "read off what they show is no better" in concluded(audit(run, short=True))
     assert report.answer()[0].startswith("Do not use: nothing beats the labelled accuracy alone")
 
 

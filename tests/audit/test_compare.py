@@ -4,12 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from synthetic import documents, planted_store, written
+from scipy.stats import binomtest
+from scipy.stats import t as student
+from synthetic import differences_of_equals, documents, planted_store, written
 
 from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.report import render
+from lmeval_dispersion.statistics import mcnemar_p, paired_share_bounds
 from lmeval_dispersion.store import read_store
 
 
@@ -38,15 +41,22 @@ def test_differences_and_errors_are_those_of_leaving_each_document_out(tmp_path)
     assert row.dispersion_difference == pytest.approx(dispersion(y) - dispersion(x), rel=1e-4)
     without = [dispersion(np.delete(y, i, axis=0)) - dispersion(np.delete(x, i, axis=0)) for i in range(300)]
     se = np.sqrt(299 / 300 * np.square(without - np.mean(without)).sum())
-    assert row.dispersion_high - row.dispersion_low == pytest.approx(2 * 1.959964 * se, rel=1e-3)
+    point = student.ppf(0.975, 299)
+    assert row.dispersion_high - row.dispersion_low == pytest.approx(2 * point * se, rel=1e-3)
     first, second = (read_store(p).documents.sort_values("doc_id")["correct"].to_numpy() for p in (a, b))
     assert row.accuracy_difference == pytest.approx((second - first).mean())
-    half = 1.959964 * (second - first).std(ddof=1) / np.sqrt(300)
-    assert row.accuracy_high == pytest.approx((second - first).mean() + half)
+    gained, lost = int((second > first).sum()), int((second < first).sum())
+    assert (row.gained, row.lost) == (gained, lost)
+    assert row.accuracy_p == pytest.approx(binomtest(gained, gained + lost).pvalue)
+    assert row.accuracy_low < row.accuracy_difference < row.accuracy_high
     names = [r.slice for r in found.others[0].slices]
-    assert names == ["all documents", *(f"subject {i}" for i in range(6))]
+    assert names[0] == "all documents"
+    assert sorted(names[1:]) == [f"subject {i}" for i in range(6)]
+    parts = found.others[0].slices[1:]
+    assert [p.change for p in parts] == sorted((p.dispersion_difference for p in parts), reverse=True)
     mask = [i % 6 == 2 for i in range(300)]
-    assert found.others[0].slices[3].dispersion == pytest.approx(dispersion(y[mask]), rel=1e-5)
+    part = next(p for p in parts if p.slice == "subject 2")
+    assert part.dispersion == pytest.approx(dispersion(y[mask]), rel=1e-5)
 
 
 def test_only_shared_documents_count(tmp_path):
@@ -57,8 +67,9 @@ def test_only_shared_documents_count(tmp_path):
     small = compare_runs([a, store(tmp_path / "c", order=np.arange(8), d=25)])
     assert any("different widths" in note for note in small.notes)
     rows = small.others[0].slices
-    assert rows[1].reason == "a paired error needs three shared documents, got 2"
-    assert np.isnan(rows[1].dispersion_difference)
+    assert rows[1].reason == "an interval needs 5 shared documents, got 2"
+    assert not np.isnan([rows[1].dispersion_difference, rows[1].accuracy_difference]).any()
+    assert np.isnan([rows[1].dispersion_low, rows[1].accuracy_low, rows[1].accuracy_p]).all()
     json.loads(render(small.document(), "json"))
 
 
@@ -77,7 +88,7 @@ def test_the_document_says_the_difference_first_and_has_every_form(tmp_path):
     found = compare_runs([store(tmp_path / "a"), store(tmp_path / "b", seed=1, shift=0.2, model="m2")])
     document = found.document()
     whole = found.others[0].slices[0]
-    assert found.answer()[0].startswith(f"m2 against m: dispersion {whole.dispersion_difference:+.4f}")
+    assert found.answer()[0].startswith("m2 answers more documents right than m: ")
     assert render(document, "markdown").count("| subject ") == 6
     lines = render(document, "csv").splitlines()
     assert len(lines) == 8
@@ -85,3 +96,73 @@ def test_the_document_says_the_difference_first_and_has_every_form(tmp_path):
     page = render(document, "html")
     assert "Difference of dispersion, slice by slice" in page
     assert "subject 5" in page
+
+
+def answers_and_vectors(path, right, x, model="m"):
+    """A store of these scores (n,) and vectors (n, d)."""
+    frame = documents(right, rng=np.random.default_rng(0), subjects=1).assign(
+        correct=np.asarray(right, float)
+    )
+    return written(path, frame, x, {"model": model})
+
+
+MORE, FEWER = "b answers more documents right than a", "b answers fewer documents right than a"
+WIDER, NARROWER = "b is more dispersed than a", "b is less dispersed than a"
+ALIKE, AS_WIDE = "b and a do not differ clearly in accuracy", "Their dispersions do not differ clearly"
+
+
+@pytest.mark.parametrize(
+    ("right", "spread", "said"),
+    [
+        ((0.3, 0.6), (0.5, 0.5), {MORE, AS_WIDE}),
+        ((0.6, 0.3), (0.5, 0.5), {FEWER, AS_WIDE}),
+        ((0.5, 0.5), (0.5, 1.0), {ALIKE, WIDER}),
+        ((0.5, 0.5), (1.0, 0.5), {ALIKE, NARROWER}),
+    ],
+)
+def test_each_sentence_appears_where_it_is_true_and_nowhere_else(tmp_path, right, spread, said):
+    """Planted differences of right answers and of spread, on 400 documents."""
+    rng = np.random.default_rng(4)
+    luck, base = rng.random(400), rng.normal(size=(400, 16)) / 4
+    for name, share, width in zip("ab", right, spread, strict=True):
+        answers_and_vectors(tmp_path / name, luck < share, np.eye(1, 16) + width * base, name)
+    text = " ".join(compare_runs([tmp_path / "a", tmp_path / "b"]).answer())
+    assert {words for words in (MORE, FEWER, ALIKE, WIDER, NARROWER, AS_WIDE) if words in text} == said
+    assert ("neither good nor bad" in text) == (spread[0] != spread[1])
+
+
+def test_subjects_that_differ_are_named_only_where_they_do(tmp_path):
+    rng = np.random.default_rng(1)
+    x, luck = rng.normal(size=(600, 8)), rng.random(600)
+    shares = {"a": 0.5, "noise": 0.5, "b": np.full(600, 0.5)}
+    shares["b"][np.arange(600) % 6 == 3] = 0.95
+    paths = {}
+    for name, share in shares.items():
+        drawn = luck if name != "noise" else np.where(rng.random(600) < 0.7, luck, rng.random(600))
+        frame = documents(drawn < share, rng=np.random.default_rng(0))
+        paths[name] = written(tmp_path / name, frame, x, {"model": name})
+    found = compare_runs([paths["a"], paths["b"]]).answer()
+    assert found[1].startswith("Accuracy differs clearly in subject 3 (+")
+    assert (
+        "in no slice by subject, allowing for all 6" in compare_runs([paths["a"], paths["noise"]]).answer()[1]
+    )
+
+
+def test_false_claims_on_runs_that_do_not_differ_are_at_most_one_in_twenty():
+    """Three standard errors are allowed; benchmarks/audit_conclusions.py has more settings and draws."""
+    rng = np.random.default_rng(0)
+    for n, repeats in ((5, 600), (10, 500), (30, 300), (300, 60)):
+        wrong = dict.fromkeys(("answers", "scores", "vectors"), 0)
+        for _ in range(repeats):
+            for kind, (low, high) in differences_of_equals(rng, n).items():
+                wrong[kind] += low > 0 or high < 0
+        assert max(wrong.values()) <= 0.05 * repeats + 3 * np.sqrt(0.05 * 0.95 * repeats), (n, wrong)
+
+
+@pytest.mark.parametrize("n", [5, 6, 9, 40])
+def test_an_interval_leaves_out_zero_where_the_exact_test_does_and_stays_in_its_range(n):
+    for gained in range(n + 1):
+        for lost in range(n + 1 - gained):
+            low, high = paired_share_bounds(gained, lost, n)
+            assert -1 <= low <= high <= 1
+            assert (low > 0 or high < 0) == (mcnemar_p(gained, lost) < 0.05), (gained, lost)

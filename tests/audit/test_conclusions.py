@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from synthetic import planted_store, subjects_store
+from synthetic import concluded, planted_store, subjects_store
 
 from lmeval_dispersion.auditing.ranking import errors_sentence
 from lmeval_dispersion.auditing.report import audit
@@ -29,13 +29,12 @@ CAUTIOUS = {"guessing", "one answer", "repeats"}
 
 @pytest.fixture(scope="module")
 def summaries(tmp_path_factory):
-    """The conclusions of every store in one text, without the calibration's."""
+    """The conclusions of every store in one text."""
     texts = {}
     for name, options in STORES.items():
         run = read_run(subjects_store(tmp_path_factory.mktemp("s") / "s", **options))
         report = audit(run, short=True)
-        sentences = [*report.answer(), errors_sentence(report.ranking)]
-        texts[name] = " ".join(sentence for sentence in sentences if "read off" not in sentence)
+        texts[name] = f"{concluded(report)} {errors_sentence(report.ranking)}"
     return texts
 
 
@@ -58,6 +57,8 @@ def summaries(tmp_path_factory):
         ("Whether right answers are more dispersed, or come from more dispersed subjects", {"open inside"}),
         ("Whether a low contribution finds wrong answers, or subjects that have more", {"open inside"}),
         ("slices accuracy rises with dispersion", {"simpson", "law of slices"}),
+        ("; weakest subject: ", {"simpson", "law of slices"}),
+        ("; no subject is clearly weaker than the rest", {"noise", "law", "reversed"}),
         ("inside tasks no order is clear", {"tasks"}),
         ("inside tasks too", {"alike tasks"}),
         ("right answers may be luck", {"guessing"}),
@@ -89,7 +90,7 @@ def test_a_caution_comes_first_and_silences_every_conclusion_about_answers(summa
 
 def order_of(run):
     """The sentences of an audit on the subjects of a run."""
-    return audit(run, short=True).answer()[0]
+    return concluded(audit(run, short=True))
 
 
 def test_slices_of_one_document_or_none_usable_are_never_called_the_lowest(tmp_path):
@@ -126,7 +127,7 @@ def test_noise_is_seldom_taken_for_a_finding(tmp_path, count):
     for seed in range(count):
         shape = {"subjects": 57, "each": 20} if seed % 4 == 3 else {"subjects": 12, "each": 50, "luck": 0.1}
         report = audit(read_run(subjects_store(tmp_path / str(seed), seed=seed, **shape)), short=True)
-        said = " ".join([*report.answer(), errors_sentence(report.ranking)])
+        said = f"{concluded(report)} {errors_sentence(report.ranking)}"
         for claim in claims:
             claims[claim] += claim in said
     assert max(claims.values()) <= (6 if count == 40 else 2), claims

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from synthetic import documents, planted_store, subjects_store, vectors, written
+from synthetic import concluded, documents, planted_store, subjects_store, vectors, written
 
 from lmeval_dispersion.auditing.ranking import ranked_documents
 from lmeval_dispersion.auditing.report import audit
@@ -19,7 +19,7 @@ def test_noise_is_no_better_than_the_trivial_predictor(noise):
     assert [verdict.kind for verdict in verdicts] == ["whole", "slices", "mixtures"]
     assert not any(verdict.better for verdict in verdicts)
     assert "Whole test part: dispersion is no better than the trivial predictor" in report.to_markdown()
-    assert "no better than the trivial predictor" in report.answer()[3]
+    assert "no better than the trivial predictor" in concluded(report)
 
 
 def test_same_store_and_seed_same_bytes(planted, tmp_path):

@@ -1,17 +1,31 @@
 """Slices: which documents belong to which, their numbers against loops, and their order."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
+from scipy.stats import t as student
 from synthetic import documents, planted_store, vectors, written
 
 from lmeval_dispersion.auditing.run import read_run
-from lmeval_dispersion.auditing.slices import association, by_band, by_column, by_value, slice_table, slicings
+from lmeval_dispersion.auditing.slices import (
+    SliceRow,
+    association,
+    by_band,
+    by_column,
+    by_value,
+    dispersion_bounds,
+    slice_table,
+    slicings,
+    weakest,
+)
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Spectrum, dispersion_estimate, spectrum
+from lmeval_dispersion.report.document import Column
+from lmeval_dispersion.report.terminal import axis_of
 
 
 def test_bands_hold_every_known_value_once_and_keep_ties_together():
@@ -90,3 +104,34 @@ def test_slices_have_the_spectrum_of_their_own_vectors(tmp_path):
     assert [getattr(rows[2], name) for name in Spectrum._fields] == pytest.approx(expected, rel=1e-3)
     assert all(np.isnan(getattr(rows[-1], name)) for name in Spectrum._fields)
     assert not hasattr(slice_table(run, by_column(run, "subject")).rows[0], "rankme")
+
+
+def test_intervals_of_dispersion_are_students_and_stay_in_its_range():
+    row = SliceRow("few", 5, 5, 0.02, 0.03, 0.5, 0.1, 0.9, 1.0, 0.5, 10, None)
+    assert dispersion_bounds(row) == (0.0, pytest.approx(0.02 + student.ppf(0.975, 4) * 0.03))
+    assert dispersion_bounds(replace(row, dispersion=1.2))[1] == 5 / 4
+    assert np.isnan(dispersion_bounds(replace(row, documents=2))).all()
+
+
+def test_the_weakest_slice_is_named_in_few_runs_without_one():
+    rng = np.random.default_rng(0)
+    named = 0
+    for _ in range(200):
+        shares = rng.binomial(30, 0.6, size=20) / 30
+        rows = [
+            SliceRow(str(i), 30, 30, 0.1, 0.01, a, 0, 1, 1.0, 0.5, 10, None) for i, a in enumerate(shares)
+        ]
+        named += weakest(rows, replace(rows[0], accuracy=shares.mean())) is not None
+    assert named <= 18  # 5 % and three standard errors
+    assert weakest([*rows, replace(rows[0], slice="bad", accuracy=0.1)], rows[0]).slice == "bad"
+
+
+def test_a_row_aside_does_not_stretch_the_axis_and_is_an_arrow_at_its_edge():
+    rows = [{"x": 0.1, "r": 0.02}, {"x": 0.2, "r": 0.02}, {"x": 0.9, "r": 0.02, "aside": True}]
+    axis = axis_of(rows, Column("x", "X", ".2f", dots="both", reach="r"), 20)
+    assert axis.heading == "0.08            0.22"
+    assert axis.drawn(0.9, 0.02, 0.02) == " " * 19 + "▸"
+    assert axis.drawn(0.01, 0.02, 0.02) == "◂" + " " * 19
+    signed = axis_of(rows[:2], Column("x", "X", "+.4f", dots="both", reach="r"), 12)
+    assert signed.heading == "0    +0.2200"
+    assert signed.drawn(0.2, 0.0, 0.0).startswith("│")

@@ -55,7 +55,7 @@ def test_two_runs_are_compared(dispersion_command, store, tmp_path):
     both = dispersion_command("audit", store, other)
     assert both.returncode == 0, both.stderr
     assert both.stdout == dispersion_command("compare", store, other).stdout
-    assert "synthetic/other against synthetic/model: dispersion +" in both.stdout
+    assert "other is more dispersed than model (" in both.stdout
     printed = dispersion_command("compare", store, other, "--slice", "length", "--format", "json").stdout
     assert json.loads(printed)["by"] == "length"
 
@@ -202,6 +202,8 @@ def test_a_calibrator_of_noise_predicts_only_when_forced(dispersion_command, tmp
     noise, file = sliced_store(tmp_path / "noise", effect=0.0), tmp_path / "n.json"
     calibrated = dispersion_command("calibrate", noise, "-o", file, "--where", "part == 'labelled'")
     assert (calibrated.returncode, calibrated.stdout[:11]) == (0, "Do not use:")
+    assert "next:" not in calibrated.stderr
+    assert "labelled accuracy alone, " in calibrated.stdout
     assert "n.json should not be used" in sentence(dispersion_command("predict", file, noise))
     forced = dispersion_command("predict", file, noise, "--force")
     assert forced.returncode in (0, 3)

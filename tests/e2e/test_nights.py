@@ -18,6 +18,7 @@ from lmeval_screener import News, screen
 from lmeval_screener.cli import main as screen_checkpoints
 from lmeval_screener.errors import SCREENING_CODES
 from lmeval_screener.registry import database
+from safetensors.torch import load_file, save_file
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
@@ -98,7 +99,7 @@ def texts(moves):
 def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
     place = tmp_path / "models"
     names = [model(place / name, name) for name in ("low", "mid")]
-    hub.add("org/worst", model(tmp_path / "hub" / "worst", "worst"))
+    hub.add("org/worst", mean_of(tmp_path / "hub" / "worst", "worst", "low"))
     gone, moving = model(place / "gone", "low"), model(place / "moving", "worst")
     everything = [f"{place}/*", "org/worst"]
     with ExitStack() as servers:
@@ -126,18 +127,19 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
         assert code == 5
         assert said[0] == "Worth evaluating, above the former best: new (rank 1) and mid (rank 2, changed)."
         of = moves["org/worst"]["text"].removeprefix("ServerError, ranked by its figures of ")
-        assert said[1:3] == [
+        assert said[1:4] == [
+            "No news by the rows read: renamed is a copy of moving, which is gone.",
             "Failed: broken (BadHeader).",
             f"Not read, and ranked by older figures: org/worst ({of}, ServerError).",
         ]
-        assert said[-1] == "2 new, 1 changed, 2 deleted, 2 failed, 1 touched, same figures."
+        assert said[-1] == "1 new, 1 changed, 1 deleted, 2 failed, 1 copy, 1 touched, same figures."
         assert {name: row["what"] for name, row in moves.items()} == {
-            "new": "new", "renamed": "new", "mid": "changed", "gone": "deleted", "moving": "deleted",
-            "broken": "failed", "org/worst": "failed",
+            "new": "new", "renamed": "copy", "mid": "changed", "gone": "deleted", "broken": "failed",
+            "org/worst": "failed",
         }  # fmt: skip
         assert moves["new"]["text"] == "above the former best, far"
         assert moves["mid"]["text"].startswith("above the former best, far; was G 1.0")
-        assert moves["renamed"]["text"] == "below the former best, far"
+        assert (moves["renamed"]["standing"], moves["renamed"]["gain"]) == ("copy", None)
 
     # The server of the former best is down, the Hub is back; what was announced is not announced again.
     hub.faults.clear()
@@ -164,7 +166,7 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
     )  # fmt: skip
 
 
-def dies(*_):
+def dies(*_, **__):
     raise MemoryError
 
 
@@ -216,7 +218,9 @@ def test_the_best_is_not_lost_for_one_night_without_its_server(night, tmp_path):
         assert content["answer"][-1] == "1 of 2 checkpoints could not be screened (1 Unreachable)."
         shown = night.run(*addresses, "--registry", night.store).stdout
         assert "note a: figures as of 20" in shown
-    assert "it failed then (Unreachable), and its figures as of" in night.ask("show", "a").stdout
+    assert "it failed then (Unreachable), and its figures as of" in " ".join(
+        night.ask("show", "a").stdout.split()
+    )
     assert "1 failed when last seen: a (Unreachable)." in " ".join(night.ask("query").stdout.split())
     every = "SELECT repo, error, ratio IS NOT NULL AS known, measured < seen AS older FROM checkpoints"
     rows = json.loads(night.ask("query", every, "--format", "json").stdout)["rows"]
@@ -236,13 +240,15 @@ def test_the_former_best_is_the_one_of_the_last_run(night, tmp_path):
     assert moves["newone"]["text"] == "above the former best, oldbest"
     # Now mid is the best, and gets worse; something that is below what it was comes.
     model(tmp_path / "mid", "low")
-    code, said, moves = night(*names, newone, model(tmp_path / "third", "good"))
+    code, said, moves = night(*names, newone, mean_of(tmp_path / "third", "good", "mid"))
     assert (code, said[0]) == (0, "Nothing new or changed is level with the former best.")
     assert moves["third"]["text"] == "below the former best, mid as it was"
     assert moves["mid"]["text"] == "below the former best, its former self; was G 1.180"
     # The best is deleted: what comes is above all that is left, and not above what was there.
     shutil.rmtree(newone)
-    code, said, moves = night(*names, tmp_path / "third", model(tmp_path / "fourth", "good"))
+    code, said, moves = night(
+        *names, tmp_path / "third", mean_of(tmp_path / "fourth", "good", "good", "best")
+    )
     assert code == 0
     assert moves["fourth"]["rank"] == 1
     assert "the former best, newone (deleted)" in moves["fourth"]["text"]
@@ -288,3 +294,34 @@ def test_every_error_says_something_of_the_weights_or_nothing():
     told = {"FileNotFound"}  # without a file that it needs a checkpoint is not what it was
     parts = [database.NOT_OF_WEIGHTS, database.LASTING, gone, never_kept, told]
     assert sorted(itertools.chain(*parts)) == sorted(SCREENING_CODES)
+
+
+def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
+    """In another type, beside it or in its place; and a registry from before sketches claims nothing."""
+    known = model(tmp_path / "known", "low")
+    night(known)
+    float16 = model(tmp_path / "float16", "low")
+    for file in float16.glob("*.safetensors"):
+        save_file({n: t.half() for n, t in load_file(file).items()}, file)
+    code, said, moves = night(known, float16)
+    copy = "No news by the rows read: float16 is a copy of known."
+    assert (code, said) == (0, [copy, "1 copy."])
+    assert texts(moves) == {"float16": ("copy", "a copy of known")}
+    rows = json.loads(night.ask("query", "--format", "json").stdout)["rows"]
+    assert {row["checkpoint"]: (row["rank"], row["copy_of"]) for row in rows} in (
+        {"known": (1, None), "float16": (1, "known")}, {"known": (1, "float16"), "float16": (1, None)},
+    )  # fmt: skip
+    shown = " ".join(night.ask("show", "known").stdout.split())
+    assert "By the rows read, known is a copy of float16." in shown
+    model(known, "best")  # other weights under the known name, and the old ones under a new one
+    code, said, moves = night(known, float16, model(tmp_path / "moved", "low"))
+    assert said[:2] == [
+        "Worth evaluating, above the former best: known (rank 1, changed).",
+        "No news by the rows read: moved is a copy of float16.",
+    ]
+    with closing(sqlite3.connect(night.store)) as connection, connection:
+        connection.execute("UPDATE results SET sketch = NULL")
+    assert night(known, float16, model(tmp_path / "again", "low"))[1] == [
+        "Nothing new or changed is level with the former best.", "1 new.",
+    ]  # fmt: skip
+    assert "copy" not in night.ask("show", "again").stdout

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import slow_gap, write_checkpoint
+from hub_client import read_of, within
+from lmeval_screener.targets import Listed
 from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from storages import process
@@ -89,7 +91,9 @@ def matrix(seed, d):
     return (draw.normal(size=(V, d)) + 0.3 * seed).astype("f2")
 
 
-def test_checkpoints_in_git_are_screened_through_a_mirror_or_have_their_named_error(mirror, in_process):
+def test_checkpoints_in_git_are_screened_through_a_mirror_or_have_their_named_error(
+    mirror, in_process, tmp_path
+):
     models, endpoint = mirror
     rows, commits = {}, {}
     for seed, (name, branch, lfs) in enumerate(
@@ -114,3 +118,17 @@ def test_checkpoints_in_git_are_screened_through_a_mirror_or_have_their_named_er
     errors = {(f["repo"], f["revision"]): f["error"] for f in result["failed"]}
     assert errors.pop(("org/large", "step9")) in ("RevisionNotFound", "RepoNotFound")
     assert errors == {("org/large", None): "RangeNotSupported", ("org/none", None): "RepoNotFound"}
+    # Where a list names files only, olah's resolver says sizes and digests, of LFS's files too.
+    for key in (("org/plain", None), ("org/lfs", None)):
+
+        async def listed(client, budget, key=key):
+            names = ("config.json", "model.safetensors", "tokenizer.json")
+            snapshot = await client.snapshot(key[0], None, budget, Listed(commits[key], names, None, False))
+            digest = (await snapshot.look_up("tokenizer.json")).digest
+            return (await read_of(snapshot, (0, 7, V - 1))).rows, digest, snapshot.files
+
+        read, digest, files = within(listed, tmp_path / "cache", endpoint=endpoint)
+        np.testing.assert_array_equal(read, rows[key][[0, 7, V - 1]])
+        place = models / key[0].partition("/")[2]
+        assert digest == f"git:{git(place, 'hash-object', 'tokenizer.json')}"
+        assert files["model.safetensors"].digest.startswith("sha256:" if key[0] == "org/lfs" else "git:")

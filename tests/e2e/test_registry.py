@@ -140,7 +140,7 @@ def test_only_what_is_new_or_changed_is_read(hub, add, run, tmp_path):
     assert run("org/a", "org/b", "--registry", store).returncode == 0
     first = len(hub.requests)
     again = run("org/a", "org/b", "--registry", store, "--format", "json")
-    assert {r.part for r in hub.requests[first:]} <= {"api", "raw"}
+    assert {r.part for r in hub.requests[first:]} <= {"api", "resolve"}
     assert "2 of 2 taken from" in again.stderr
     old = hub.repositories["org/a"].branches["main"]
     new = add("org/a", 3.0)

@@ -243,7 +243,7 @@ def test_formats_metrics_a_short_list_for_a_pipe_and_the_suffix_of_output(comman
     rows = list(csv.DictReader(io.StringIO(command(*gaps, "--format", "csv").stdout)))
     assert {row["repo"]: float(row["gap_cosine"]) for row in rows} == pytest.approx(gaps, abs=1e-6)
     assert [row["rank"] for row in rows] == ["1", "2", "3"]
-    assert "| 1 | org/a |" in command(*gaps, "--format", "markdown").stdout
+    assert "| 1 | ▶ org/a |" in command(*gaps, "--format", "markdown").stdout
     document = json.loads(command(*gaps, "--metric", "euclidean", "--format", "json").stdout)
     euclidean = [c["gap"]["euclidean"]["mean"] for c in document["checkpoints"]]
     assert (document["metric"], euclidean) == ("euclidean", sorted(euclidean, reverse=True))
@@ -263,7 +263,7 @@ def test_formats_metrics_a_short_list_for_a_pipe_and_the_suffix_of_output(comman
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "at least one checkpoint or a family"),
+        ((), "expected a checkpoint, got none: name a folder of them"),
         (("--family", "qwen"), "qwen2.5"),
         (("org/a", "--domain", "maths"), "math"),
         (("org/a", "--timeout", "0"), "timeout above 0"),

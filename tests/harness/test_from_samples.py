@@ -21,9 +21,9 @@ from harness_world import check_same_store, tiny_llama
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import from_samples as module
 from lmeval_dispersion.harness import recording
-from lmeval_dispersion.harness.samples import LoggedRun
 from lmeval_dispersion.harness.vllm import agreement
 from lmeval_dispersion.store import Store
+from lmeval_dispersion.store.samples import LoggedRun
 
 Stock = Callable[..., tuple[Path, Any]]
 FromSamples = Callable[..., Store]

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 from harness_world import ARC, check_stored_run, child
 
+from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.store import read_store
+from lmeval_dispersion.store.samples import read_logged
 
 NEXT = os.environ.get("LM_EVAL_NEXT", "")
 pytestmark = pytest.mark.skipif(not NEXT, reason="LM_EVAL_NEXT names no folder with lm-eval 0.5")
@@ -99,3 +101,19 @@ def test_the_command_with_default_options_stores_the_run(
     done = child(*command, *more, path=NEXT, cwd=in_world, **variables)
     assert "ootstrapping" not in done.stdout + done.stderr
     check_stored_run(tmp_path / "out", ARC)
+
+
+def test_plain_samples_of_both_are_one_run(in_world: Path, model_folder: Path, tmp_path: Path) -> None:
+    """Kinds of tasks and a group, by the stock command of each; read without vectors, and compared."""
+    model = ("--model", "hf", "--model_args", f"pretrained={model_folder},dtype=float32", "--device", "cpu")
+    more = ("--limit", "5", "--log_samples", "--gen_kwargs", "max_gen_toks=4", "--num_fewshot", "0")
+    tasks = "arc_easy,wikitext,gsm8k,mmlu_stem"
+    for name, path in (("now", ""), ("later", NEXT)):
+        output = ("--output_path", tmp_path / name)
+        command = (sys.executable, "-W", "ignore", "-m", "lm_eval", *model, "--tasks", tasks, *more, *output)
+        child(*command, path=path, cwd=in_world, LMEVAL_DISABLE_MULTIPROC="1")
+    now, later = (read_logged(tmp_path / name).documents for name in ("now", "later"))
+    np.testing.assert_array_equal(*(frame[["task", "doc_id", "subject"]] for frame in (now, later)))
+    found = compare_runs([tmp_path / "now", tmp_path / "later"])
+    assert (found.documents, found.left_out) == (len(now), [0, 0])
+    assert (found.others[0].slices[0].gained, found.others[0].slices[0].lost) == (0, 0)

@@ -15,8 +15,9 @@ from harness_world import ARC, World, check_vectors
 
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import saving
-from lmeval_dispersion.harness.saving import model_identity, prompt_manifest, source_text
+from lmeval_dispersion.harness.saving import model_identity
 from lmeval_dispersion.store import read_store
+from lmeval_dispersion.store.identity import prompt_manifest, source_text
 
 
 def test_samples_limit_and_true_document_ids(world: World, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 from hub_wire import Loopback, Reply, Request, compressed, error, ranged
 
 SECRET = b"loopback"
-VERBS = ("resolve", "raw", "revision", "tree", "refs")
+VERBS = ("resolve", "revision", "tree", "refs")
 LARGE = (".safetensors", ".bin", ".gguf", ".h5", ".pth", ".model", ".parquet")
 
 
@@ -88,7 +88,8 @@ class HubServer(Loopback):
     lifetime = 3600.0  # seconds that a signed address is valid
     any_range = True  # whether an address resolved without Range serves every range, as the Hub's do
     page = 1000  # files per page of the tree, repositories per page of a list
-    blobs_in_api = raw = True  # whether the listing has sizes, and texts a short way: not all mirrors do
+    # Whether the listing has sizes, and small files lie behind a redirect: not with all mirrors.
+    blobs_in_api = texts_apart = True
 
     def __init__(self, *, quotas: Mapping[str, tuple[int, float]] | None = None, **settings: Any) -> None:
         super().__init__()
@@ -140,7 +141,7 @@ class HubServer(Loopback):
             return self._bucket(request)
         if path == "/api/models":
             return "list", self._list(request)
-        if path.startswith("/api/resolve-cache/"):
+        if path.startswith("/api/resolve-cache/") and self.texts_apart:
             name, (commit, *file) = split_name(path.removeprefix("/api/resolve-cache/"))
             return "resolve", self._content(request, name, commit, "/".join(file))
         is_api = path.startswith(("/api/models/", "/api/datasets/"))
@@ -179,9 +180,6 @@ class HubServer(Loopback):
             status = 403 if "authorization" in request.headers else 401
             return part, error(status, "GatedRepo", f"Access to model {name} is restricted.")
         file = "/".join(tail[1:])
-        if part == "raw":
-            missing = Reply(404, {}, b"Not Found")
-            return part, self._content(request, name, commit, file) if self.raw else missing
         return part, self._resolve(request, name, commit, file)
 
     def _bucket(self, request: Request) -> tuple[str, Reply]:
@@ -221,6 +219,8 @@ class HubServer(Loopback):
         if not place.is_file():
             return error(404, "EntryNotFound", "Entry not found", {"X-Repo-Commit": commit})
         headers = {"X-Repo-Commit": commit, "ETag": f'"{self.digest(place)}"'}
+        if not self.is_large(place) and not self.texts_apart:
+            return self._content(request, name, commit, file)
         if not self.is_large(place):
             kind = "" if name.startswith("datasets/") else "models/"
             place_of_it = f"/api/resolve-cache/{kind}{name}/{commit}/{file}?etag={quote(headers['ETag'])}"

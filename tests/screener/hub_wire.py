@@ -23,7 +23,7 @@ PIECE = 1 << 18
 
 @dataclass
 class Request:
-    """A request as it arrived. `part` says what answered: api, raw, resolve or cdn."""
+    """A request as it arrived. `part` says what answered: api, resolve or cdn."""
 
     method: str
     target: str

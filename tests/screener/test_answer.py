@@ -47,6 +47,11 @@ from lmeval_dispersion.installation import data_folder
             ["Evaluate first: a, b, c (highest G of 11; math).",
              "Ranks 2–3, 4–5, 6–7 and 8–9 and 1 more run overlap; the order of the others is clear."],
         ),
+        (
+            [(1, 3)] * 3 + [(4, 5)] * 2,
+            ["Evaluate first: a, b, c (highest G of 5; math).",
+             "Ranks 1–3 and 4–5 overlap; each of these runs is clear of the others."],
+        ),
     ],
 )  # fmt: skip
 def test_the_answer_of_one_group(ranges, said):

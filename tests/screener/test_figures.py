@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener import screen
 from lmeval_screener.figures import difference, figures_of, gap, gaps, numbers_of, ratio
-from lmeval_screener.ranking import ALL_PAIRS, rank_gaps
+from lmeval_screener.ranking import rank_gaps
 from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.projection import FinalNorm
@@ -72,8 +72,7 @@ def test_a_paired_difference_against_leaving_tokens_out_by_hand():
     assert found.se == pytest.approx(math.sqrt(sum(parts)))
     # Only T changed, but leaving a reference token out moves both gaps by nearly the same.
     assert found.se < 0.5 * math.hypot(a.se, b.se)
-    welch = sum(parts) ** 2 / sum(v**2 / (len(side) - 1) for v, side in zip(parts, sides, strict=True))
-    assert found.freedom == pytest.approx(welch)
+    assert found.freedom == len(t) - 1  # T has fewer tokens
 
 
 def test_the_same_rows_are_not_separated_and_a_spread_domain_is():
@@ -167,7 +166,7 @@ def test_copies_that_predict_the_same_have_no_order(tmp_path, kind, dtype, norm)
     if dtype == "F32":
         # By G alone they would be: the vector moves the cosine by far more than its error.
         alone = rank_gaps([c.gaps["cosine"] for c in group.checkpoints])
-        assert any(len(set(s.ties) | {s.rank}) < len(ranks) for s in alone)
+        assert any(len({*s.ties, s.rank}) < len(names) for s in alone)
         seen = HEAD * GAMMA
         seen = seen - seen.mean(axis=1, keepdims=True) if norm == "layer" else seen
         slow = mean_distance(seen[T]) / mean_distance(seen[R])
@@ -207,7 +206,7 @@ def test_packed_figures_are_those_that_went_in(known):
 @given(st.integers(2, 12), st.integers(0, 10**6), st.booleans())
 def test_a_ratio_can_only_tie_more_and_ties_are_mutual(count, seed, large):
     draw = np.random.default_rng(seed)
-    count += ALL_PAIRS * large
+    count += 64 * large
     both = [figures(np.random.default_rng(seed + i % 5), d=8 + i % 3) for i in range(count)]
     gaps_, ratios = [g["cosine"] for g, _ in both], [r if draw.random() < 0.8 else None for _, r in both]
     alone, together = rank_gaps(gaps_), rank_gaps(gaps_, ratios)

@@ -100,8 +100,9 @@ def test_no_proxy_knows_ports_and_blocks(monkeypatch, excluded, url, is_excluded
     ("source", "location", "refused"),
     [
         ("https://8.8.8.8/x", "http://8.8.8.8/x", "from https to http"),
-        ("http://8.8.8.8/x", "http://169.254.169.254/latest", "private network"),
-        ("https://8.8.8.8/x", "https://[fe80::1]/x", "private network"),
+        ("http://8.8.8.8/x", "http://169.254.169.254/latest", "link-local network"),
+        ("http://10.0.0.1/x", "http://169.254.169.254/latest", "link-local network"),
+        ("https://8.8.8.8/x", "https://[fe80::1]/x", "link-local network"),
         ("https://8.8.8.8/x", "https://[::ffff:10.0.0.1]/x", "private network"),
         ("http://8.8.8.8/x", "http://localhost:9000/x", "private network"),
         ("http://8.8.8.8/x", "http://loopback.test/x", "private network"),

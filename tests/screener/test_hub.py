@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import IDS, ours, read, refused, truth
+from huggingface_hub import constants, get_token
 from lmeval_screener.checkpoints import FileEntry
-from lmeval_screener.checkpoints.hub import Hub, parse_listing
+from lmeval_screener.checkpoints.hub import Hub, _implicit_token, parse_listing
 from lmeval_screener.checkpoints.snapshots import open_download
 
 from lmeval_dispersion.errors import UsageError
@@ -94,6 +95,20 @@ def test_a_token_that_is_expired_is_named_as_such(hub, add, refusal, where):
     assert refusal().code == "RepoNotFound"
 
 
+@pytest.mark.parametrize("value", [None, "", "hf_a", " hf_a\n", "hf_a b"])
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+@pytest.mark.parametrize("stored", [None, "hf_stored\n"])
+def test_the_token_is_the_one_that_huggingface_hub_finds(tmp_path, monkeypatch, name, value, stored):
+    for other in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    if value is not None:
+        monkeypatch.setenv(name, value)
+    if stored is not None:
+        (tmp_path / "token").write_text(stored)
+    assert _implicit_token() == get_token()
+
+
 def test_a_token_or_an_endpoint_that_is_none_is_refused_and_no_token_shown(hub, tmp_path):
     for token in ("hf_“secret”", "hf_secret\nX-Other: 1"):
         with pytest.raises(UsageError, match="HF_TOKEN") as raised:
@@ -105,12 +120,24 @@ def test_a_token_or_an_endpoint_that_is_none_is_refused_and_no_token_shown(hub, 
     assert not hub.requests
 
 
-def test_a_mirror_without_raw_whose_listing_has_pages_and_no_sizes(hub, add, tmp_path):
+def test_a_mirror_whose_listing_has_no_sizes(hub, add, tmp_path):
+    """The resolver says them, where a file is opened; what it said is known later, offline too."""
     _, rows = add(shards=3)
-    hub.raw, hub.blobs_in_api, hub.page = False, False, 2
+    hub.blobs_in_api = hub.texts_apart = False
     np.testing.assert_array_equal(read(hub, tmp_path / "cache").rows, rows)
-    pages = [r for r in hub.seen("api") if "/tree/" in r.path]
-    assert len(pages) == 3  # config, index, three shards
+    for settings, asked in ({}, [("resolve", "HEAD")]), ({"offline": True}, []):
+        hub.requests.clear()
+        np.testing.assert_array_equal(read(hub, tmp_path / "cache", **settings).rows, rows)
+        assert [(request.part, request.method) for request in hub.requests] == asked
+
+
+def test_a_disabled_repository_is_called_so(hub, add, refusal):
+    add()
+    hub.fault("api", faults.status(403, {"X-Error-Message": "Access to this resource is disabled."}))
+    error = refusal()
+    assert error.code == "AccessDenied"
+    assert "is disabled on" in str(error)
+    assert "log in" not in str(error)
 
 
 def test_branches_and_tags_by_glob_in_step_order(hub, add, tmp_path):
@@ -146,7 +173,7 @@ def test_what_a_reading_asks_for(hub, add, tmp_path):
     """Cold: listing, config and index at once; one HEAD; the header; the rows. Then only what is new."""
     commit, rows = add(shards=3)
     header_and_rows = [("cdn", "GET")] * 4
-    api, texts, head = ("api", "GET"), [("raw", "GET")] * 2, ("resolve", "HEAD")
+    api, texts, head = ("api", "GET"), [("resolve", "GET")] * 2, ("resolve", "HEAD")
     for revision, ids, expected in (
         (None, IDS, [api, *header_and_rows, *texts, head]),
         (None, IDS, [head]),

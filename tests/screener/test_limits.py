@@ -62,18 +62,6 @@ def test_answers_that_overtake_one_another_do_not_add_room():
     assert bucket.room() == 10, "and one that nobody asked for"
 
 
-def test_what_is_optional_is_never_asked_for_near_a_limit():
-    bucket = Quota("pages")
-    assert bucket.affords()
-    assert let_go(bucket, 1) == 1
-    bucket.done(told(90, 200, quota=100))
-    assert bucket.affords()
-    assert let_go(bucket, 1) == 1
-    bucket.done(told(20, 200, quota=100))
-    assert not bucket.affords()
-    assert bucket.room() == 20
-
-
 def test_a_cancelled_request_gives_its_turn_back():
     bucket = Quota("api")
     assert let_go(bucket, 1) == 1

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener.figures import Ratio, difference, gap
-from lmeval_screener.ranking import ALL_PAIRS, _intervals, agreements, clear_above, flat_from, rank_gaps
+from lmeval_screener.ranking import agreements, clear_above, flat_from, rank_gaps
 from scipy import stats
 from screenings import GAPS
+
+from lmeval_dispersion.statistics import holm
 
 TOKENS = 10  # digits
 
@@ -93,24 +95,102 @@ def test_clear_above_takes_both_figures_and_one_direction():
     ]
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 7), st.integers(0, 10**6))
-def test_ties_by_an_independent_holm(count, seed):
+def pairwise_rule(gaps):
+    """The rule for each pair by itself: clear pairs, and whether any checkpoints count as one."""
+    values = [[g.left_out_domain, g.left_out_reference] for g in gaps]
+    mid = [np.mean([v[side] for v in values], axis=0) for side in (0, 1)]
+
+    def variance(a, b):
+        parts = [x - y for x, y in zip(a, b, strict=True)]
+        return sum((len(v) - 1) / len(v) * np.square(v - v.mean()).sum() for v in parts)
+
+    unit, n = max(variance(v, mid) for v in values) or 1.0, range(len(gaps))
+    variances = {(i, j): variance(values[i], values[j]) / unit for i in n for j in n if i != j}
+    scale = {pair: math.floor(math.log2(max(v, 2.0**-40))) for pair, v in variances.items()}
+    pairs = set(itertools.combinations(n, 2))
+    clear, copies = set(), False
+    for _ in range(5):
+        now = set()
+        for pair in pairs:
+            near = {p for p in scale if scale[p] <= scale[pair] - 5}
+            copies |= bool(near)
+            share = [1 / (1 + sum(p[0] == i for p in near)) for i in n]
+            of = [[2.0 ** (scale[p] + 1) for p in near if p[0] == i] or [0.0] for i in n]
+            among = math.sqrt(np.mean([np.mean(own) for own in of]))
+            compared = max(sum(share[i] * share[j] for i, j in pairs - clear), 1)
+            error = math.sqrt(max(variances[pair], 2.0**-40)) + among
+            t = abs(gaps[pair[0]].mean - gaps[pair[1]].mean) / math.sqrt(unit) / error
+            now |= {pair} if 2 * stats.t.sf(t, TOKENS - 1) < 0.05 / compared else set()
+        if now == clear:
+            break
+        clear = now
+    return clear, copies
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 9), st.integers(0, 10**6), st.booleans())
+def test_ties_by_comparing_pair_by_pair_and_by_holm_where_none_are_copies(count, seed, copied):
     draw = np.random.default_rng(seed)
-    gaps = siblings(draw, count, noise=0.1, steps=tuple(draw.uniform(0, 0.2, size=count)))
+    gaps = siblings(draw, count, noise=0.1, steps=tuple(draw.uniform(0, 0.3, size=count)))
+    if copied:
+        gaps += [near_copy(draw, g, draw.choice([0, 0.003, 0.03])) for g in gaps[:4]]
+    clear, copies = pairwise_rule(gaps)
     standings = rank_gaps(gaps)
-    p = {}
-    for i, j in itertools.combinations(range(count), 2):
-        found = difference(gaps[i], gaps[j])
-        p[i, j] = 2 * stats.t.sf(abs(found.mean) / found.se, found.freedom)
-    ties = [set() for _ in gaps]
-    largest = 0.0
-    for place, (i, j) in enumerate(sorted(p, key=p.get)):
-        largest = max(largest, (len(p) - place) * p[i, j])
-        if largest > 0.05:
-            ties[i].add(standings[j].rank)
-            ties[j].add(standings[i].rank)
-    assert [tuple(s.ties) for s in standings] == [tuple(sorted(ranks)) for ranks in ties]
+    found = {
+        (i, j)
+        for i, j in itertools.combinations(range(len(gaps)), 2)
+        if standings[j].rank not in standings[i].ties
+    }
+    assert found == clear
+    if not copies:
+        p = {(i, j): difference(gaps[i], gaps[j]).p for i, j in itertools.combinations(range(len(gaps)), 2)}
+        assert found == holm(p)
+
+
+def near_copy(draw, own, noise):
+    """A gap whose left-out values differ from another's by noise, and its mean with them."""
+    moves = [noise * own.se * draw.normal(size=size) / 3 for size in (10, 50)]
+    sides = own.left_out_domain - moves[0] / 9, own.left_out_reference - moves[1] / 49
+    mean = own.mean + sum(move.mean() for move in moves)
+    return replace(own, mean=mean, left_out_domain=sides[0], left_out_reference=sides[1])
+
+
+@pytest.mark.parametrize("copies", [1, 5, 60, 250])
+def test_the_order_of_models_does_not_depend_on_how_many_copies_are_compared(copies):
+    draw = np.random.default_rng(3)
+    models = siblings(draw, 5, noise=0.15, steps=(2.0, 1.2, 0.6, 0.0, 0.0))
+    models.sort(key=lambda g: -g.mean)
+    gaps = [near_copy(draw, g, 0.01) for g in models for _ in range(copies)]
+    standings = rank_gaps(gaps)
+    for i, standing in enumerate(standings):
+        clear_of = {
+            j // copies for j in range(5 * copies) if j != i and standings[j].rank not in standing.ties
+        }
+        assert clear_of == ({0, 1, 2, 3, 4} - {i // copies} if i // copies < 3 else {0, 1, 2})
+
+
+@pytest.mark.parametrize(
+    ("count", "groups", "copies"),
+    [
+        (100, 40, False),
+        (100, 40, True),
+        pytest.param(1000, 60, False, marks=pytest.mark.slow),
+        pytest.param(1000, 60, True, marks=pytest.mark.slow),
+    ],
+)
+def test_noise_orders_at_most_one_large_group_in_twenty(count, groups, copies):
+    """Also where T alone has an error, and where there are near copies of eleven that differ by noise."""
+    draw, ordered = np.random.default_rng(count), 0
+    for _ in range(groups):
+        domain = draw.normal(size=(11 if copies else count, 10))
+        if copies:
+            domain = domain[np.arange(count) % 11] + 0.05 * draw.normal(size=(count, 10))
+        gaps = [
+            replace(GAPS["cosine"], mean=v.mean(), left_out_domain=-v / 9, left_out_reference=np.zeros(34))
+            for v in domain
+        ]
+        ordered += any(len(tuple(s.ties)) < count - 1 for s in rank_gaps(gaps))
+    assert ordered <= stats.binom.isf(0.01, groups, 0.05)
 
 
 def drawn_gaps(draw, count, *, shift=0.0, noise=0.02):
@@ -127,7 +207,7 @@ def drawn_gaps(draw, count, *, shift=0.0, noise=0.02):
     return found
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.003, 0.01, 0.1])
+@pytest.mark.parametrize("shift", [0.0, 0.003, 0.01, 0.2])
 def test_in_a_large_group_equals_have_a_clear_order_in_at_most_one_of_twenty(shift):
     """A third is better by a step: inside either part nothing may have a clear order, whatever the step."""
     draw = np.random.default_rng(7)
@@ -140,39 +220,10 @@ def test_in_a_large_group_equals_have_a_clear_order_in_at_most_one_of_twenty(shi
         cleanly = split < min(s.rank for s in worse)
         right += cleanly and all(max(tuple(s.ties)) == split for s in better if s.rank < split)
     assert wrong <= 6  # 7 or more of 40 has a probability of 1 % where 5 % is true
-    assert right >= 32 if shift == 0.1 else right == 0
+    assert right >= 32 if shift == 0.2 else right == 0
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.integers(2, 40), st.integers(0, 10**6))
-def test_intervals_by_an_independent_search_over_all_pairs(count, seed):
-    draw = np.random.default_rng(seed)
-    gaps = drawn_gaps(draw, count, shift=draw.uniform(0, 0.02), noise=draw.uniform(0, 0.3))
-    gaps += gaps[: count // 4]  # copies share their ranks
-    means = np.array([g.mean for g in gaps])
-    half = []
-    for g in gaps:
-        parts = []
-        for name in ("left_out_domain", "left_out_reference"):
-            values = getattr(g, name) - np.mean([getattr(other, name) for other in gaps], axis=0)
-            parts.append(((len(values) - 1) / len(values) * np.square(values - values.mean()).sum(), values))
-        whole = sum(part for part, _ in parts)
-        freedom = whole**2 / sum(part**2 / (len(values) - 1) for part, values in parts)
-        half.append(stats.t.isf(0.025 / len(gaps), freedom) * math.sqrt(whole))
-    low, high = means - half, means + half
-    for i, own in enumerate(_intervals(gaps, [None] * len(gaps))):
-        assert own.rank == 1 + (means > means[i]).sum()
-        # Quantiles are interpolated: what lies within a thousandth of the edge may go either way.
-        edge = 1e-3 * half[i]
-        others = np.arange(len(gaps)) != i
-        sure, most = (
-            {1 + (means > m).sum() for m in means[others & (low <= high[i] + e) & (high >= low[i] - e)]}
-            for e in (-edge, edge)
-        )
-        assert sure <= set(tuple(own.ties)) <= most
-
-
-@pytest.mark.parametrize("count", [6, ALL_PAIRS + 6])
+@pytest.mark.parametrize("count", [6, 70])
 def test_where_a_series_gets_flat_by_comparing_each_pair(count):
     draw, level = np.random.default_rng(11), 1e-3
     gaps = drawn_gaps(draw, count, shift=0.1, noise=0.05)

@@ -139,6 +139,7 @@ def test_the_ties_of_a_large_group_are_runs_of_ranks(tmp_path, capsys):
                 if table == "results":
                     numbers = np.frombuffer(row["numbers"])
                     row["numbers"] = (numbers + draw.normal(0, 1e-4, len(numbers))).tobytes()
+                    row["sketch"] = None  # no copies
                 names, marks = ", ".join(row), ", ".join("?" * len(row))
                 connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(row.values()))
     assert main(["registry", "query", str(place), "--format", "json"]) == 0

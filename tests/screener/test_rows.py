@@ -111,7 +111,7 @@ def test_rows_read_once_are_never_read_again(hub, tmp_path, read):
     got, _ = read([1, 2, 50, 90], repo="other/copy")
     np.testing.assert_array_equal(got, expected[[1, 2, 50, 90]])
     asked = {request.part for request in hub.requests[before:]}
-    assert asked <= {"api", "raw"}, "the same file by its digest"
+    assert asked <= {"api", "resolve"}, "the same file by its digest"
 
     before = len(hub.requests)
     got, meter = read([50, 90, 1], offline=True)

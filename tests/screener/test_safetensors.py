@@ -83,6 +83,11 @@ def test_a_corrupt_header_is_refused(fields):
     assert refusal.value.code == "BadHeader"
 
 
+def opened(folder):
+    snapshot = open_folder(folder)
+    return WeightFile(snapshot, snapshot.files["model.safetensors"])
+
+
 @pytest.mark.parametrize("off", [-16, -10, -8, -1, 1, 8, 10, 16])
 def test_a_length_that_is_a_little_off_is_refused(tmp_path, off):
     """Padding makes the JSON parse nevertheless; only the file's size shows that every row is shifted."""
@@ -92,7 +97,7 @@ def test_a_length_that_is_a_little_off_is_refused(tmp_path, off):
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(padded) + off) + padded + b" " * 64)
     assert length < len(padded)
     with pytest.raises(ScreeningError) as refusal:
-        asyncio.run(read_header(WeightFile(open_folder(tmp_path), "model.safetensors")))
+        asyncio.run(read_header(opened(tmp_path)))
     assert refusal.value.code == "BadHeader"
 
 
@@ -108,9 +113,7 @@ def test_no_bytes_end_in_anything_but_a_header_or_its_error(body, size):
 
 
 def test_a_header_longer_than_the_first_request_is_read_in_two(tmp_path):
-    file = WeightFile(
-        open_folder(write_checkpoint(tmp_path / "m", head_and_embedding())), "model.safetensors"
-    )
+    file = opened(write_checkpoint(tmp_path / "m", head_and_embedding()))
     whole, pieced = (asyncio.run(read_header(file, guess=guess)) for guess in (65_536, 20))
     assert pieced.tensors == whole.tensors
     assert whole.tensors.keys() == head_and_embedding().keys()

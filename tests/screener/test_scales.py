@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmeval_screener.ranking import scale_names
+from lmeval_screener.ranking import _SCALES, scale_names
+from lmeval_screener.targets.families import load_families
 from screenings import TOKENS, screened
 
 # label, stored parameters, rows, width, tied and rows of the tokenizer, as their configurations give them
@@ -24,6 +25,11 @@ REAL = {
     "EleutherAI/pythia-1.4b": ("1.4B", 1_414_647_808, 50304, 2048, False, 50277),
     "EleutherAI/pythia-12b": ("12B", 11_846_072_320, 50688, 5120, False, 50277),
 }
+
+
+def test_every_scale_of_the_bundled_families_is_known_by_count():
+    scales = {scale for family in load_families().values() for scale in family.scales}
+    assert scales - {"6.9B"} <= set(_SCALES.values())
 
 
 def size(name="./mine", parameters=130_000_000, rows=50304, width=768, tied=True, vocabulary=50277, **more):

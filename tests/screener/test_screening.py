@@ -67,7 +67,7 @@ def test_every_form_has_the_same_ties(demo, capsys, tmp_path):
     assert any(ties.values())
     assert {c["label"]: c["tied_with"] for c in demo.to_dict()["checkpoints"]} == ties
     rows = demo.document().tables()["ranking-demo-370K"].rows
-    assert {row["called"]: row["no_clear_order_with"] for row in rows} == {
+    assert {row["label"]: row["ties"] for row in rows} == {
         label: " ".join(map(str, ranks)) for label, ranks in ties.items()
     }
     store = str(tmp_path / "s.db")

@@ -35,7 +35,8 @@ def read(folder):
 
 def placed(folder, tensor):
     """A described tensor with its exact bytes."""
-    return asyncio.run(locate(WeightFile(open_folder(folder), FILE), tensor))
+    snapshot = open_folder(folder)
+    return asyncio.run(locate(WeightFile(snapshot, snapshot.files[FILE]), tensor))
 
 
 def refusal(folder: Path, content: bytes) -> ScreeningError:

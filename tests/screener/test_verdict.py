@@ -292,6 +292,37 @@ def test_the_schema_of_a_verdict_holds(tmp_path):
         assert "nan" not in render(document, "markdown") + render(document, "csv")
 
 
+def test_the_page_has_accuracy_against_g_and_the_interval_in_a_cell(tmp_path):
+    found = verdict(tmp_path, *planted([9], 0.9))
+    (chart,) = found.charts().values()
+    points = chart.specification()["data"]["values"]
+    assert [(p["label"], p["G"], p["accuracy"]) for p in points] == [
+        (p.label, p.G, p.accuracy) for p in found.points
+    ]
+    assert len(points) == found.overall.results == 9
+    line = found.overall
+    assert f"{line.right:.0%} ({line.low:.0%}–{line.high:.0%})" in (page := found.to_html())
+    assert "─" not in page  # there is no bar in it
+    assert "─ 95% interval" in render(found.document(), "table", width=120)
+
+
+def test_own_models_are_called_by_what_their_names_share_unless_two_groups_would_be_called_the_same(tmp_path):
+    manifest, accuracies = planted([6, 6], 0.9)
+
+    def named(*families):
+        candidates = [
+            replace(c, group=(f"tokenizer:{families[c.group[1] != manifest.candidates[0].group[1]]}", "1B"))
+            for c in manifest.candidates
+        ]
+        return {
+            line.group
+            for line in verdict(tmp_path, replace(manifest, candidates=candidates), accuracies).groups
+        }
+
+    assert named("0a", "0a") == {"org · 1B · one tokenizer"}
+    assert named("0a", "0b") == {"tokenizer:0a · 1B", "tokenizer:0b · 1B"}
+
+
 # --- the command ----------------------------------------------------------------------------------------
 
 

@@ -74,7 +74,7 @@ def test_a_folded_final_norm_moves_g_and_not_the_ratio(tmp_path):
     a, b = sorted(result.checkpoints, key=lambda c: c.repo)
     assert abs(a.gaps["cosine"].mean - b.gaps["cosine"].mean) > 0.01
     assert a.ratio.mean == pytest.approx(b.ratio.mean, abs=1e-5)
-    assert not result.groups[0].checkpoints[0].next.separated
+    assert [c.copy_of for c in result.groups[0].checkpoints] == [None, "plain"]
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import itertools
 import json
 import os
 import re
-import secrets
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +28,7 @@ SERVICES = {
 #: End of the name of a GGUF model's part: its number, and how many there are.
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 # Names of files that are being written: of this process, also where others share the folder over a network.
-_TOKEN, _NUMBERS = secrets.token_hex(4), itertools.count()
+_TOKEN, _NUMBERS = os.urandom(4).hex(), itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class FileEntry:
 
     Attributes:
         path: Path inside the repository or folder, with ``/``.
-        size: Bytes; negative where its listing does not say.
+        size: Bytes; negative where its listing does not say, see `Snapshot.look_up`.
         digest: ``sha256:<hex>`` of the content (large files of the Hub, small files of a folder), or
             ``git:<hex>``, the git blob id, which is a hash of the content too; ``xet:<hex>`` likewise.
             ``etag:<hex>`` stands for a file's address and the version that its storage names. None if
@@ -105,6 +103,10 @@ class Snapshot(Protocol):
     is_local: bool
     cache: Cache | None
 
+    async def look_up(self, path: str) -> FileEntry:
+        """A file with its digest and, of weights, its size, asked for where the listing does not say them."""
+        ...
+
     async def small_file(self, path: str) -> bytes:
         """Whole content of a small file (config, index, tokenizer), checked against its digest."""
         ...
@@ -117,10 +119,14 @@ class Snapshot(Protocol):
 def entry_of(snapshot: Snapshot, path: str) -> FileEntry:
     """A file of a checkpoint, which has to be there."""
     if (entry := snapshot.files.get(path)) is None:
-        at = f" at revision {snapshot.revision}; ask for another revision" if snapshot.revision else ""
-        where = at or "; is the download or upload complete?"
-        raise ScreeningError("FileNotFound", f"{snapshot.repo} has no {path}{where}")
+        at = f" at revision {snapshot.revision}" if snapshot.revision else ""
+        raise ScreeningError("FileNotFound", f"{snapshot.repo} has no {path}{at}; {elsewhere(snapshot)}")
     return entry
+
+
+def elsewhere(snapshot: Snapshot) -> str:
+    """The next step where a checkpoint is broken as it lies there."""
+    return "ask for another revision" if snapshot.revision else "copy, download or upload it again"
 
 
 def content_key(snapshot: Snapshot, path: str) -> str:
@@ -142,6 +148,8 @@ def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntr
 
 async def side_by_side(works: Iterable[Coroutine[Any, Any, Any]], most: int | None = None) -> list[Any]:
     """Results of works done at the same time; when one fails, the others are stopped before it is raised."""
+    import asyncio  # what declares options needs none
+
     if most is not None:
         results: dict[int, Any] = {}
         waiting = enumerate(works)

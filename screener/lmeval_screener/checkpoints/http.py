@@ -14,13 +14,10 @@ import os
 import random
 import re
 import ssl
-import urllib.request
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-
-from yarl import URL
 
 from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.limits import (
@@ -36,6 +33,7 @@ from lmeval_screener.errors import ScreeningError
 
 if TYPE_CHECKING:
     import aiohttp
+    from yarl import URL
 
 T = TypeVar("T")
 
@@ -55,7 +53,7 @@ SILENCE = 15.0
 #: Bytes that a line of an answer's head may have: signed addresses are long.
 _LONGEST_FIELD = 65_536
 #: Environment variables that name certificates.
-_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 class AgainError(Exception):
@@ -65,6 +63,13 @@ class AgainError(Exception):
         super().__init__(str(error))
         self.error, self.wait, self.attempts = error, wait, attempts
         self.fruitful = False  # whether it got further than the one before
+
+
+def url_of(address: str) -> URL:
+    """An address as it is written: to quote a signed one anew would break its signature."""
+    from yarl import URL  # folders need none
+
+    return URL(address, encoded=True)
 
 
 def contradiction(what: str, code: str = "BadResponse") -> AgainError:
@@ -124,11 +129,11 @@ class Transport:
         self, endpoint: str, token: str | None, agent: str, allowance: Allowance | None = None
     ) -> None:
         self.token, self.allowance = token, allowance or Allowance()
-        self._origin, self._agent = URL(endpoint).origin(), agent
+        self._origin, self._agent = url_of(endpoint).origin(), agent
         self._opened: aiohttp.ClientSession | None = None
         self._quotas: dict[tuple[URL, str], Quota] = {}
         self._proxies: dict[URL, str | None] = {}
-        self._private: dict[str, bool] = {}
+        self._networks: dict[str, str] = {}
         self._readers = 0
 
     async def close(self) -> None:
@@ -247,30 +252,32 @@ class Transport:
         await drained(response, meter)
         source = response.url
         try:
-            # Signed addresses are taken as they are: quoting them anew would break the signature.
-            url = source.join(URL(response.headers["Location"], encoded=True)).with_user(None)
+            url = source.join(url_of(response.headers["Location"])).with_user(None)
             if url.scheme not in ("http", "https"):
                 raise ValueError(url.scheme)
             (url.host or "").encode("idna")  # what name resolution would stumble on
         except ValueError:
-            raise misdirected(source.host, "to what is no address") from None
+            raise misdirected(source.host, "to an invalid address") from None
         if source.scheme == "https" and url.scheme == "http":
             raise misdirected(source.host, f"from https to http ({url.host}), which is not followed")
-        if url.host != source.host and await self._is_private(url) and not await self._is_private(source):
-            where = f"to {url.host}, an address of a private network, which is not followed"
-            raise misdirected(source.host, where)
+        if url.host != source.host:
+            network = await self._network(url)
+            # Link-local: where clouds keep the credentials of a machine.
+            if network == "link-local" or (network == "private" and await self._network(source) == "public"):
+                where = f"to {url.host}, an address of a {network} network, which is not followed"
+                raise misdirected(source.host, where)
         return url
 
     def leads_away(self, response: aiohttp.ClientResponse) -> bool:
-        """Whether a redirect leads from the Hub's origin; `redirect` says where it leads to no address."""
+        """Whether a redirect leads from the Hub's origin; `redirect` refuses an invalid address."""
         with contextlib.suppress(ValueError):
-            return not self.is_hub(response.url.join(URL(response.headers["Location"], encoded=True)))
+            return not self.is_hub(response.url.join(url_of(response.headers["Location"])))
         return False
 
-    async def _is_private(self, url: URL) -> bool:
-        """Whether a host is no public one, by its address or (where no proxy looks it up) its name."""
+    async def _network(self, url: URL) -> str:
+        """The kind of network of a host, by its address or (where no proxy looks it up) its name."""
         host = url.host or ""
-        if host not in self._private:
+        if host not in self._networks:
             addresses = [host]
             with contextlib.suppress(ValueError, OSError):
                 if _address(host) is None and self._proxy(url) is None:
@@ -278,8 +285,11 @@ class Transport:
                     addresses = [str(entry[4][0]) for entry in entries]
             known = [address for text in addresses if (address := _address(text)) is not None]
             is_local = host == "localhost" or host.endswith(".localhost")
-            self._private[host] = is_local or not all(address.is_global for address in known)
-        return self._private[host]
+            is_public = not is_local and all(address.is_global for address in known)
+            self._networks[host] = "public" if is_public else "private"
+            if any(address.is_link_local for address in known):
+                self._networks[host] = "link-local"
+        return self._networks[host]
 
     def _proxy(self, url: URL) -> str | None:
         origin = url.origin()
@@ -369,6 +379,8 @@ async def drained(response: aiohttp.ClientResponse, meter: Meter) -> None:
 
 def environment_proxy(url: URL) -> str | None:
     """The proxy that the environment names for a URL; aiohttp's own ``trust_env`` reads ~/.netrc too."""
+    import urllib.request
+
     proxies = urllib.request.getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")
     host = url.host or ""

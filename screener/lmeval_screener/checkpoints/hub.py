@@ -13,16 +13,16 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
-
-from yarl import URL
+from urllib.parse import quote, unquote, urlsplit
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import __version__
@@ -35,23 +35,28 @@ from lmeval_screener.checkpoints.http import (
     is_redirect,
     offline,
     retried,
+    url_of,
 )
 from lmeval_screener.checkpoints.limits import Account, Allowance, Budget
-from lmeval_screener.checkpoints.snapshots import RemoteSnapshot, open_download
+from lmeval_screener.checkpoints.snapshots import SMALL, FilePlace, RemoteSnapshot, open_download
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets import Listed, matching, step_key
 
 if TYPE_CHECKING:
     import aiohttp
+    from yarl import URL
 
 T = TypeVar("T")
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{40})\b")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _TOKEN = re.compile(r"[!-~]+")
 #: Listings of repositories with thousands of files have some megabytes.
 _LISTING_LIMIT = 64 * 2**20
+#: Variables by which huggingface_hub finds a token elsewhere than in HF_TOKEN.
+_LOGINS = ("HF_OIDC_RESOURCE", "HUGGING_FACE_HUB_TOKEN", "COLAB_RELEASE_TAG")
 #: The file by which a branch is asked for its commit.
 _PROBE = "config.json"
 
@@ -85,7 +90,7 @@ class Hub:
     Downloads of huggingface_hub are read from its cache.
 
     Raises:
-        UsageError: The endpoint is no address, or (on entering) the token no token.
+        UsageError: The endpoint is not an address, or (on entering) the token cannot be sent.
     """
 
     def __init__(
@@ -106,6 +111,7 @@ class Hub:
         self.cache = Cache(cache or Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
         self.downloads = Path(constants.HF_HUB_CACHE)
         self.transport: Transport | None = None
+        self.has_texts = True  # whether small files lie where the Hub's resolver redirects to
 
     async def __aenter__(self) -> Hub:
         """Open the pool."""
@@ -148,16 +154,19 @@ class Hub:
         if not _NAME.fullmatch(repo):
             raise ScreeningError("RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it")
         asked = listed.commit if listed else revision or "main"
-        kept = self.cache.read("listings", self._key(repo, asked))
-        listing = None if kept is None else RepoFiles.from_json(kept)
+        listing = self._kept(repo, asked)
         if self.transport is None and listing is None:
             if (downloaded := open_download(self.downloads, repo, asked)) is None:
                 raise offline(f"{repo} at revision {asked}")
             return downloaded
         if listing is None:
-            if listed and listed.gated and not self.has_token():
+            if listed is None:
+                listing = await self._listing(repo, asked, account)
+            elif listed.gated and not self.has_token():
                 raise self._gated(repo)
-            listing = await self._listing(repo, asked, account)
+            else:
+                files = {path: FileEntry(path, -1, None) for path in listed.files}
+                listing = RepoFiles(repo, listed.commit, files, listed.parameters)
         elif not await self._unmoved(listing, asked, account):
             listing = await self._listing(repo, asked, account)
         return HubSnapshot(self, listing, account)
@@ -198,7 +207,7 @@ class Hub:
         self, address: str, what: str, revision: str, account: Account, parse: Callable[[Any], T]
     ) -> tuple[T, aiohttp.ClientResponse]:
         """An answer of the API, understood; what is not the Hub's is asked for again."""
-        transport, url = self.transport, URL(address, encoded=True)
+        transport, url = self.transport, url_of(address)
         assert transport is not None
 
         async def attempt() -> tuple[T, aiohttp.ClientResponse]:
@@ -252,6 +261,11 @@ class Hub:
                 "RepoNotFound",
                 f"{repo} is not on {self.endpoint}, or it is private; check the name, or {self._login}",
             )
+        if status == 403 and "disabled" in response.headers.get("X-Error-Message", ""):
+            return ScreeningError(
+                "AccessDenied",
+                f"{repo} is disabled on {self.endpoint}; screen another repository in its place",
+            )
         if status in (403, 451):
             return ScreeningError(
                 "AccessDenied", f"{host} refuses access to {repo} ({status}); {self._login}"
@@ -275,14 +289,16 @@ class Hub:
         """Where a list goes on."""
         try:
             following = response.links.get("next")
-            url = None if following is None else URL(following["url"])
+            url = None if following is None else url_of(str(following["url"]))
         except ValueError:
             raise ScreeningError(
-                "BadResponse", f"the listing of {what} goes on at what is no address; check HF_ENDPOINT"
+                "BadResponse",
+                f"the next page of the listing of {what} has an invalid address; check HF_ENDPOINT",
             ) from None
         if url is not None and not (self.transport and self.transport.is_hub(url)):
             raise ScreeningError(
-                "BadResponse", f"the listing of {what} goes on at another host; check HF_ENDPOINT"
+                "BadResponse",
+                f"the next page of the listing of {what} is on another host; check HF_ENDPOINT",
             )
         return None if url is None else str(url)
 
@@ -290,15 +306,21 @@ class Hub:
         address = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
         listing, _ = await self.api(address, repo, revision, account, parse_listing)
         listing = replace(listing, repo=listing.repo or repo)
-        if any(entry.size < 0 or not entry.digest for entry in listing.files.values()):
-            # Some mirrors' listings have no sizes.
-            address = f"{self.endpoint}/api/models/{listing.repo}/tree/{listing.commit}?recursive=true"
-            entries = await self.pages(address, listing.repo, account, parse_tree)
-            listing = replace(listing, files={entry.path: entry for entry in entries})
-        content = listing.to_json()
-        for name in {revision, listing.commit}:
-            self.cache.write("listings", self._key(repo, name), content)
+        self.keep(listing, repo, revision)
         return listing
+
+    def keep(self, listing: RepoFiles, repo: str, *revisions: str) -> None:
+        """Keep a listing under a name and its commit, and under further revisions."""
+        for revision in {listing.commit, *revisions}:
+            self.cache.write("listings", f"{self.endpoint} {repo}@{revision}", listing.to_json())
+
+    def _kept(self, repo: str, revision: str) -> RepoFiles | None:
+        """The kept listing of a revision: that of its commit, which knows more of its files."""
+        kept = self.cache.read("listings", f"{self.endpoint} {repo}@{revision}")
+        listing = None if kept is None else RepoFiles.from_json(kept)
+        if listing is None or listing.commit == revision:
+            return listing
+        return self._kept(listing.repo, listing.commit) or listing
 
     async def _unmoved(self, kept: RepoFiles, revision: str, account: Account) -> bool:
         """Whether a branch is where it was, by one request to the resolver, which allows more of them."""
@@ -306,8 +328,8 @@ class Hub:
         if transport is None or _COMMIT.fullmatch(revision):
             return True
         name = f"{kept.repo}/resolve/{quote(revision, safe='')}/{_PROBE}"
-        url = URL(f"{self.endpoint}/{name}", encoded=True)
-        if _PROBE not in kept.files or not transport.quota(url).affords():
+        url = url_of(f"{self.endpoint}/{name}")
+        if _PROBE not in kept.files:
             return False
         with contextlib.suppress(ScreeningError, AgainError):
             async with await transport.request("HEAD", url, {}, account) as response:
@@ -315,9 +337,6 @@ class Hub:
                 if response.status < 400:
                     return response.headers.get("X-Repo-Commit") == kept.commit
         return False
-
-    def _key(self, repo: str, revision: str) -> str:
-        return f"{self.endpoint} {repo}@{revision}"
 
 
 class ResolvedSnapshot(RemoteSnapshot):
@@ -329,17 +348,22 @@ class ResolvedSnapshot(RemoteSnapshot):
 
     async def _resolved(self, path: str) -> URL:
         """Where a file lies, by HEAD."""
-        transport, entry = self._online(path), entry_of(self, path)
+        transport = self._online(path)
 
-        def believe(response: aiohttp.ClientResponse, *, final: bool) -> None:
+        def believe(response: aiohttp.ClientResponse, *, final: bool) -> FileEntry:
+            entry = entry_of(self, path)
             if problem := resolve_problem(response.headers, entry, self.revision, final=final):
                 raise contradiction(f"{path} of {self.repo} resolves wrongly: {problem}")
+            if entry.size < 0:
+                entry = completed(entry, response, final=final)
+                self.files = {**self.files, path: entry}
+            return entry
 
-        def leads_away(response: aiohttp.ClientResponse) -> bool:
-            believe(response, final=False)
-            return transport.leads_away(response)
+        def far_enough(response: aiohttp.ClientResponse) -> bool:
+            entry = believe(response, final=False)
+            return transport.leads_away(response) or (entry.size < 0 and is_told(entry))
 
-        asked = transport.followed("HEAD", self._url(path), {}, self._account, leads_away)
+        asked = transport.followed("HEAD", self._url(path), {}, self._account, far_enough)
         async with await asked as response:
             if is_redirect(response):
                 return await transport.redirect(response, self.meter)
@@ -360,26 +384,58 @@ class HubSnapshot(ResolvedSnapshot):
 
     def __init__(self, hub: Hub, listing: RepoFiles, account: Account) -> None:
         super().__init__(hub, listing.repo, listing.files, account)
-        self.revision, self.parameters = listing.commit, listing.parameters
+        self.revision, self.parameters, self._listing = listing.commit, listing.parameters, listing
         self.cache = hub.cache  # a commit's file is the same tomorrow, with or without a digest
 
+    def _keep(self) -> None:
+        """Keep what the resolver said of texts, whose digests count, and of weights that came right."""
+        if self.files is not self._listing.files:
+            right = {p: e for p, e in self.files.items() if p in self._proven or p.endswith(".json")}
+            self._hub.keep(replace(self._listing, files={**self._listing.files, **right}), self.repo)
+
+    async def look_up(self, path: str) -> FileEntry:
+        """A file with what the resolver says of it; see `Snapshot.look_up`."""
+        if not is_told(entry_of(self, path)):
+            await self._address(path, self._places.setdefault(path, FilePlace()))
+            if not is_told(self.files[path]):
+                what = f"the server says neither size nor digest (ETag) of {path} of {self.repo}"
+                raise ScreeningError("BadResponse", f"{what}; check HF_ENDPOINT and any proxy")
+        return self.files[path]
+
     async def _text(self, path: str) -> bytes:
-        """A small file: texts in git come by `raw` in one round trip, compressed, while its quota allows."""
-        entry, body = entry_of(self, path), b""
-        transport, size, url = self._online(path), entry.size, self._url(path, "raw")
-        in_git = not (entry.digest or "").startswith("sha256:")
-        if in_git and transport.quota(url).affords():
-            try:
-                body, _ = await transport.body(url, self._account, size, self._refused)
-            except ScreeningError as error:
-                # Mirrors often know nothing but resolve.
-                if error.code not in ("RepoNotFound", "RateLimited"):
-                    raise
-        if size and not body:
-            body = await self._range(path, 0, size)
+        """A small file; where the listing has no digest of it, one comes with it."""
+        entry, transport = entry_of(self, path), self._online(path)
+        if (entry.digest or "").startswith("sha256:"):
+            body = await self._range(path, 0, entry.size)
+        else:
+            body, response = await self._in_git(path, transport)
+            if problem := resolve_problem(response.headers, entry, self.revision, final=False):
+                raise contradiction(f"{path} of {self.repo} resolves wrongly: {problem}")
+            if not is_told(entry) and transport.is_hub(response.url):
+                entry = completed(entry, response, final=False)
+            if not is_told(entry):
+                entry = await self.look_up(path)
+        if entry.size < 0:
+            entry = replace(entry, size=len(body))
         if not entry.fits(body):
-            raise contradiction(f"{path} of {self.repo} does not have the digest that the listing says")
+            raise contradiction(f"{path} of {self.repo} does not have the digest that the server says")
+        if entry != self.files[path]:
+            self.files = {**self.files, path: entry}
         return body
+
+    async def _in_git(self, path: str, transport: Transport) -> tuple[bytes, aiohttp.ClientResponse]:
+        """A text and its answer, from where the Hub's resolver redirects to (not all mirrors have that)."""
+        if self._hub.has_texts:
+            address = (
+                f"{self._hub.endpoint}/api/resolve-cache/models/{self.repo}/{self.revision}/{quote(path)}"
+            )
+            with contextlib.suppress(ScreeningError):
+                body, response = await transport.body(url_of(address), self._account, SMALL, self._refused)
+                if "X-Repo-Commit" in response.headers:
+                    return body, response
+        found = await transport.body(self._url(path), self._account, SMALL, self._refused)
+        self._hub.has_texts = False  # what was not there is here
+        return found
 
     def _on_disk(self, entry: FileEntry) -> Path | None:
         """The file in the Hub's own cache, where blobs are named by their digest."""
@@ -389,9 +445,8 @@ class HubSnapshot(ResolvedSnapshot):
         place = folder / "blobs" / entry.digest.partition(":")[2]
         return place if place.is_file() and place.stat().st_size == entry.size else None
 
-    def _url(self, path: str, verb: str = "resolve") -> URL:
-        address = f"{self._hub.endpoint}/{self.repo}/{verb}/{self.revision}/{quote(path)}"
-        return URL(address, encoded=True)
+    def _url(self, path: str) -> URL:
+        return url_of(f"{self._hub.endpoint}/{self.repo}/resolve/{self.revision}/{quote(path)}")
 
 
 def understood(body: bytes, asked: str, parse: Callable[[Any], T]) -> T:
@@ -421,11 +476,6 @@ def parse_listing(info: Any) -> RepoFiles:
     )
 
 
-def parse_tree(tree: Any) -> list[FileEntry]:
-    """Files from one page of ``/api/models/{repo}/tree/{revision}?recursive=true``."""
-    return [file_entry(item) for item in items(tree) if item.get("type") == "file"]
-
-
 def parse_references(refs: Any) -> list[str]:
     """Names of branches and tags from ``/api/models/{repo}/refs``."""
     kinds = [items(refs.get(kind) or []) for kind in ("branches", "tags")]
@@ -433,16 +483,14 @@ def parse_references(refs: Any) -> list[str]:
 
 
 def file_entry(item: Any) -> FileEntry:
-    """A file as a listing or a tree names it; sizes and digests that are none count as unknown."""
-    size, lfs = item.get("size"), item.get("lfs") or {}
-    sha256, oid = lfs.get("sha256") or lfs.get("oid"), item.get("blobId") or item.get("oid")
+    """A file as a listing names it; sizes and digests that are none count as unknown."""
+    size, oid, sha256 = item.get("size"), item.get("blobId"), (item.get("lfs") or {}).get("sha256")
     digest = None
     if isinstance(sha256, str) and _SHA256.fullmatch(sha256):
         digest = f"sha256:{sha256}"
     elif isinstance(oid, str) and _COMMIT.fullmatch(oid):
         digest = f"git:{oid}"
-    path = text(item.get("rfilename") or item.get("path"))
-    return FileEntry(path, size if type(size) is int and size >= 0 else -1, digest)
+    return FileEntry(text(item["rfilename"]), size if type(size) is int and size >= 0 else -1, digest)
 
 
 def text(value: Any) -> str:
@@ -464,7 +512,7 @@ def resolve_problem(
 ) -> str | None:
     """Why what a file resolves to is not the file that was listed; None if it is."""
     size = headers.get("X-Linked-Size") or (headers.get("Content-Length") if final else None)
-    if size and size != str(entry.size):
+    if size and entry.size >= 0 and size != str(entry.size):
         return f"expected {entry.size} bytes, got {size}"
     if headers.get("X-Repo-Commit", commit) != commit:
         return f"expected commit {commit}, got {headers.get('X-Repo-Commit')}"
@@ -477,20 +525,51 @@ def resolve_problem(
     return None
 
 
+def is_told(entry: FileEntry) -> bool:
+    """Whether enough is known of a file: its size, or of a text its digest, which says all of it."""
+    return entry.size >= 0 or (entry.digest is not None and entry.path.endswith(".json"))
+
+
+def completed(entry: FileEntry, response: aiohttp.ClientResponse, *, final: bool) -> FileEntry:
+    """A file that was only named, with the size and digest that an answer of the Hub's own says of it.
+
+    The digest of a large file is in ``X-Linked-ETag``, that of a text in ``ETag``, or, in the redirect to
+    where the text lies, a part of that address.
+    """
+    headers = response.headers
+    size = headers.get("X-Linked-Size", headers.get("Content-Length", "") if final else "")
+    etag = headers.get("ETag", "")
+    if is_redirect(response):
+        etag = unquote(headers["Location"].partition("etag=")[2]) if headers["Location"][:1] == "/" else ""
+    found = _DIGEST.search(headers.get("X-Linked-ETag", etag))
+    digest = found and f"{'sha256' if len(found[0]) == 64 else 'git'}:{found[0]}"
+    if digest is None and entry.path.endswith(".json"):
+        return entry  # a text of any size may be a proxy's page
+    return replace(entry, size=int(size) if size.isdecimal() else -1, digest=digest or entry.digest)
+
+
 def _endpoint(endpoint: str) -> str:
     """An endpoint that requests can be sent to, without a slash at its end."""
-    try:
-        url = URL(endpoint)
-    except ValueError:
-        url = URL()
-    if url.scheme not in ("http", "https") or not url.host:
-        raise UsageError(
-            f"expected HF_ENDPOINT such as https://huggingface.co, got {endpoint!r}; correct or unset it"
-        )
-    return endpoint.rstrip("/")
+    with contextlib.suppress(ValueError):
+        url = urlsplit(endpoint)
+        if url.scheme in ("http", "https") and url.hostname:
+            return endpoint.rstrip("/")
+    raise UsageError(
+        f"expected HF_ENDPOINT such as https://huggingface.co, got {endpoint!r}; correct or unset it"
+    )
 
 
 def _implicit_token() -> str | None:
-    from huggingface_hub import constants, get_token
+    from huggingface_hub import constants
 
-    return None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
+        return None
+    if not any(map(os.environ.get, _LOGINS)) and "google.colab" not in sys.modules:
+        # `get_token` imports an HTTP client of its own, a tenth of the work on one checkpoint.
+        if _TOKEN.fullmatch(token := os.environ.get("HF_TOKEN", "")):
+            return token
+        if not token and not Path(constants.HF_TOKEN_PATH).exists():
+            return None
+    from huggingface_hub import get_token
+
+    return get_token()

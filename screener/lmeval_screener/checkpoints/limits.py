@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
 import math
 import re
 import time
@@ -29,15 +28,12 @@ LONGEST_WAIT = 900.0
 UNSTATED = 16
 #: Refusals of a quota for which one checkpoint's clock stands: a server that refuses on and on is no quota.
 PATIENCE = 8
-#: Share of a quota, and requests, below which nothing optional is asked for.
-RESERVE, RESERVED = 0.25, 16
 #: Servers tell seconds without fractions.
 _ROUNDING = 0.5
 #: Seconds of waiting that are not worth a word.
 _WORTH_A_WORD = 2.0
 
 _LEFT = re.compile(r'"(?P<name>[^"]*)"\s*;\s*r\s*=\s*(?P<left>\d+)\s*;\s*t\s*=\s*(?P<seconds>\d+)')
-_POLICY = re.compile(r"\bq\s*=\s*(\d+)")
 
 Notice = Callable[[str, float], None]
 
@@ -111,11 +107,10 @@ class Quota:
 
     def __init__(self, name: str, notice: Notice | None = None) -> None:
         self.name, self._notice = name, notice
-        self._most = 0  # requests of a whole window, as far as the server has said
         self._left: int | None = None
         self._resets = self._held_until = self._noticed = 0.0
         self._silent = False
-        self._refusals = self._flying = self._waiting = 0
+        self._refusals = self._flying = 0
         self._news = asyncio.Event()
 
     def room(self) -> float:
@@ -129,12 +124,6 @@ class Quota:
             return math.inf if self._silent else UNSTATED - self._flying
         return self._left - self._flying
 
-    def affords(self) -> bool:
-        """Whether there is so much room that something optional may be asked for."""
-        room = self.room()
-        reserve = 0 if self._left is None else max(RESERVED, RESERVE * self._most)
-        return not self._waiting and room > reserve
-
     async def turn(self, budget: Budget) -> None:
         """Wait until one request may leave; `done` must follow.
 
@@ -145,7 +134,8 @@ class Quota:
             now = time.monotonic()
             if self._held_until - now > LONGEST_WAIT:
                 raise rate_limited(self.name, self._held_until - now)
-            opens = max(self._held_until, self._resets if self._left is not None else 0.0)
+            opens = self._resets if self._left is not None else 0.0
+            opens = self._held_until if now < self._held_until else opens
             if self._notice is not None and opens - now > _WORTH_A_WORD and opens > self._noticed:
                 self._noticed = opens + _WORTH_A_WORD
                 self._notice(self.name, opens - now)
@@ -153,12 +143,8 @@ class Quota:
             if self._refusals - budget.refusals.setdefault(self, self._refusals) < PATIENCE:
                 clock = budget.paused()
             self._news.clear()
-            self._waiting += 1
-            try:
-                with clock, contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), opens - now + 0.001 if opens > now else None)
-            finally:
-                self._waiting -= 1
+            with clock, contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), opens - now + 0.001 if opens > now else None)
         self._flying += 1
 
     def done(self, headers: Mapping[str, str] | None) -> None:
@@ -187,8 +173,6 @@ class Quota:
             # Answers overtake one another: inside a window only the least that was said counts.
             left, resets = min(left, self._left), min(resets, self._resets)
         self._left, self._resets = left, resets
-        if policy := _POLICY.search(headers.get("RateLimit-Policy", "")):
-            self._most = int(policy[1])
 
 
 class Allowance:
@@ -221,6 +205,8 @@ def asked_wait(headers: Mapping[str, str]) -> float | None:
     if re.fullmatch(r"\d+(\.\d+)?", value):
         return float(value)
     if value:
+        import email.utils
+
         with contextlib.suppress(ValueError):
             return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     seconds = re.search(r"\bt\s*=\s*(\d+)", headers.get("RateLimit", ""))

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from yarl import URL
-
 from lmeval_screener.checkpoints import (
     Cache,
     FileEntry,
@@ -46,6 +44,7 @@ from lmeval_screener.errors import ScreeningError
 
 if TYPE_CHECKING:
     import aiohttp
+    from yarl import URL
 
 #: Small files are at most so long: the largest tokenizers have some 40 MB. In a folder, those up to this size
 #: get a digest from their content; weights do not need one.
@@ -53,6 +52,7 @@ SMALL = 64 * 2**20
 #: A file up to this size is accepted whole from a server that ignores Range.
 WHOLE = 4 * 2**20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_LFS, _POINTER = b"version https://git-lfs", 1024  # how a pointer of git-lfs begins; it has fewer bytes
 
 
 @dataclass
@@ -67,6 +67,10 @@ class LocalSnapshot:
     parameters: int | None = None
     is_local: bool = True
     cache: Cache | None = None
+
+    async def look_up(self, path: str) -> FileEntry:
+        """A file; see `Snapshot.look_up`."""
+        return entry_of(self, path)
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a file; see `Snapshot.small_file`."""
@@ -116,10 +120,11 @@ def _files(folder: Path) -> dict[str, FileEntry]:
     try:
         for place in sorted(folder.iterdir()):
             name = place.name
-            if name.startswith(".") or not place.is_file():
+            broken = place.is_symlink() and not place.exists()  # told where it is read
+            if name.startswith(".") or not (place.is_file() or broken):
                 continue
-            size, digest = place.stat().st_size, None
-            if name.endswith((".json", ".model", ".txt", ".tiktoken")) and size <= SMALL:
+            size, digest = 0 if broken else place.stat().st_size, None
+            if name.endswith((".json", ".model", ".txt", ".tiktoken")) and size <= SMALL and not broken:
                 digest = f"sha256:{hashlib.sha256(place.read_bytes()).hexdigest()}"
             files[name] = FileEntry(name, size, digest)
     except OSError as error:
@@ -132,6 +137,9 @@ def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     bodies = []
     try:
         with place.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < _POINTER and file.read(len(_LFS)) == _LFS:
+                why = f"{place} is a git-lfs pointer, not the file itself; run: git lfs pull"
+                raise ScreeningError("FileNotFound", why)
             for begin, end in ranges:
                 file.seek(begin)
                 bodies.append(file.read(end - begin))
@@ -146,6 +154,9 @@ def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
 
 
 def _unreadable(place: Path, error: OSError) -> ScreeningError:
+    if place.is_symlink() and not place.exists():
+        why = f"{place} links to {os.readlink(place)}, which is gone (a cache that was purged?)"
+        return ScreeningError("FileNotFound", f"{why}; download it again")
     return ScreeningError(
         "FileNotFound", f"cannot read {place}: {error}; is it still there, and yours to read?"
     )
@@ -181,29 +192,35 @@ class RangedSnapshot:
         """The file where another program has already put it."""
         return None
 
+    def _keep(self) -> None:
+        """Keep what a server said of files, now that another one came right."""
+
+    async def look_up(self, path: str) -> FileEntry:
+        """A file; see `Snapshot.look_up`."""
+        return entry_of(self, path)
+
     async def small_file(self, path: str) -> bytes:
         """Whole content of a small file; see `Snapshot.small_file`."""
-        entry = entry_of(self, path)
-        if entry.size > SMALL:
-            raise ScreeningError(
-                "BadResponse",
-                f"{path} of {self.repo} has {entry.size} bytes, too many for its kind; check it",
-            )
-        key = content_key(self, path)
         async with self._text_locks.setdefault(path, asyncio.Lock()):
-            if self.cache and (kept := self.cache.read("files", key)) is not None:
+            entry = entry_of(self, path)
+            if entry.size > SMALL:
+                raise ScreeningError(
+                    "BadResponse",
+                    f"{path} of {self.repo} has {entry.size} bytes, too many for its kind; check it",
+                )
+            if self.cache and (kept := self.cache.read("files", content_key(self, path))) is not None:
                 return kept
             place = self._on_disk(entry)
             if place and entry.fits(stored := await asyncio.to_thread(place.read_bytes)):
                 return stored
             body = await retried(lambda: self._text(path), self._account.budget)
             if self.cache:
-                self.cache.write("files", key, body)
+                self.cache.write("files", content_key(self, path), body)  # the digest may be new
             return body
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
-        if place := self._on_disk(entry_of(self, path)):
+        if place := self._on_disk(await self.look_up(path)):
             return await asyncio.to_thread(read_ranges, place, ranges)
         works = (self._range(path, begin, end) for begin, end in ranges)
         with self._share(path) as most:
@@ -234,7 +251,9 @@ class RangedSnapshot:
                 if path in self._proven:  # the server is right as a rule
                     again.attempts = ATTEMPTS
                 raise
-            self._proven.add(path)
+            if path not in self._proven:
+                self._proven.add(path)
+                self._keep()
             return bytes(received)
 
         return await retried(attempt, self._account.budget) if end > begin else b""

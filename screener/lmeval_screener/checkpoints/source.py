@@ -63,7 +63,7 @@ class Sources:
             or all(path.endswith(".gguf") for path in files)
         ):
             return snapshot
-        return WithTokenizer(snapshot, *await self._tokenizer(target.tokenizer))
+        return WithTokenizer(snapshot, *await self.tokenizer(target.tokenizer))
 
     async def _opened(self, target: Target, budget: Budget) -> Snapshot:
         if target.scheme is not None:
@@ -99,7 +99,7 @@ class Sources:
             return StoreSource(ObjectStore, self._hub)
         return StoreSource(FileSystem, self._hub)
 
-    async def _tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
+    async def tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
         """Where a tokenizer is, opened once for all, and its file by the name that it stands for."""
         async with self._locks.setdefault(text, asyncio.Lock()):
             if text not in self._tokenizers:
@@ -107,10 +107,13 @@ class Sources:
                 target = parse_target(folder or slash or ".") if name else parse_target(text)
                 if target.scheme in ("http", "https"):
                     target = parse_target(text)  # no server lists what its folder holds
-                if target.refused is not None:
-                    raise ScreeningError(target.refused[0], f"--tokenizer {text}: {target.refused[1]}")
-                # No checkpoint's own budget: the next one reads it too, each within its own time.
-                snapshot = await self._opened(target, Budget(math.inf))
+                try:
+                    if target.refused is not None:
+                        raise ScreeningError(*target.refused)
+                    # No checkpoint's own budget: the next one reads it too, each within its own time.
+                    snapshot = await self._opened(target, Budget(math.inf))
+                except ScreeningError as error:
+                    raise ScreeningError(error.code, f"--tokenizer {text}: {error}") from error
                 names = {_TOKENIZERS[0]: name} if name else {n: n for n in _TOKENIZERS if n in snapshot.files}
                 if not names or not set(names.values()) <= set(snapshot.files):
                     raise ScreeningError(
@@ -133,6 +136,12 @@ class WithTokenizer:
         self.parameters, self.is_local = checkpoint.parameters, checkpoint.is_local
         self.cache: Cache | None = checkpoint.cache
         self.checkpoint, self._other, self._names = checkpoint, other, dict(names)
+
+    async def look_up(self, path: str) -> FileEntry:
+        """A file; see `Snapshot.look_up`."""
+        if path not in self._names:
+            self.files = {**self.files, path: await self.checkpoint.look_up(path)}
+        return self.files[path]
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a file; see `Snapshot.small_file`."""

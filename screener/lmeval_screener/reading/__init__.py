@@ -15,6 +15,7 @@ from lmeval_screener.checkpoints import Meter, Snapshot, side_by_side
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.source import Sources
+from lmeval_screener.copies import sketch
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, gaps, ratio
 from lmeval_screener.screened import Reading
@@ -83,7 +84,7 @@ class Reader:
                     self._resolution(digest, lambda: _vocabulary(holder, file), over),
                 ]
             )
-        gaps, ratio, no_ratio = await _read_figures(projection, resolution)
+        gaps, ratio, no_ratio, sketch = await _read_figures(projection, resolution)
         meters = [place.meter for place in (snapshot, base) if place is not None]
         return Reading(
             target=target,
@@ -104,6 +105,8 @@ class Reader:
             seconds=time.perf_counter() - start,
             ratio=ratio,
             no_ratio=no_ratio,
+            # An adapter that leaves the rows alone is no copy of its base.
+            sketch=sketch if base is None else b"",
         )
 
     async def _opened(
@@ -151,8 +154,8 @@ class Reader:
 
 async def _read_figures(
     projection: OutputProjection, resolution: Resolution
-) -> tuple[dict[Metric, Gap], Ratio | None, str]:
-    """G in every metric, the ratio, and why there is none."""
+) -> tuple[dict[Metric, Gap], Ratio | None, str, bytes]:
+    """G in every metric, the ratio, why there is none, and the sketch by which copies are recognised."""
     ids = [*resolution.domain_ids, *resolution.reference_ids]
     split, rows = len(resolution.domain_ids), projection.shape[0]
     if max(ids) >= rows:
@@ -169,8 +172,9 @@ async def _read_figures(
     domain, reference = matrix[:split], matrix[split:]
     try:
         if norm.weight is None:
-            return gaps(domain, reference), None, norm.reason
-        return gaps(domain, reference), ratio(domain, reference, norm, projection.dtype), ""
+            return gaps(domain, reference), None, norm.reason, b""
+        figures = gaps(domain, reference), ratio(domain, reference, norm, projection.dtype), ""
+        return *figures, sketch(matrix, norm, projection.dtype)
     except GeometryError as error:
         raise ScreeningError(
             "BadRows", f"cannot be screened because of {projection.name}: {error}"
@@ -227,7 +231,7 @@ async def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
             "rows; name another place of it with --tokenizer, or save it with "
             "`AutoTokenizer.from_pretrained(...).save_pretrained(...)` and screen that folder",
         )
-    if (digest := snapshot.files[name].digest) is None:
+    if (digest := (await snapshot.look_up(name)).digest) is None:
         # A file without a version may be another one tomorrow: only its content says which it is.
         digest = f"sha256:{hashlib.sha256(await snapshot.small_file(name)).hexdigest()}"
     return name, digest

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -36,9 +36,6 @@ from lmeval_screener.screened import Reading
 from lmeval_screener.targets import Target
 from lmeval_screener.tokens import Resolution, TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
-
-if TYPE_CHECKING:
-    from lmeval_screener.result import Result
 
 #: Raised when G or the rule that picks rows changes: what an older method measured is read again.
 METHOD = 2
@@ -101,7 +98,7 @@ _VIEWS = f"""
 DROP VIEW IF EXISTS checkpoints;
 DROP VIEW IF EXISTS sightings;
 CREATE VIEW sightings AS
-SELECT s.*, domain, reference, repo, revision, {_MEASURED}, split, numbers, no_ratio
+SELECT s.*, domain, reference, repo, revision, {_MEASURED}, split, numbers, no_ratio, sketch
 FROM seen s
 LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file
           AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method
@@ -430,6 +427,7 @@ class Session:
             warnings=json.dumps(reading.warnings), bytes=reading.bytes_read, requests=reading.requests,
             seconds=round(reading.seconds, 3), split=len(reading.resolution.domain),
             numbers=numbers_of(gaps, ratio).astype("<f8").tobytes(), no_ratio=reading.no_ratio,
+            sketch=reading.sketch or None,
         )  # fmt: skip
 
     def _keep_seen(self, target: Target, identity: str, state: str, error: ScreeningError | None) -> None:
@@ -454,15 +452,14 @@ class Session:
             message=error and str(error),
         )  # fmt: skip
 
-    def finish(self, result: Result) -> None:
-        """Say of the run that it reached its end, and which folders that it knew are no longer there."""
+    def finish(self, *, screened: int, failed: int, bytes_read: int, requests: int, seconds: float) -> None:
+        """Mark the run finished, and record the known folders that were deleted."""
         gone = ScreeningError("FolderNotFound", "the folder is no longer there")
         lost = [
             seen
             for seen in last_seen(self.connection, self.tokens)
             if seen.reading is not None and folder_is_gone(seen.identity)
         ]
-        totals = [len(result.checkpoints), len(result.failed), result.bytes_read, result.requests]
 
         def write() -> None:
             for seen in lost:
@@ -472,7 +469,7 @@ class Session:
             self.connection.execute(
                 "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ? "
                 "WHERE run = ?",
-                [self.ended, *totals, round(result.seconds, 3), self.run],
+                [self.ended, screened, failed, bytes_read, requests, round(seconds, 3), self.run],
             )
 
         self._write(write)
@@ -596,7 +593,7 @@ def _reading_of(row: sqlite3.Row, target: Target, resolutions: dict[str, Resolut
         target, row["repo"], row["revision"], row["tensor"], row["tensor_file"], row["dtype"],
         (row["v_rows"], row["width"]), bool(row["tied"]), row["parameters"], row["tokenizer"],
         resolutions[row["tokenizer"]], gaps, tuple(json.loads(row["warnings"])), 0, 0, 0.0, ratio,
-        row["no_ratio"],
+        row["no_ratio"], row["sketch"] or b"",
     )  # fmt: skip
 
 

@@ -19,15 +19,17 @@ import numpy as np
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col, Report, Table
+from lmeval_dispersion.report.declared import count
+from lmeval_screener.copies import originals
 from lmeval_screener.figures import difference, numbers_of
 from lmeval_screener.ranking import clear_above
 from lmeval_screener.registry.database import Seen, last_seen
 from lmeval_screener.registry.queries import is_gone, named, ranked, some
-from lmeval_screener.screened import Reading, Screened
+from lmeval_screener.screened import Reading, Screened, grouped
 
 #: Words of --since that stand for the end of an earlier run; its answer is given once.
 NIGHTLY = ("last", "yesterday")
-_KINDS = ("new", "changed", "recovered", "deleted", "failed")
+_KINDS = ("new", "changed", "recovered", "copy", "deleted", "failed")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Move:
     """One checkpoint that is not as it was.
 
     Attributes:
-        what: ``new``, ``changed``, ``recovered``, ``deleted`` or ``failed``.
+        what: ``new``, ``changed``, ``recovered``, ``copy`` (new, of a known one), ``deleted`` or ``failed``.
         checkpoint: Its label.
         group: Tokenizer and scale; None where it does not rank.
         rank: Rank in the group of all that the registry holds.
@@ -45,7 +47,8 @@ class Move:
         se: Jackknife standard error of ``gain``, paired over tokens.
         standing: ``above`` the former best: by the paired difference, with all that are compared with it
             counted (Holm), and the ratio; ``below`` it: by the order of the group; ``level``: neither;
-            ``first`` of its group. None where these weights were announced before, or there are no figures.
+            ``first`` of its group; ``copy`` of a known one. None where these weights were announced before,
+            or there are no figures.
         text: The same in words.
         name: The checkpoint as a command takes it.
         message: Why it failed.
@@ -59,7 +62,7 @@ class Move:
     ratio: Annotated[float | None, Col("Ratio", ".3f", drop=1)] = None
     gain: Annotated[float | None, Col("Δ G", ".3f", error="se")] = None
     se: float | None = None
-    standing: Literal["above", "level", "below", "first"] | None = None
+    standing: Literal["above", "level", "below", "first", "copy"] | None = None
     text: Annotated[str, Col("How")] = ""
     name: str = ""
     message: str = ""
@@ -117,8 +120,10 @@ class News(Report):
             "No clear order with the former best": [m for m in compared if m.standing == "level"],
         }
         said = [f"{words}: {_names(chosen)}." for words, chosen in groups.items() if chosen]
-        if compared and not said:
+        copies = [f"{move.checkpoint} is {move.text}" for move in compared if move.standing == "copy"]
+        if len(copies) < len(compared) and not said:
             said = ["Nothing new or changed is level with the former best."]
+        said += [f"No news by the rows read: {some(copies)}."] if copies else []
         lost = [move for move in self.moves if move.what == "failed" and move.checkpoint not in self.kept]
         if lost:
             said.append(f"Failed: {some([f'{m.checkpoint} ({m.text})' for m in lost])}.")
@@ -126,7 +131,8 @@ class News(Report):
             kept = some([f"{label} ({how})" for label, how in self.kept.items()])
             said.append(f"Not read, and ranked by older figures: {kept}.")
         kinds = Counter(move.what for move in self.moves)
-        counts = [f"{number} {kind}" for kind, number in kinds.items()]
+        counts = [f"{number} {kind}" for kind, number in kinds.items() if kind != "copy"]
+        counts += [count(kinds["copy"], "copy", "copies")] if kinds["copy"] else []
         counts += [f"{self.touched} touched, same figures"] if self.touched else []
         since = f"Since {self.since[:16]} UTC" if self.since else "Since the registry began"
         return [*said, f"{since}: {', '.join(counts) or 'nothing moved'}."]
@@ -205,15 +211,20 @@ def news(
             arrived[place] = "new" if old is None else "changed" if old.reading else "recovered"
     fresh = [place for place in arrived if (*place, now[place].state) not in announced]
     standings = _standings(fresh, live, then, metric)
-    ranks = {id(c.gaps): c for c in ranked(list(live.values()), metric)}
+    groups = grouped(ranked(list(live.values()), metric))
+    ranks = {id(c.gaps): (c, group.title) for group in groups for c in group.checkpoints}
+    # A renamed one is no news of two.
+    renamed = {now[s.of].target.label for place, s in standings.items() if s.of and arrived[place] == "new"}
+    moves = [move for move in moves if move.what != "deleted" or move.checkpoint not in renamed]
     for place, what in arrived.items():
-        c = ranks[id(_reading(live[place]).gaps)]
+        c, title = ranks[id(_reading(live[place]).gaps)]
         standing = standings.get(place, _Standing(None, "as it was announced before"))
         before = then[place].reading if what == "changed" else None
         was = f"was G {before.gaps[metric].mean:.3f}" if before else ""
+        what = "copy" if what == "new" and standing.word == "copy" else what
         moves.append(
             Move(
-                what, c.label, f"{c.family} · {c.scale}", c.rank, c.gaps[metric].mean,
+                what, c.label, title, c.rank, c.gaps[metric].mean,
                 None if c.ratio is None else c.ratio.mean, standing.gain, standing.se, standing.word,
                 "; ".join(filter(None, [standing.text, was])), c.name,
             )
@@ -246,10 +257,11 @@ def _same_figures(old: Seen, new: Seen) -> bool:
 class _Standing(NamedTuple):
     """A checkpoint beside the former best of its group."""
 
-    word: Literal["above", "level", "below", "first"] | None
+    word: Literal["above", "level", "below", "first", "copy"] | None
     text: str
     gain: float | None = None
     se: float | None = None
+    of: _Place | None = None  # of which it is a copy
 
 
 def _standings(
@@ -262,7 +274,8 @@ def _standings(
     former = {place: seen for place, seen in then.items() if seen.reading}
     as_now = {place for place, old in former.items() if place in live and _same_figures(old, live[place])}
     selves = [seen for place, seen in former.items() if place not in as_now]
-    standing = {id(c.gaps): c for c in ranked([*live.values(), *selves], metric)}
+    everyone = ranked([*live.values(), *selves], metric)
+    standing = {id(c.gaps): c for c in everyone}
 
     def at(seen: Seen) -> Screened:
         return standing[id(_reading(seen).gaps)]
@@ -273,10 +286,19 @@ def _standings(
         group = c.family, c.scale
         if group not in best or c.rank < best[group][1].rank:
             best[group] = place, c
+    copied = _originals(everyone)
+    # Of two that are known, the one that is still there.
+    known = {copied[id(at(seen).gaps)]: place for place, seen in former.items() if place not in as_now}
+    known |= {copied[id(at(live[place]).gaps)]: place for place in as_now}
+    standings: dict[_Place, _Standing] = {}
     compared: dict[tuple[str, str], list[_Place]] = {}
     for place in fresh:
+        if (of := known.get(copied[id(at(live[place]).gaps)])) is not None:
+            called = then[of].target.label + ("" if of in live else ", which is gone")
+            called = "its former self" if of == place else called
+            standings[place] = _Standing("copy", f"a copy of {called}", of=of)
+            continue
         compared.setdefault((at(live[place]).family, at(live[place]).scale), []).append(place)
-    standings: dict[_Place, _Standing] = {}
     for group, places in compared.items():
         if group not in best:
             standings |= dict.fromkeys(places, _Standing("first", "first of its group"))
@@ -297,3 +319,12 @@ def _standings(
             text = f"{words} the former best, {'its former self' if place == origin else called}"
             standings[place] = _Standing(word, text, gain.mean, gain.se)
     return standings
+
+
+def _originals(everyone: Sequence[Screened]) -> dict[int, tuple[int, int]]:
+    """What each is a copy of, or itself, by the id of its figures: two states of one have one label."""
+    return {
+        id(c.gaps): (number, original.place)
+        for number, group in enumerate(grouped(everyone))
+        for c, original in zip(group.checkpoints, originals(group.checkpoints), strict=True)
+    }

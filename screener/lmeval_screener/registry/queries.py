@@ -18,9 +18,10 @@ from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
-from lmeval_screener.registry.database import NOT_OF_WEIGHTS, Seen, folder_is_gone, last_seen
+from lmeval_screener.copies import said
+from lmeval_screener.registry.database import NOT_OF_WEIGHTS, Seen, folder_is_gone, identity_of, last_seen
 from lmeval_screener.result.answer import GROUPS, sentences
-from lmeval_screener.screened import Group, Reading, Screened, tie_cells, tied_with
+from lmeval_screener.screened import Reading, Screened, grouped, tie_cells, tied_with
 from lmeval_screener.targets import labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
@@ -82,13 +83,15 @@ class Ranked:
     """A checkpoint of a registry, as `query` shows it; ``rank`` and G are None for one that is gone."""
 
     checkpoint: Annotated[str, Col("Checkpoint")]
+    family: str | None = None
     group: Annotated[str | None, Col("Group", drop=2)] = None
     rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
-    tied_with: Annotated[Sequence[int | str], Col("No clear order with", drop=1)] = ()
+    tied_with: Annotated[Sequence[int | str], Col("Ties", drop=1)] = ()
     G: Annotated[float | None, Col("G", ".3f", error="se")] = None
     se: float | None = None
     ratio: Annotated[float | None, Col("Ratio", ".3f")] = None
     revision: Annotated[str | None, Col("Commit", drop=3)] = None
+    copy_of: Annotated[str | None, Col("Copy of")] = None
     note: Annotated[str | None, Col("Note")] = None
 
 
@@ -150,16 +153,14 @@ def query(
     tokens, domain, reference = sets_of(connection, domain)
     seen = named(last_seen(connection, tokens))
     gone = [entry.target.label for entry in seen if is_gone(entry)]
-    members: dict[tuple[str, str], list[Screened]] = {}
-    for c in ranked([entry for entry in seen if entry.target.label not in gone], metric):
-        if family in (None, c.family) and scale in (None, c.scale):
-            members.setdefault((c.family, c.scale), []).append(c)
-    groups = [Group(*name, tuple(checkpoints)) for name, checkpoints in members.items()]
+    checkpoints = ranked([entry for entry in seen if entry.target.label not in gone], metric)
+    groups = grouped(c for c in checkpoints if family in (None, c.family) and scale in (None, c.scale))
     kept = {entry.target.label: f"as of {entry.as_of}: {entry.error}" for entry in seen if entry.as_of}
     rows = [
         Ranked(
-            c.label, group.name, c.rank, tie_cells(tied_with(c, group)), c.gaps[metric].mean,
-            c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision, kept.get(c.label),
+            c.label, c.family, group.title, c.rank, tie_cells(tied_with(c, group)), c.gaps[metric].mean,
+            c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision, c.copy_of,
+            kept.get(c.label),
         )
         for group in groups
         for c in group.checkpoints[:top]
@@ -174,7 +175,8 @@ def query(
     best = [" ".join(sentences(group, metric, domain)) for group in groups[:GROUPS]]
     if len(groups) > 1:
         best = [f"{group.title}: {said}" for group, said in zip(groups, best, strict=False)]
-    total = f"{count(sum(map(len, members.values())), 'checkpoint')} in {count(len(members), 'group')}"
+    total = count(sum(len(group.checkpoints) for group in groups), "checkpoint")
+    total += f" in {count(len(groups), 'group')}"
     sentence = f"{total} for {domain} against {reference}"
     sentence += f"; {len(gone)} deleted, {len(failed)} failed when last seen"
     sentence += f": {some(failed)}." if failed else "."
@@ -225,6 +227,12 @@ def history(connection: sqlite3.Connection, text: str) -> Document:
         stands = rows[0].error in NOT_OF_WEIGHTS and len(rows) > 1 and not rows[1].error
         sentence += f", and its figures as of {rows[1].last[:10]} stand" if stands else ""
     sentence += "."
+    everyone = ranked(named(last_seen(connection, sets_of(connection, rows[0].domain)[0])), "cosine")
+    mine = {
+        c.label for c in everyone if (identity_of(c.target, c.repo), c.target.file or "") == (identity, file)
+    }
+    copies = said([c for c in everyone if c.label in mine or c.copy_of in mine])
+    sentence += f" By the rows read, {copies}." if copies else ""
     return _document(f"History of {text}", "history", [sentence], rows)
 
 

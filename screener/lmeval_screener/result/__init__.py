@@ -15,10 +15,11 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.document import fields_of
+from lmeval_screener import copies
 from lmeval_screener.figures import difference
 from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.result import answer
-from lmeval_screener.screened import Failed, Group, Screened, entry, flat_row
+from lmeval_screener.screened import Failed, Group, Screened, entry, flat_row, grouped
 
 if TYPE_CHECKING:
     from lmeval_screener.registry.news import News
@@ -102,10 +103,7 @@ class Result(Report):
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """The groups in order, each with its checkpoints best first."""
-        groups: dict[tuple[str, str], list[Screened]] = {}
-        for checkpoint in self.checkpoints:
-            groups.setdefault((checkpoint.family, checkpoint.scale), []).append(checkpoint)
-        return tuple(Group(family, scale, tuple(members)) for (family, scale), members in groups.items())
+        return grouped(self.checkpoints)
 
     @property
     def _everyone(self) -> int:
@@ -253,12 +251,16 @@ class Result(Report):
         tables, everyone = dict[str, Table](), list[Row]()
         for place, (group, entries) in enumerate(self._entries.items()):
             members = list(entries)
-            rows = [flat_row(entries[c]) | self._cells(c, group) for c in members]
+            first = [] if group.steps else answer.first_of(group, group.rival(self.metric))
+            rows = [
+                flat_row(entries[c]) | self._cells(c, group) | {"called": _marked(group.names[c], c, first)}
+                for c in members
+            ]
             everyone += rows
             excerpt = _excerpt(members, training=bool(group.steps))
             decimals = answer.decimals(members, self.metric)
             shares = all((c.accuracy or 0) <= 1 for c in members)
-            ranking = _ranking(self.metric, decimals, ".3f" if shares else ".1f", group)
+            ranking = self._ranking(decimals, ".3f" if shares else ".1f", group)
             figures = _figures(self.metric, decimals, group)
             tables[f"ranking{place}"] = _table(rows, ranking, f"ranking-{group.anchor}", excerpt)
             tables[f"figures{place}"] = _table(rows, figures, f"figures-{group.anchor}", excerpt)
@@ -291,14 +293,39 @@ class Result(Report):
         """The cells of a row that only readers need."""
         change, error = self._change(c, group)
         return {
-            "called": group.names[c],
             "reach": None if error is None else 2 * error,
             "delta": change,
             "delta_se": error,
-            "no_clear_order_with": answer.ranks_of(c.ties),
+            "ties": answer.ranks_of(c.ties),
             "chosen": c.chosen,
             "commit": c.revision[:12] if c.revision else "a folder",
         }
+
+    def _ranking(self, decimals: int, accuracy: str, group: Group) -> list[Column]:
+        """The columns of a ranking, each figure with what it is."""
+        T, R = f"{self.domain} tokens", f"those of {self.reference}"
+        R = "everyday words" if self.reference == "reference" else R
+        gap = f"how far the model keeps {T} from one another and from {R}"
+        ratio = f"spread of {T} over {R}'; a clear order needs both"
+        error = f"2 standard errors to the {'step before' if group.steps else 'next rank'}"
+        return [
+            Column("rank", "Rank", "d", short="#"),
+            Column("called", "Step" if group.steps else "Checkpoint"),
+            Column(
+                f"gap_{self.metric}",
+                "G",
+                f".{decimals}f",
+                "",
+                gap,
+                dots="below",
+                reach="reach",
+                whisker=error,
+            ),
+            Column("ratio", "Ratio", ".3f", hint=ratio),
+            Column("ties", "Ties", hint="ranks without a clear order", drop=1),
+            Column("chosen", "Chosen", drop=2),
+            Column("accuracy", "Accuracy", accuracy, short="Acc.", drop=3),
+        ]
 
     def _change(self, c: Screened, group: Group) -> tuple[float | None, float | None]:
         """The difference to the next rank and its error; along a training, from the step before."""
@@ -323,7 +350,10 @@ class Result(Report):
                 draw = partial(_draw, "dots", group.checkpoints[:_DRAWN], self.metric)
                 most = f", the {_DRAWN} best of {count}" if count > _DRAWN else ""
                 caption, description = f"G of each checkpoint{most}", f"Dots of G, best first, from {best}."
-            drawn[f"ranking{place}"] = Chart(draw, caption, description, name=f"gap-{group.anchor}")
+            to = "step before" if group.steps else "next rank"
+            lines = f"Lines: two standard errors of the difference to the {to} (choice of tokens, not seed)."
+            meaning = lines if count > 1 else ""
+            drawn[f"ranking{place}"] = Chart(draw, caption, description, meaning, f"gap-{group.anchor}")
             if any(c.ratio for c in group.steps):
                 drawn[f"ratio{place}"] = Chart(
                     partial(_draw, "ratios", group, self.metric),
@@ -350,9 +380,9 @@ class Result(Report):
             ],
             "most_failed": len(self.failed) > self._everyone / 2,
             "failures": answer.failures(self.failed, self._everyone),
-            "references": list(dict.fromkeys("step before" if g.steps else "next rank" for g in self.groups)),
             "notes": _who((note, c) for c in members for note in c.notes),
             "unknown": _unknown(members),
+            "copies": copies.said(members),
             "agreed": whole[0] if whole else None,
             "facts_of_all": self._facts() if self.checkpoints else None,
         }
@@ -381,16 +411,9 @@ def _draw(name: str, of: Any, metric: Metric) -> dict[str, Any]:
 # --- tables: columns over the rows of CSV ---------------------------------------------------------------
 
 
-def _ranking(metric: Metric, decimals: int, accuracy: str, group: Group) -> list[Column]:
-    return [
-        Column("rank", "Rank", "d", short="#"),
-        Column("called", "Step" if group.steps else "Checkpoint"),
-        Column(f"gap_{metric}", "G", f".{decimals}f", dots="below", reach="reach"),
-        Column("ratio", "Ratio", ".3f"),
-        Column("no_clear_order_with", "No clear order with", short="No clear order", drop=1),
-        Column("chosen", "Chosen", drop=2),
-        Column("accuracy", "Accuracy", accuracy, short="Acc.", drop=3),
-    ]
+def _marked(name: str, c: Screened, first: Sequence[Screened | str]) -> str:
+    """A name of a ranking, marked where the answer has it."""
+    return f"▶ {name}" if c in first else f"  {name}" if first else name
 
 
 def _figures(metric: Metric, decimals: int, group: Group) -> list[Column]:

@@ -72,7 +72,7 @@ def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
 
 
 class Ordered(Protocol):
-    """Checkpoints that may be compared, best first, each with ``rank``, ``ties`` and ``tied_to(rank)``."""
+    """Checkpoints that may be compared, each with ``rank``, ``ties``, ``tied_to(rank)`` and ``copy_of``."""
 
     @property
     def checkpoints(self) -> Sequence[Any]:
@@ -85,12 +85,12 @@ class Ordered(Protocol):
 
 def order(group: Ordered, why: str, rival: Screened | None = None) -> list[str]:
     """Which of two or more checkpoints to evaluate first, and how far their order is clear."""
-    members, names = group.checkpoints, group.names
-    all_ranks = {c.rank for c in members}
-    if all(all_ranks - {c.rank} <= set(c.ties) for c in members):
+    members, names, best = group.checkpoints, group.names, first_of(group, rival)
+    if not best:
         everyone = listed([names[c] for c in members]) if len(members) <= _MOST else f"all {len(members)}"
         return [f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
-    return [f"Evaluate first: {_first(group, rival)} ({why}).", _clear(group)]
+    first = ", ".join(c if isinstance(c, str) else names[c] for c in best)
+    return [f"Evaluate first: {first} ({why}).", _clear(group)]
 
 
 def overlaps(group: Ordered) -> list[tuple[int, int]]:
@@ -109,11 +109,14 @@ def _clear(group: Ordered) -> str:
     """How far the order of a group is clear."""
     ranks, runs = sorted({c.rank for c in group.checkpoints}), overlaps(group)
     if not runs:
-        return f"The order of all {len(group.checkpoints)} is clear."
+        copies = any(c.copy_of for c in group.checkpoints)
+        return f"The order of all {'but copies' if copies else len(group.checkpoints)} is clear."
     before = [rank for rank in ranks if rank < runs[0][0]]
     shared = listed([spans(range(first, last + 1)) for first, last in runs[:GROUPS]])
     rest = len(runs) - GROUPS
     more = f" and {count(rest, 'more run')}" if rest > 0 else ""
+    if {rank for first, last in runs for rank in range(first, last + 1)} >= {*ranks} and len(runs) > 1:
+        return f"Ranks {shared}{more} overlap; each of these runs is clear of the others."
     if len(runs) > 1 or runs[0][1] < ranks[-1]:
         return f"Ranks {shared}{more} overlap; the order of the others is clear."
     if not before:
@@ -131,23 +134,28 @@ def ranks_of(ranks: Ranks) -> str:
     return spans(numbers) if len(ranks.runs()) <= 4 else f"{len(numbers):,} of {numbers[0]}–{numbers[-1]}"
 
 
-def _first(group: Ordered, rival: Screened | None) -> str:
-    """The checkpoints to spend a budget of three evaluations on."""
-    members, names = group.checkpoints, group.names
+def first_of(group: Ordered, rival: Screened | None) -> list[Any]:
+    """The checkpoints to spend a budget of three evaluations on, in words where they are some of many.
+
+    Empty where there is one checkpoint, or no two have a clear order.
+    """
+    # A copy would be evaluated twice.
+    members = [c for c in group.checkpoints if c.copy_of is None]
+    all_ranks = {c.rank for c in members}
+    if all(all_ranks - {c.rank} <= set(c.ties) for c in members):
+        return []
     budget = _FIRST if len(members) > _FIRST else 1
     last = members[budget - 1]
     behind = [c for c in members[budget:] if last.tied_to(c.rank)]
     extra = [rival] if rival is not None and rival not in (*members[:budget], *behind) else []
     if budget + len(behind) + len(extra) <= _MOST:
-        return ", ".join(names[c] for c in (*members[:budget], *behind, *extra))
+        return [*members[:budget], *behind, *extra]
     # Those that are tied across the cut are no better than one another.
     sure = [c for c in members[: budget - 1] if not last.tied_to(c.rank)]
     unsure = sorted({c.rank for c in (*members[:budget], *behind) if c not in sure})
     few = len(Ranks(unsure).runs()) <= 4
     ranks = f"ranks {spans(unsure)}" if few else f"{len(unsure):,} of ranks {unsure[0]}–{unsure[-1]}"
-    return ", ".join(
-        [*(names[c] for c in sure), f"any {budget - len(sure)} of {ranks}", *(names[c] for c in extra)]
-    )
+    return [*sure, f"any {budget - len(sure)} of {ranks}", *extra]
 
 
 def decimals(checkpoints: Sequence[Screened], metric: Metric) -> int:

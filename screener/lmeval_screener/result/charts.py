@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.cells import short_names
 from lmeval_screener.figures import difference
-from lmeval_screener.result.answer import ranks_of
+from lmeval_screener.result.answer import decimals, ranks_of
 from lmeval_screener.screened import Group, Screened
 from lmeval_screener.targets import step_number
 
 _LINE = "var(--axis)"
 _POINT = {"type": "point", "filled": True, "size": 80}
+# A mark's words on hover and for screen readers, in the digits of the tables.
+_SAYS = {channel: {"field": "says", "type": "nominal"} for channel in ("description", "tooltip")}
 
 
 def dots(members: Sequence[Screened], metric: Metric) -> dict[str, Any]:
     """G of each checkpoint of a group, best first."""
+    digits = decimals(members, metric)
     values = [
         {
             "checkpoint": name,
-            "rank": c.rank,
             "G": c.gaps[metric].mean,
-            "reach": c.gaps[metric].mean - 2 * (c.next.se if c.next else 0.0),
-            "ratio": None if c.ratio is None else c.ratio.mean,
-            "no clear order with": ranks_of(c.ties),
+            "error": c.gaps[metric].mean - 2 * (c.next.se if c.next else 0.0),
             "kind": _kind(c),
+            "says": f"{c.label}; rank {c.rank}; G {c.gaps[metric].mean:.{digits}f}"
+            + (f"; ratio {c.ratio.mean:.3f}" if c.ratio else "")
+            + (f"; ties {ranks}" if (ranks := ranks_of(c.ties)) else ""),
         }
         for c, name in zip(members, short_names([c.label for c in members]), strict=True)
     ]
     x = _number("G", f"{metric} gap G", zero=False)
     axis = {"labelLimit": 200, "labelOverlap": False}
-    tooltip = _tooltip("checkpoint", "rank", "G", "ratio", "no clear order with")
-    rule = {"type": "rule", "strokeWidth": 2, "color": _LINE}
+    rule = {"type": "rule", "strokeWidth": 2, "color": _LINE, "aria": False}
     return {
         "data": {"values": values},
         "height": max(60, 24 * len(members)),
         "encoding": {"y": {"field": "checkpoint", "sort": None, "title": None, "axis": axis}},
         "layer": [
-            {"mark": rule, "encoding": {"x": x, "x2": {"field": "reach"}}},
-            {"mark": _POINT, "encoding": {"x": x, "tooltip": tooltip, **_marks(values)}},
+            {"mark": rule, "encoding": {"x": x, "x2": {"field": "error"}}},
+            {"mark": _POINT, "encoding": {"x": x, **_SAYS, **_marks(values)}},
         ],
     }
 
@@ -52,7 +54,7 @@ def steps(group: Group, metric: Metric) -> dict[str, Any]:
         G, error = c.gaps[metric].mean, difference(c.gaps[metric], before.gaps[metric]).se
         values.append({"step": step, "name": c.step, "G": G, "low": G - 2 * error, "high": G + 2 * error})
         before = c
-    return _curve(values, "G", f"{metric} gap G")
+    return _curve(values, "G", f"{metric} gap G", decimals(group.steps, metric))
 
 
 def ratios(group: Group, metric: Metric) -> dict[str, Any]:
@@ -63,26 +65,34 @@ def ratios(group: Group, metric: Metric) -> dict[str, Any]:
 
 
 def accuracies(groups: Sequence[Group], metric: Metric) -> dict[str, Any]:
-    """Accuracy against G, where somebody supplied accuracies; pointing at a dot names it."""
-    values = [
-        {
-            "name": c.label,
-            "group": group.title,
-            "accuracy": c.accuracy,
-            "G": c.gaps[metric].mean,
-            "kind": _kind(c),
-        }
-        for group in groups
-        for c in group.checkpoints
-        if c.accuracy is not None
-    ]
+    """Accuracy against G of a screening, where somebody supplied accuracies."""
+    return accuracy_points(
+        [
+            {
+                "label": c.label,
+                "group": group.title,
+                "G": c.gaps[metric].mean,
+                "accuracy": c.accuracy,
+                "kind": _kind(c),
+            }
+            for group in groups
+            for c in group.checkpoints
+            if c.accuracy is not None
+        ],
+        metric,
+    )
+
+
+def accuracy_points(values: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    """Accuracy against G: ``label``, ``group``, ``G``, ``accuracy`` and ``kind`` of each checkpoint."""
+    says = "{label}; {group}; G {G:.3f}; accuracy {accuracy:.3g}"
+    values = [{**value, "says": says.format(**value)} for value in values]
     several = len({value["group"] for value in values}) > 1
     marks = {"color": {"field": "group", "title": None}} if several else _marks(values)
-    tooltip = _tooltip("name", "group", "G", "accuracy")
-    layers: list[dict[str, Any]] = [{"mark": _POINT, "encoding": {"tooltip": tooltip, **marks}}]
+    layers: list[dict[str, Any]] = [{"mark": _POINT, "encoding": {**_SAYS, **marks}}]
     if len(values) <= 15:
-        text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12}
-        layers.append({"mark": text, "encoding": {"text": {"field": "name"}}})
+        text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12, "aria": False}
+        layers.append({"mark": text, "encoding": {"text": {"field": "label"}}})
     x = _number("G", f"{metric} gap G", zero=False, padding=20)
     y = _number("accuracy", "accuracy", zero=False, padding=14)
     return {"data": {"values": values}, "height": 340, "encoding": {"x": x, "y": y}, "layer": layers}
@@ -93,7 +103,7 @@ def _kind(c: Screened) -> str:
     return "control" if c.target.negative_control else "checkpoint"
 
 
-def _marks(values: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _marks(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Another mark for controls, where there are some."""
     kinds = ["checkpoint", "control"]
     if all(value["kind"] == kinds[0] for value in values):
@@ -109,31 +119,29 @@ def _number(field: str, title: str, **scale: Any) -> dict[str, Any]:
     return {"field": field, "type": "quantitative", "title": title, "scale": scale}
 
 
-def _tooltip(*names: str) -> list[dict[str, str]]:
-    figure = {"type": "quantitative", "format": ".4f"}
-    return [{"field": name, **(figure if name in ("G", "ratio") else {})} for name in names]
-
-
 def _steps(group: Group) -> list[float]:
     """The steps' numbers; their places where a name has none."""
     numbers = [step_number(c.step or "") for c in group.steps]
     return [float(place) if number is None else number for place, number in enumerate(numbers)]
 
 
-def _curve(values: Sequence[dict[str, Any]], field: str, title: str) -> dict[str, Any]:
+def _curve(values: Sequence[dict[str, Any]], field: str, title: str, digits: int = 3) -> dict[str, Any]:
     """A line over steps, with bars from ``low`` to ``high`` where the values have them."""
+    values = [value | {"says": f"{value['name']}; {field} {value[field]:.{digits}f}"} for value in values]
     positive = sorted(value["step"] for value in values if value["step"] > 0)
     wide = bool(positive) and positive[-1] > 500 * positive[0]
     x = _number("step", "training step", type="symlog" if wide else "linear", nice=not wide)
     layers: list[dict[str, Any]] = []
     if "low" in values[0]:
         bars = {"y": _number("low", title, zero=False), "y2": {"field": "high"}}
-        layers.append({"mark": {"type": "rule", "strokeWidth": 1.5, "color": _LINE}, "encoding": bars})
-    line = {"y": _number(field, title, zero=False)}
-    layers.append({"mark": {"type": "line", "point": True}, "encoding": line})
+        rule = {"type": "rule", "strokeWidth": 1.5, "color": _LINE, "aria": False}
+        layers.append({"mark": rule, "encoding": bars})
+    y = {"y": _number(field, title, zero=False)}
+    layers.append({"mark": {"type": "line", "aria": False}, "encoding": y})
+    layers.append({"mark": _POINT, "encoding": {**y, **_SAYS}})
     return {
         "data": {"values": list(values)},
         "height": 280,
-        "encoding": {"x": x, "tooltip": _tooltip("name", field)},
+        "encoding": {"x": x},
         "layer": layers,
     }

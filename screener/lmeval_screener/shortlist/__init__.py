@@ -150,8 +150,8 @@ def shortlist(
 
 
 def _choice(group: Group, metric: Metric, k: int, audit_sample: int, seed: int) -> GroupChoice:
-    members = group.checkpoints
-    tied = [c for c in members[k:] if members[k - 1].tied_to(c.rank)]
+    members = sorted(group.checkpoints, key=lambda c: c.copy_of is not None)  # a copy takes no other's place
+    tied = [c for c in members[k:] if members[k - 1].tied_to(c.rank) and c.copy_of is None]
     listed = tied[: (CAP - 1) * k]
     if (rival := group.rival(metric)) is not None and rival not in (*members[:k], *listed):
         listed = [*listed[: (CAP - 1) * k - 1], rival]  # the best by the ratio, where the two disagree

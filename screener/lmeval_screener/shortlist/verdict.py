@@ -15,13 +15,15 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.report import Col, Report, Table
-from lmeval_dispersion.statistics import normal_point
+from lmeval_dispersion.report import Chart, Col, Report, Table
+from lmeval_dispersion.report.document import fields_of
+from lmeval_dispersion.statistics import holm, normal_point
 from lmeval_screener.accuracies import Rated, find_accuracies
-from lmeval_screener.ranking import Agreement, agreements, holm
+from lmeval_screener.ranking import Agreement, agreements
+from lmeval_screener.screened import title_of
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
-from lmeval_screener.targets import labelled
+from lmeval_screener.targets import Target, labelled
 
 Outcome = Literal["works", "misleads", "chance", "unknown"]
 LEVEL = 0.05
@@ -52,7 +54,9 @@ class GroupVerdict:
     candidates: Annotated[int, Col("of", "d")]
     spearman: Annotated[float | None, Col("Spearman", ".2f")]
     p: Annotated[float | None, Col("p", "p-value")]
-    right: Annotated[float | None, Col("Pairs right", ".0%", dots="both", reach="low high")]
+    right: Annotated[
+        float | None, Col("Pairs right", ".0%", dots="both", reach="low high", whisker="95% interval")
+    ]
     low: Annotated[float | None, Col("95% CI from", ".0%", drop=1)]
     high: Annotated[float | None, Col("to", ".0%", drop=1)]
     listed: Annotated[int, Col("List", "d")]
@@ -92,6 +96,17 @@ class FigureVerdict:
     high: Annotated[float | None, Col("to", ".0%")]
 
 
+@dataclass(frozen=True)
+class Point:
+    """A candidate with a result."""
+
+    label: Annotated[str, Col("Checkpoint")]
+    group: Annotated[str, Col("Group", drop=1)]
+    G: Annotated[float, Col("G", ".3f")]
+    accuracy: Annotated[float, Col("Accuracy", ".3g")]
+    chosen: Annotated[str | None, Col("Chosen")]
+
+
 @dataclass(frozen=True, repr=False)
 class Verdict(Report):
     """A screen against the results that came back.
@@ -102,6 +117,7 @@ class Verdict(Report):
         figures: G, the ratio and both; empty where the manifest has no ratios.
         results: A line for each source of results.
         without: Labels of those that were to be evaluated and have no result.
+        points: G and result of each that has one.
         hours_per_model: GPU hours that one model costs, if given; ``hours_saved`` against evaluating all.
         list: How the list came about.
     """
@@ -119,6 +135,7 @@ class Verdict(Report):
     figures: tuple[FigureVerdict, ...]
     results: tuple[str, ...]
     without: tuple[str, ...]
+    points: tuple[Point, ...]
     hours_per_model: float | None
     hours_saved: float | None
     manifest: str
@@ -130,7 +147,21 @@ class Verdict(Report):
             "groups": Table.of(self._lines(), "", name="groups", hide=_DETAILS),
             "lists": Table.of(self.groups, "", name="lists", hide=_FIRST),
             "figures": Table.of(self.figures, "G, ratio, and both where they agree", name="figures"),
+            "points": Table.of(self.points, "", name="points"),
         }
+
+    def charts(self) -> Mapping[str, Chart]:
+        """Accuracy against G of every checkpoint with a result."""
+
+        def draw() -> dict[str, Any]:
+            from lmeval_screener.result.charts import accuracy_points
+
+            return accuracy_points(
+                [fields_of(point) | {"kind": "checkpoint"} for point in self.points], self.metric
+            )
+
+        description = f"{len(self.points)} checkpoints with a result, by group."
+        return {"points": Chart(draw, "Accuracy against G", description, name="accuracy")}
 
     def _lines(self) -> tuple[GroupVerdict, ...]:
         return (*self.groups, self.overall) if len(self.groups) > 1 else self.groups
@@ -153,7 +184,7 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
     """The verdict on a short list."""
     values, meaning = _results(manifest, sources)
     candidates = manifest.candidates
-    groups = [" · ".join(c.group) for c in candidates]
+    groups = _titles(candidates)
     results = {
         name: _group(candidates, values, [i for i, group in enumerate(groups) if group == name])
         for name in dict.fromkeys(groups)
@@ -177,11 +208,26 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
             for c, target, value in zip(candidates, asked, values, strict=True)
             if c.chosen and math.isnan(value)
         ),
+        points=tuple(
+            Point(target.label, group, c.G, float(value), c.chosen)
+            for c, target, group, value in zip(candidates, asked, groups, values, strict=True)
+            if not math.isnan(value)
+        ),
         hours_per_model=hours,
         hours_saved=hours and hours * (overall.candidates - overall.listed - overall.audited),
         manifest=manifest.place,
         list=f"the {manifest.k} best of each group, {manifest.audit_sample} others drawn at random",
     )
+
+
+def _titles(candidates: Sequence[Candidate]) -> list[str]:
+    """The group of each candidate as readers call it; by its family where two would be called the same."""
+    members: dict[tuple[str, str], list[Target]] = {}
+    for c in candidates:
+        members.setdefault(c.group, []).append(c.target)
+    titles = {group: title_of(*group, targets) for group, targets in members.items()}
+    unique = len(set(titles.values())) == len(titles)
+    return [titles[c.group] if unique else " · ".join(c.group) for c in candidates]
 
 
 def _group(candidates: Sequence[Candidate], values: np.ndarray, places: list[int]) -> GroupResults:

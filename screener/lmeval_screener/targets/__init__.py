@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import glob
 import os
@@ -25,6 +26,9 @@ _HOSTS = {"huggingface.co", "www.huggingface.co", "hf.co"}
 _FORMS = "ORGANISATION/NAME, ORGANISATION/NAME@REVISION, a folder, or an address such as s3://BUCKET/FOLDER"
 #: How files of weights end; a file of another kind is no checkpoint.
 WEIGHTS = (".safetensors", ".bin", ".gguf")
+# Those of formats that are not read too: such a checkpoint is refused by name, not left out.
+_FORMATS = (*WEIGHTS, ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".distcp")
+_NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scheduler.bin")
 # checkpoint-500 (Trainer, TRL), step-500 (torchtitan), step_500 (NeMo-RL), epoch_0_step_500 and
 # model--step=500-consumed_samples=... (NeMo), iter_0000500 (Megatron), global_step500 (DeepSpeed, verl).
 _STEP_FOLDER = re.compile(
@@ -117,17 +121,63 @@ class Target:
         return self.revision is not None and any(sign in self.revision for sign in "*?[")
 
 
-def parse_targets(texts: Iterable[str], tokenizer: str | None = None) -> list[Target]:
-    """The targets that texts name; a glob of paths is what matches, a training run its checkpoints.
+def parse_targets(
+    texts: Iterable[str], tokenizer: str | None = None, left_out: list[str] | None = None
+) -> list[Target]:
+    """The targets that texts name: of a glob what matches, of a training run or a folder its checkpoints.
 
-    Runs and globs in a storage are expanded when they are screened: that takes requests.
+    Runs and globs in a storage are expanded when they are screened: that takes requests. Folders beside
+    checkpoints that are none are added to ``left_out``.
     """
-    targets = []
+    targets: list[Target] = []
     for path in (path for text in texts for path in matching_paths(text) or [text]):
         target = parse_target(path, tokenizer)
         folders = _checkpoints_in(target.repo) if target.local else []
+        if target.local and not folders and not holds_model(_names_in(target.repo)[1]):
+            names = [name for name in sorted(_names_in(target.repo)[0], key=step_key) if name[0] != "."]
+            held = {place: _names_in(place)[1] for place in (joined(target.repo, name) for name in names)}
+            folders = [place for place, files in held.items() if holds_model(files)]
+            if folders and left_out is not None:
+                left_out += [place for place in held if place not in folders]
+        if target.refused is None and not folders:
+            target = _further_down(target) if target.local else _not_local(target, path)
         targets += [replace(target, repo=str(Path(folder))) for folder in folders] or [target]
     return targets
+
+
+def _not_local(target: Target, path: str) -> Target:
+    """A name without owner; refused where it is a family's, or nearly that of something here."""
+    from lmeval_screener.targets.families import load_families
+
+    if not target.on_hub or "/" in path or target.revision is not None:
+        return target
+    family = next((name for name in load_families() if name.lower() == target.repo.lower()), None)
+    near = difflib.get_close_matches(target.repo, os.listdir(), n=1, cutoff=0.8)
+    if family is None and not near:
+        return target
+    why = f"a family: write --family {family}" if family else f"no folder here; did you mean {near[0]}?"
+    why = f"expected a checkpoint, got {path!r}, {why} (the Hub's repository is hf://{path})"
+    return replace(target, refused=("BadName", why))
+
+
+def _further_down(target: Target) -> Target:
+    """A checkpoint on disk; a folder without any is refused with the glob of those that lie further down."""
+    for pattern in () if holds_model(_names_in(target.repo)[1]) else ("*/*", "*/*/*"):
+        if place := next(glob.iglob(f"{glob.escape(target.repo)}/{pattern}/config.json"), None):
+            why = f"expected a checkpoint, got {target.repo}, which holds folders of them, such as "
+            why += f"{os.path.dirname(place)}; name them all: '{joined(target.repo, pattern)}'"
+            return replace(target, refused=("FolderNotFound", why))
+    return target
+
+
+def holds_weights(files: Iterable[str]) -> bool:
+    """Whether a file may hold weights, of a model or of an adapter, in a format that is read or another."""
+    return any(path.endswith(_FORMATS) and path.rpartition("/")[2] not in _NO_WEIGHTS for path in files)
+
+
+def holds_model(files: Collection[str]) -> bool:
+    """Whether a folder's files are those of a checkpoint, be it broken."""
+    return "config.json" in files or holds_weights(files)
 
 
 def matching_paths(text: str) -> list[str]:
@@ -168,12 +218,12 @@ def parse_name(text: str) -> Target:
     rest, colon, choice = text.rpartition(":")
     if colon and _GGUF_CHOICE.fullmatch(choice) and len(rest) > 1 and not re.fullmatch(r"\w+://[^/]*", rest):
         return replace(parse_name(rest), file=choice)
-    if re.match(r"[A-Za-z]:[\\/]|\\|\.{1,2}\\", text) or text.startswith((".", "/", "~")):
-        raise ScreeningError(
-            "FolderNotFound", f"expected a folder, got {text!r}; there is no such folder: check the path"
-        )
     scheme, mark, rest = text.partition("://")
     if not mark:
+        first, slash, inside = text.partition("/")
+        here = os.path.lexists(text) or (slash and (not inside or os.path.isdir(first)))
+        if here or text.endswith(WEIGHTS) or re.match(r"[./~\\]|[A-Za-z]:[\\/]", text):
+            raise _missing(text)
         name, at, revision = text.partition("@")
         if at and not revision:
             raise _bad(text, "there is no revision behind the @")
@@ -196,6 +246,23 @@ def parse_name(text: str) -> Target:
     if not REPOSITORY.fullmatch(name) or ".." in name:
         raise _bad(text)
     return Target(name, revision or None)
+
+
+def _missing(text: str) -> ScreeningError:
+    """Why nothing can be read at a path, and which name is near."""
+    path, near = os.path.expanduser(text), list[str]()
+    if os.path.lexists(path):
+        why = ", a link that leads nowhere" if os.path.islink(path) else ", which is neither"
+    elif glob.has_magic(path):
+        why = ", which matches nothing"
+    else:
+        why = f"; there is no such {'file' if text.endswith(WEIGHTS) else 'folder'}"
+        folder, name = os.path.split(path.rstrip("/"))
+        here = [joined(folder, entry) for entries in _names_in(folder or ".") for entry in entries]
+        near = difflib.get_close_matches(joined(folder, name), here, n=1)
+    why += f"; did you mean {near[0]}?" if near else ": check the path"
+    hub = f" (the Hub's repository is hf://{text})" if REPOSITORY.fullmatch(text) and "/" in text else ""
+    return ScreeningError("FolderNotFound", f"expected a folder or a file of weights, got {text!r}{why}{hub}")
 
 
 def _on_disk(text: str) -> Target | None:
@@ -301,6 +368,18 @@ def labelled(targets: Sequence[Target]) -> list[Target]:
         if seen[text] > 1:
             labels[place] = f"{text} ({seen[text]})"
     return [replace(target, labelled=text) for target, text in zip(targets, labels, strict=True)]
+
+
+def shared_name(targets: Sequence[Target]) -> str:
+    """The name of the place that all lie in, such as a folder or an organisation; empty where there is none.
+
+    >>> shared_name([Target("runs/a", local=True), Target("runs/b", local=True)])
+    'runs'
+    """
+    paths = [target.repo if target.on_hub else _path(target) for target in targets]
+    if len({(target.scheme, target.local) for target in targets}) > 1:
+        return ""
+    return os.path.basename(os.path.commonpath(paths)) if len(paths) > 1 else paths[0].rsplit("/", 1)[-1]
 
 
 def _path(target: Target) -> str:

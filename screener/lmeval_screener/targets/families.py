@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_screener.targets import Target, parse_target
-from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
+from lmeval_screener.yaml_fields import bundled_yaml, load_yaml, mistake, nearest
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def load_families(path: str | Path | None = None) -> dict[str, Family]:
     for name, family in load_yaml(_File, file).families.items():
         targets: list[Target] = []
         for position, entry in enumerate(family.checkpoints):
-            target = parse_target(entry.repo)
+            target = parse_target(f"hf://{entry.repo}" if path is None else entry.repo)
             revision = entry.revision or target.revision
             target = replace(target, revision=revision, family=name, scale=entry.scale)
             if target.name in (other.name for other in targets):
@@ -78,10 +78,8 @@ def load_family(name: str, path: str | Path | None = None) -> Family:
 
 def demo_targets() -> list[Target]:
     """The demo's checkpoints, with the accuracy that was measured when they were trained."""
-    import yaml
-
     folder = data_folder("demo")
-    family = yaml.safe_load((folder / "family.yaml").read_text(encoding="utf-8"))
+    family = bundled_yaml(folder / "family.yaml")
     return [
         Target(
             str(folder / entry["folder"]),

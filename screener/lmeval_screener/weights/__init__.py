@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints import Snapshot, content_key, entry_of
+from lmeval_screener.checkpoints import FileEntry, Snapshot, content_key
 from lmeval_screener.errors import ScreeningError
 
 #: Bits per element of every dtype that the format knows; sub-byte ones count in bits.
@@ -85,15 +85,10 @@ class Header:
 class WeightFile:
     """A file of weights whose header is to be read; `keep` keeps on disk what turned out right."""
 
-    def __init__(self, snapshot: Snapshot, path: str) -> None:
-        self.snapshot, self.path = snapshot, path
-        self.what = f"{path} of {snapshot.repo}"
+    def __init__(self, snapshot: Snapshot, entry: FileEntry) -> None:
+        self.snapshot, self.path, self.size = snapshot, entry.path, entry.size
+        self.what = f"{entry.path} of {snapshot.repo}"
         self._fetched: dict[str, bytes] = {}
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        return entry_of(self.snapshot, self.path).size
 
     async def read(self, begin: int, end: int) -> bytes:
         """The bytes ``[begin, end)``."""

@@ -207,7 +207,7 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
 
 async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     """Where a GGUF model keeps its output projection and its vocabulary."""
-    files = {name: WeightFile(snapshot, name) for name in names}
+    files = {name: WeightFile(snapshot, await snapshot.look_up(name)) for name in names}
     headers = {name: await _Walk(file).header() for name, file in files.items()}
     places = {tensor: name for name, header in headers.items() for tensor in header.tensors}
     what = f"{names[0]} of {snapshot.repo}"

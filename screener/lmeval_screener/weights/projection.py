@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints import Snapshot, side_by_side
+from lmeval_screener.checkpoints import Snapshot, elsewhere, side_by_side
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
 from lmeval_screener.weights import architectures as names
@@ -160,7 +160,7 @@ async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray
         shown = ", ".join(numbers[:8]) + (", …" if len(numbers) > 8 else "")
         if numbers:
             reason = f"rows {shown} of {projection.name} {state}: {why}"
-            raise names.cannot("BadRows", reason, "screen another revision")
+            raise names.cannot("BadRows", reason, "screen another checkpoint")
 
     v = projection.shape[0]
     outside = sorted({i for i in ids if not 0 <= i < v})
@@ -329,8 +329,12 @@ def _holders(snapshot: Snapshot, index: Mapping[str, Any], name: str) -> dict[st
 
 
 def _bad_index(snapshot: Snapshot, name: str | None, reason: str) -> ScreeningError:
-    advice = "the index is stale or the upload incomplete; ask for another revision"
-    return ScreeningError("BadIndex", f"{name} of {snapshot.repo} {reason}: {advice}")
+    why = (
+        "the index is stale or the copy incomplete"
+        if snapshot.is_local
+        else "the index is stale or the upload incomplete"
+    )
+    return ScreeningError("BadIndex", f"{name} of {snapshot.repo} {reason}: {why}; {elsewhere(snapshot)}")
 
 
 async def _parameters(
@@ -389,7 +393,7 @@ async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, An
     except (ValueError, RecursionError) as error:
         fields, reason = {}, f"is not valid JSON ({error})"
     if reason:
-        raise ScreeningError(code, f"{path} of {snapshot.repo} {reason}; ask for another revision")
+        raise ScreeningError(code, f"{path} of {snapshot.repo} {reason}; {elsewhere(snapshot)}")
     return dict(fields)
 
 
@@ -416,6 +420,10 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
             f"its safetensors lie in folders inside it ({_listed(paths)})",
             f"download one (hf download {snapshot.repo} --include '{folder}/*') and screen that folder",
         )
+    if any(path.endswith(".distcp") for path in files):
+        reason = "its weights are shards of torch's distributed checkpoint (.distcp), which are not read"
+        step = "join them: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt"
+        return names.cannot("NoSafetensors", reason, f"{step}, then save_pretrained")
     return names.cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
 
 

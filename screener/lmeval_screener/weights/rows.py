@@ -58,7 +58,7 @@ class WeightFiles:
     async def header(self, path: str, guess: int = 65_536) -> Header:
         """Header of a file; its first request, where it is safetensors, is for ``guess`` bytes."""
         if path not in self._headers:
-            file = WeightFile(self.snapshot, path)
+            file = WeightFile(self.snapshot, await self.snapshot.look_up(path))
             if path.endswith(".bin"):
                 from lmeval_screener.weights import torch_archive
 
@@ -73,7 +73,7 @@ class WeightFiles:
         if tensor.entry is not None:
             from lmeval_screener.weights import torch_archive
 
-            file = WeightFile(self.snapshot, path)
+            file = WeightFile(self.snapshot, await self.snapshot.look_up(path))
             tensor = await torch_archive.locate(file, tensor)
             file.keep()
         shape = tensor.shape if len(tensor.shape) == 2 else (tensor.elements, 1)

@@ -1,0 +1,134 @@
+"""How far the model's confidence in its answers is right: ECE, Brier score and a reliability table.
+
+Confidence is the probability of the likeliest choice (softmax over the choices' log-probabilities); right is
+whether the stored score is above one half. No vectors are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmeval_dispersion.auditing.figures import Figure, predicted_against_true
+from lmeval_dispersion.auditing.run import FEWEST, Array, Run
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.report import Chart, Col, Table
+from lmeval_dispersion.statistics import student_interval, wilson
+
+BINS = 10
+_DRAWS = 1000  # of answers that are right as often as the confidence says
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The documents whose confidence lies from ``low`` to ``high``."""
+
+    low: Annotated[float, Col("From", ".1f")]
+    high: Annotated[float, Col("To", ".1f")]
+    documents: Annotated[int, Col("Documents", "d", short="Docs")]
+    confidence: Annotated[float, Col("Mean confidence", ".1%", short="Confidence")]
+    accuracy: Annotated[float, Col("Accuracy", ".1%")]
+    accuracy_low: Annotated[float, Col("95 % from", ".1%", hint="Wilson interval of the accuracy.", drop=1)]
+    accuracy_high: Annotated[float, Col("to", ".1%", drop=1)]
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Confidence beside accuracy over the labelled documents with choices.
+
+    Attributes:
+        gap, gap_low, gap_high: Mean confidence minus accuracy, Student interval; above 0: overconfident.
+        ece: Expected calibration error over ten equal bins, in [0, 1] (Guo et al., ICML 2017).
+        ece_by_chance: What a model whose confidence is right stays below in 95 % of draws.
+        brier: Mean squared difference of confidence and right (1) or wrong (0), in [0, 1].
+    """
+
+    documents: int
+    confidence: float
+    accuracy: float
+    gap: float
+    gap_low: float
+    gap_high: float
+    ece: float
+    ece_by_chance: float
+    brier: float
+    bins: Sequence[Bin]
+
+    def tables(self) -> dict[str, Table]:
+        """The reliability table."""
+        caption = "Accuracy of the answers by the model's confidence in them"
+        return {"reliability": Table.of(self.bins, caption, name="reliability")}
+
+    def charts(self) -> dict[str, Chart]:
+        """The reliability diagram."""
+        points = [{"predicted": row.confidence, "true": row.accuracy} for row in self.bins]
+        chart = Chart(
+            predicted_against_true(points, "mean confidence"),
+            "Accuracy against confidence",
+            f"{len(points)} bins of confidence. {reliability_sentence(self)}",
+            "On the dashed line the confidence is right; below it the model is overconfident.",
+            name="confidence",
+        )
+        return {"reliability": chart}
+
+
+def reliability(run: Run, *, seed: int = 0) -> Reliability:
+    """The reliability of a run's confidence.
+
+    Raises:
+        UsageError: Fewer than 20 labelled documents have choices.
+    """
+    rows = np.flatnonzero(~np.isnan(run.confidence) & ~np.isnan(run.score))
+    if len(rows) < FEWEST:
+        raise UsageError(
+            f"confidence is judged on {FEWEST} labelled documents with choices or more, got {len(rows)}"
+        )
+    confidence, right = run.confidence[rows], run.right[rows].astype(float)
+    places = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
+    rng = np.random.default_rng(seed)
+    drawn = [_ece(confidence, (rng.random(len(rows)) < confidence).astype(float), places)
+             for _ in range(_DRAWS)]  # fmt: skip
+    bins = []
+    for place in np.unique(places).tolist():
+        inside = places == place
+        accuracy, count = float(right[inside].mean()), int(inside.sum())
+        mean = float(confidence[inside].mean())
+        bins.append(Bin(place / BINS, (place + 1) / BINS, count, mean, accuracy, *wilson(accuracy, count)))
+    gap = confidence - right
+    return Reliability(
+        documents=len(rows),
+        confidence=float(confidence.mean()),
+        accuracy=float(right.mean()),
+        gap=float(gap.mean()),
+        **dict(zip(("gap_low", "gap_high"), student_interval(gap), strict=True)),
+        ece=_ece(confidence, right, places),
+        ece_by_chance=float(np.quantile(drawn, 0.95)),
+        brier=float(np.square(gap).mean()),
+        bins=bins,
+    )
+
+
+def _ece(confidence: Array, right: Array, places: NDArray[np.int64]) -> float:
+    gaps = np.bincount(places, confidence - right, minlength=BINS)
+    return float(np.abs(gaps).sum() / len(right))
+
+
+def reliability_sentence(found: Reliability) -> str:
+    """Whether the model says how often it is right."""
+    figure = Figure(100 * found.gap, 100 * found.gap_low, 100 * found.gap_high)
+    shares = (
+        f"it gives its answers {100 * found.confidence:.1f} % on average and {100 * found.accuracy:.1f} % "
+        f"are right ({figure.text('+.1f')} points; ECE {found.ece:.3f}, Brier {found.brier:.3f})"
+    )
+    if side := figure.side(0):
+        return f"The model is {'over' if side > 0 else 'under'}confident: {shares}."
+    if found.ece > found.ece_by_chance:
+        return (
+            f"The model's confidence is right on average and wrong in parts: {shares}; an ECE of "
+            f"{found.ece_by_chance:.3f} would be chance."
+        )
+    return f"The model's confidence is not clearly wrong: {shares}."

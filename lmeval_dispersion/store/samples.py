@@ -1,0 +1,388 @@
+"""The samples of a finished lm-eval run (``--log_samples``), of any backend: read, checked and judged.
+
+No model, torch or lm-eval is needed. :func:`read_logged` gives them as a store without vectors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmeval_dispersion.errors import HarnessError, require_extra
+from lmeval_dispersion.store.identity import SUFFIX, hashed, prompt_manifest
+from lmeval_dispersion.store.reading import Store, places_of
+
+# Which metric says whether a document was answered correctly: the first of these that the task has.
+JUDGES = ("acc", "exact_match", "prompt_level_strict_acc", "pass@1", "em", "acc_norm", "f1")
+
+_FILE = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.jsonl")
+_NEEDED = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics", "doc_hash")
+_SHOWN = 5  # documents or tasks named in a message
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """One run's results file with the samples beside it."""
+
+    file: Path
+    results: dict[str, Any]
+    samples: dict[str, Path]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One document under one filter, as it was asked, answered and judged."""
+
+    doc: Any
+    arguments: list[tuple[Any, ...]]  # of its requests
+    columns: dict[str, Any]  # of :func:`columns_of`
+    answer: float | str  # to the first request: log-probability or text
+    metrics: dict[str, Any]  # of lm-eval's own
+    correct: float = math.nan  # the metric that judges
+
+
+@dataclass(frozen=True)
+class JudgedTask:
+    """The samples of one task, by the filter whose answers are judged."""
+
+    config: Mapping[str, Any]
+    samples: dict[int, Sample]  # by their index, in its order
+    filter: str
+    correct_by: str | None  # the metric that tells correct answers; of several filters, with the filter
+    prompts: dict[str, Any]  # of :func:`~lmeval_dispersion.store.identity.prompt_manifest`
+    category: str | None  # alias of the group that holds it
+    version: Any
+    notes: list[str]  # facts that the file does not hold
+
+
+def find_run(place: str | Path) -> LoggedRun:
+    """The run whose results file or folder ``place`` is."""
+    path = Path(place).expanduser()
+    if not path.exists():
+        raise HarnessError(f"{path} does not exist; name the folder that lm-eval's --output_path made")
+    files = sorted(path.parent.glob("samples_*.jsonl") if path.is_file() else path.rglob("samples_*.jsonl"))
+    runs: dict[tuple[Path, str], dict[str, Path]] = {}
+    for file in files:
+        if match := _FILE.fullmatch(file.name):
+            runs.setdefault((file.parent, match["date"]), {})[match["task"]] = file
+    if path.is_file():
+        runs = {key: tasks for key, tasks in runs.items() if path.stem.endswith(key[1])}
+    if not runs:
+        raise HarnessError(
+            f"{path} has no samples of lm-eval (samples_TASK_DATE.jsonl); run it with --log_samples and "
+            "--output_path"
+        )
+    results = {
+        (folder, date): next(iter(sorted(folder.glob(f"*_{date}.json"))), None) for folder, date in runs
+    }
+    if len(runs) > 1:
+        named = ", ".join(str(file or f"{folder} ({date})") for (folder, date), file in results.items())
+        raise HarnessError(f"{path} holds the samples of {len(runs)} runs; name one of them: {named}")
+    (folder, date), tasks = next(iter(runs.items()))
+    results_file = results[folder, date]
+    if results_file is None:
+        raise HarnessError(
+            f"{folder} has samples of {date} and no results file of that run: it did not finish; run it again"
+        )
+    return LoggedRun(results_file, _json(results_file.read_text("utf-8"), str(results_file)), tasks)
+
+
+def judged_task(
+    run: LoggedRun, task: str, judge: str | None = None, *, allow_holes: bool = False
+) -> JudgedTask:
+    """The samples of one task, checked against the run's results and against themselves."""
+    results, file = run.results, run.samples[task]
+    config = (results.get("configs") or {}).get(task)
+    if not isinstance(config, dict) or "output_type" not in config:
+        raise HarnessError(f"{run.file} has no configuration of task {task!r}; run it with lm-eval 0.4.13")
+    filters = _by_filter(file, config)
+    count = ((results.get("n-samples") or {}).get(task) or {}).get("effective")
+    notes = _holes(file, filters, count, allow_holes)
+    first, (named_filter, metric) = next(iter(filters)), split_judge(judge)
+    check_judge(task, judge, list(filters), next(iter(filters[first].values())).metrics)
+    chosen, by = named_filter or first, None
+    samples: dict[int, Sample] = {}
+    for doc_id, sample in sorted(filters[chosen].items()):
+        name, correct = correctness(sample.metrics, metric)
+        samples[doc_id] = replace(sample, correct=correct)
+        by = name or by
+    return JudgedTask(
+        config=config,
+        samples=samples,
+        filter=chosen,
+        correct_by=f"{chosen}/{by}" if by is not None and len(filters) > 1 else by,
+        prompts=prompt_manifest(
+            config,
+            fewshot_seed=(results.get("config") or {}).get("fewshot_seed"),
+            chat_template=results.get("chat_template_sha"),
+            multiturn=bool(results.get("fewshot_as_multiturn")),
+            system=results.get("system_instruction"),
+        ),
+        category=_category(results, task),
+        version=(results.get("versions") or {}).get(task),
+        notes=notes,
+    )
+
+
+def stock_name(task: str) -> str:
+    """The stock task that a name means, without the group that 0.5 puts before it.
+
+    >>> stock_name("mmlu_stem::mmlu_anatomy"), stock_name("arc_easy_dispersion")
+    ('mmlu_anatomy', 'arc_easy')
+    """
+    return task.rpartition("::")[2].removesuffix(SUFFIX)
+
+
+def is_logged(place: str | Path) -> bool:
+    """Whether a place is the results of a run with samples, and no store."""
+    path = Path(place).expanduser()
+    if path.is_file():
+        return path.suffix == ".json" and any(path.parent.glob("samples_*.jsonl"))
+    return path.is_dir() and not places_of(path) and any(path.rglob("samples_*.jsonl"))
+
+
+def read_logged(place: str | Path) -> Store:
+    """The samples of a run as a store without layers, its tasks called as the stock ones are.
+
+    Raises:
+        HarnessError: No samples, those of several runs, or a file that is cut off or was changed.
+    """
+    require_extra("audit", "a run's samples")
+    import pandas as pd
+
+    run = find_run(place)
+    rows, parts, unjudged = list[dict[str, Any]](), list[tuple[Path, dict[str, Any]]](), list[str]()
+    config = run.results.get("config") or {}
+    about = {
+        "model": run.results.get("model_name") or str(run.file.parent.name),
+        "revision": config.get("model_sha"),
+        "limit": config.get("limit"),
+        "created": run.file.stem.partition("_")[2],
+    }
+    notes = []
+    for name in sorted(run.samples):
+        task = judged_task(run, name, allow_holes=True)
+        notes += [f"{name}: {note}." for note in task.notes]
+        if task.correct_by is None:
+            unjudged.append(name)
+        elif "/" in task.correct_by or task.correct_by not in JUDGES[:2]:
+            notes.append(f"{name}: answers are judged by {task.correct_by}.")
+        stock = stock_name(name)
+        rows += [
+            {**sample.columns, "doc_id": i, "task": stock, "subject": sample.columns["subject"] or stock,
+             "category": task.category, "correct": sample.correct, "query_perplexity": math.nan,
+             "prompt_tokens": 0, "truncated": False, "text": None}
+            for i, sample in task.samples.items()
+        ]  # fmt: skip
+        parts.append((run.file, {**about, **task.prompts, "tasks": {stock: task.version}}))
+    if unjudged:
+        named = ", ".join(unjudged[:_SHOWN]) + (", …" if len(unjudged) > _SHOWN else "")
+        notes.append(f"No metric of {named} judges single documents: they have no label.")
+    manifests = [manifest for _, manifest in parts]
+    shared = {key: value for key, value in manifests[0].items() if all(m[key] == value for m in manifests)}
+    tasks = {task: version for m in manifests for task, version in m["tasks"].items()}
+    manifest = {**shared, "tasks": tasks, "layers": [], "width": {}, "default_layer": "", "notes": notes}
+    return Store(run.file, manifest, pd.DataFrame(rows), parts)
+
+
+# --- one line of a file ------------------------------------------------------------------------------------
+
+
+def _by_filter(file: Path, config: Mapping[str, Any]) -> dict[str, dict[int, Sample]]:
+    """Filter -> index -> sample, of all lines of a file."""
+    filters: dict[str, dict[int, Sample]] = {}
+    # Not splitlines: lm-eval leaves U+2028 and its like as they are inside a text.
+    for number, line in enumerate(file.read_text("utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
+        logged = _json(line, f"{file}: line {number}")
+        missing = [key for key in _NEEDED if key not in logged]
+        if missing:
+            raise HarnessError(
+                f"{file}: line {number} has no {missing[0]!r}: another lm-eval wrote it; this version reads "
+                "the samples of 0.4.13 and 0.5.0.dev2"
+            )
+        samples, doc_id = filters.setdefault(str(logged["filter"]), {}), int(logged["doc_id"])
+        if doc_id in samples:
+            raise HarnessError(
+                f"{file} holds document {doc_id} twice: two runs were written into it; run it again"
+            )
+        samples[doc_id] = _sample(file, config, logged)
+    if not filters:
+        raise HarnessError(f"{file} is empty; run it again")
+    return filters
+
+
+def _json(text: str, place: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise HarnessError(f"{place} is cut off or no JSON of lm-eval; run it again")
+    return value
+
+
+def _sample(file: Path, config: Mapping[str, Any], logged: Mapping[str, Any]) -> Sample:
+    kind, doc, doc_id = str(config["output_type"]), logged["doc"], logged["doc_id"]
+    arguments = _arguments(logged["arguments"])
+    if not arguments or not arguments[0] or not isinstance(arguments[0][0], str):
+        raise HarnessError(f"{file}: document {doc_id} has no prompt as text; log it with --log_samples")
+    # 0.5, whose configurations have this key, keeps a list of the repeats of each request.
+    later = "multiple_targets" in config
+    answers = [repeats[0] if later else repeats for repeats in logged["filtered_resps"]]
+    columns = columns_of(
+        doc,
+        arguments[0][0],
+        [_answer(answer, kind)[1] for answer in answers],
+        target=_target(logged["target"], kind),
+        options=options_of(arguments, kind),
+        alias=config.get("task_alias"),
+    )
+    for name in ("doc_hash", "prompt_hash"):
+        if logged.get(name, columns[name]) != columns[name]:
+            raise HarnessError(
+                f"{file}: document {doc_id} is not the one that was run (its {name} differs): the file was "
+                "changed; run it again"
+            )
+    metrics = {m: logged[m] for m in logged["metrics"] if m in logged and not m.startswith("dispersion")}
+    return Sample(doc, arguments, columns, _answer(logged["resps"][0][0], kind)[0], metrics)
+
+
+def columns_of(
+    doc: Any,
+    prompt: str,
+    answers: Sequence[Any],
+    *,
+    target: Any,
+    options: Sequence[str],
+    alias: str | None,
+    encode: Callable[[Any], Any] | None = None,
+) -> dict[str, Any]:
+    """What a document's requests and answers fill of a store's columns.
+
+    ``answers`` are those to all requests, as the filter leaves them. ``options`` are the texts of which the
+    most probable one is the answer, empty where the task has none; ``target`` is a text or an index into
+    them. ``encode`` makes JSON of what a document holds beside plain values.
+    """
+    pairs = [a for a in answers if isinstance(a, tuple) and len(a) == 2 and isinstance(a[0], float)]
+    logprobs = [float(a[0]) for a in pairs] or [float(a) for a in answers if isinstance(a, float)]
+    prediction: str | None = None
+    if options:
+        texts = [text.strip() for text in options]
+        prediction = texts[int(np.argmax(logprobs[: len(texts)]))] if logprobs else None
+        if isinstance(target, int) and 0 <= target < len(texts):
+            target = texts[target]
+    elif isinstance(answers[0], str):
+        prediction = answers[0]
+    subject = doc.get("subject") if isinstance(doc, Mapping) else None
+    return {
+        "subject": subject if isinstance(subject, str) else alias,
+        # As lm-eval's own evaluator hashes a document.
+        "doc_hash": hashed(json.dumps(doc, indent=2, default=encode, ensure_ascii=False)),
+        "prompt_hash": hashed(prompt),
+        "prediction": prediction,
+        "target": None if target is None else str(target),
+        "logprobs": logprobs,
+    }
+
+
+def options_of(arguments: Sequence[tuple[Any, ...]], output_type: str) -> list[str]:
+    """The texts among which a document's requests choose; none where its contexts differ (Winogrande)."""
+    several_contexts = len({context for context, *_ in arguments if context}) > 1
+    chooses = output_type == "multiple_choice" and not several_contexts
+    return [continuation for _, continuation, *_ in arguments] if chooses else []
+
+
+def _arguments(logged: Any) -> list[tuple[Any, ...]]:
+    """``{"gen_args_0": {"arg_0": …, "arg_1": …}, …}`` as tuples, in order."""
+    if not isinstance(logged, dict):
+        return [tuple(arguments) for arguments in logged]
+    each = [logged[f"gen_args_{i}"] for i in range(len(logged))]
+    return [tuple(arguments[f"arg_{j}"] for j in range(len(arguments))) for arguments in each]
+
+
+def _answer(logged: Any, kind: str) -> tuple[float | str, Any]:
+    """A logged answer as its number or text, and as lm-eval had it: numbers are logged as text."""
+    if kind == "generate_until":
+        return (logged if isinstance(logged, str) else str(logged)), logged
+    if isinstance(logged, list):
+        value = float(logged[0])
+        return value, (value, str(logged[1]) == "True")
+    return float(logged), float(logged)
+
+
+def _target(logged: Any, kind: str) -> Any:
+    """The target as the task had it, which lm-eval logs as text; that of a rolling task is the whole text."""
+    if kind == "loglikelihood_rolling" or logged in (None, "None"):
+        return None
+    if kind == "multiple_choice" and isinstance(logged, str) and logged.isdigit():
+        return int(logged)
+    return logged
+
+
+# --- which answers are right -------------------------------------------------------------------------------
+
+
+def split_judge(named: str | None) -> tuple[str | None, str | None]:
+    """Filter and metric of ``FILTER/METRIC`` or ``METRIC``; None for what is not named."""
+    chosen, slash, metric = (named or "").rpartition("/")
+    return (chosen or None) if slash else None, metric or None
+
+
+def check_judge(task: str, named: str | None, filters: Sequence[str], metrics: Iterable[str]) -> None:
+    """Raise HarnessError unless the task has the filter and the metric that ``named`` names."""
+    chosen, metric = split_judge(named)
+    metrics = list(metrics)
+    if (chosen is None or chosen in filters) and (metric is None or metric in metrics):
+        return
+    names = metrics if len(filters) < 2 else [f"{f}/{m}" for f in filters for m in metrics]
+    raise HarnessError(f"{task} has no {named!r} to tell correct answers by; it has {', '.join(names)}")
+
+
+def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:
+    """Name and value of the metric that judges: ``named`` or the first one known; (None, NaN) without."""
+    for name in (named,) if named else JUDGES:
+        if name in metrics and isinstance(metrics[name], int | float):
+            return name, float(metrics[name])
+    return None, math.nan
+
+
+# --- what a file lacks -------------------------------------------------------------------------------------
+
+
+def _holes(
+    file: Path, filters: Mapping[str, Mapping[int, Any]], count: int | None, allowed: bool
+) -> list[str]:
+    """A note on documents that are missing, or HarnessError where that is not allowed."""
+    present = set().union(*filters.values())
+    expected = len(present) if count is None else int(count)
+    absent = {i for documents in filters.values() for i in present - set(documents)}
+    uneven = bool(absent)
+    if len(present) < expected:
+        absent |= set(range(expected)) - present
+    if not absent:
+        return []
+    named = ", ".join(map(str, sorted(absent)[:_SHOWN])) + (", …" if len(absent) > _SHOWN else "")
+    if uneven or not allowed:
+        raise HarnessError(
+            f"{file} lacks {len(absent)} of {max(expected, len(present))} documents ({named}); run it "
+            "again, or pass --force where they were left out on purpose (--samples)"
+        )
+    return [f"{len(absent)} of {expected} documents are not in the samples ({named})"]
+
+
+def _category(results: Mapping[str, Any], task: str) -> str | None:
+    """Alias of the group that holds the task directly; lm-eval puts dashes before it, for its table."""
+    for group, children in (results.get("group_subtasks") or {}).items():
+        if task in children:
+            alias = ((results.get("results") or {}).get(group) or {}).get("alias") or group
+            return str(alias).lstrip(" -")
+    return None

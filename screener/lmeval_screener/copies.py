@@ -1,0 +1,188 @@
+"""Which checkpoints are copies of one another, as far as the rows that were read can show.
+
+A copy predicts the same: it was renamed, converted, quantised, or moved by what no softmax sees, which is a
+common vector, a scale between the final norm's weight γ and the rows, or a rotation. What was trained without
+its output layer, as with LoRA, has the same rows too, so a report must not claim more of a copy than that.
+
+A sketch of a few hundred bytes decides. Where one checkpoint's numbers are the other's, rounded, their hashes
+say so, and siblings a single step of training apart differ in them. Where the numbers themselves are others,
+only the Gram matrix of the rows is left, as the normed state meets them and less their mean. It is compared
+within the rounding of both types, and only where a step of training cannot explain that the numbers differ:
+they are farther apart than any step that leaves the Gram matrix so near, or one of the types is coarse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmeval_dispersion.geometry import Array
+from lmeval_dispersion.report.declared import count, listed
+from lmeval_screener.figures import relative_error, storage_error
+
+if TYPE_CHECKING:
+    from lmeval_screener.screened import Reading, Screened
+    from lmeval_screener.weights.projection import FinalNorm
+
+_MARK = 8  # bytes of a hash
+_SIDES = 12  # random sums of rows, whose products with one another are the sketch of the Gram matrix
+_RAW = 8  # random sums of all numbers as stored
+_PAIRS = np.triu_indices(_SIDES, 1)  # no squares: noise adds to them
+_WITHIN = 1.5  # times the expected rounding within which two Gram matrices are equal; measured: 0.6 to 1.3
+_FAR = 20.0  # times the expected rounding from which stored numbers are others, not the same moved a little
+_FLOAT32 = 3e-7  # share by which arithmetic and the sketch's own float32 may move it
+_PLAIN = (
+    "F64",
+    "F32",
+    "F16",
+    "BF16",
+)  # types in which siblings are trained and published; others are quantised
+_BLOCK = 256  # readings whose distances are computed at once
+_SHOWN = 5  # originals that a sentence names
+
+
+def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
+    """The sketch of rows (n, d) as stored in a type, behind a final norm; empty where that is not known.
+
+    Hashes of the rows and of γ, each as they are and rounded to F16 and BF16; then float32: `_RAW` random
+    sums of the stored numbers and their expected rounding, and ``v_j K v_k`` of the Gram matrix K for every
+    pair of `_SIDES` random vectors, with their expected rounding.
+    """
+    if norm.weight is None:
+        return b""
+    stored, (n, d) = rows.astype(np.float64), rows.shape
+    error = np.square(storage_error(rows, dtype))
+    raw = (_signs(_RAW, n) @ stored * _signs(_RAW, d)).sum(axis=1)
+    signs = _signs(_SIDES, n)
+    sums = norm.effective((signs - signs.mean(axis=1, keepdims=True)) @ stored)
+    noise: Array = error.sum(axis=0) * np.square(norm.weight)
+    of_gamma = 2 * min(relative_error(dtype), relative_error("BF16"))  # γ itself is never quantised
+    first, second = (np.square(sums)[side] for side in _PAIRS)
+    variance = (first + second) @ noise + (first * second).sum(axis=1) * of_gamma**2 + np.square(noise).sum()
+    numbers = [*raw, math.sqrt(error.sum()), *(sums @ sums.T)[_PAIRS], np.sqrt(variance.mean())]
+    kind = str(norm.kind).encode()
+    return _marks(rows, b"") + _marks(norm.weight, kind) + np.asarray(numbers, dtype="<f4").tobytes()
+
+
+def _signs(count: int, length: int) -> Array:
+    """The same ±1 in every version: numpy keeps the stream of a bit generator."""
+    bits = np.random.PCG64(29).random_raw(count * length) >> np.uint64(63)
+    return bits.astype(np.float64).reshape(count, length) * 2 - 1
+
+
+def _marks(numbers: NDArray[Any], kind: bytes) -> bytes:
+    """Hashes of some numbers as float32, as F16 and as BF16 would keep them."""
+    exact = np.ascontiguousarray(numbers, dtype="<f4")
+    with np.errstate(over="ignore"):
+        half = exact.astype("<f2").astype("<f4")
+    bits = exact.view("<u4")
+    short = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
+    kept = (exact, half, short.view("<f4"))
+    # 0 and -0 are one number.
+    return b"".join(hashlib.blake2b((x + 0).tobytes() + kind, digest_size=_MARK).digest() for x in kept)
+
+
+class _Key(NamedTuple):
+    """The hash of rows and that of γ."""
+
+    rows: bytes
+    weight: bytes
+
+
+def _keys(sketch: bytes) -> list[_Key]:
+    """The numbers as they are, then all roundings of rows and γ."""
+    marks = [sketch[at * _MARK : (at + 1) * _MARK] for at in range(6)]
+    return [_Key(rows, weight) for rows in marks[:3] for weight in marks[3:]]
+
+
+class Original(NamedTuple):
+    """The place of what a reading is a copy of, its own for none; whether its are the same, rounded."""
+
+    place: int
+    exact: bool = True
+
+
+def originals(members: Sequence[Reading]) -> list[Original]:
+    """The original of each of some readings over the same tokens.
+
+    It is the one whose type rounds least, of equal ones the first. What is as near to two different
+    ones is a copy of neither. Hashes decide first; what is left is compared with its neighbours alone.
+    """
+    result = list(range(len(members)))
+    order = sorted(
+        (place for place, member in enumerate(members) if member.sketch),
+        key=lambda place: (members[place].dtype not in _PLAIN, relative_error(members[place].dtype)),
+    )
+    exact: dict[_Key, int] = {}
+    rounded: dict[_Key, int] = {}
+    for place in order:
+        keys = _keys(members[place].sketch)
+        same = next((exact[key] for key in keys if key in exact), rounded.get(keys[0], place))
+        result[place] = same
+        exact.setdefault(keys[0], same)
+        for key in keys:
+            rounded.setdefault(key, same)
+    distinct = [place for place in order if result[place] == place]
+    merged = _merged([members[place] for place in distinct])
+    of = {place: distinct[at] for place, at in zip(distinct, merged, strict=True)}
+    return [Original(of.get(place, place), of.get(place, place) == place) for place in result]
+
+
+def _merged(members: Sequence[Reading]) -> NDArray[np.intp]:
+    """The same by Gram matrix and types alone, of readings whose numbers differ, finest types first."""
+    merged: NDArray[np.intp] = np.arange(len(members))
+    if len(members) < 2:
+        return merged
+    numbers = np.stack([np.frombuffer(m.sketch[6 * _MARK :], "<f4") for m in members]).astype(np.float64)
+    raw, raw_error, gram, error = np.split(numbers, [_RAW, _RAW + 1, len(numbers[0]) - 1], axis=1)
+    length = np.linalg.norm(gram, axis=1)
+    reach = math.sqrt(len(gram[0])) * _WITHIN * error[:, 0] + _FLOAT32 * length
+    # In the order in which the intervals of the lengths begin: two whose intervals are apart are not alike.
+    order = np.argsort(length - reach, kind="stable")
+    ends = np.searchsorted((length - reach)[order], (length + reach)[order], side="right")
+    raw, gram = raw[order], (gram - gram.mean(axis=0))[order]
+    far, near = _RAW * np.square(_FAR * raw_error[order, 0]), np.square(reach[order])
+    types = np.array([members[place].dtype for place in order])
+    coarse = ~np.isin(types, _PLAIN)
+    alike: list[NDArray[np.intp]] = []
+    for begin in range(0, len(members), _BLOCK):
+        a, b = slice(begin, begin + _BLOCK), slice(begin, ends[begin : begin + _BLOCK].max())
+        possible = (coarse[a, None] | coarse[b]) & (types[a, None] != types[b])
+        possible |= _apart(raw[a], raw[b]) > far[a, None] + far[b]
+        possible &= _apart(gram[a], gram[b]) <= near[a, None] + near[b]
+        pairs = order[np.stack(np.nonzero(np.triu(possible, 1))) + begin]
+        alike.append(np.sort(pairs, axis=0))
+    fine, other = np.concatenate(alike, axis=1)
+    places, begins = np.unique(np.sort(other), return_index=True)
+    fine = fine[np.argsort(other, kind="stable")]
+    for at, some in zip(places.tolist(), np.split(fine, begins[1:]), strict=bool(len(places))):
+        if len(nearest := np.unique(merged[some])) == 1:
+            merged[at] = nearest[0]
+    return merged
+
+
+def _apart(a: Array, b: Array) -> Array:
+    """Squared distance of each of some vectors to each of others."""
+    squares: Array = np.square(a).sum(axis=1)[:, None] + np.square(b).sum(axis=1) - 2 * a @ b.T
+    return squares
+
+
+def said(members: Sequence[Screened]) -> str:
+    """Which of some checkpoints are copies of which, in one sentence; empty where none is."""
+    copies: dict[tuple[str, str], list[str]] = {}
+    for c in members:
+        if c.copy_of is not None:
+            how = f" but for rounding ({c.dtype})" if c.copy_rounded else ""
+            copies.setdefault((c.copy_of, how), []).append(c.label)
+    lines = []
+    for (original, how), names in list(copies.items())[:_SHOWN]:
+        some = names if len(names) <= _SHOWN else [*names[:_SHOWN], count(len(names) - _SHOWN, "other")]
+        lines.append(f"{listed(some)} {'is a copy' if len(names) == 1 else 'are copies'} of {original}{how}")
+    rest = sum(len(names) for names in list(copies.values())[_SHOWN:])
+    lines += [f"{count(rest, 'more copy', 'more copies')}"] if rest else []
+    return "; ".join(lines)

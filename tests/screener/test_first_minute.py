@@ -1,0 +1,226 @@
+"""The first commands of somebody with fine-tunes of his own: a folder, a slip, a name of nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+
+import pytest
+from hub_server import HubServer
+from huggingface_hub import constants
+from lmeval_screener import screen
+from lmeval_screener.cli import main
+from lmeval_screener.selection import Selection, query_of, select_targets
+from lmeval_screener.targets import Target, parse_targets, shared_name
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.installation import data_folder
+
+DEMO = data_folder("demo")
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0f\nsize 246152\n"
+FIRST = "model-00001-of-00002.safetensors"
+
+
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+    """A Hub that holds nothing and counts what it is asked, and an empty folder to stand in."""
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with HubServer() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        yield hub
+
+
+def model(place, name="sums-80"):
+    os.makedirs(os.path.dirname(place) or ".", exist_ok=True)
+    shutil.copytree(DEMO / name, place)  # the tokenizer's link is followed
+
+
+@pytest.fixture
+def myruns(counted):
+    for name in ("80", "45", "20", "05"):
+        model(f"myruns/ft-{name}", f"sums-{name}")
+    os.truncate(f"myruns/ft-20/{FIRST}", 1000)
+    os.remove(f"myruns/ft-05/{FIRST}")
+    os.mkdir("myruns/notes")
+    os.mkdir("myruns/.git")
+    return counted
+
+
+@pytest.mark.parametrize("text", ["myruns", "myruns/", "./myruns", "myruns/../myruns"])
+def test_a_folder_of_checkpoints_is_screened_what_is_broken_fails_and_the_rest_is_named(myruns, capsys, text):
+    assert main([text]) == 3
+    out, err = capsys.readouterr()
+    assert out.startswith("Evaluate first: ft-80 (highest G of 2; math).\n")
+    assert "2 of 4 checkpoints could not be screened (1 BadIndex, 1 BadHeader)." in out
+    assert "\nmyruns · 370K · one tokenizer · 2 checkpoints\n" in out
+    assert "tokenizer:" not in out
+    assert re.search(r"1  ▶ ft-80 .*\n +2    ft-45 ", out)
+    assert "copy, download or upload it again" in " ".join(out.split())
+    assert re.fullmatch(
+        r"screen-checkpoints: left out, without config.json and weights: \S*myruns/notes\n", err
+    )
+    result = screen(text)
+    assert {c["group"] for c in result.to_dict()["checkpoints"]} == {"myruns · 370K · one tokenizer"}
+    assert result.best.family.startswith("tokenizer:")
+    assert not myruns.requests
+
+
+def test_inside_a_folder_a_final_model_counts_once_and_steps_are_no_checkpoint_of_it(counted):
+    model("myruns/a", "sums-80")
+    model("myruns/a/checkpoint-5", "sums-45")
+    model("myruns/b/checkpoint-5", "sums-45")
+    selected = select_targets(["myruns"], Selection())
+    assert [target.repo for target in selected.targets] == ["myruns/a"]
+    assert selected.left_out == ["myruns/b"]
+    steps = ["myruns/a/checkpoint-5", "myruns/a", "myruns/b/checkpoint-5"]
+    assert [target.repo for target in parse_targets(["myruns/*"])] == steps
+
+
+def test_what_lies_deeper_is_named_as_the_pattern_that_screens_it(counted, capsys):
+    for place in ("group/a/ft-1", "group/b/ft-2", "far/a/b/ft-1"):
+        model(place)
+    for text, pattern in (("group", "group/*/*"), ("far", "far/*/*/*")):
+        assert main([text]) == 1
+        assert f"; name them all: '{pattern}'\n" in capsys.readouterr().err
+        assert main([pattern, "-q"]) == 0
+    assert not counted.requests
+
+
+def dangling():
+    os.symlink("../gone", f"m/{FIRST}.new")
+    os.replace(f"m/{FIRST}.new", f"m/{FIRST}")
+
+
+def pointer():
+    for name in os.listdir("m"):
+        if name.endswith(".safetensors"):
+            with open(f"m/{name}", "w") as file:
+                file.write(LFS)
+
+
+def tokenizer_pointer():
+    with open("m/tokenizer.json", "w") as file:
+        file.write(LFS)
+
+
+def shards():
+    for name in os.listdir("m"):
+        if "safetensors" in name:
+            os.remove(f"m/{name}")
+    open("m/__0_0.distcp", "w").close()
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (dangling, f"FileNotFound: m/{FIRST} links to ../gone, which is gone (a cache that was purged?)"),
+        (pointer, f"FileNotFound: m/{FIRST} is a git-lfs pointer, not the file itself; run: git lfs pull"),
+        (tokenizer_pointer, "FileNotFound: m/tokenizer.json is a git-lfs pointer"),
+        (shards, "NoSafetensors: cannot be screened because its weights are shards of torch's distributed"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)  # fmt: skip
+def test_a_checkpoint_that_is_not_all_there_says_how_to_get_it(counted, capsys, act, says):
+    model("m")
+    act()
+    assert main(["m"]) == 1
+    assert says in capsys.readouterr().err
+    assert not counted.requests
+
+
+def test_what_is_broken_beside_the_weights_that_are_read_stops_nothing(counted):
+    model("m")
+    os.symlink("../gone", "m/pytorch_model.bin")
+    os.symlink("../gone", "m/README.md")
+    assert not screen("m").failed
+
+
+LOCAL = {
+    "odd/nosuch": "there is no such folder: check the path (the Hub's repository is hf://odd/nosuch)",
+    "odd/nosuch@main": "there is no such folder",
+    "odd/nosuch:Q4_K_M": "there is no such folder",
+    "myruns/ft-8": "did you mean myruns/ft-80?",
+    "odd/zz*": "which matches nothing",
+    "odd/a/zz*": "which matches nothing",
+    "loop": "a link that leads nowhere",
+    "pipe": "which is neither",
+    "nowhere/": "there is no such folder",
+    "x/weights.bin": "there is no such file",
+    "./m.gguf": "there is no such file",
+    "myrnus": "did you mean myruns?",
+    "qwen2.5": "a family: write --family qwen2.5",
+    "Qwen2.5": "a family: write --family qwen2.5",
+    "gpt2": "(the Hub's repository is hf://gpt2)",
+}
+
+
+# A name without owner may be a tokenizer's repository; a floor is one checkpoint, never a pattern.
+WAYS = [("", text) for text in LOCAL] + [("--fail-if-below", text) for text in LOCAL if "*" not in text]
+WAYS += [("--tokenizer", text) for text in (*filter(lambda text: "/" in text, LOCAL), "loop", "pipe")]
+
+
+@pytest.mark.parametrize(("way", "text"), WAYS)
+def test_no_name_of_something_here_goes_to_the_hub(counted, capsys, way, text):
+    model("myruns/ft-80")
+    os.mkdir("odd")
+    os.symlink("loop", "loop")
+    os.mkfifo("pipe")
+    assert main(["myruns/ft-80", way, text] if way else [text]) in (1, 2)
+    assert LOCAL[text] in " ".join("".join(capsys.readouterr()).split())
+    assert not counted.requests
+
+
+def test_hf_and_names_of_nothing_here_do_go_to_the_hub(counted):
+    os.mkdir("odd")
+    for text in ("hf://odd/nosuch", "org/name", "hf://gpt2", "gpt2@main", "bert-base"):
+        assert [failed.error for failed in screen(text).failed] == ["RepoNotFound"]
+    assert query_of("hf://odd/*") is not None
+    assert query_of("odd/*") is None
+
+
+def test_a_misspelt_tokenizer_is_refused_where_no_checkpoint_needs_it(counted, capsys):
+    model("m")
+    for name in ("org/nosuch", "nosuch", "./nosuch", "m/nosuch.json"):
+        assert main(["m", "--tokenizer", name]) == 2
+        assert f"screen-checkpoints: --tokenizer {name}" in capsys.readouterr().err
+    assert main(["m", "--tokenizer", "m", "-q"]) == 0
+
+
+def test_a_misspelt_label_of_the_gate_is_refused_and_asks_nothing(counted, capsys):
+    assert main(["--demo", "--fail-if-below", "sums-99"]) == 2
+    assert "got 'sums-99'; did you mean sums-80" in capsys.readouterr().err
+    assert not counted.requests
+
+
+def test_nothing_at_all_names_the_demo_and_the_help(counted, capsys):
+    assert main([]) == 2
+    assert "--demo" in (said := capsys.readouterr().err)
+    assert "--help" in said
+    with pytest.raises(UsageError):
+        screen()
+
+
+def test_two_groups_never_share_a_title_and_places_apart_share_no_name(counted):
+    """Another tokenizer under the same folder: each group is called by the tokenizer of its best."""
+    for name in ("a/80", "a/45", "b/80", "b/45"):
+        model(f"runs/{name.replace('/', '-')}", f"sums-{name[2:]}")
+    tree = json.loads((DEMO / "tokenizer.json").read_text("utf-8"))
+    vocabulary = tree["model"]["vocab"]
+    vocabulary["1"], vocabulary["2"] = vocabulary["2"], vocabulary["1"]
+    for place in ("runs/b-80", "runs/b-45"):
+        with open(f"{place}/tokenizer.json", "w") as file:
+            json.dump(tree, file)
+    titles = {group.title for group in screen("runs").groups}
+    assert titles == {f"runs · 370K · tokenizer of {name}-80" for name in "ab"}
+    (alone,) = screen(["runs/a-80"]).groups
+    assert alone.title == "a-80 · 370K · one tokenizer"
+    assert shared_name([Target("/a/x", local=True), Target("/b/y", local=True)]) == ""
+    assert shared_name([Target("org/x"), Target("org/y")]) == "org"
+    assert shared_name([Target("org/x"), Target("/org/y", local=True)]) == ""
