@@ -99,7 +99,11 @@ class Questions:
         except UsageError as error:
             if answers:
                 raise
-            self._answers = error
+            why = str(error).partition(";")[0]
+            self._answers = UsageError(f"{why}; --answers takes a set of `dispersion tokens`")
+
+    def __len__(self) -> int:
+        return len(self._places)
 
     def ask(self, lm: Any, block: slice = slice(None)) -> Answered:
         """The answers of a model of lm-eval to a block of the questions.
