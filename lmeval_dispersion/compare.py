@@ -34,9 +34,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"expected two runs or two studies, got {len(args.runs)}")
     output = Output.of(args)
     for path in args.runs:
-        if not Path(path).exists():
+        if not Path(path).is_dir() and not Path(path).match("results*.json"):
             raise UsageError(
-                f"expected the folder of a run or a study, got {path}, which is none; check the path"
+                f"expected the folder of a run or a study, got {path}; check the path, or name lm-eval's "
+                "results_*.json"
             )
     from lmeval_dispersion.laboratory.study import is_study
 
