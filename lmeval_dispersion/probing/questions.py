@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
 from lmeval_dispersion.harness.seams import built_requests, loaded_tasks, right_choices
+from lmeval_dispersion.store.samples import right_probability
 
 Array = NDArray[np.float64]
 _KINDS = ("multiple_choice", "loglikelihood", "generate_until")
@@ -222,6 +223,6 @@ def _scores(question: Question, pairs: Sequence[tuple[float, bool]]) -> tuple[fl
     if not question.right or not np.isfinite(logs).any():
         return np.nan, np.nan
     if question.kind == "multiple_choice":
-        shares, places = np.exp(logs - logs.max()), list(question.right)
-        return float(int(logs.argmax()) in places), float(shares[places].sum() / shares.sum())
+        probability = right_probability([log for log, _ in pairs], question.right)
+        return float(int(logs.argmax()) in question.right), probability
     return float(pairs[0][1]) if question.kind == "loglikelihood" else np.nan, float(np.exp(logs.max()))

@@ -1,4 +1,4 @@
-"""Checkpoints probed with a few questions: lm-eval's own log-likelihoods, squares by a slow loop, the order."""
+"""Checkpoints probed with a few questions: lm-eval's own numbers, squares by a slow loop, the order."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from lmeval_dispersion.probing.probe import Probe, probed
 from lmeval_dispersion.probing.questions import Answered, Questions, check_decoder
 
 DEMO = data_folder("demo")
-DIGITS = "schema: 1\nname: digits\nrole: answers\ntasks: [sums]\nanswers: {' %s': 1}\n" % "': 1, ' ".join(
-    "0123456789"
-)
+DIGITS: dict[str, Any] = {"schema": 1, "name": "digits", "role": "answers", "tasks": ["sums"]}
+DIGITS["answers"] = {f" {digit}": 1 for digit in range(10)}
 FAMILIES = ["arc", "mmlu/default", "truthfulqa", "wikitext"]
 
 
@@ -67,9 +66,10 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     choice |= {"doc_to_target": "{{label}}", "metric_list": [{"metric": "acc", **mean}]}
     written = {"task": "sums_written", "output_type": "generate_until", "doc_to_target": "{{answer}}"}
     written |= {"generation_kwargs": {"until": ["."]}, "metric_list": [{"metric": "exact_match", **mean}]}
-    for task in (choice, written):
+    letter = choice | {"task": "sums_letter", "doc_to_choice": [*"0123"]}
+    for task in (choice, letter, written):
         (folder / f"{task['task']}.yaml").write_text(yaml.safe_dump(shared | task))
-    (folder / "digits.yaml").write_text(DIGITS)
+    (folder / "digits.yaml").write_text(yaml.safe_dump(DIGITS))
     return folder
 
 
@@ -117,16 +117,16 @@ def test_squares_are_those_of_the_softmax(
     in_world: Path, model_folder: Path, tasks: Path, stock: Any
 ) -> None:
     lm = from_folder(model_folder)
-    letters = Questions("mmlu_anatomy", 4, include_path=stock)
-    for question, squares in zip(letters.built(lm), letters.ask(lm).squares, strict=True):
-        *prompts, prompt = [lm.tok_encode(f"{question.context} {letter}") for letter in "ABCD"]
-        place = probabilities(lm, prompt[:-1])
-        assert squares == pytest.approx(sum(place[ids[-1]] ** 2 for ids in (*prompts, prompt)), rel=1e-5)
+    demo = from_folder(DEMO / "sums-80")
+    letters = Questions("sums_letter", 4, include_path=str(tasks))
+    four = [demo.tok_encode(digit)[0] for digit in "0123"]
+    for question, squares in zip(letters.built(demo), letters.ask(demo).squares, strict=True):
+        place = probabilities(demo, demo.tok_encode(question.context))
+        assert squares == pytest.approx(np.square(place[four]).sum(), rel=1e-4)
     # Whole phrases have no tokens of their own, and the answers of ARC none either.
     facts = Questions("arc_easy", 4, include_path=stock).ask(lm)
     assert np.isnan(facts.squares).all()
     assert facts.no_squares.startswith("arc_easy has no answer tokens")
-    demo = from_folder(DEMO / "sums-80")
     digits = [demo.tok_encode(digit)[0] for digit in "0123456789"]
     for task in ("sums", "sums_written"):
         written = Questions(task, 5, include_path=str(tasks), answers=str(tasks / "digits.yaml"))
@@ -141,7 +141,7 @@ def test_squares_are_those_of_the_softmax(
 
 
 def test_a_space_that_is_a_token_stands_before_the_place(in_world: Path, tasks: Path, tmp_path: Path) -> None:
-    """The demo's tokenizer cuts `= 57` into =, a space and digits: the digits are asked for behind the space."""
+    """The demo's tokenizer cuts `= 57` into =, a space and digits: digits are asked for behind the space."""
     spaced = yaml.safe_load((tasks / "sums_written.yaml").read_text()) | {"target_delimiter": " "}
     (tmp_path / "spaced.yaml").write_text(yaml.safe_dump(spaced))
     demo = from_folder(DEMO / "sums-80")
