@@ -23,7 +23,7 @@ from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.evidence import worth
 from lmeval_dispersion.geometry.dispersion import left_out
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.report.cells import short_names, shown
+from lmeval_dispersion.report.cells import short_names
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.statistics import (
     LEVEL,
@@ -228,7 +228,7 @@ class Comparison(RunReport):
 def _accuracy_sentence(row: Difference, name: str, first: str) -> str:
     exact = row.gained is not None
     side, test = row.side("accuracy"), "exact McNemar" if exact else "paired t"
-    p = "< 0.001" if row.accuracy_p < 0.001 else f"= {row.accuracy_p:.3f}"
+    p = _p_value(row.accuracy_p)
     shares = f"{100 * row.accuracy:.1f} % against {100 * row.accuracy_baseline:.1f} %"
     numbers = (
         f"({_points(row.accuracy_difference)} points, 95 % {_points(row.accuracy_low)} to "
@@ -256,13 +256,14 @@ def _parts_sentence(parts: Sequence[Difference], by: str) -> Iterator[str]:
 
 
 def _probability_sentence(row: Difference, name: str, first: str) -> str:
-    clear, p = row.probability_p < 1 - LEVEL, shown(row.probability_p, "p-value")
-    verb = ("gives less to" if row.probability_difference < 0 else "gives more to") if clear else ""
-    opening = f"{name} {verb} the right answer than {first}" if clear else ""
-    opening = opening or f"{name} and {first} do not differ clearly in the probability of the right answer"
+    more = "less" if row.probability_difference < 0 else "more"
+    opening = f"{name} gives the right answer {more} probability than {first}"
+    if row.probability_p >= 1 - LEVEL:
+        opening = f"{name} and {first} do not differ clearly in the probability of the right answer"
     return (
         f"{opening}: {row.probability:.3f} against {row.probability_baseline:.3f} "
-        f"({row.probability_difference:+.3f} ± {row.probability_se:.3f}; paired t p {p})."
+        f"({row.probability_difference:+.3f} ± {row.probability_se:.3f}; paired t "
+        f"p {_p_value(row.probability_p)})."
     )
 
 
@@ -274,6 +275,10 @@ def _dispersion_sentence(row: Difference, name: str, first: str) -> str:
         return f"Their dispersions do not differ clearly {numbers}."
     moved = "is more" if side > 0 else "is less"
     return f"{name} {moved} dispersed than {first} {numbers}, which by itself is neither good nor bad."
+
+
+def _p_value(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
 
 
 def _points(share: float) -> str:

@@ -53,7 +53,7 @@ class Probed:
     squares_se: float | None
     accuracy: Annotated[float | None, Col("Accuracy", ".0%", short="Acc.", drop=3)]
     tied_with: tuple[int, ...]  # ranks
-    no_clear_order_with: Annotated[str, Col("No clear order with", short="No clear order", drop=1)]
+    ties_shown: Annotated[str, Col("Ties", hint="ranks without a clear order", drop=1)]
 
     copy_of: ClassVar[None] = None
 
