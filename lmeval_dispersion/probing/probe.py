@@ -267,7 +267,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=True,
         default=False,
-        metavar="TEMPLATE",
+        metavar="NAME",
         help="ask in the model's chat template (default: plain prompts)",
     )
     add_output(parser)
