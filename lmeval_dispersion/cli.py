@@ -28,6 +28,11 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         "registry": ("lmeval_screener.registry", "", "ask what screenings found, and what has moved"),
     },
     "evaluate with dispersion": {
+        "probe": (
+            "lmeval_dispersion.probing.probe",
+            "models",
+            "order checkpoints by a few questions of a task",
+        ),
         "run": (_HARNESS, "models", "run lm-eval with the dispersion tasks loaded"),
         "enable": (_HARNESS, "", "let the stock lm_eval find the dispersion tasks; also undoes it"),
         "tokens": (

@@ -55,6 +55,7 @@ from lmeval_dispersion.auditing.slices import (
     slicings,
     weakest,
 )
+from lmeval_dispersion.evidence import worth
 from lmeval_dispersion.report import Chart, Table
 from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.report.document import fields_of
@@ -149,6 +150,7 @@ class Audit(RunReport):
         """Sentences and names that the template puts in their places."""
         return {
             "opening": self._opening(),
+            "worth": worth("probability", self._scored()),
             "summary": self._summary(),
             "reliability": None
             if isinstance(self.reliability, Missing)
@@ -165,6 +167,13 @@ class Audit(RunReport):
             "unfounded": f"{' '.join(self.cautions)} Nothing in this section is a finding.",
             "ranks": isinstance(self.overall, SpectrumRow),
         }
+
+    def _scored(self) -> int:
+        """Documents of the smallest slice where the probability of the right answer is known; 0 for none."""
+        rows = [
+            row for table in self.slices.values() for row in table.rows if not math.isnan(row.probability)
+        ]
+        return min((row.labelled for row in rows), default=0)
 
     def _opening(self) -> list[str]:
         """The answer: one finding, then the numbers."""

@@ -166,6 +166,13 @@ class Run:
         return np.asarray(self.score > CORRECT_ABOVE)
 
     @property
+    def probability(self) -> Array:
+        """Probability of the right answer among the choices; NaN where not known. Shape (n,)."""
+        if "probability" not in self.documents:
+            return np.full(len(self), np.nan)
+        return self.documents["probability"].to_numpy(dtype=np.float64)
+
+    @property
     def perplexity(self) -> Array:
         """Perplexity of each query's own tokens; NaN where not known. Shape (n,)."""
         return self.documents["query_perplexity"].to_numpy(dtype=np.float64)

@@ -42,6 +42,7 @@ _DISPERSION = (
     "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error; 0 all alike, "
     "1 orthogonal."
 )
+_PROBABILITY = "Mean probability of the right answer among the choices."
 _SHORT_DISPERSION = "mean cosine distance of the documents' vectors, with 95 % intervals."
 
 
@@ -144,6 +145,7 @@ class SliceRow:
     accuracy: Annotated[float, Col("Accuracy", ".1%")]
     accuracy_low: Annotated[float, Col("95 % from", ".1%", hint="Wilson interval of the accuracy.", drop=1)]
     accuracy_high: Annotated[float, Col("to", ".1%", drop=1)]
+    probability: Annotated[float, Col("Right answer", ".3f", hint=_PROBABILITY, drop=2)]
     query_perplexity: Annotated[
         float, Col("Perplexity", ".2f", hint="Mean perplexity of the queries.", drop=2)
     ]
@@ -176,6 +178,7 @@ class SliceLine:
     low: float
     high: float
     accuracy: Annotated[str, Col("Accuracy (95 %)")]
+    probability: Annotated[float | None, Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)]
     aside: bool
 
 
@@ -188,6 +191,7 @@ class AccuracyLine:
     accuracy: Annotated[float | None, Col("Accuracy", ".1%", dots="both", reach="low high")]
     low: float
     high: float
+    probability: Annotated[float | None, Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)]
     confidence: Annotated[float | None, Col("Confidence", ".1%")]
 
 
@@ -263,6 +267,7 @@ def slice_row(run: Run, part: Slice, raw: NDArray[np.float32] | None = None) -> 
         error,
         accuracy,
         *wilson(accuracy, labelled),
+        _mean(run.probability[rows]),
         _mean(run.perplexity[rows]),
         _mean(run.confidence[rows]),
         _mean(run.length[rows]),
@@ -346,11 +351,13 @@ def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow, *, short:
         return Table.of([without_nan(row) for row in every], caption, name=anchor, headings=heading)
     lines: list[Any] = [
         SliceLine(
-            row.slice, row.documents, row.dispersion, *dispersion_bounds(row), _accuracy(row), row is whole
+            *(row.slice, row.documents, row.dispersion, *dispersion_bounds(row)),
+            *(_accuracy(row), row.probability, row is whole),
         )
         if vectors
         else AccuracyLine(
-            row.slice, row.documents, row.accuracy, row.accuracy_low, row.accuracy_high, row.confidence
+            *(row.slice, row.documents, row.accuracy, row.accuracy_low, row.accuracy_high),
+            *(row.probability, row.confidence),
         )
         for row in every
     ]

@@ -1,6 +1,6 @@
 """The seams to lm-eval: all that works around it, and nothing else does.
 
-lm-eval has no public way to do seven things that a dispersion task needs. Each is done here, once:
+lm-eval has no public way to do eight things that a dispersion task or a probe needs. Each is done here, once:
 
 ===================================  ==================================================  ==================
 a task needs                         what is done                                        upstream
@@ -20,6 +20,8 @@ tasks from two folders               :func:`more_tasks`: lm-eval's task manager 
                                      one more folder
 a word before weights are loaded,    :func:`before_weights`, in our own command alone;   none
 and a refusal in one sentence        :func:`one_sentence`
+a task's requests, asked of many     :func:`loaded_tasks`, :func:`built_requests`,       none
+models                               :func:`right_choices`, :func:`loaded_model`
 ===================================  ==================================================  ==================
 
 The rest of the harness does not ask which lm-eval is installed.
@@ -30,20 +32,24 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lm_eval.api import registry
 from lm_eval.api.group import Group
 from lm_eval.api.task import ConfigurableTask, Task
+from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.models.huggingface import HFLM
+from lm_eval.utils import simple_parse_args_string
 
 from lmeval_dispersion import errors
-from lmeval_dispersion.errors import DispersionError, HarnessError
+from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
 
 Parts = tuple[Any, ...]
 
@@ -266,6 +272,50 @@ def shadowed(lm: Any, replacements: Mapping[str, Callable[..., Any]]) -> Iterato
         lm.__dict__.update(originals)
 
 
+def loaded_tasks(name: str, num_fewshot: int | None, include_path: str | None = None) -> dict[str, Any]:
+    """The tasks of a name, a task's or a group's, with lm-eval's number and seed of examples.
+
+    Raises:
+        UsageError: lm-eval has no such task.
+    """
+    from lm_eval.tasks import TaskManager
+
+    try:
+        tasks: dict[str, Any] = TaskManager(include_path=include_path).load([name])["tasks"]
+    except KeyError as error:
+        raise UsageError(f"lm-eval has no task {name!r}; `lm_eval ls tasks` lists them") from error
+    for task in tasks.values():
+        # A task that has none by its configuration keeps none.
+        number = (
+            task.config.num_fewshot if num_fewshot is None or task.config.num_fewshot == 0 else num_fewshot
+        )
+        task.config.num_fewshot = number or 0
+    return tasks
+
+
+def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[int, list[Any]]:
+    """Index of each chosen document -> its requests; with a model, in its chat template."""
+    task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+    chosen = sorted(documents)
+    options = {"apply_chat_template": True, "chat_template": lm.apply_chat_template} if lm else {}
+    with redirect_stderr(StringIO()):  # a progress bar that no option turns off
+        task.build_all_requests(samples=chosen, rank=0, world_size=1, **options)
+    requests = _requests_by_document(task.instances)
+    later = hasattr(task, "process_instances")  # 0.4 numbers the documents by their place in the selection
+    return {doc_id if later else chosen[doc_id]: found for doc_id, found in requests.items()}
+
+
+def right_choices(task: Any, request: Any, count: int) -> tuple[int, ...]:
+    """Places of the right ones of so many choices, by a document's first request; empty without a label."""
+    doc, target = request.doc, getattr(request, "target", None)
+    if not hasattr(request, "target"):  # 0.4
+        target = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
+    if isinstance(target, str) and target in (choices := task.doc_to_choice(doc)):
+        target = choices.index(target)
+    places = target if isinstance(target, list) else [target]
+    return tuple(place for place in places if isinstance(place, int) and 0 <= place < count)
+
+
 @contextmanager
 def more_tasks(folder: Path | None) -> Iterator[None]:
     """Let lm-eval, which takes one ``--include_path``, find the tasks in ``folder`` beside the user's."""
@@ -304,6 +354,25 @@ def before_weights(check: Callable[[Any, Evaluation], None]) -> Iterator[None]:
         yield
     finally:
         registry.get_model, HFLM._create_tokenizer = get_model, tokenizer
+
+
+def loaded_model(
+    name: str, arguments: Mapping[str, Any], more: str, check: Callable[[Any], None], **settings: Any
+) -> Any:
+    """A model of lm-eval, checked before its weights are loaded; UsageError: there is no such backend."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    try:
+        backend = registry.get_model(name)
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"lm-eval has no --model {name!r}; see the --model of `lm_eval run --help`"
+        ) from error
+    if settings.get("device") is None and issubclass(backend, HFLM) and not torch.cuda.is_available():
+        settings["device"] = "cpu"  # lm-eval's default is a GPU
+    with before_weights(lambda lm, _: check(lm)):
+        return backend.create_from_arg_obj({**arguments, **simple_parse_args_string(more)}, settings)
 
 
 @contextmanager

@@ -4,10 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, ttest_1samp
 from scipy.stats import t as student
 from synthetic import differences_of_equals, documents, planted_store, written
 
+from lmeval_dispersion import audit, evidence
 from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.geometry import dispersion
@@ -166,3 +167,45 @@ def test_an_interval_leaves_out_zero_where_the_exact_test_does_and_stays_in_its_
             low, high = paired_share_bounds(gained, lost, n)
             assert -1 <= low <= high <= 1
             assert (low > 0 or high < 0) == (mcnemar_p(gained, lost) < 0.05), (gained, lost)
+
+
+@pytest.mark.parametrize(
+    ("shift", "said"),
+    [
+        (0.05, "b gives the right answer more probability than a: 0."),
+        (-0.05, "b gives the right answer less probability than a: 0."),
+        (0.0, "b and a do not differ clearly in the probability of the right answer: 0."),
+    ],
+)
+def test_the_probability_of_the_right_answer_is_compared(tmp_path, monkeypatch, shift, said):
+    rng = np.random.default_rng(5)
+    x = rng.uniform(0.2, 0.6, 240)
+    y = x + shift + rng.normal(0, 0.1, 240)
+    y[:7] = np.nan
+    stores = []
+    for name, values in (("a", x), ("b", y)):
+        frame = documents(np.arange(240) % 2 == 0, rng=np.random.default_rng(1)).assign(probability=values)
+        stores.append(written(tmp_path / name, frame, rng.normal(size=(240, 8)), {"model": name}))
+    found = compare_runs(stores)
+    whole, *parts = found.others[0].slices
+    change = (y - x)[7:]
+    assert whole.probability_difference == pytest.approx(change.mean())
+    assert whole.probability_se == pytest.approx(change.std(ddof=1) / np.sqrt(233))
+    assert whole.probability_p == pytest.approx(ttest_1samp(change, 0).pvalue)
+    assert all(part.probability_se > 0 for part in parts)
+    sentence = next(text for text in found.answer() if "right answer" in text)
+    assert sentence.startswith(said)
+    assert "Δ right answer" in render(found.document(), "markdown")
+    monkeypatch.setitem(evidence.WORTH, "probability", {10: 35})
+    assert any("10 questions scored by the probability" in text for text in found.answer())
+    shown = audit(stores[1], short=True)
+    assert shown.overall.probability == pytest.approx(np.nanmean(y))
+    assert "ordered fine-tunes as well as 35 labels" in shown.to_markdown()
+    monkeypatch.undo()
+    assert "fine-tunes" not in shown.to_markdown() + found.to_markdown()
+
+
+def test_runs_without_probabilities_say_nothing_of_them(tmp_path):
+    found = compare_runs([store(tmp_path / "a"), store(tmp_path / "b", seed=1)])
+    text = found.to_markdown() + audit(tmp_path / "a").to_markdown()
+    assert not any(words in text for words in ("| Right answer", "Δ right answer", "the right answer"))

@@ -289,7 +289,7 @@ class Result(Report):
         tables, everyone = dict[str, Table](), list[Row]()
         for place, (group, entries) in enumerate(self._entries.items()):
             members = list(entries)
-            first = [] if group.steps else answer.first_of(group, self.metric)
+            first = [] if group.steps else answer.first_of(group, group.rivals(self.metric))
             rows = [
                 flat_row(entries[c])
                 | self._cells(c, group)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.declared import count, listed, spans
@@ -77,12 +78,34 @@ def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
         said.append(
             f"G and ratio disagree about the best: {rivals[0]} by G, {rivals[1]} by the ratio; evaluate both."
         )
-    if not first_of(group, metric):
+    why = f"{RANKED[members[0].ranked_by]} of {len(members)}; {domain}"
+    return [*said, *order(group, why, group.rivals(metric))]
+
+
+class Ordered(Protocol):
+    """Checkpoints that may be compared, each with ``rank``, ``ties``, ``tied_to(rank)`` and ``copy_of``."""
+
+    @property
+    def checkpoints(self) -> Sequence[Any]:
+        """Best first."""
+
+    @property
+    def candidates(self) -> Sequence[Any]:
+        """Those of them that may be evaluated: not their base."""
+
+    @property
+    def names(self) -> Mapping[Any, str]:
+        """The name of each."""
+
+
+def order(group: Ordered, why: str, rivals: Sequence[Screened] = ()) -> list[str]:
+    """Which of two or more checkpoints to evaluate first, and how far their order is clear."""
+    members, names, best = group.candidates, group.names, first_of(group, rivals)
+    if not best:
         everyone = listed([names[c] for c in members]) if len(members) <= _MOST else f"all {len(members)}"
-        return [*said, f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
-    first = ", ".join(c if isinstance(c, str) else names[c] for c in first_of(group, metric))
-    ranked = f"{RANKED[members[0].ranked_by]} of {len(members)}"
-    return [*said, f"Evaluate first: {first} ({ranked}; {domain}).", _clear(group)]
+        return [f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
+    first = ", ".join(c if isinstance(c, str) else names[c] for c in best)
+    return [f"Evaluate first: {first} ({why}).", _clear(group)]
 
 
 def against_base(group: Group) -> list[str]:
@@ -100,7 +123,7 @@ def against_base(group: Group) -> list[str]:
     ]
 
 
-def overlaps(group: Group) -> list[tuple[int, int]]:
+def overlaps(group: Ordered) -> list[tuple[int, int]]:
     """First and last rank of every run of ranks that hang together by ties, best first."""
     runs: list[tuple[int, int]] = []
     for c in group.checkpoints:
@@ -112,7 +135,7 @@ def overlaps(group: Group) -> list[tuple[int, int]]:
     return runs
 
 
-def _clear(group: Group) -> str:
+def _clear(group: Ordered) -> str:
     """How far the order of a group is clear."""
     ranks, runs = sorted({c.rank for c in group.checkpoints}), overlaps(group)
     if not runs:
@@ -141,7 +164,7 @@ def ranks_of(ranks: Ranks) -> str:
     return spans(numbers) if len(ranks.runs()) <= 4 else f"{len(numbers):,} of {numbers[0]}–{numbers[-1]}"
 
 
-def first_of(group: Group, metric: Metric) -> list[Screened | str]:
+def first_of(group: Ordered, rivals: Sequence[Screened]) -> list[Any]:
     """The checkpoints to spend a budget of three evaluations on, in words where they are some of many.
 
     Empty where there is one checkpoint, or no two have a clear order.
@@ -154,7 +177,7 @@ def first_of(group: Group, metric: Metric) -> list[Screened | str]:
     budget = _FIRST if len(members) > _FIRST else 1
     last = members[budget - 1]
     behind = [c for c in members[budget:] if last.tied_to(c.rank)]
-    extra = [c for c in group.rivals(metric) if c not in (*members[:budget], *behind)]
+    extra = [c for c in rivals if c not in (*members[:budget], *behind)]
     if budget + len(behind) + len(extra) <= _MOST:
         return [*members[:budget], *behind, *extra]
     # Those that are tied across the cut are no better than one another.
