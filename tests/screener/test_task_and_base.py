@@ -12,6 +12,7 @@ import pytest
 from checkpoints import write_checkpoint
 from lmeval_screener import screen
 from lmeval_screener.cli import main
+from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import figures_of, gaps, numbers_of, ratio
 from lmeval_screener.ranking import against_base, rank_gaps, ranked
 from lmeval_screener.registry import queries
@@ -131,6 +132,18 @@ def test_the_ratio_is_over_the_answers_and_g_over_its_t(tmp_path, task, capsys):
     assert json.loads((tmp_path / "list" / "manifest.json").read_text())["tasks"] == ["snippets"]
     assert main([*names, "--task", "humanevl"]) == 2
     assert "humaneval" in capsys.readouterr().err
+
+
+def test_a_domain_whose_answers_a_vocabulary_lacks_has_its_ratio_over_t_and_a_task_is_refused():
+    code = [t for g in load_token_set("code").groups.values() for t in g.texts()]
+    code = [t for t in code if t.strip() not in ("True", "False", "None", "is", "in", "not")]
+    pieces = [*code, *WORDS[10:]]  # no digit
+    content = tokenizer_json({t.replace(" ", "Ġ"): i for i, t in enumerate(pieces)})
+    words = Vocabulary.from_tokenizer_json(content)
+    found = resolve(load_domain("code"), REFERENCE, words)
+    assert (found.answers, found.of_ratio) == ((), found.domain)
+    with pytest.raises(ScreeningError, match="humaneval"):
+        resolve(load_domain("code", "humaneval"), REFERENCE, words)
 
 
 def test_packed_figures_keep_another_number_of_tokens_for_the_ratio():

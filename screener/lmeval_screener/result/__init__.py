@@ -271,7 +271,7 @@ class Result(Report):
                 for side, tokens in (
                     ("domain", resolution.domain),
                     ("reference", resolution.reference),
-                    *([("answers", resolution.of_ratio)] if self.answers else []),
+                    *([("answers", resolution.answers)] if resolution.answers else []),
                 )
             }
             for family, resolution in reversed(first.items())
@@ -279,7 +279,7 @@ class Result(Report):
 
     def _answers(self) -> dict[str, Any] | None:
         """The answers that the ratio is over, and how many tokens they are in each tokenizer group."""
-        counts = {c.family: len(c.resolution.of_ratio) for c in self.checkpoints}
+        counts = {c.family: len(c.resolution.answers) for c in self.checkpoints if c.resolution.answers}
         return {"name": self.answers, "tokens": counts} if self.answers else None
 
     # --- the report -------------------------------------------------------------------------------------
@@ -351,8 +351,9 @@ class Result(Report):
         T, R = f"{self.domain} tokens", f"those of {self.reference}"
         R = "everyday words" if self.reference == "reference" else R
         gap = f"how far the model keeps {T} from one another and from {R}"
-        answers = f"{len(group.checkpoints[0].resolution.of_ratio)} answer tokens of {self.answers}"
-        ratio = f"spread of {answers if self.answers else T} over {R}'; a clear order needs both"
+        answers = group.checkpoints[0].resolution.answers
+        of_ratio = f"{len(answers)} answer tokens of {self.answers}" if answers else T
+        ratio = f"spread of {of_ratio} over {R}'; a clear order needs both"
         against = "ratio minus the base's, with its paired standard error"
         error = f"2 standard errors to the {'step before' if group.steps else 'next rank'}"
         return [
@@ -451,7 +452,7 @@ class Result(Report):
         facts = {
             "Tokens": f"T: {len(tokens.domain)} of {self.domain}, R: {len(tokens.reference)} of "
             f"{self.reference}; digit scheme: {tokens.digit_scheme}",
-            "Ratio over": f"{len(tokens.of_ratio)} answer tokens of {self.answers}" if self.answers else "",
+            "Ratio over": f"{len(tokens.answers)} answer tokens of {self.answers}" if tokens.answers else "",
             "Words of T that are no single token": ", ".join(word.strip() for word in tokens.dropped),
             "Words of R that are no single token": ", ".join(w.strip() for w in tokens.dropped_reference),
             "Read": f"{len(self.checkpoints)} screened, {len(self.failed)} failed; "

@@ -11,6 +11,7 @@ is missing is dropped and listed, rows of T are taken out of R, and sets that en
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -221,7 +222,7 @@ class Resolution:
     one_row: tuple[str, ...]  # words of one set that the vocabulary puts on one row, which counts once
     digit_scheme: DigitScheme  # how numbers are cut up, see `Vocabulary.digit_scheme`
     vocabulary: int  # rows that the tokenizer names: its last id + 1; a padded matrix has more
-    answers: tuple[Token, ...] = ()  # T of the ratio, none of them in R; empty where it is T of G
+    answers: tuple[Token, ...] = ()  # T of the ratio, none of them in R; empty where none are known
 
     @property
     def of_ratio(self) -> tuple[Token, ...]:
@@ -266,7 +267,9 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
     if domain.answers is not None:
         from lmeval_screener.tokens.answers import resolve_answers
 
-        answers = resolve_answers(domain.answers, vocabulary, reference)
+        # Those that a vocabulary lacks are an error only where they were asked for.
+        with contextlib.nullcontext() if domain.task else contextlib.suppress(ScreeningError):
+            answers = resolve_answers(domain.answers, vocabulary, reference)
     tokens = tokens if domain.groups else list(answers)
     rows_of_domain = {token.id for token in tokens}
     everyday, dropped_reference, doubled_reference = lookup(reference, vocabulary)
@@ -288,7 +291,7 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
         one_row=(*doubled, *doubled_reference),
         digit_scheme=vocabulary.digit_scheme(),
         vocabulary=vocabulary.size,
-        answers=() if {token.id for token in answers} == rows_of_domain else answers,
+        answers=tuple(tokens) if {token.id for token in answers} == rows_of_domain else answers,
     )
 
 
