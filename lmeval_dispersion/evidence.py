@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 PLACE = "docs/results/fine-tunes.md"
-#: Questions without their answers, or scored by the probability of the right answer -> as many scored right or
-#: wrong that ordered 192 small fine-tunes as well, with the 95 % interval; nothing is said of other figures.
+#: Questions without their answers, or scored by the probability of the right answer -> as many scored right
+#: or wrong that ordered 192 small fine-tunes as well, with the 95 % interval; of others nothing is said.
 WORTH: dict[Literal["squares", "probability"], Mapping[int, tuple[int, int, int]]] = {
     "squares": {25: (16, 11, 25)},
     "probability": {5: (25, 20, 30), 10: (44, 34, 56), 25: (61, 45, 86)},

@@ -196,12 +196,12 @@ def test_the_probability_of_the_right_answer_is_compared(tmp_path, monkeypatch, 
     sentence = next(text for text in found.answer() if "right answer" in text)
     assert sentence.startswith(said)
     assert "Δ right answer" in render(found.document(), "markdown")
-    monkeypatch.setitem(evidence.WORTH, "probability", {10: 35})
+    monkeypatch.setitem(evidence.WORTH, "probability", {10: (35, 30, 40)})
     assert any("10 questions scored by the probability" in text for text in found.answer())
     shown = audit(stores[1], short=True)
     assert shown.overall.probability == pytest.approx(np.nanmean(y))
-    assert "ordered fine-tunes as well as 35 labels" in shown.to_markdown()
-    monkeypatch.undo()
+    assert "ordered small fine-tunes as well as 35 labels" in shown.to_markdown()
+    monkeypatch.setitem(evidence.WORTH, "probability", {})
     assert "fine-tunes" not in shown.to_markdown() + found.to_markdown()
 
 

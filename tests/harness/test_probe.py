@@ -262,17 +262,12 @@ def test_the_worth_of_a_figure_is_said_where_it_was_measured(monkeypatch: pytest
     values = np.linspace(0.1, 0.9, 25)
     figure, rows = probed({"a": Answered(values, values, values)})
     result = Probe("sums", 25, 40, 0, figure, rows, (), ())
+    said = "25 questions scored by the probability of the right answer ordered small fine-tunes as well as"
+    assert any(said in sentence for sentence in result.answer())
+    monkeypatch.setitem(evidence.WORTH, "probability", {})
     assert not any("labels" in sentence for sentence in result.answer())
-    monkeypatch.setitem(evidence.WORTH, "probability", {5: 23, 25: 45, 50: 49})
-    said = (
-        "25 questions scored by the probability of the right answer ordered fine-tunes as well as 45 labels"
-    )
-    assert f"{said} ({evidence.PLACE})." in result.answer()
-    monkeypatch.setitem(evidence.WORTH, "squares", {50: 40})
-    assert evidence.worth("squares", 25) == ""
-    assert evidence.worth("squares", 60).startswith(
-        "50 questions without answers ordered fine-tunes as well as 40"
-    )
+    assert evidence.worth("squares", 24) == evidence.worth("probability", 4) == ""
+    assert evidence.worth("squares", 60).startswith("25 questions without answers")
 
 
 @pytest.mark.slow
