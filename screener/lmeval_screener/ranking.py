@@ -29,7 +29,7 @@ from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference, ranks
-from lmeval_screener.screened import TOKENIZER, Against, Next, RankBy, Ranks, Reading, Screened
+from lmeval_screener.screened import RANK_BY, TOKENIZER, Against, Next, RankBy, Ranks, Reading, Screened
 from lmeval_screener.targets import Target, labelled
 from lmeval_screener.tokens import Resolution
 
@@ -93,7 +93,7 @@ def _rows(resolution: Resolution) -> frozenset[tuple[str, int]]:
 def ranked(
     members: Sequence[tuple[Reading, Reading]],
     metric: Metric,
-    rank_by: RankBy = "gap",
+    rank_by: RankBy = RANK_BY,
     base: Target | None = None,
 ) -> list[Screened]:
     """Every group's checkpoints, best first; each reading comes with the one of its common tokenizer.

@@ -114,7 +114,7 @@ TOKENIZER = "tokenizer:"
 
 RankBy = Literal["gap", "ratio", "both"]
 #: What ranks where nothing else is named.
-RANK_BY: RankBy = "gap"
+RANK_BY: RankBy = "ratio"
 RANKED = {"gap": "highest G", "ratio": "highest ratio", "both": "highest mean rank of G and ratio"}
 
 

@@ -25,6 +25,7 @@ from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 # Tokens of T: as many as cover this share of all answer tokens, within these bounds. Where the most frequent
 # ones that the bounds allow cover less than the least share, the answers are running text.
 COVERED, LEAST, MOST, LEAST_COVERED = 0.9, 3, 100, 2 / 3
+_OF_CODE = 40  # tokens of HumanEval's answers that `--domain code` reads
 T = TypeVar("T", str, tuple[int, str])
 
 
@@ -40,11 +41,12 @@ class AnswerSet:
     pieces: tuple[str, ...] = ()  # found by a base, most probable first
     tokenizer: str = ""  # `Vocabulary.digest` of the base's
     base: str = ""  # the model that found ``pieces``
+    most: Annotated[int, 3] = MOST  # tokens that are read
 
     @property
     def digest(self) -> str:
         """SHA-256 over all that decides which tokens are taken."""
-        content = [sorted(self.answers.items()), self.pieces, self.tokenizer]
+        content = [sorted(self.answers.items()), self.pieces, self.tokenizer, self.most]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -89,7 +91,10 @@ def answers_of_domain(domain_set_name: str) -> AnswerSet | None:
     if domain_set_name == "math":  # digits: the set is what answers are made of
         digits = [text for group in load_token_set("math").groups.values() for text in group.texts()]
         return AnswerSet("math", (), "math", "the ten digits", dict.fromkeys(digits, 1))
-    return load_answers("humaneval") if domain_set_name == "code" else None
+    if domain_set_name == "code":
+        # Read by default, of every checkpoint: a tenth more bytes at most.
+        return replace(load_answers("humaneval"), most=_OF_CODE)
+    return None
 
 
 def resolve_answers(answers: AnswerSet, vocabulary: Vocabulary, everyday: TokenSet) -> tuple[Token, ...]:
@@ -118,7 +123,7 @@ def resolve_answers(answers: AnswerSet, vocabulary: Vocabulary, everyday: TokenS
             for token in vocabulary.cut(text):
                 if token[0] not in left_out:
                     counts[token] += count
-        rows = most_frequent(answers.name, counts)
+        rows = most_frequent(answers.name, counts)[: answers.most]
     if len(rows) < LEAST:
         raise ScreeningError(
             "TooFewTokens",
