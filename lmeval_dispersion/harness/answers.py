@@ -92,8 +92,9 @@ def _generated(task: Any, doc: Mapping[str, Any]) -> Iterator[str]:
             raise UsageError(f"{task.task_name}: expected answers that are texts, got {target!r}")
         taken = None
         if regex:
-            options = {key: value for key, value in regex.items() if key != "function"}
-            taken = RegexFilter(**options).apply([[target]], [doc])[0][0]
+            # lm-eval 0.5 keeps them apart.
+            options = regex.get("kwargs") or {key: v for key, v in regex.items() if key != "function"}
+            [[taken]] = RegexFilter(**options).apply([[target]], [doc])
         if taken and (at := target.rfind(taken)) >= 0:
             yield f"{' ' if target[:at].endswith(' ') else ''}{taken}"
         else:
