@@ -23,6 +23,7 @@ from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.geometry.dispersion import left_out
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.cells import short_names
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.statistics import (
     holm,
@@ -167,7 +168,7 @@ class Comparison(RunReport):
             lines = [without_nan(line(row, aside=i == 0)) for i, row in enumerate(slices)]
         return Table.of(
             lines,
-            f"{len(slices) - 1} slices by {self.by}, after all documents",
+            f"{count(len(slices) - 1, 'slice')} by {self.by}, after all documents",
             headings={"slice": self.by.capitalize()},
             excerpt=both_ends(len(slices)) if self._short else (),
         )
@@ -229,7 +230,7 @@ def _parts_sentence(parts: Sequence[Difference], by: str) -> Iterator[str]:
     if len(p) < 2:
         return
     clear = sorted(holm(p), key=lambda i: p[i])
-    named = ", ".join(f"{parts[i].slice} ({_points(parts[i].accuracy_difference)})" for i in clear[:3])
+    named = ", ".join(f"{parts[i].slice} ({_points(parts[i].accuracy_difference)} points)" for i in clear[:3])
     more = f" and {len(clear) - 3} more" if len(clear) > 3 else ""
     if clear:
         yield f"Accuracy differs clearly in {named}{more}, allowing for all {len(p)} slices by {by}."

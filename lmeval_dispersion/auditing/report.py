@@ -178,7 +178,7 @@ class Audit(RunReport):
             return "No document has a label: what dispersion says about right answers cannot be tested."
         if not self.run["width"]:
             return (
-                "No document has choices: how far the model's confidence is right cannot be told."
+                "No document has choices: how far the model's confidence is right is not known."
                 if isinstance(self.reliability, Missing)
                 else reliability_sentence(self.reliability)
             )
