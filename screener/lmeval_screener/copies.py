@@ -36,12 +36,7 @@ _PAIRS = np.triu_indices(_SIDES, 1)  # no squares: noise adds to them
 _WITHIN = 1.5  # times the expected rounding within which two Gram matrices are equal; measured: 0.6 to 1.3
 _FAR = 20.0  # times the expected rounding from which stored numbers are others, not the same moved a little
 _FLOAT32 = 3e-7  # share by which arithmetic and the sketch's own float32 may move it
-_PLAIN = (
-    "F64",
-    "F32",
-    "F16",
-    "BF16",
-)  # types in which siblings are trained and published; others are quantised
+_PLAIN = ("F64", "F32", "F16", "BF16")  # siblings are trained and published in them; others are quantised
 _BLOCK = 256  # readings whose distances are computed at once
 _SHOWN = 5  # originals that a sentence names
 
