@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.geometry import Array
-from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.figures import relative_error, storage_error
 
 if TYPE_CHECKING:
@@ -155,8 +155,8 @@ def _merged(members: Sequence[Reading]) -> NDArray[np.intp]:
     fine, other = np.concatenate(alike, axis=1)
     places, begins = np.unique(np.sort(other), return_index=True)
     fine = fine[np.argsort(other, kind="stable")]
-    for at, some in zip(places.tolist(), np.split(fine, begins[1:]), strict=bool(len(places))):
-        if len(nearest := np.unique(merged[some])) == 1:
+    for at, equals in zip(places.tolist(), np.split(fine, begins[1:]), strict=bool(len(places))):
+        if len(nearest := np.unique(merged[equals])) == 1:
             merged[at] = nearest[0]
     return merged
 
@@ -176,8 +176,7 @@ def said(members: Sequence[Screened]) -> str:
             copies.setdefault((c.copy_of, how), []).append(c.label)
     lines = []
     for (original, how), names in list(copies.items())[:_SHOWN]:
-        some = names if len(names) <= _SHOWN else [*names[:_SHOWN], count(len(names) - _SHOWN, "other")]
-        lines.append(f"{listed(some)} {'is a copy' if len(names) == 1 else 'are copies'} of {original}{how}")
+        lines.append(f"{some(names)} {'is a copy' if len(names) == 1 else 'are copies'} of {original}{how}")
     rest = sum(len(names) for names in list(copies.values())[_SHOWN:])
     lines += [f"{count(rest, 'more copy', 'more copies')}"] if rest else []
     return "; ".join(lines)

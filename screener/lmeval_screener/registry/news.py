@@ -19,12 +19,12 @@ import numpy as np
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col, Report, Table
-from lmeval_dispersion.report.declared import count
+from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.copies import originals
 from lmeval_screener.figures import difference, numbers_of
 from lmeval_screener.ranking import clear_above
 from lmeval_screener.registry.database import Seen, last_seen
-from lmeval_screener.registry.queries import is_gone, named, ranked, some
+from lmeval_screener.registry.queries import is_gone, named, ranked
 from lmeval_screener.screened import Reading, Screened, grouped
 
 #: Words of --since that stand for the end of an earlier run; its answer is given once.
