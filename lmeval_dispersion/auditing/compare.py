@@ -22,7 +22,7 @@ from lmeval_dispersion.auditing.slices import Slice, by_column
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.geometry.dispersion import left_out
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.report.cells import short_names
+from lmeval_dispersion.report.cells import short_names, shown
 from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.statistics import (
@@ -249,16 +249,16 @@ def _dispersion_sentence(row: Difference, name: str, first: str) -> str:
 
 
 def _points(share: float) -> str:
-    return f"{100 * share:+.1f}"
+    return shown(100 * share, "+.1f")
 
 
 def _dispersion_line(row: Difference, aside: bool) -> DifferenceLine:
     low, high, value = row.dispersion_low, row.dispersion_high, row.dispersion_difference
     accuracy = ""
     if not math.isnan(row.accuracy_difference):
-        ends = (f"{100 * end:+.0f}" for end in (row.accuracy_low, row.accuracy_high))
+        ends = (shown(100 * end, "+.0f") for end in (row.accuracy_low, row.accuracy_high))
         interval = "" if math.isnan(row.accuracy_low) else f" ({' to '.join(ends)})"
-        accuracy = f"{100 * row.accuracy_difference:+.0f}{interval}"
+        accuracy = f"{shown(100 * row.accuracy_difference, '+.0f')}{interval}"
     reach = max(high - value, value - low)
     return DifferenceLine(row.slice, row.documents, value, low, high, reach, accuracy, row.accuracy_p, aside)
 
