@@ -23,7 +23,8 @@ from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.evidence import worth
 from lmeval_dispersion.geometry.dispersion import left_out
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.report.cells import short_names
+from lmeval_dispersion.report.cells import short_names, shown
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.statistics import (
     LEVEL,
@@ -181,7 +182,7 @@ class Comparison(RunReport):
             lines = [without_nan(line(row, aside=i == 0)) for i, row in enumerate(slices)]
         return Table.of(
             lines,
-            f"{len(slices) - 1} slices by {self.by}, after all documents",
+            f"{count(len(slices) - 1, 'slice')} by {self.by}, after all documents",
             headings={"slice": self.by.capitalize()},
             excerpt=both_ends(len(slices)) if self._short else (),
         )
@@ -247,7 +248,7 @@ def _parts_sentence(parts: Sequence[Difference], by: str) -> Iterator[str]:
     if len(p) < 2:
         return
     clear = sorted(holm(p), key=lambda i: p[i])
-    named = ", ".join(f"{parts[i].slice} ({_points(parts[i].accuracy_difference)})" for i in clear[:3])
+    named = ", ".join(f"{parts[i].slice} ({_points(parts[i].accuracy_difference)} points)" for i in clear[:3])
     more = f" and {len(clear) - 3} more" if len(clear) > 3 else ""
     if clear:
         yield f"Accuracy differs clearly in {named}{more}, allowing for all {len(p)} slices by {by}."
@@ -282,16 +283,16 @@ def _p_value(p: float) -> str:
 
 
 def _points(share: float) -> str:
-    return f"{100 * share:+.1f}"
+    return shown(100 * share, "+.1f")
 
 
 def _dispersion_line(row: Difference, aside: bool) -> DifferenceLine:
     low, high, value = row.dispersion_low, row.dispersion_high, row.dispersion_difference
     accuracy = ""
     if not math.isnan(row.accuracy_difference):
-        ends = (f"{100 * end:+.0f}" for end in (row.accuracy_low, row.accuracy_high))
+        ends = (shown(100 * end, "+.0f") for end in (row.accuracy_low, row.accuracy_high))
         interval = "" if math.isnan(row.accuracy_low) else f" ({' to '.join(ends)})"
-        accuracy = f"{100 * row.accuracy_difference:+.0f}{interval}"
+        accuracy = f"{shown(100 * row.accuracy_difference, '+.0f')}{interval}"
     reach = max(high - value, value - low)
     more = (row.accuracy_p, row.probability_difference, row.probability_se)
     return DifferenceLine(row.slice, row.documents, value, low, high, reach, accuracy, *more, aside)

@@ -152,9 +152,7 @@ class Audit(RunReport):
             "opening": self._opening(),
             "worth": worth("probability", self._scored()),
             "summary": self._summary(),
-            "reliability": None
-            if isinstance(self.reliability, Missing)
-            else reliability_sentence(self.reliability),
+            "reliability": self._confidence(),
             "left_out": [JUDGED[part] for part in self.left_out if part in JUDGED],
             "interval_text": interval_text,
             "shortened": shortened,
@@ -186,11 +184,8 @@ class Audit(RunReport):
         if not self.run["labelled"]:
             return "No document has a label: what dispersion says about right answers cannot be tested."
         if not self.run["width"]:
-            return (
-                "No document has choices: how far the model's confidence is right cannot be told."
-                if isinstance(self.reliability, Missing)
-                else reliability_sentence(self.reliability)
-            )
+            none = "No document has choices: how far the model's confidence is right is not known."
+            return self._confidence() or none
         if isinstance(self.calibration, Missing):
             return pools_sentence(self.mixtures)
         found = self.calibration
@@ -208,18 +203,20 @@ class Audit(RunReport):
             opening = "An estimate from all signals does not reliably beat"
         return f"{opening} the labelled accuracy ({ours.mae:.1f} against {alone.mae:.1f} points off {where})."
 
+    def _confidence(self) -> str:
+        return "" if isinstance(self.reliability, Missing) else reliability_sentence(self.reliability)
+
     def _numbers(self) -> str:
-        whole, tables = self.overall, list(self.slices.items())[:1]
-        if whole.reason and not whole.documents > 2:
+        whole = self.overall
+        if whole.reason:
             return f"The run has {count(whole.documents, 'document')}: {whole.reason}."
-        said = f"{count(whole.documents, 'document')}"
+        said = count(whole.documents, "document")
         if not math.isnan(whole.accuracy):
             said = f"{100 * whole.accuracy:.1f} % of {whole.labelled:,} right"
         if not math.isnan(whole.dispersion):
             said += f", dispersion {whole.dispersion:.4f}"
-        for name, table in tables:
-            if self.cautions or not whole.labelled:
-                continue
+        if self.slices and whole.labelled and not self.cautions:
+            name, table = next(iter(self.slices.items()))
             lowest = weakest(table.rows, whole)
             said += (
                 f"; no {name} is clearly weaker than the rest"

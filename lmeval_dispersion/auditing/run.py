@@ -208,7 +208,7 @@ class Run:
 
 
 def read_run(run: Run | str | Path, layer: str | None = None) -> Run:
-    """The run whose store, or samples of lm-eval, are in a folder; one that was read is given back."""
+    """The run whose store, or samples of lm-eval, are in a folder; a run that was read is returned."""
     if isinstance(run, Run):
         return run
     return Run.of(read_logged(run) if is_logged(run) else read_store(run), layer)

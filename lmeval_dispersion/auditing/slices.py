@@ -19,6 +19,7 @@ from lmeval_dispersion.auditing.run import Array, Missing, Rows, Run
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Spectrum, spectrum
 from lmeval_dispersion.report import Chart, Col, Table
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import (
     UNDEFINED,
     Bounds,
@@ -150,7 +151,7 @@ class SliceRow:
         float, Col("Perplexity", ".2f", hint="Mean perplexity of the queries.", drop=2)
     ]
     confidence: Annotated[
-        float, Col("Confidence", ".3f", hint="Mean probability of the chosen answer.", drop=3)
+        float, Col("Confidence", ".1%", hint="Mean probability of the chosen answer.", drop=3)
     ]
     prompt_tokens: Annotated[float, Col("Tokens", ".0f", hint="Mean prompt length.", drop=4)]
     reason: Annotated[str | None, Col("Remark")]
@@ -344,7 +345,7 @@ def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow, *, short:
     vectors = not math.isnan(whole.dispersion)
     key = "dispersion" if vectors else "accuracy"
     ordered = sorted(rows, key=lambda row: (math.isnan(getattr(row, key)), getattr(row, key)))
-    caption = f"{len(rows)} slices by {name}, least {'dispersed' if vectors else 'accurate'} first"
+    caption = f"{count(len(rows), 'slice')} by {name}, least {'dispersed' if vectors else 'accurate'} first"
     heading, anchor = {"slice": name.capitalize()}, f"slices-{name}"
     every = [*ordered, whole]
     if not short:

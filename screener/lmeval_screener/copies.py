@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.geometry import Array
-from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.figures import relative_error, storage_error
 
 if TYPE_CHECKING:
@@ -36,12 +36,7 @@ _PAIRS = np.triu_indices(_SIDES, 1)  # no squares: noise adds to them
 _WITHIN = 1.5  # times the expected rounding within which two Gram matrices are equal; measured: 0.6 to 1.3
 _FAR = 20.0  # times the expected rounding from which stored numbers are others, not the same moved a little
 _FLOAT32 = 3e-7  # share by which arithmetic and the sketch's own float32 may move it
-_PLAIN = (
-    "F64",
-    "F32",
-    "F16",
-    "BF16",
-)  # types in which siblings are trained and published; others are quantised
+_PLAIN = ("F64", "F32", "F16", "BF16")  # siblings are trained and published in them; others are quantised
 _BLOCK = 256  # readings whose distances are computed at once
 _SHOWN = 5  # originals that a sentence names
 
@@ -160,8 +155,8 @@ def _merged(members: Sequence[Reading]) -> NDArray[np.intp]:
     fine, other = np.concatenate(alike, axis=1)
     places, begins = np.unique(np.sort(other), return_index=True)
     fine = fine[np.argsort(other, kind="stable")]
-    for at, some in zip(places.tolist(), np.split(fine, begins[1:]), strict=bool(len(places))):
-        if len(nearest := np.unique(merged[some])) == 1:
+    for at, equals in zip(places.tolist(), np.split(fine, begins[1:]), strict=bool(len(places))):
+        if len(nearest := np.unique(merged[equals])) == 1:
             merged[at] = nearest[0]
     return merged
 
@@ -181,8 +176,7 @@ def said(members: Sequence[Screened]) -> str:
             copies.setdefault((c.copy_of, how), []).append(c.label)
     lines = []
     for (original, how), names in list(copies.items())[:_SHOWN]:
-        some = names if len(names) <= _SHOWN else [*names[:_SHOWN], count(len(names) - _SHOWN, "other")]
-        lines.append(f"{listed(some)} {'is a copy' if len(names) == 1 else 'are copies'} of {original}{how}")
+        lines.append(f"{some(names)} {'is a copy' if len(names) == 1 else 'are copies'} of {original}{how}")
     rest = sum(len(names) for names in list(copies.values())[_SHOWN:])
     lines += [f"{count(rest, 'more copy', 'more copies')}"] if rest else []
     return "; ".join(lines)

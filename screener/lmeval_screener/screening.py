@@ -212,7 +212,7 @@ class Screening:
         fail_if_below: The checkpoint that none may fall behind, by its label or as any is named.
         base: The checkpoint that the others were trained from, likewise.
         session: A registry's, which knows what need not be read again and keeps what is read.
-        since: From when on the registry's news are told; None for none.
+        since: Time from which the registry's news are given; None for none.
         reader_type: The reader of the checkpoints: this process, or those of a cluster.
         keep_on_interrupt: Whether Ctrl-C and SIGTERM return what is done (main thread only).
     """
@@ -278,8 +278,8 @@ class Screening:
 
         # Only now: what another run announced meanwhile is not announced again.
         since = since_time(session.connection, self.since, session.tokens, self.metric)
-        told = news(session.connection, session.tokens, since, self.metric, until=session.ended)
-        return replace(result, news=told)
+        moved = news(session.connection, session.tokens, since, self.metric, until=session.ended)
+        return replace(result, news=moved)
 
     async def _screened(self, selected: Selected) -> Result:
         start = time.perf_counter()

@@ -1,6 +1,7 @@
 """Comparing runs: paired differences by hand, and what must not be compared."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -130,6 +131,18 @@ def test_each_sentence_appears_where_it_is_true_and_nowhere_else(tmp_path, right
     text = " ".join(compare_runs([tmp_path / "a", tmp_path / "b"]).answer())
     assert {words for words in (MORE, FEWER, ALIKE, WIDER, NARROWER, AS_WIDE) if words in text} == said
     assert ("neither good nor bad" in text) == (spread[0] != spread[1])
+
+
+def test_no_difference_of_minus_nothing_is_printed(tmp_path):
+    """One document of 4,000 is lost: -0.025 points."""
+    right = np.arange(4000) % 2 == 0
+    for name, lost in (("a", 0), ("b", 1)):
+        frame = documents(np.where(np.arange(4000) < lost, False, right), rng=np.random.default_rng(0))
+        written(tmp_path / name, frame, np.random.default_rng(0).normal(size=(4000, 4)), {"model": name})
+    found = compare_runs([tmp_path / "a", tmp_path / "b"], short=True)
+    shown = render(found.document(), "table", width=100)
+    assert found.others[0].slices[0].lost == 1
+    assert not re.search(r"-0(\.0+)?(?![\d.])", shown), shown
 
 
 def test_subjects_that_differ_are_named_only_where_they_do(tmp_path):

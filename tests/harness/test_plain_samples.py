@@ -157,6 +157,13 @@ def test_an_audit_of_samples_has_what_needs_no_vectors_and_says_the_way_to_the_r
     shown = render(report.document(), "table", width=80)
     assert "least accurate first" in shown
     assert "Dispersion" not in shown.split("least accurate first")[1].split("More:")[0]
+    pages = [audit(logged.parent / "good", details=True), audit(logged, short=True)]
+    whole, cautious = (render(page.document(), "table", details=True, width=80) for page in pages)
+    assert pages[1].cautions
+    for text in (whole, cautious):  # the missing vectors are said once, and no more of what needs them
+        assert text.count("dispersion embed") == (text is whole)
+        assert "correlation" not in text
+        assert "Left out" not in text
     with pytest.raises(UsageError, match="samples of lm-eval hold no vectors"):
         read_run(logged).vectors.estimate()
 

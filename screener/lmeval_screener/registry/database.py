@@ -475,7 +475,7 @@ class Session:
         self._write(write)
 
     def announced(self) -> None:
-        """Say that a nightly's answer was given: what it told is not told again."""
+        """Say that a nightly's answer was given: what it announced is not announced again."""
         announced = "UPDATE runs SET announced = ended WHERE run = ? AND announced = ''"
         self._write(lambda: self.connection.execute(announced, [self.run]))
 

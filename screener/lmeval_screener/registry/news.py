@@ -19,12 +19,12 @@ import numpy as np
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col, Report, Table
-from lmeval_dispersion.report.declared import count
+from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.copies import originals
 from lmeval_screener.figures import difference, numbers_of
 from lmeval_screener.ranking import clear_above
 from lmeval_screener.registry.database import Seen, last_seen
-from lmeval_screener.registry.queries import is_gone, named, ranked, some
+from lmeval_screener.registry.queries import is_gone, named, ranked
 from lmeval_screener.screened import Reading, Screened, grouped
 
 #: Words of --since that stand for the end of an earlier run; its answer is given once.
@@ -185,11 +185,10 @@ def news(
     now = {_place(seen): seen for seen in named(last_seen(connection, tokens, until=until))}
     then = {_place(seen): seen for seen in last_seen(connection, tokens, until=since)}
     then = {place: seen.called(now[place].target) for place, seen in then.items()}
-    told = connection.execute(
-        "SELECT identity, requested, file, state FROM seen WHERE tokens = ? AND first <= ? AND error IS NULL",
-        [tokens, since],
+    measured = (
+        "SELECT identity, requested, file, state FROM seen WHERE tokens = ? AND first <= ? AND error IS NULL"
     )
-    announced = {tuple(row) for row in told}
+    announced = {tuple(row) for row in connection.execute(measured, [tokens, since])}
     live = {place: seen for place, seen in now.items() if seen.reading and not is_gone(seen)}
     moves: list[Move] = []
     arrived: dict[_Place, str] = {}
@@ -213,7 +212,7 @@ def news(
     standings = _standings(fresh, live, then, metric)
     groups = grouped(ranked(list(live.values()), metric))
     ranks = {id(c.gaps): (c, group.title) for group in groups for c in group.checkpoints}
-    # A renamed one is no news of two.
+    # A rename is one move, not two.
     renamed = {now[s.of].target.label for place, s in standings.items() if s.of and arrived[place] == "new"}
     moves = [move for move in moves if move.what != "deleted" or move.checkpoint not in renamed]
     for place, what in arrived.items():

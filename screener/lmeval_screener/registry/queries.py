@@ -15,7 +15,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col, Column, Document, Section, Table
 from lmeval_dispersion.report.cells import json_value
-from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.report.declared import count, some
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
 from lmeval_screener.copies import said
@@ -26,7 +26,6 @@ from lmeval_screener.targets import labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
 _GONE = frozenset({"RepoNotFound", "RevisionNotFound", "FolderNotFound"})
-_NAMES = 5  # checkpoints that a sentence names
 _LIMIT = 60.0  # seconds that SQL may take
 _WIDE = 100  # characters of a line from which on each value of a row has a line of its own
 
@@ -181,11 +180,6 @@ def query(
     sentence += f"; {len(gone)} deleted, {len(failed)} failed when last seen"
     sentence += f": {some(failed)}." if failed else "."
     return _document("Checkpoints of the registry", "checkpoints", [*best, sentence], rows)
-
-
-def some(names: Sequence[str]) -> str:
-    """Names in a sentence, the first few of many."""
-    return listed(names if len(names) <= _NAMES else [*names[:_NAMES], f"{len(names) - _NAMES} others"])
 
 
 def sql_answer(connection: sqlite3.Connection, statement: str) -> Document:

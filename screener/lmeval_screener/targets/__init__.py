@@ -126,8 +126,8 @@ def parse_targets(
 ) -> list[Target]:
     """The targets that texts name: of a glob what matches, of a training run or a folder its checkpoints.
 
-    Runs and globs in a storage are expanded when they are screened: that takes requests. Folders beside
-    checkpoints that are none are added to ``left_out``.
+    Runs and globs in a storage are expanded when they are screened: that takes requests. Other folders beside
+    checkpoints are added to ``left_out``.
     """
     targets: list[Target] = []
     for path in (path for text in texts for path in matching_paths(text) or [text]):
