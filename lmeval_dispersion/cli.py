@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from lmeval_dispersion.errors import require_extra
 from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.options import command_parser, exit_code_of
+from lmeval_dispersion.report.document import SITE
 
 _AUDIT = "lmeval_dispersion.auditing.commands"
 _HARNESS = "lmeval_dispersion.harness.cli"
@@ -136,6 +137,7 @@ def _overview() -> str:
         [
             *lines,
             "`dispersion help COMMAND` lists its options, `dispersion -V` prints the version.",
+            f"Docs: {SITE}",
             "",
             "examples:",
             "  dispersion screen --demo",

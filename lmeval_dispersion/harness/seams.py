@@ -70,6 +70,8 @@ class Evaluation:
     tasks: Any = None  # as given, names as a rule
     predict_only: Any = None  # as given
     apply_chat_template: Any = None  # as given
+    use_cache: Any = None  # as given
+    metrics: Any = None  # key -> figure of the task that ends, which its results will have
     command_line: bool = False  # whether lm-eval's own command runs, which ends with the process
 
     def category(self, task: str) -> str | None:
@@ -105,11 +107,13 @@ def running_evaluation() -> Evaluation:
                 known["lm"] = getattr(scope["lm"], "lm", scope["lm"])
                 known["groups"] = scope.get("groups")
                 known["limit"] = scope.get("limit_arg", scope.get("limit"))
+            elif frame.f_code.co_name == "_collect_results":
+                known["metrics"] = scope.get("agg_metrics")
             elif frame.f_code.co_name == "simple_evaluate" and "tracker" not in known:
                 known["tracker"] = scope.get("evaluation_tracker")
                 known["fewshot_seed"] = scope.get("fewshot_random_seed")
-                for name in ("model_args", "limit", "tasks", "predict_only", "apply_chat_template"):
-                    known[name] = scope.get(name)
+                given = ("model_args", "limit", "tasks", "predict_only", "apply_chat_template", "use_cache")
+                known |= {name: scope.get(name) for name in given}
                 if "lm" in scope:
                     known.setdefault("lm", getattr(scope["lm"], "lm", scope["lm"]))
         frame = frame.f_back  # type: ignore[assignment]
@@ -179,6 +183,13 @@ class _Task04(ConfigurableTask):  # type: ignore[misc]
             )
         return {**metrics, **self.judged(self._of_document[number], results, metrics, filter_name)}
 
+    def dump_config(self) -> dict[str, Any]:
+        """As lm-eval's, which by then has given our errors an error too."""
+        metrics = running_evaluation().metrics or {}
+        for key in [key for key in metrics if "_stderr_stderr," in key]:
+            del metrics[key]
+        return super().dump_config()  # type: ignore[no-any-return]
+
 
 class _Task05(Task):  # type: ignore[misc]
     """0.5 has a class for each output type, whose scorers score a task's documents at once.
@@ -224,7 +235,8 @@ class _Task05(Task):  # type: ignore[misc]
         """As lm-eval's, which bootstraps all that is no mean: metrics of ours bring their own errors."""
         if self.only_predicts:
             return super().aggregate(bootstrap_iters)  # type: ignore[no-any-return]
-        functions, figures, documents = self.aggregation(), {}, 0
+        functions, documents = self.aggregation(), 0
+        figures: dict[str, Any] = {}
         for scorer in self._scorers:
             for ours, draws in ((False, bootstrap_iters), (True, 0)):
                 scores = {
@@ -232,7 +244,7 @@ class _Task05(Task):  # type: ignore[misc]
                     for doc_id, of_document in scorer.reduced_docs.items()
                 }
                 aggregated, count = scorer.aggregate(scores, draws, functions)
-                figures.update(aggregated)
+                figures |= {key: v for key, v in aggregated.items() if "_stderr_stderr," not in key}
                 documents = max(documents, count)
         return figures, documents
 

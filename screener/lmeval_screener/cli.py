@@ -123,7 +123,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--rank-by",
         choices=("gap", "ratio", "both"),
-        help="the figure that ranks; both: the mean rank of the two. A clear order needs both (default: ratio)",
+        help="the figure that ranks; both: the mean rank of the two. A clear order needs both "
+        "(default: ratio)",
     )
     how.add_argument(
         "--base",

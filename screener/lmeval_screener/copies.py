@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -64,10 +65,13 @@ def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
     return _marks(rows, b"") + _marks(norm.weight, kind) + np.asarray(numbers, dtype="<f4").tobytes()
 
 
+@cache
 def _signs(count: int, length: int) -> Array:
-    """The same ±1 in every version: numpy keeps the stream of a bit generator."""
-    bits = np.random.PCG64(29).random_raw(count * length) >> np.uint64(63)
-    return bits.astype(np.float64).reshape(count, length) * 2 - 1
+    """The same random ±1 in every version: bits of a hash."""
+    size = count * length
+    bits = hashlib.shake_128(b"%d %d" % (count, length)).digest(size // 8 + 1)
+    signs = np.unpackbits(np.frombuffer(bits, np.uint8), count=size).astype(np.float64) * 2 - 1
+    return signs.reshape(count, length)
 
 
 def _marks(numbers: NDArray[Any], kind: bytes) -> bytes:

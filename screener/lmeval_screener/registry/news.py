@@ -25,6 +25,7 @@ from lmeval_screener.figures import difference, numbers_of
 from lmeval_screener.ranking import clear_above
 from lmeval_screener.registry.database import Seen, last_seen
 from lmeval_screener.registry.queries import is_gone, named, ranked
+from lmeval_screener.result.answer import unknown
 from lmeval_screener.screened import Reading, Screened, grouped
 
 #: Words of --since that stand for the end of an earlier run; its answer is given once.
@@ -82,6 +83,7 @@ class News(Report):
         moves: New checkpoints, best first, then changed, recovered, deleted and failed ones.
         touched: Checkpoints whose files were written again with the same figures.
         kept: What could not be read since, by label, and ranks by older figures: their day and the error.
+        unknown: Of whose new figures the ratio is not known, and why, in sentences.
     """
 
     template: ClassVar[str] = "news.jinja"
@@ -92,6 +94,7 @@ class News(Report):
     moves: tuple[Move, ...]
     touched: int
     kept: Mapping[str, str]
+    unknown: Sequence[str] = ()
 
     @property
     def worth(self) -> tuple[str, ...]:
@@ -124,6 +127,7 @@ class News(Report):
         if len(copies) < len(compared) and not said:
             said = ["Nothing new or changed is level with the former best."]
         said += [f"No news by the rows read: {some(copies)}."] if copies else []
+        said += self.unknown
         lost = [move for move in self.moves if move.what == "failed" and move.checkpoint not in self.kept]
         if lost:
             said.append(f"Failed: {some([f'{m.checkpoint} ({m.text})' for m in lost])}.")
@@ -215,6 +219,8 @@ def news(
     # A rename is one move, not two.
     renamed = {now[s.of].target.label for place, s in standings.items() if s.of and arrived[place] == "new"}
     moves = [move for move in moves if move.what != "deleted" or move.checkpoint not in renamed]
+    arrivals = [ranks[id(_reading(live[place]).gaps)][0] for place in arrived]
+    alone = max((len(group.checkpoints) for group in groups), default=0) < 2
     for place, what in arrived.items():
         c, title = ranks[id(_reading(live[place]).gaps)]
         standing = standings.get(place, _Standing(None, "as it was announced before"))
@@ -229,7 +235,7 @@ def news(
             )
         )  # fmt: skip
     moves.sort(key=lambda move: (_KINDS.index(move.what), move.group or "", move.rank or 0))
-    return News(since, tuple(moves), touched, kept)
+    return News(since, tuple(moves), touched, kept, unknown(arrivals, alone=alone))
 
 
 _Place = tuple[str, str, str]

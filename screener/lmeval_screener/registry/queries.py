@@ -20,8 +20,8 @@ from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
 from lmeval_screener.copies import said
 from lmeval_screener.registry.database import NOT_OF_WEIGHTS, Seen, folder_is_gone, identity_of, last_seen
-from lmeval_screener.result.answer import GROUPS, sentences
-from lmeval_screener.screened import Reading, Screened, grouped, tie_cells, tied_with
+from lmeval_screener.result.answer import GROUPS, sentences, unknown
+from lmeval_screener.screened import Group, Reading, Screened, grouped, tie_cells, tied_with
 from lmeval_screener.targets import labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
@@ -162,7 +162,7 @@ def query(
             kept.get(c.label),
         )
         for group in groups
-        for c in group.checkpoints[:top]
+        for c in _best(group, top)
     ]  # fmt: skip
     if family is None and scale is None and top is None:
         rows += [Ranked(label, note="deleted") for label in gone]
@@ -174,12 +174,20 @@ def query(
     best = [" ".join(sentences(group, metric, domain)) for group in groups[:GROUPS]]
     if len(groups) > 1:
         best = [f"{group.title}: {said}" for group, said in zip(groups, best, strict=False)]
-    total = count(sum(len(group.checkpoints) for group in groups), "checkpoint")
+    members = [c for group in groups for c in group.checkpoints]
+    best += unknown(members, alone=len(members) == len(groups))
+    total = count(len(members), "checkpoint")
     total += f" in {count(len(groups), 'group')}"
     sentence = f"{total} for {domain} against {reference}"
     sentence += f"; {len(gone)} deleted, {len(failed)} failed when last seen"
     sentence += f": {some(failed)}." if failed else "."
     return _document("Checkpoints of the registry", "checkpoints", [*best, sentence], rows)
+
+
+def _best(group: Group, top: int | None) -> Sequence[Screened]:
+    """The first checkpoints of a group, with their copies, which take no other's place."""
+    originals = [place for place, c in enumerate(group.checkpoints) if c.copy_of is None]
+    return group.checkpoints[: originals[top] if top is not None and top < len(originals) else None]
 
 
 def sql_answer(connection: sqlite3.Connection, statement: str) -> Document:

@@ -5,7 +5,7 @@ The JSON contract, ``screen-checkpoints/3``, is documented in docs/reference/scr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -429,8 +429,8 @@ class Result(Report):
             ],
             "most_failed": len(self.failed) > self._everyone / 2,
             "failures": answer.failures(self.failed, self._everyone),
-            "notes": _who((note, c) for c in members for note in c.notes),
-            "unknown": [*_unknown(members), *self._without_base()],
+            "notes": answer.who((note, c) for c in members for note in c.notes),
+            "unknown": [*answer.unknown(members, alone=len(members) == 1), *self._without_base()],
             "ranked": RANKED[self.ranked_by].replace("highest", "Higher"),
             "copies": copies.said(members),
             "agreed": whole[0] if whole else None,
@@ -539,26 +539,6 @@ def _excerpt(members: Sequence[Screened], *, training: bool) -> tuple[int, ...]:
     last = members[_TOP - 1]
     cut = [place for place in range(_TOP, count) if last.tied_to(members[place].rank)]
     return tuple(sorted({*range(_TOP), *cut[: _LONG - _TOP - _BOTTOM], *range(count - _BOTTOM, count)}))
-
-
-def _who(texts: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:
-    """Whom each text concerns: the label of a single checkpoint, else how many."""
-    labels: dict[str, list[str]] = {}
-    for text, c in texts:
-        labels.setdefault(text, []).append(c.label)
-    who = {text: of[0] if len(of) == 1 else f"{len(of)} checkpoints" for text, of in labels.items()}
-    return who | {text: f"all {everyone}" for text, of in labels.items() if len(of) == everyone > 1}
-
-
-def _unknown(members: Sequence[Screened]) -> list[str]:
-    """Whose ratio is not known and why, so that G alone orders them."""
-    reasons = ((c.no_ratio or "it was not read", c) for c in members if c.ratio is None)
-    all_of = f"all {len(members)}"
-    ending = "the order is by G alone" if len(members) > 1 else "G stands alone"
-    return [
-        f"No ratio{'' if who == all_of else f' of {who}'}: {reason}; {ending}."
-        for reason, who in _who(reasons, len(members)).items()
-    ]
 
 
 def _failures(failed: Sequence[Failed]) -> list[Row]:

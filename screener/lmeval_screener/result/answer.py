@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from lmeval_dispersion.geometry import Metric
@@ -53,6 +53,26 @@ def failures(failed: Sequence[Failed], everyone: int) -> str:
 def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
     words = Counter(failure.error for failure in failed).most_common(most)
     return ", ".join(f"{count} {word}" for word, count in words)
+
+
+def who(texts: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:
+    """Whom each text concerns: the label of a single checkpoint, else how many."""
+    labels: dict[str, list[str]] = {}
+    for text, c in texts:
+        labels.setdefault(text, []).append(c.label)
+    names = {text: of[0] if len(of) == 1 else f"{len(of)} checkpoints" for text, of in labels.items()}
+    return names | {text: f"all {everyone}" for text, of in labels.items() if len(of) == everyone > 1}
+
+
+def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
+    """Whose ratio is not known and why, so that G alone orders them, or stands alone."""
+    reasons = ((c.no_ratio or "it was not read", c) for c in members if c.ratio is None)
+    all_of = f"all {len(members)}"
+    ending = "G stands alone" if alone else "the order is by G alone"
+    return [
+        f"No ratio{'' if whose == all_of else f' of {whose}'}: {reason}; {ending}."
+        for reason, whose in who(reasons, len(members)).items()
+    ]
 
 
 def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
