@@ -112,7 +112,8 @@ def _counted(args: argparse.Namespace, task: str) -> tuple[dict[str, Any], Any]:
 
 def _found(args: argparse.Namespace, task: str | None) -> tuple[dict[str, Any], Any]:
     """The fields of a set that a base finds, and its tokenizer."""
-    from lmeval_screener.tokens.answers import COVERED, LEAST, MOST
+    from lmeval_screener.tokens.answers import COVERED, LEAST
+    from lmeval_screener.tokens.sets import MOST
 
     from lmeval_dispersion.harness.answers import around, mean_next, prompts_of, tasks_of
     from lmeval_dispersion.model.loading import load_model
@@ -173,7 +174,8 @@ def answer_file(fields: Mapping[str, Any], tokenizer: Any = None) -> tuple[str, 
     """
     import yaml
     from lmeval_screener.tokens import load_token_set
-    from lmeval_screener.tokens.answers import AnswerSet, resolve_answers
+    from lmeval_screener.tokens.answers import resolve_answers
+    from lmeval_screener.tokens.sets import AnswerSet
 
     name, answers = fields["name"], fields.get("answers") or {}
     shown = [text.strip()[:24] for text in answers]

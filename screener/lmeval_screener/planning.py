@@ -28,7 +28,7 @@ def plan_document(
 ) -> Document:
     """The most that the screening of some targets costs: from a cache or a registry it costs less."""
     from lmeval_screener.checkpoints.hub import Hub
-    from lmeval_screener.tokens.answers import MOST
+    from lmeval_screener.tokens.sets import MOST
 
     has_token = Hub().has_token()
     words = sum(len(group.texts()) for tokens in (domain, reference) for group in tokens.groups.values())

@@ -7,10 +7,8 @@ model expects where an answer begins (`dispersion tokens --base`). The rule: ``d
 from __future__ import annotations
 
 import fnmatch
-import hashlib
-import json
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -18,36 +16,15 @@ from typing import Annotated, Any, Literal, TypeVar
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens import Token, TokenSet, load_token_set, lookup
+from lmeval_screener.tokens.sets import MOST, AnswerSet, Token, TokenSet, load_token_set, lookup
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 
 # Tokens of T: as many as cover this share of all answer tokens, within these bounds. Where the most frequent
 # ones that the bounds allow cover less than the least share, the answers are running text.
-COVERED, LEAST, MOST, LEAST_COVERED = 0.9, 3, 100, 2 / 3
+COVERED, LEAST, LEAST_COVERED = 0.9, 3, 2 / 3
 _OF_CODE = 40  # tokens of HumanEval's answers that `--domain code` reads
 T = TypeVar("T", str, tuple[int, str])
-
-
-@dataclass(frozen=True)
-class AnswerSet:
-    """The answers of a task, by their texts, or as a base model expects them."""
-
-    name: str
-    tasks: tuple[str, ...]  # lm-eval's names, or shell patterns of them
-    domain: str = ""  # bundled domain set that G uses; empty: G is over the answer tokens too
-    about: str = ""  # ``answers of gsm8k (1,319 documents)``
-    answers: dict[str, Annotated[int, 1]] = field(default_factory=dict)  # text after a prompt -> its count
-    pieces: tuple[str, ...] = ()  # found by a base, most probable first
-    tokenizer: str = ""  # `Vocabulary.digest` of the base's
-    base: str = ""  # the model that found ``pieces``
-    most: Annotated[int, 3] = MOST  # tokens that are read
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 over all that decides which tokens are taken."""
-        content = [sorted(self.answers.items()), self.pieces, self.tokenizer, self.most]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
