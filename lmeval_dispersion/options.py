@@ -159,11 +159,9 @@ def add_format(
 
 
 def add_metric(parser: argparse._ActionsContainer) -> None:
-    """``--metric``, the gap that ranks."""
+    """``--metric``, the distance that G is of."""
     choices = ("cosine", "euclidean")
-    parser.add_argument(
-        "--metric", default="cosine", choices=choices, help="which gap ranks (default: cosine)"
-    )
+    parser.add_argument("--metric", default="cosine", choices=choices, help="distance of G (default: cosine)")
 
 
 def add_output(parser: argparse._ActionsContainer, formats: Sequence[str] = FORMATS) -> None:

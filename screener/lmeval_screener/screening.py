@@ -70,7 +70,7 @@ def screen(
     base: str | None = None,
     rank_by: RankBy = RANK_BY,
 ) -> Result:
-    """Rank checkpoints by their dispersion gap, reading only the rows that it needs.
+    """Rank checkpoints by the dispersion of their output rows, reading only the rows that it needs.
 
     Args:
         checkpoints: One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``, folders, folders
@@ -80,7 +80,7 @@ def screen(
         task: lm-eval's task whose answer tokens the ratio is over, or a YAML file of them. Default: those
             known of the domain, else T of G.
         reference: The everyday token set, likewise.
-        metric: ``cosine`` or ``euclidean``: which gap ranks. Both are computed.
+        metric: ``cosine`` or ``euclidean``: of which G is. Both are computed.
         timeout: Seconds for one checkpoint.
         accuracy: Where accuracies to compare G with are read: a CSV file, lm-eval's results, or ``hub:TASK``.
         demo: Whether to add the bundled demo's checkpoints.
@@ -278,7 +278,15 @@ class Screening:
 
         # Only now: what another run announced meanwhile is not announced again.
         since = since_time(session.connection, self.since, session.tokens, self.metric)
-        moved = news(session.connection, session.tokens, since, self.metric, until=session.ended)
+        moved = news(
+            session.connection,
+            session.tokens,
+            since,
+            self.metric,
+            until=session.ended,
+            rank_by=self.rank_by,
+            base=next((c.target for c in result.checkpoints if c.is_base), None),
+        )
         return replace(result, news=moved)
 
     async def _screened(self, selected: Selected) -> Result:

@@ -271,6 +271,21 @@ def test_a_cron_job_says_each_thing_once(night, tmp_path, since):
     assert night(a, b, c, since="last") == (0, ["nothing moved."], {})
 
 
+def test_a_base_is_never_worth_an_evaluation_nor_is_its_copy(night, tmp_path):
+    a, b, base = (model(tmp_path / name, name) for name in ("worst", "mid", "best"))
+    shutil.copytree(base, copy := tmp_path / "copy")
+    code, said, moves = night(a, b, copy, more=["--base", base])
+    copied = "No news by the rows read: copy is a copy of best."
+    assert (code, said) == (5, ["Best of a new group: mid (rank 1).", copied, "3 new, 1 copy."])
+    assert (moves["best"]["rank"], *texts(moves)["best"]) == (None, "new", "the base")
+    later = model(tmp_path / "later", "best")
+    assert night(a, model(tmp_path / "low", "low"), more=["--base", later])[0] == 0
+    # Without being called so it is.
+    assert screen([str(a), str(b), str(base)], registry=tmp_path / "p.db", since="last").news.worth == (
+        str(base),
+    )
+
+
 def test_python_has_the_news_of_the_command(night, tmp_path, hub):
     names = [str(model(tmp_path / name, name)) for name in ("worst", "mid", "best")]
     first = screen(names[:2], registry=tmp_path / "p.db", since="last")

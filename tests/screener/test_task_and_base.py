@@ -120,7 +120,7 @@ def test_the_ratio_is_over_the_answers_and_g_over_its_t(tmp_path, task, capsys):
     assert list(content["tokens"][0]["answers"]["pieces"].values()) == rows
     assert plain.to_dict()["answers"] is None
     assert "spread of 4 answer tokens of snippets over everyday words'" in found.to_markdown()
-    assert "answer tokens of" not in plain.to_markdown()
+    assert "answer tokens of snippets" not in plain.to_markdown()
     # From the registry the same, over the same tokens; without the task other figures, that are read.
     again = screen(names, task=task, registry=tmp_path / "r.db")
     assert [c.bytes_read for c in again.checkpoints] == [0] * 3

@@ -21,8 +21,17 @@ from lmeval_screener import ranking
 from lmeval_screener.copies import said
 from lmeval_screener.registry.database import NOT_OF_WEIGHTS, Seen, folder_is_gone, identity_of, last_seen
 from lmeval_screener.result.answer import GROUPS, sentences, unknown
-from lmeval_screener.screened import Group, Reading, Screened, grouped, tie_cells, tied_with
-from lmeval_screener.targets import labelled
+from lmeval_screener.screened import (
+    RANK_BY,
+    Group,
+    RankBy,
+    Reading,
+    Screened,
+    grouped,
+    tie_cells,
+    tied_with,
+)
+from lmeval_screener.targets import Target, labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
 _GONE = frozenset({"RepoNotFound", "RevisionNotFound", "FolderNotFound"})
@@ -58,7 +67,9 @@ def is_gone(seen: Seen) -> bool:
     return seen.error in _GONE or (not seen.error and folder_is_gone(seen.identity))
 
 
-def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
+def ranked(
+    seen: Sequence[Seen], metric: Metric, rank_by: RankBy = RANK_BY, base: Target | None = None
+) -> list[Screened]:
     """All that was measured, ranked in groups of one tokenizer and scale.
 
     Two tokenizers are one where every token compared is the same piece at the same row.
@@ -74,7 +85,7 @@ def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
             # Other rows than its family's: a group of its tokenizer.
             reading = replace(reading, target=replace(reading.target, family=None))
         pairs.append((reading, first.setdefault(tokens, reading)))
-    return ranking.ranked(pairs, metric)
+    return ranking.ranked(pairs, metric, rank_by, base)
 
 
 @dataclass(frozen=True)

@@ -431,7 +431,7 @@ class Result(Report):
             "failures": answer.failures(self.failed, self._everyone),
             "notes": answer.who((note, c) for c in members for note in c.notes),
             "unknown": [*answer.unknown(members, alone=len(members) == 1), *self._without_base()],
-            "ranked": RANKED[self.ranked_by].replace("highest", "Higher"),
+            "ranked": RANKED[members[0].ranked_by].replace("highest", "Higher") if members else "",
             "copies": copies.said(members),
             "agreed": whole[0] if whole else None,
             "facts_of_all": self._facts() if self.checkpoints else None,

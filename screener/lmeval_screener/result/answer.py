@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from lmeval_dispersion.geometry import Metric
-from lmeval_dispersion.report.declared import count, listed, spans
+from lmeval_dispersion.report.declared import count, listed, some, spans
 from lmeval_screener.figures import Gap, difference
 from lmeval_screener.ranking import ERROR_RATE, flat_from
 from lmeval_screener.screened import RANKED, Failed, Group, Ranks, Screened
@@ -90,7 +90,8 @@ def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
     if len(members) == 1 and not said:
         value = f"{members[0].gaps[metric].mean:.{places}f}"
         return [
-            f"Only {names[members[0]]} (G {value}) was screened; G orders siblings, and says nothing alone."
+            f"Only {names[members[0]]} (G {value}) was screened; a screen orders siblings, "
+            "and says nothing alone."
         ]
     if len(members) == 1:
         return said
@@ -136,11 +137,7 @@ def against_base(group: Group) -> list[str]:
     for c in group.candidates:
         if c.against is not None:
             sides.setdefault(c.against.side, []).append(group.names[c])
-    return [
-        words.format(base, listed(who if len(who) <= _MOST else [*who[:_MOST], f"{len(who) - _MOST} others"]))
-        for side, words in _SIDES.items()
-        if (who := sides.get(side))
-    ]
+    return [words.format(base, some(names)) for side, words in _SIDES.items() if (names := sides.get(side))]
 
 
 def overlaps(group: Ordered) -> list[tuple[int, int]]:

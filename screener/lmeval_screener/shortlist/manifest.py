@@ -202,6 +202,7 @@ class Candidate:
     revision: str | None
     group: tuple[str, str]
     chosen: str | None
+    rank: int
     G: float
     ratio: float | None = None
 
@@ -268,6 +269,7 @@ def _candidate(entry: Mapping[str, Any]) -> Candidate:
         revision,
         (str(entry["family"]), str(entry["scale"])),
         entry["chosen"],
+        int(entry["rank"]),
         gap,
         None if ratio is None else float(ratio),
     )
