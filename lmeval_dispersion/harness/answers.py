@@ -8,7 +8,6 @@ reference solution.
 from __future__ import annotations
 
 import ast
-import difflib
 import io
 import keyword
 import tokenize
@@ -20,35 +19,26 @@ import numpy as np
 import torch
 from lm_eval.filters.extraction import RegexFilter
 from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import TaskManager
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.harness import install
 from lmeval_dispersion.harness.cli import sentences
+from lmeval_dispersion.harness.seams import loaded_tasks
 from lmeval_dispersion.model.loading import LoadedModel
 
 _SOLUTIONS = ("canonical_solution", "code")  # fields of reference solutions: HumanEval and its like, MBPP
 
 
 def tasks_of(name: str, include_path: str | None = None) -> list[Any]:
-    """lm-eval's task of a name, or all those of a group; a dispersion task's name gives the stock task.
+    """lm-eval's task of a name, or all those of a group, as :func:`loaded_tasks` gives them.
 
     Raises:
         UsageError: There is no such task.
         DispersionError: Its documents cannot be loaded.
     """
-    ours = [] if install.status().state == "enabled" else [str(install.tasks_path())]
-    manager = TaskManager(include_path=[*ours, *([include_path] if include_path else [])])
-    stock = name.removesuffix("_dispersion")
-    known = manager.all_tasks
-    if stock not in known:
-        near = difflib.get_close_matches(stock, known, n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "`dispersion run ls tasks` lists them"
-        raise UsageError(f"lm-eval has no task {stock!r}; {hint}")
     with sentences():
-        return list(manager.load([stock])["tasks"].values())
+        return list(loaded_tasks(name, include_path=include_path).values())
 
 
 def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:

@@ -29,6 +29,7 @@ The rest of the harness does not ask which lm-eval is installed.
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ from lm_eval.utils import simple_parse_args_string
 
 from lmeval_dispersion import errors
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
+from lmeval_dispersion.harness import install
 
 Parts = tuple[Any, ...]
 
@@ -284,18 +286,27 @@ def shadowed(lm: Any, replacements: Mapping[str, Callable[..., Any]]) -> Iterato
         lm.__dict__.update(originals)
 
 
-def loaded_tasks(name: str, num_fewshot: int | None, include_path: str | None = None) -> dict[str, Any]:
+def loaded_tasks(
+    name: str, num_fewshot: int | None = None, include_path: str | Sequence[str] | None = None
+) -> dict[str, Any]:
     """The tasks of a name, a task's or a group's, with lm-eval's number and seed of examples.
+
+    A dispersion task's name gives the stock task.
 
     Raises:
         UsageError: lm-eval has no such task.
     """
     from lm_eval.tasks import TaskManager
 
-    try:
-        tasks: dict[str, Any] = TaskManager(include_path=include_path).load([name])["tasks"]
-    except KeyError as error:
-        raise UsageError(f"lm-eval has no task {name!r}; `lm_eval ls tasks` lists them") from error
+    ours = [] if install.status().state == "enabled" else [str(install.tasks_path())]
+    theirs = [include_path] if isinstance(include_path, str) else include_path or ()
+    manager = TaskManager(include_path=[*ours, *theirs])
+    stock = name.removesuffix("_dispersion")
+    if stock not in manager.all_tasks:
+        near = difflib.get_close_matches(stock, manager.all_tasks, n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "`dispersion run ls tasks` lists them"
+        raise UsageError(f"lm-eval has no task {stock!r}; {hint}")
+    tasks: dict[str, Any] = manager.load([stock])["tasks"]
     for task in tasks.values():
         # A task that has none by its configuration keeps none.
         number = (

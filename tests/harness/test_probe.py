@@ -222,8 +222,9 @@ def test_what_cannot_be_probed_is_one_sentence(
 def test_tasks_and_models_that_cannot_be_asked_are_refused(
     in_world: Path, tmp_path: Path, tasks: Path, stock: Any
 ) -> None:
-    with pytest.raises(UsageError, match="lm-eval has no task 'nothing'"):
-        Questions("nothing", 25)
+    with pytest.raises(UsageError, match="lm-eval has no task 'arc_eazy'; did you mean arc_easy"):
+        Questions("arc_eazy", 25, include_path=stock)
+    assert len(Questions("quail_dispersion", 5)) > 0  # a task that we alone have
     with pytest.raises(UsageError, match="wikitext asks no questions"):
         Questions("wikitext", 25, include_path=stock)
     t5 = transformers.T5Config(vocab_size=99, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)

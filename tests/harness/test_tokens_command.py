@@ -71,7 +71,8 @@ def expected(task: str) -> Counter[str]:
 def tasks(in_world: Path, monkeypatch: pytest.MonkeyPatch, task_manager: Callable[..., Any]) -> None:
     """lm-eval finds the families of these tests alone: finding all takes it seconds."""
     families = ("gsm8k", "humaneval", "mmlu/default", "arc", "super_glue/boolq", "wikitext")
-    monkeypatch.setattr(answers, "TaskManager", lambda **_: task_manager(*families))
+    manager = task_manager(*families)
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda **_: manager)
     monkeypatch.setattr(install, "status", lambda: install.Status("enabled", Path(), 0))
     monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
 
