@@ -60,6 +60,7 @@ validity: $(VENV)/.dev
 validity-full: $(VENV)/.dev
 	$(VALIDITY) train benchmarks/validity/mixtures.yaml --jobs 2
 	$(VALIDITY) both benchmarks/validity/mixtures.yaml
+	$(VALIDITY) train benchmarks/validity/answers.yaml --jobs 2
 	$(VALIDITY) train benchmarks/validity/full.yaml --jobs 2
 	$(VALIDITY) trials benchmarks/validity/full.yaml
 	$(VALIDITY) page

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from lmeval_dispersion.errors import require_extra
 from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.options import command_parser, exit_code_of
+from lmeval_dispersion.report.document import SITE
 
 _AUDIT = "lmeval_dispersion.auditing.commands"
 _HARNESS = "lmeval_dispersion.harness.cli"
@@ -28,8 +29,18 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         "registry": ("lmeval_screener.registry", "", "ask what screenings found, and what has moved"),
     },
     "evaluate with dispersion": {
+        "probe": (
+            "lmeval_dispersion.probing.probe",
+            "models",
+            "order checkpoints by a few questions of a task",
+        ),
         "run": (_HARNESS, "models", "run lm-eval with the dispersion tasks loaded"),
         "enable": (_HARNESS, "", "let the stock lm_eval find the dispersion tasks; also undoes it"),
+        "tokens": (
+            "lmeval_dispersion.tokens",
+            "models",
+            "what a task's answers are made of, T for the screen",
+        ),
         "embed": (_HARNESS, "models", "make a run of plain texts, or of lm-eval's samples"),
         "audit": (_AUDIT, "audit", "judge a finished run: slices, calibration, ranking"),
         "calibrate": (_AUDIT, "audit", "learn accuracy from a run's labelled part"),
@@ -126,6 +137,7 @@ def _overview() -> str:
         [
             *lines,
             "`dispersion help COMMAND` lists its options, `dispersion -V` prints the version.",
+            f"Docs: {SITE}",
             "",
             "examples:",
             "  dispersion screen --demo",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lmeval_dispersion.errors import LIBRARIES, DispersionError, UsageError, in_a_command
 from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.report import FORMATS, render, require
+from lmeval_dispersion.report.document import SITE
 
 if TYPE_CHECKING:
     from lmeval_dispersion.report import Document
@@ -132,9 +133,10 @@ def command_parser(command: str, about: str) -> argparse.ArgumentParser:
 
 
 def add_examples(parser: argparse.ArgumentParser, *examples: str, more: str = "") -> None:
-    """End the help with ``examples``, each without the command's name; paragraphs of ``more`` stand above."""
+    """Begin the help with ``examples``, each without the command's name; ``more`` and the docs end it."""
     lines = "\n".join(f"  {parser.prog} {example}".rstrip() for example in examples)
-    parser.epilog = "\n\n".join(part for part in (more.strip("\n"), f"examples:\n{lines}") if part)
+    parser.description = f"{parser.description}\n\nexamples:\n{lines}"
+    parser.epilog = f"{more}\n\ndocs, and completion in your shell:\n  {SITE}reference/commands/"
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
@@ -157,11 +159,9 @@ def add_format(
 
 
 def add_metric(parser: argparse._ActionsContainer) -> None:
-    """``--metric``, the gap that ranks."""
+    """``--metric``, the distance that G is of."""
     choices = ("cosine", "euclidean")
-    parser.add_argument(
-        "--metric", default="cosine", choices=choices, help="which gap ranks (default: cosine)"
-    )
+    parser.add_argument("--metric", default="cosine", choices=choices, help="distance of G (default: cosine)")
 
 
 def add_output(parser: argparse._ActionsContainer, formats: Sequence[str] = FORMATS) -> None:

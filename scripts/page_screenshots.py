@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--every", action="store_true", help="all looks of all pages, not only of three")
     parser.add_argument("kinds", nargs="*", default=list(PAGES), help=f"of {', '.join(PAGES)} (default: all)")
     args = parser.parse_args()
-    folder = args.pages or Path(tempfile.mkdtemp(prefix="pages-"))
+    folder = args.pages or Path(tempfile.mkdtemp()) / "models"  # its name is the title of the demo models
     folder.mkdir(parents=True, exist_ok=True)
     if args.front:
         front(folder)

@@ -17,7 +17,7 @@ from lmeval_screener import screen
 from lmeval_screener.ranking import rank_gaps
 
 from benchmarks.validity.analysis import RESAMPLES
-from benchmarks.validity.texts import DOMAINS
+from benchmarks.validity.texts import DOMAINS, own_words
 
 QUESTIONS = 400
 
@@ -57,7 +57,7 @@ def judged(runs: Path, rows: Sequence[dict[str, Any]], domain: str) -> list[Judg
     """The judged pairs of one group."""
     last = {row["recipe"]: row["checkpoints"][-1] for row in rows}
     folders = {row["recipe"]: runs / row["name"] / f"step{last[row['recipe']]['step']}" for row in rows}
-    result = screen([str(folder) for folder in folders.values()], domain=domain)
+    result = screen([str(folder) for folder in folders.values()], domain=own_words(domain), rank_by="gap")
     (group,) = result.groups
     recipe_of = {str(folder): recipe for recipe, folder in folders.items()}
     members = {recipe_of[c.repo]: c for c in group.checkpoints}

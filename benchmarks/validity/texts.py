@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
+from lmeval_screener.tokens import load_token_set
 from tokenizers import Tokenizer
 
 from scripts.demo_texts import BOS as BOS
@@ -413,3 +414,8 @@ def trained_tokenizer(sources: Sources, vocabulary: int, documents: int = 1500, 
     seen = set(" ".join(texts).split())
     boosted = [word for word in token_set_words() if word.strip() in seen]
     return byte_pairs([*texts, *[word for word in boosted for _ in range(200)]], vocabulary)
+
+
+def own_words(domain: str) -> str:
+    """A bundled domain by its groups: with a ratio over its own words, as the populations were registered."""
+    return f"{domain}:{','.join(load_token_set(domain).groups)}"

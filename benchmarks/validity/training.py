@@ -31,6 +31,7 @@ from benchmarks.validity.texts import (
     SKILLS,
     SOURCES,
     WITH_CALLS,
+    own_words,
     trained_tokenizer,
 )
 from lmeval_dispersion import screen
@@ -244,7 +245,7 @@ def measured(folders: Sequence[Path]) -> list[dict[str, float]]:
         norms.append(np.linalg.norm(matrix.astype(np.float64), axis=1))
         rows.append({"norm_all": float(norms[-1].mean())})
     for domain in DOMAINS:
-        result = screen([str(folder) for folder in folders], domain=domain)
+        result = screen([str(folder) for folder in folders], domain=own_words(domain), rank_by="gap")
         if result.failed:
             raise RuntimeError("; ".join(f"{failed.label}: {failed.message}" for failed in result.failed))
         readings = {Path(checkpoint.repo): checkpoint for checkpoint in result.checkpoints}

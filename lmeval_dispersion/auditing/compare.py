@@ -20,11 +20,14 @@ from lmeval_dispersion.auditing.figures import Figure, RunReport, both_ends, dot
 from lmeval_dispersion.auditing.run import Array, Rows, Run, read_run
 from lmeval_dispersion.auditing.slices import Slice, by_column
 from lmeval_dispersion.errors import MixedStoresError, UsageError
+from lmeval_dispersion.evidence import worth
 from lmeval_dispersion.geometry.dispersion import left_out
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.report.cells import short_names
+from lmeval_dispersion.report.cells import short_names, shown
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.statistics import (
+    LEVEL,
     holm,
     jackknife_se,
     mcnemar_p,
@@ -38,6 +41,7 @@ from lmeval_dispersion.store.identity import SUFFIX
 FEWEST = 5  # shared documents of an interval: below, neither test can tell anything
 
 _KEY = ["task", "doc_id"]
+_PROBABILITY = "Difference of the mean probability of the right answer, ± one paired standard error."
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,13 @@ class Difference:
     gained: Annotated[int | None, Col("Gained", "d", drop=6)] = None
     lost: Annotated[int | None, Col("Lost", "d", drop=6)] = None
     accuracy_p: Annotated[float, Col("p", "p-value", drop=2)] = math.nan
+    probability: float = math.nan
+    probability_baseline: float = math.nan
+    probability_difference: Annotated[
+        float, Col("Δ right answer", "+.3f", error="probability_se", hint=_PROBABILITY, drop=5)
+    ] = math.nan
+    probability_se: float = math.nan
+    probability_p: float = math.nan
     reason: Annotated[str | None, Col("Remark", drop=1)] = None
 
     @property
@@ -95,6 +106,8 @@ class DifferenceLine:
     reach: float
     accuracy: Annotated[str, Col("Δ acc. (95 %)")]
     p: Annotated[float | None, Col("p", "p-value", drop=9)]
+    probability: Annotated[float | None, Col("Δ right answer", "+.3f", error="probability_se", drop=10)]
+    probability_se: float | None
     aside: bool
 
 
@@ -113,6 +126,8 @@ class AccuracyLine:
     gained: Annotated[int | None, Col("Gained", "d", drop=9)]
     lost: Annotated[int | None, Col("Lost", "d", drop=9)]
     p: Annotated[float | None, Col("p", "p-value")]
+    probability: Annotated[float | None, Col("Δ right answer", "+.3f", error="probability_se", drop=10)]
+    probability_se: float | None
     aside: bool
 
 
@@ -167,7 +182,7 @@ class Comparison(RunReport):
             lines = [without_nan(line(row, aside=i == 0)) for i, row in enumerate(slices)]
         return Table.of(
             lines,
-            f"{len(slices) - 1} slices by {self.by}, after all documents",
+            f"{count(len(slices) - 1, 'slice')} by {self.by}, after all documents",
             headings={"slice": self.by.capitalize()},
             excerpt=both_ends(len(slices)) if self._short else (),
         )
@@ -203,6 +218,10 @@ class Comparison(RunReport):
         if not math.isnan(whole.accuracy_low):
             yield _accuracy_sentence(whole, name, first)
             yield from _parts_sentence(parts, self.by)
+        if not math.isnan(whole.probability_p):
+            yield _probability_sentence(whole, name, first)
+            if said := worth("probability", min(part.labelled for part in slices)):
+                yield said
         if not math.isnan(whole.dispersion_low):
             yield _dispersion_sentence(whole, name, first)
 
@@ -210,7 +229,7 @@ class Comparison(RunReport):
 def _accuracy_sentence(row: Difference, name: str, first: str) -> str:
     exact = row.gained is not None
     side, test = row.side("accuracy"), "exact McNemar" if exact else "paired t"
-    p = "< 0.001" if row.accuracy_p < 0.001 else f"= {row.accuracy_p:.3f}"
+    p = _p_value(row.accuracy_p)
     shares = f"{100 * row.accuracy:.1f} % against {100 * row.accuracy_baseline:.1f} %"
     numbers = (
         f"({_points(row.accuracy_difference)} points, 95 % {_points(row.accuracy_low)} to "
@@ -229,12 +248,24 @@ def _parts_sentence(parts: Sequence[Difference], by: str) -> Iterator[str]:
     if len(p) < 2:
         return
     clear = sorted(holm(p), key=lambda i: p[i])
-    named = ", ".join(f"{parts[i].slice} ({_points(parts[i].accuracy_difference)})" for i in clear[:3])
+    named = ", ".join(f"{parts[i].slice} ({_points(parts[i].accuracy_difference)} points)" for i in clear[:3])
     more = f" and {len(clear) - 3} more" if len(clear) > 3 else ""
     if clear:
         yield f"Accuracy differs clearly in {named}{more}, allowing for all {len(p)} slices by {by}."
     else:
         yield f"Accuracy differs clearly in no slice by {by}, allowing for all {len(p)}."
+
+
+def _probability_sentence(row: Difference, name: str, first: str) -> str:
+    more = "less" if row.probability_difference < 0 else "more"
+    opening = f"{name} gives the right answer {more} probability than {first}"
+    if row.probability_p >= 1 - LEVEL:
+        opening = f"{name} and {first} do not differ clearly in the probability of the right answer"
+    return (
+        f"{opening}: {row.probability:.3f} against {row.probability_baseline:.3f} "
+        f"({row.probability_difference:+.3f} ± {row.probability_se:.3f}; paired t "
+        f"p {_p_value(row.probability_p)})."
+    )
 
 
 def _dispersion_sentence(row: Difference, name: str, first: str) -> str:
@@ -247,25 +278,30 @@ def _dispersion_sentence(row: Difference, name: str, first: str) -> str:
     return f"{name} {moved} dispersed than {first} {numbers}, which by itself is neither good nor bad."
 
 
+def _p_value(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
+
+
 def _points(share: float) -> str:
-    return f"{100 * share:+.1f}"
+    return shown(100 * share, "+.1f")
 
 
 def _dispersion_line(row: Difference, aside: bool) -> DifferenceLine:
     low, high, value = row.dispersion_low, row.dispersion_high, row.dispersion_difference
     accuracy = ""
     if not math.isnan(row.accuracy_difference):
-        ends = (f"{100 * end:+.0f}" for end in (row.accuracy_low, row.accuracy_high))
+        ends = (shown(100 * end, "+.0f") for end in (row.accuracy_low, row.accuracy_high))
         interval = "" if math.isnan(row.accuracy_low) else f" ({' to '.join(ends)})"
-        accuracy = f"{100 * row.accuracy_difference:+.0f}{interval}"
+        accuracy = f"{shown(100 * row.accuracy_difference, '+.0f')}{interval}"
     reach = max(high - value, value - low)
-    return DifferenceLine(row.slice, row.documents, value, low, high, reach, accuracy, row.accuracy_p, aside)
+    more = (row.accuracy_p, row.probability_difference, row.probability_se)
+    return DifferenceLine(row.slice, row.documents, value, low, high, reach, accuracy, *more, aside)
 
 
 def _accuracy_line(row: Difference, aside: bool) -> AccuracyLine:
     low, high, value = row.accuracy_low, row.accuracy_high, row.accuracy_difference
     reach = max(high - value, value - low)
-    counts = (row.gained, row.lost, row.accuracy_p)
+    counts = (row.gained, row.lost, row.accuracy_p, row.probability_difference, row.probability_se)
     return AccuracyLine(row.slice, row.labelled, value, low, high, reach, *counts, aside)
 
 
@@ -360,6 +396,7 @@ def _difference(part: Slice, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> Diff
     both = ~np.isnan(x) & ~np.isnan(y)
     if both.any():
         numbers |= accuracies(x[both], y[both])
+    numbers |= probabilities(a.probability[in_a], b.probability[in_b])
     reason = None if n >= FEWEST else f"an interval needs {FEWEST} shared documents, got {n}"
     return Difference(part.name, n, reason=reason, **numbers)
 
@@ -394,6 +431,17 @@ def accuracies(x: Array, y: Array) -> dict[str, Any]:
             return numbers
         (low, high), p = student_bounds(mean, error, n), student_p(abs(mean) / error, n - 1)
     return {**numbers, "accuracy_low": max(low, -1.0), "accuracy_high": min(high, 1.0), "accuracy_p": p}
+
+
+def probabilities(x: Array, y: Array) -> dict[str, Any]:
+    """Mean probabilities of the right answer in two runs on the same documents, with the paired t test."""
+    known = ~np.isnan(x) & ~np.isnan(y)
+    if (n := int(known.sum())) < FEWEST:
+        return {}
+    numbers = _both("probability", float(x[known].mean()), float(y[known].mean()))
+    error = float((y - x)[known].std(ddof=1)) / math.sqrt(n)
+    t = abs(numbers["probability_difference"]) / error if error else math.nan
+    return {**numbers, "probability_se": error, "probability_p": student_p(t, n - 1) if error else math.nan}
 
 
 def _both(name: str, first: float, second: float) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from lmeval_dispersion.report import Report
-from lmeval_dispersion.report.cells import json_value
+from lmeval_dispersion.report.cells import json_value, shown
 
 T = TypeVar("T")
 
@@ -43,10 +43,9 @@ class Figure(NamedTuple):
 
     def text(self, spec: str, level: str = "95 % ") -> str:
         """The number and its interval in words; a sentence says the level once."""
-        if math.isnan(self.low):
-            return f"{self.value:{spec}}, no interval"
-        plain = spec.lstrip("+")
-        return f"{self.value:{spec}}, {level}{self.low:{plain}} to {self.high:{plain}}"
+        value = shown(self.value, spec)
+        low, high = (shown(end, spec.lstrip("+")) for end in (self.low, self.high))
+        return f"{value}, no interval" if math.isnan(self.low) else f"{value}, {level}{low} to {high}"
 
 
 class Claim(NamedTuple):

@@ -55,6 +55,7 @@ from lmeval_dispersion.auditing.slices import (
     slicings,
     weakest,
 )
+from lmeval_dispersion.evidence import worth
 from lmeval_dispersion.report import Chart, Table
 from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.report.document import fields_of
@@ -149,10 +150,9 @@ class Audit(RunReport):
         """Sentences and names that the template puts in their places."""
         return {
             "opening": self._opening(),
+            "worth": worth("probability", self._scored()),
             "summary": self._summary(),
-            "reliability": None
-            if isinstance(self.reliability, Missing)
-            else reliability_sentence(self.reliability),
+            "reliability": self._confidence(),
             "left_out": [JUDGED[part] for part in self.left_out if part in JUDGED],
             "interval_text": interval_text,
             "shortened": shortened,
@@ -166,6 +166,13 @@ class Audit(RunReport):
             "ranks": isinstance(self.overall, SpectrumRow),
         }
 
+    def _scored(self) -> int:
+        """Documents of the smallest slice where the probability of the right answer is known; 0 for none."""
+        rows = [
+            row for table in self.slices.values() for row in table.rows if not math.isnan(row.probability)
+        ]
+        return min((row.labelled for row in rows), default=0)
+
     def _opening(self) -> list[str]:
         """The answer: one finding, then the numbers."""
         if self.cautions and self.run["labelled"]:
@@ -177,11 +184,8 @@ class Audit(RunReport):
         if not self.run["labelled"]:
             return "No document has a label: what dispersion says about right answers cannot be tested."
         if not self.run["width"]:
-            return (
-                "No document has choices: how far the model's confidence is right cannot be told."
-                if isinstance(self.reliability, Missing)
-                else reliability_sentence(self.reliability)
-            )
+            none = "No document has choices: how far the model's confidence is right is not known."
+            return self._confidence() or none
         if isinstance(self.calibration, Missing):
             return pools_sentence(self.mixtures)
         found = self.calibration
@@ -199,18 +203,20 @@ class Audit(RunReport):
             opening = "An estimate from all signals does not reliably beat"
         return f"{opening} the labelled accuracy ({ours.mae:.1f} against {alone.mae:.1f} points off {where})."
 
+    def _confidence(self) -> str:
+        return "" if isinstance(self.reliability, Missing) else reliability_sentence(self.reliability)
+
     def _numbers(self) -> str:
-        whole, tables = self.overall, list(self.slices.items())[:1]
-        if whole.reason and not whole.documents > 2:
+        whole = self.overall
+        if whole.reason:
             return f"The run has {count(whole.documents, 'document')}: {whole.reason}."
-        said = f"{count(whole.documents, 'document')}"
+        said = count(whole.documents, "document")
         if not math.isnan(whole.accuracy):
             said = f"{100 * whole.accuracy:.1f} % of {whole.labelled:,} right"
         if not math.isnan(whole.dispersion):
             said += f", dispersion {whole.dispersion:.4f}"
-        for name, table in tables:
-            if self.cautions or not whole.labelled:
-                continue
+        if self.slices and whole.labelled and not self.cautions:
+            name, table = next(iter(self.slices.items()))
             lowest = weakest(table.rows, whole)
             said += (
                 f"; no {name} is clearly weaker than the rest"

@@ -166,6 +166,13 @@ class Run:
         return np.asarray(self.score > CORRECT_ABOVE)
 
     @property
+    def probability(self) -> Array:
+        """Probability of the right answer among the choices; NaN where not known. Shape (n,)."""
+        if "probability" not in self.documents:
+            return np.full(len(self), np.nan)
+        return self.documents["probability"].to_numpy(dtype=np.float64)
+
+    @property
     def perplexity(self) -> Array:
         """Perplexity of each query's own tokens; NaN where not known. Shape (n,)."""
         return self.documents["query_perplexity"].to_numpy(dtype=np.float64)
@@ -201,7 +208,7 @@ class Run:
 
 
 def read_run(run: Run | str | Path, layer: str | None = None) -> Run:
-    """The run whose store, or samples of lm-eval, are in a folder; one that was read is given back."""
+    """The run whose store, or samples of lm-eval, are in a folder; a run that was read is returned."""
     if isinstance(run, Run):
         return run
     return Run.of(read_logged(run) if is_logged(run) else read_store(run), layer)

@@ -19,6 +19,7 @@ from lmeval_dispersion.auditing.run import Array, Missing, Rows, Run
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Spectrum, spectrum
 from lmeval_dispersion.report import Chart, Col, Table
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import (
     UNDEFINED,
     Bounds,
@@ -37,11 +38,11 @@ _BANDED = ("length", "confidence")  # numbers of a :class:`Run` that slice it by
 _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
 _FEWEST_OF_A_TASK = 4  # slices of one task, for its slices to be compared among themselves
 _HEIGHT = 230  # of the chart, which stands in the first screen with the answer
-_NAMED = 6  # slices named in the chart: the ones farthest out
 _DISPERSION = (
     "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error; 0 all alike, "
     "1 orthogonal."
 )
+_PROBABILITY = "Mean probability of the right answer among the choices."
 _SHORT_DISPERSION = "mean cosine distance of the documents' vectors, with 95 % intervals."
 
 
@@ -137,18 +138,19 @@ class SliceRow:
     """One slice; undefined numbers are NaN, and ``reason`` says why a dispersion or its error is."""
 
     slice: Annotated[str, Col("Slice")]
-    documents: Annotated[int, Col("Documents", "d", short="Docs")]
-    labelled: int
     dispersion: Annotated[float, Col("Dispersion", ".4f", error="dispersion_se", hint=_DISPERSION)]
     dispersion_se: float
     accuracy: Annotated[float, Col("Accuracy", ".1%")]
     accuracy_low: Annotated[float, Col("95 % from", ".1%", hint="Wilson interval of the accuracy.", drop=1)]
     accuracy_high: Annotated[float, Col("to", ".1%", drop=1)]
+    probability: Annotated[float, Col("Right answer", ".3f", hint=_PROBABILITY, drop=2)]
+    documents: Annotated[int, Col("Documents", "d", short="Docs")]
+    labelled: int
     query_perplexity: Annotated[
         float, Col("Perplexity", ".2f", hint="Mean perplexity of the queries.", drop=2)
     ]
     confidence: Annotated[
-        float, Col("Confidence", ".3f", hint="Mean probability of the chosen answer.", drop=3)
+        float, Col("Confidence", ".1%", hint="Mean probability of the chosen answer.", drop=3)
     ]
     prompt_tokens: Annotated[float, Col("Tokens", ".0f", hint="Mean prompt length.", drop=4)]
     reason: Annotated[str | None, Col("Remark")]
@@ -176,6 +178,7 @@ class SliceLine:
     low: float
     high: float
     accuracy: Annotated[str, Col("Accuracy (95 %)")]
+    probability: Annotated[float | None, Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)]
     aside: bool
 
 
@@ -188,6 +191,7 @@ class AccuracyLine:
     accuracy: Annotated[float | None, Col("Accuracy", ".1%", dots="both", reach="low high")]
     low: float
     high: float
+    probability: Annotated[float | None, Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)]
     confidence: Annotated[float | None, Col("Confidence", ".1%")]
 
 
@@ -257,12 +261,13 @@ def slice_row(run: Run, part: Slice, raw: NDArray[np.float32] | None = None) -> 
         reason = "two documents give no error bar" if n == 2 else None
     values = (
         part.name,
-        n,
-        labelled,
         dispersion,
         error,
         accuracy,
         *wilson(accuracy, labelled),
+        _mean(run.probability[rows]),
+        n,
+        labelled,
         _mean(run.perplexity[rows]),
         _mean(run.confidence[rows]),
         _mean(run.length[rows]),
@@ -339,18 +344,20 @@ def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow, *, short:
     vectors = not math.isnan(whole.dispersion)
     key = "dispersion" if vectors else "accuracy"
     ordered = sorted(rows, key=lambda row: (math.isnan(getattr(row, key)), getattr(row, key)))
-    caption = f"{len(rows)} slices by {name}, least {'dispersed' if vectors else 'accurate'} first"
+    caption = f"{count(len(rows), 'slice')} by {name}, least {'dispersed' if vectors else 'accurate'} first"
     heading, anchor = {"slice": name.capitalize()}, f"slices-{name}"
     every = [*ordered, whole]
     if not short:
         return Table.of([without_nan(row) for row in every], caption, name=anchor, headings=heading)
     lines: list[Any] = [
         SliceLine(
-            row.slice, row.documents, row.dispersion, *dispersion_bounds(row), _accuracy(row), row is whole
+            *(row.slice, row.documents, row.dispersion, *dispersion_bounds(row)),
+            *(_accuracy(row), row.probability, row is whole),
         )
         if vectors
         else AccuracyLine(
-            row.slice, row.documents, row.accuracy, row.accuracy_low, row.accuracy_high, row.confidence
+            *(row.slice, row.documents, row.accuracy, row.accuracy_low, row.accuracy_high),
+            *(row.probability, row.confidence),
         )
         for row in every
     ]
@@ -413,9 +420,9 @@ def slice_chart(name: str, table: SliceTable) -> Chart | None:
         _points(name, rows),
         f"Accuracy against dispersion by {name}",
         f"{len(rows)} points. {text}. Least dispersed: {ends[0]}; most dispersed: {ends[1]}.",
-        "Bars are 95 % intervals. If points rise to the right, the slices that the model spreads out are "
-        "the ones it answers better. Slices also differ in topic and length, so one slice below another is "
-        "a place to look, not a proof.",
+        "Bars are 95 % intervals; a point names its slice on hover. If points rise to the right, the slices "
+        "that the model spreads out are the ones it answers better. Slices also differ in topic and length, "
+        "so one slice below another is a place to look, not a proof.",
         name="slices",
     )
 
@@ -436,23 +443,6 @@ def _points(name: str, rows: Sequence[SliceRow]) -> dict[str, Any]:
         {"field": "accuracy", "format": ".1%"},
         {"field": "documents"},
     ]
-    points = np.array([[row["dispersion"], row["accuracy"]] for row in values])
-    spread = np.where(points.std(axis=0) > 0, points.std(axis=0), 1)
-    away = np.square((points - points.mean(axis=0)) / spread).sum(axis=1)
-    farthest = [values[i] for i in np.argsort(-away, kind="stable")[:_NAMED]]
-    # Names stand on the inner side of their points.
-    middle = (points[:, 0].min() + points[:, 0].max()) / 2
-    left = [row for row in farthest if row["dispersion"] < middle]
-    right = [row for row in farthest if row["dispersion"] >= middle]
-    text = {"type": "text", "dy": -9, "fontSize": 11, "color": "var(--ink)"}
-    labels = [
-        {
-            "data": {"values": rows},
-            "mark": {**text, "align": align, "dx": dx},
-            "encoding": {"x": x, "y": y, "text": {"field": "slice"}},
-        }
-        for align, dx, rows in (("left", 8, left), ("right", -8, right))
-    ]
     return {
         "data": {"values": values},
         "height": _HEIGHT,
@@ -462,6 +452,5 @@ def _points(name: str, rows: Sequence[SliceRow]) -> dict[str, Any]:
                                          "y2": {"field": "accuracy_high"}}},
             {"mark": {"type": "point", "color": "var(--series-1)", "size": 70},
              "encoding": {"x": x, "y": y, "tooltip": hover}},
-            *labels,
         ],
     }  # fmt: skip

@@ -6,7 +6,8 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
 from lmeval_dispersion.harness import install
@@ -88,17 +89,24 @@ def _run(args: argparse.Namespace) -> int:
     sys.argv = ["lm-eval", *arguments]
     ours = None if install.status().state == "enabled" else install.tasks_path()
     try:
-        with more_tasks(ours), before_weights(recording.check_choice):
+        with sentences(), more_tasks(ours), before_weights(recording.check_choice):
             cli_evaluate()
+    finally:
+        sys.argv = before
+    return 3 if saving.failures else 0
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Failures of lm-eval and the Hub as one sentence each, where users meet them."""
+    try:
+        yield
     except DispersionError:
         raise
     except Exception as error:
         if (sentence := failure_sentence(error)) and not os.environ.get("DISPERSION_DEBUG"):
             raise DispersionError(sentence) from error
         raise
-    finally:
-        sys.argv = before
-    return 3 if saving.failures else 0
 
 
 def failure_sentence(error: Exception) -> str | None:

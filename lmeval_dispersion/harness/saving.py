@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from lmeval_dispersion.model.loading import (
     weights_identity,
 )
 from lmeval_dispersion.store import begin_store, write_store
+from lmeval_dispersion.store.format import DOCUMENTS, MANIFEST
 from lmeval_dispersion.store.identity import hashed, prompt_manifest
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ def begin(task: str, metadata: Mapping[str, Any], evaluation: Evaluation, option
     writes = os.environ.get("LOCAL_RANK", "0") == "0" and getattr(evaluation.lm, "rank", 0) == 0
     folder = _store_folder(task, metadata, evaluation) if writes else None
     if folder is not None:
+        if evaluation.use_cache:
+            _say_unfinished(folder.parent)
         begin_store(folder)
     return Run(evaluation, options, folder)
 
@@ -138,6 +142,19 @@ def _store_folder(task: str, metadata: Mapping[str, Any], evaluation: Evaluation
         VARIABLE,
     )
     return None
+
+
+@cache
+def _say_unfinished(root: Path) -> None:
+    """Say once, before a run with --use_cache begins, that it does not go on from the one that was killed."""
+    begun = [*root.glob(f"*/{DOCUMENTS}"), *root.parent.glob(f"dispersion_*/*/{DOCUMENTS}")]
+    left = [path.parent for path in begun if not path.with_name(MANIFEST).exists()]
+    if left:
+        log.warning(
+            "%s is of a run that did not finish; --use_cache does not shorten this one: vectors need the "
+            "model, which runs all the same",
+            left[0],
+        )
 
 
 def _document_table(task: str, records: Sequence[DocRecord], category: str | None) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """The seams to lm-eval: all that works around it, and nothing else does.
 
-lm-eval has no public way to do seven things that a dispersion task needs. Each is done here, once:
+lm-eval has no public way to do eight things that a dispersion task or a probe needs. Each is done here, once:
 
 ===================================  ==================================================  ==================
 a task needs                         what is done                                        upstream
@@ -20,6 +20,8 @@ tasks from two folders               :func:`more_tasks`: lm-eval's task manager 
                                      one more folder
 a word before weights are loaded,    :func:`before_weights`, in our own command alone;   none
 and a refusal in one sentence        :func:`one_sentence`
+a task's requests, asked of many     :func:`loaded_tasks`, :func:`built_requests`,       none
+models                               :func:`right_choices`, :func:`loaded_model`
 ===================================  ==================================================  ==================
 
 The rest of the harness does not ask which lm-eval is installed.
@@ -27,23 +29,29 @@ The rest of the harness does not ask which lm-eval is installed.
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lm_eval.api import registry
 from lm_eval.api.group import Group
 from lm_eval.api.task import ConfigurableTask, Task
+from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.models.huggingface import HFLM
+from lm_eval.utils import simple_parse_args_string
 
 from lmeval_dispersion import errors
-from lmeval_dispersion.errors import DispersionError, HarnessError
+from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
+from lmeval_dispersion.harness import install
 
 Parts = tuple[Any, ...]
 
@@ -64,6 +72,8 @@ class Evaluation:
     tasks: Any = None  # as given, names as a rule
     predict_only: Any = None  # as given
     apply_chat_template: Any = None  # as given
+    use_cache: Any = None  # as given
+    metrics: Any = None  # key -> figure of the task that ends, which its results will have
     command_line: bool = False  # whether lm-eval's own command runs, which ends with the process
 
     def category(self, task: str) -> str | None:
@@ -99,11 +109,13 @@ def running_evaluation() -> Evaluation:
                 known["lm"] = getattr(scope["lm"], "lm", scope["lm"])
                 known["groups"] = scope.get("groups")
                 known["limit"] = scope.get("limit_arg", scope.get("limit"))
+            elif frame.f_code.co_name == "_collect_results":
+                known["metrics"] = scope.get("agg_metrics")
             elif frame.f_code.co_name == "simple_evaluate" and "tracker" not in known:
                 known["tracker"] = scope.get("evaluation_tracker")
                 known["fewshot_seed"] = scope.get("fewshot_random_seed")
-                for name in ("model_args", "limit", "tasks", "predict_only", "apply_chat_template"):
-                    known[name] = scope.get(name)
+                given = ("model_args", "limit", "tasks", "predict_only", "apply_chat_template", "use_cache")
+                known |= {name: scope.get(name) for name in given}
                 if "lm" in scope:
                     known.setdefault("lm", getattr(scope["lm"], "lm", scope["lm"]))
         frame = frame.f_back  # type: ignore[assignment]
@@ -173,6 +185,13 @@ class _Task04(ConfigurableTask):  # type: ignore[misc]
             )
         return {**metrics, **self.judged(self._of_document[number], results, metrics, filter_name)}
 
+    def dump_config(self) -> dict[str, Any]:
+        """As lm-eval's, which by then has given our errors an error too."""
+        metrics = running_evaluation().metrics or {}
+        for key in [key for key in metrics if "_stderr_stderr," in key]:
+            del metrics[key]
+        return super().dump_config()  # type: ignore[no-any-return]
+
 
 class _Task05(Task):  # type: ignore[misc]
     """0.5 has a class for each output type, whose scorers score a task's documents at once.
@@ -218,7 +237,8 @@ class _Task05(Task):  # type: ignore[misc]
         """As lm-eval's, which bootstraps all that is no mean: metrics of ours bring their own errors."""
         if self.only_predicts:
             return super().aggregate(bootstrap_iters)  # type: ignore[no-any-return]
-        functions, figures, documents = self.aggregation(), {}, 0
+        functions, documents = self.aggregation(), 0
+        figures: dict[str, Any] = {}
         for scorer in self._scorers:
             for ours, draws in ((False, bootstrap_iters), (True, 0)):
                 scores = {
@@ -226,7 +246,7 @@ class _Task05(Task):  # type: ignore[misc]
                     for doc_id, of_document in scorer.reduced_docs.items()
                 }
                 aggregated, count = scorer.aggregate(scores, draws, functions)
-                figures.update(aggregated)
+                figures |= {key: v for key, v in aggregated.items() if "_stderr_stderr," not in key}
                 documents = max(documents, count)
         return figures, documents
 
@@ -264,6 +284,59 @@ def shadowed(lm: Any, replacements: Mapping[str, Callable[..., Any]]) -> Iterato
         for name in replacements:
             lm.__dict__.pop(name, None)
         lm.__dict__.update(originals)
+
+
+def loaded_tasks(
+    name: str, num_fewshot: int | None = None, include_path: str | Sequence[str] | None = None
+) -> dict[str, Any]:
+    """The tasks of a name, a task's or a group's, with lm-eval's number and seed of examples.
+
+    A dispersion task's name gives the stock task.
+
+    Raises:
+        UsageError: lm-eval has no such task.
+    """
+    from lm_eval.tasks import TaskManager
+
+    ours = [] if install.status().state == "enabled" else [str(install.tasks_path())]
+    theirs = [include_path] if isinstance(include_path, str) else include_path or ()
+    manager = TaskManager(include_path=[*ours, *theirs])
+    stock = name.removesuffix("_dispersion")
+    if stock not in manager.all_tasks:
+        near = difflib.get_close_matches(stock, manager.all_tasks, n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "`dispersion run ls tasks` lists them"
+        raise UsageError(f"lm-eval has no task {stock!r}; {hint}")
+    tasks: dict[str, Any] = manager.load([stock])["tasks"]
+    for task in tasks.values():
+        # A task that has none by its configuration keeps none.
+        number = (
+            task.config.num_fewshot if num_fewshot is None or task.config.num_fewshot == 0 else num_fewshot
+        )
+        task.config.num_fewshot = number or 0
+    return tasks
+
+
+def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[int, list[Any]]:
+    """Index of each chosen document -> its requests; with a model, in its chat template."""
+    task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+    chosen = sorted(documents)
+    options = {"apply_chat_template": True, "chat_template": lm.apply_chat_template} if lm else {}
+    with redirect_stderr(StringIO()):  # a progress bar that no option turns off
+        task.build_all_requests(samples=chosen, rank=0, world_size=1, **options)
+    requests = _requests_by_document(task.instances)
+    later = hasattr(task, "process_instances")  # 0.4 numbers the documents by their place in the selection
+    return {doc_id if later else chosen[doc_id]: found for doc_id, found in requests.items()}
+
+
+def right_choices(task: Any, request: Any, count: int) -> tuple[int, ...]:
+    """Places of the right ones of so many choices, by a document's first request; empty without a label."""
+    doc, target = request.doc, getattr(request, "target", None)
+    if not hasattr(request, "target"):  # 0.4
+        target = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
+    if isinstance(target, str) and target in (choices := task.doc_to_choice(doc)):
+        target = choices.index(target)
+    places = target if isinstance(target, list) else [target]
+    return tuple(place for place in places if isinstance(place, int) and 0 <= place < count)
 
 
 @contextmanager
@@ -304,6 +377,25 @@ def before_weights(check: Callable[[Any, Evaluation], None]) -> Iterator[None]:
         yield
     finally:
         registry.get_model, HFLM._create_tokenizer = get_model, tokenizer
+
+
+def loaded_model(
+    name: str, arguments: Mapping[str, Any], more: str, check: Callable[[Any], None], **settings: Any
+) -> Any:
+    """A model of lm-eval, checked before its weights are loaded; UsageError: there is no such backend."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    try:
+        backend = registry.get_model(name)
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"lm-eval has no --model {name!r}; see the --model of `lm_eval run --help`"
+        ) from error
+    if settings.get("device") is None and issubclass(backend, HFLM) and not torch.cuda.is_available():
+        settings["device"] = "cpu"  # lm-eval's default is a GPU
+    with before_weights(lambda lm, _: check(lm)):
+        return backend.create_from_arg_obj({**arguments, **simple_parse_args_string(more)}, settings)
 
 
 @contextmanager

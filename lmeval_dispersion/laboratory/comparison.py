@@ -29,10 +29,7 @@ from lmeval_dispersion.statistics import Array
 SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of the token after 16
 
 _SHOWN = 5  # clearest differences of each metric in a default answer
-_CLEAREST = {
-    "row": Col("Row"),
-    **bounded("difference", "Difference", "+.4g"),
-}
+_CLEAREST = {"row": Col("Row"), **bounded("difference", "Difference", "+.4g")}
 _EVERY = {
     "row": Col("Row"),
     "figure": Col("Metric"),

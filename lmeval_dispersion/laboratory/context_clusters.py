@@ -34,12 +34,7 @@ from lmeval_dispersion.laboratory.analysis import (
     gap_of,
     tokenised,
 )
-from lmeval_dispersion.laboratory.causal_model import (
-    CausalModel,
-    Segments,
-    last_vectors,
-    prefix_of,
-)
+from lmeval_dispersion.laboratory.causal_model import CausalModel, Segments, last_vectors, prefix_of
 from lmeval_dispersion.laboratory.comparison import pairs_left_out
 from lmeval_dispersion.laboratory.frames import bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.study import Study, Unit

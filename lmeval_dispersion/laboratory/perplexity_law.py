@@ -27,13 +27,7 @@ from torch import Tensor
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.geometry import Dispersion, Spectrum, dispersion_estimate, spectrum, vendi_score
 from lmeval_dispersion.laboratory import frames
-from lmeval_dispersion.laboratory.analysis import (
-    Analysis,
-    DataLike,
-    Run,
-    StudyResult,
-    analyse,
-)
+from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, Run, StudyResult, analyse
 from lmeval_dispersion.laboratory.causal_model import (
     CONTROLS,
     CausalModel,

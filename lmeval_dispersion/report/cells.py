@@ -45,9 +45,8 @@ def shown(value: Any, spec: str = "") -> str:
     if spec.endswith("d"):
         return format(int(value), spec) if math.isfinite(value) else str(value)
     text = format(value, spec or ("" if isinstance(value, int) else ".4g"))
-    return (
-        text if text.strip("-0.") else text.replace("-", "+" if "+" in spec else "")
-    )  # no minus before 0.00
+    is_zero = not text.strip("-0.%")  # which has no minus
+    return text.replace("-", "+" if "+" in spec else "") if is_zero else text
 
 
 def plain(value: Any) -> Any:

@@ -289,6 +289,15 @@ def count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def some(names: Sequence[str], most: int = 5) -> str:
+    """Names in a sentence, the first few of many.
+
+    >>> some(["a", "b", "c"], 2), some(["a", "b"])
+    ('a, b and 1 other', 'a and b')
+    """
+    return listed(names if len(names) <= most else [*names[:most], count(len(names) - most, "other")])
+
+
 def spans(numbers: Sequence[int]) -> str:
     """Whole numbers as ranges.
 

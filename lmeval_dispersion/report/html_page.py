@@ -147,11 +147,7 @@ class _Page:
             # The column of names may be broken into lines, but not into slivers.
             "name_width": max((len(shown(row.get(table.columns[0].key))) for row in table.rows), default=0),
             "columns": [
-                {
-                    "heading": column.heading,
-                    "error": column.error,
-                    "kind": kind,
-                }
+                {"heading": column.heading, "error": column.error, "kind": kind}
                 for column, kind in zip(table.columns, kinds, strict=True)
             ],
             "rows": rows,

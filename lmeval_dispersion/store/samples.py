@@ -274,12 +274,14 @@ def columns_of(
     """
     pairs = [a for a in answers if isinstance(a, tuple) and len(a) == 2 and isinstance(a[0], float)]
     logprobs = [float(a[0]) for a in pairs] or [float(a) for a in answers if isinstance(a, float)]
-    prediction: str | None = None
+    prediction, right = None, list[Any]()
     if options:
         texts = [text.strip() for text in options]
+        targets = target if isinstance(target, list) else [target]
         prediction = texts[int(np.argmax(logprobs[: len(texts)]))] if logprobs else None
         if isinstance(target, int) and 0 <= target < len(texts):
             target = texts[target]
+        right = [i for i, text in enumerate(texts) if i in targets or text == target]
     elif isinstance(answers[0], str):
         prediction = answers[0]
     subject = doc.get("subject") if isinstance(doc, Mapping) else None
@@ -291,7 +293,23 @@ def columns_of(
         "prediction": prediction,
         "target": None if target is None else str(target),
         "logprobs": logprobs,
+        "probability": right_probability(logprobs[: len(options)], right),
     }
+
+
+def right_probability(logprobs: Sequence[float], right: Sequence[int]) -> float:
+    """Probability of the right answers, by their places, among choices; NaN where it is not known.
+
+    The choices' log-probabilities are brought to probabilities that sum to one (softmax).
+
+    >>> right_probability([-1.0, -1.0, -1.0, -1.0], [2])
+    0.25
+    """
+    logs = np.asarray(logprobs, dtype=np.float64)
+    if not right or not np.isfinite(logs).any() or not (logs < np.inf).all():
+        return math.nan
+    shares = np.exp(logs - logs.max())
+    return float(shares[list(right)].sum() / shares.sum())
 
 
 def options_of(arguments: Sequence[tuple[Any, ...]], output_type: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Zero-label checkpoint screening: rank checkpoints by the dispersion gap of their output rows.
+"""Zero-label checkpoint screening: rank checkpoints by the dispersion of their output rows.
 
 ``from lmeval_screener import screen`` is the whole of it in Python; the command is ``screen-checkpoints``.
 Neither imports torch or transformers. Its modules are private.

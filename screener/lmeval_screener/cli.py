@@ -98,9 +98,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument(
         "--domain",
-        default="math",
         metavar="SET",
-        help="domain tokens: math, code, legal, SET:GROUP,GROUP, or a YAML file (default: math)",
+        help="domain tokens: math, code, legal, SET:GROUP,GROUP, or a YAML file (default: of --task, else "
+        "math)",
+    )
+    how.add_argument(
+        "--task",
+        metavar="NAME",
+        help="lm-eval's task whose answer tokens the ratio is over, such as humaneval, or a YAML file of "
+        "them (default: those of the domain)",
     )
     how.add_argument(
         "--reference",
@@ -114,6 +120,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokenizer of checkpoints that store none: a checkpoint or a tokenizer's file (default: none)",
     )
     add_metric(how)
+    how.add_argument(
+        "--rank-by",
+        choices=("gap", "ratio", "both"),
+        help="the figure that ranks; both: the mean rank of the two. A clear order needs both "
+        "(default: ratio)",
+    )
+    how.add_argument(
+        "--base",
+        metavar="CHECKPOINT",
+        help="what the others were trained from, their zero point: says which learned and which forgot or "
+        "were taught wrong (default: none)",
+    )
     how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )
@@ -177,13 +195,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write there what lm-eval needs to evaluate the list (default: nothing)",
     )
     group.add_argument(
-        "--tasks", metavar="NAME,NAME", help="lm-eval's tasks for --emit (default: those of the domain)"
+        "--tasks",
+        metavar="NAME,NAME",
+        help="lm-eval's tasks for --emit (default: --task, else those of the domain)",
     )
     add_version(parser)
     add_examples(
         parser,
         "myruns --shortlist 3",
-        "--family qwen2.5 --domain math",
+        "--family qwen2.5 --task gsm8k",
         "Qwen/Qwen2.5-7B Qwen/Qwen2.5-Math-7B ./my-finetune --shortlist 1",
         "'EleutherAI/pythia-410m@step*' --output pythia.html",
         "run1 --accuracy results/:gsm8k",
@@ -207,9 +227,10 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
 
     from lmeval_screener.checkpoints.limits import Allowance
+    from lmeval_screener.screened import RANK_BY
     from lmeval_screener.screening import Screening, add_named, floor_among, session_in
     from lmeval_screener.selection import select_targets, selection_of
-    from lmeval_screener.tokens import load_token_set
+    from lmeval_screener.tokens import load_domain, load_token_set
 
     def notice(name: str, seconds: float) -> None:
         output.say(
@@ -224,14 +245,15 @@ def run(args: argparse.Namespace) -> int:
         output.say(f"screen-checkpoints: {selected.sentence}")
     add_named(selected, args.family, demo=args.demo)
     named = list(selected.targets)
-    if args.fail_if_below is not None:
-        named = list(dict.fromkeys([*named, floor_among(named, args.fail_if_below, args.tokenizer)]))
-    domain, reference = load_token_set(args.domain, "domain"), load_token_set(args.reference, "reference")
+    for option, text in (("--fail-if-below", args.fail_if_below), ("--base", args.base)):
+        if text is not None:
+            named = list(dict.fromkeys([*named, floor_among(named, text, args.tokenizer, option)]))
+    domain, reference = load_domain(args.domain, args.task), load_token_set(args.reference, "reference")
     tasks: tuple[str, ...] = ()
     if args.emit is not None:
         from lmeval_screener.shortlist.manifest import check_emit
 
-        tasks = check_emit(args.emit, args.tasks, domain.name, named)
+        tasks = check_emit(args.emit, args.tasks, domain, named)
     if args.dry_run:
         from lmeval_screener.planning import plan_document
 
@@ -252,6 +274,8 @@ def run(args: argparse.Namespace) -> int:
         fail_if_below=args.fail_if_below,
         allowance=allowance,
         keep_on_interrupt=True,
+        base=args.base,
+        rank_by=args.rank_by or RANK_BY,
     )
     if args.engine == "ray":
         from lmeval_screener.reading.ray_reader import RayReader, check_ray

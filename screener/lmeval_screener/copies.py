@@ -16,13 +16,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.geometry import Array
-from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.figures import relative_error, storage_error
 
 if TYPE_CHECKING:
@@ -36,12 +37,7 @@ _PAIRS = np.triu_indices(_SIDES, 1)  # no squares: noise adds to them
 _WITHIN = 1.5  # times the expected rounding within which two Gram matrices are equal; measured: 0.6 to 1.3
 _FAR = 20.0  # times the expected rounding from which stored numbers are others, not the same moved a little
 _FLOAT32 = 3e-7  # share by which arithmetic and the sketch's own float32 may move it
-_PLAIN = (
-    "F64",
-    "F32",
-    "F16",
-    "BF16",
-)  # types in which siblings are trained and published; others are quantised
+_PLAIN = ("F64", "F32", "F16", "BF16")  # siblings are trained and published in them; others are quantised
 _BLOCK = 256  # readings whose distances are computed at once
 _SHOWN = 5  # originals that a sentence names
 
@@ -69,10 +65,13 @@ def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
     return _marks(rows, b"") + _marks(norm.weight, kind) + np.asarray(numbers, dtype="<f4").tobytes()
 
 
+@cache
 def _signs(count: int, length: int) -> Array:
-    """The same ±1 in every version: numpy keeps the stream of a bit generator."""
-    bits = np.random.PCG64(29).random_raw(count * length) >> np.uint64(63)
-    return bits.astype(np.float64).reshape(count, length) * 2 - 1
+    """The same random ±1 in every version: bits of a hash."""
+    size = count * length
+    bits = hashlib.shake_128(b"%d %d" % (count, length)).digest(size // 8 + 1)
+    signs = np.unpackbits(np.frombuffer(bits, np.uint8), count=size).astype(np.float64) * 2 - 1
+    return signs.reshape(count, length)
 
 
 def _marks(numbers: NDArray[Any], kind: bytes) -> bytes:
@@ -160,8 +159,8 @@ def _merged(members: Sequence[Reading]) -> NDArray[np.intp]:
     fine, other = np.concatenate(alike, axis=1)
     places, begins = np.unique(np.sort(other), return_index=True)
     fine = fine[np.argsort(other, kind="stable")]
-    for at, some in zip(places.tolist(), np.split(fine, begins[1:]), strict=bool(len(places))):
-        if len(nearest := np.unique(merged[some])) == 1:
+    for at, equals in zip(places.tolist(), np.split(fine, begins[1:]), strict=bool(len(places))):
+        if len(nearest := np.unique(merged[equals])) == 1:
             merged[at] = nearest[0]
     return merged
 
@@ -181,8 +180,7 @@ def said(members: Sequence[Screened]) -> str:
             copies.setdefault((c.copy_of, how), []).append(c.label)
     lines = []
     for (original, how), names in list(copies.items())[:_SHOWN]:
-        some = names if len(names) <= _SHOWN else [*names[:_SHOWN], count(len(names) - _SHOWN, "other")]
-        lines.append(f"{listed(some)} {'is a copy' if len(names) == 1 else 'are copies'} of {original}{how}")
+        lines.append(f"{some(names)} {'is a copy' if len(names) == 1 else 'are copies'} of {original}{how}")
     rest = sum(len(names) for names in list(copies.values())[_SHOWN:])
     lines += [f"{count(rest, 'more copy', 'more copies')}"] if rest else []
     return "; ".join(lines)

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 import re
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -165,6 +166,9 @@ class Ratio:
         rounding: How far the stored element type may have moved it, three standard deviations.
         left_out_domain: The figure without domain token i, shape (|T|,).
         left_out_reference: The figure without reference token j, shape (|R|,).
+        shares: The parts of ``rounding`` over ``mean``: of T's rows, of R's, and of γ beside a scale, (3,).
+        marks: A number for each row of T, each of R, and γ, the same for the same numbers,
+            (|T| + |R| + 1,); empty, as ``shares``, where an earlier version measured it.
     """
 
     mean: float
@@ -172,9 +176,13 @@ class Ratio:
     rounding: float
     left_out_domain: Array
     left_out_reference: Array
+    shares: Array = field(default_factory=lambda: _NONE)
+    marks: Array = field(default_factory=lambda: _NONE)
 
     def minus(self, other: Ratio) -> Difference:
-        """This figure minus another checkpoint's, paired over tokens."""
+        """This figure minus another checkpoint's, paired over tokens; a GeometryError for other tokens."""
+        if self.left_out_domain.shape != other.left_out_domain.shape:
+            raise GeometryError("expected two ratios over the same tokens; screen both with the same sets")
         return paired_difference(
             self.mean - other.mean,
             self.left_out_domain - other.left_out_domain,
@@ -184,6 +192,18 @@ class Ratio:
     def above(self, other: Ratio) -> bool:
         """Whether it is larger than another checkpoint's by more than both are rounded."""
         return self.mean - self.rounding > other.mean + other.rounding
+
+    def rounding_from(self, base: Ratio) -> float:
+        """How far stored types may have moved the difference from its base, three standard deviations.
+
+        A fine-tune begins at its base's numbers: rows, or γ, that are equal bit for bit have no rounding
+        between them, and of the others the coarser of the two types decides.
+        """
+        if self.marks.shape != base.marks.shape or not len(self.marks):
+            return self.rounding + base.rounding
+        moved = np.split(self.marks != base.marks, [len(self.left_out_domain), -1])
+        errors = np.maximum(self.shares * self.mean, base.shares * base.mean)
+        return math.sqrt(sum(e**2 * part.mean() for e, part in zip(errors, moved, strict=True)))
 
 
 def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype: str) -> Ratio:
@@ -195,11 +215,19 @@ def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype:
     mean = inside.mean / control.mean
     left_out = inside.left_out / control.mean, inside.mean / control.left_out
     weight = np.asarray(norm.weight)
-    share = _rounding(domain, weight, dtype, inside.mean) + _rounding(reference, weight, dtype, control.mean)
+    shares = [
+        _rounding(domain, weight, dtype, inside.mean),
+        _rounding(reference, weight, dtype, control.mean),
+    ]
     # A scale that moved into γ was rounded there too: it weighs the dimensions of T and of R otherwise.
     spreads = [rows.var(axis=0) / rows.var(axis=0).sum() for rows in seen]
-    share += _SIGMAS * relative_error(dtype) * float(np.linalg.norm(spreads[0] - spreads[1]))
-    return Ratio(mean, jackknife_se(*left_out), mean * share, *left_out)
+    shares.append(_SIGMAS * relative_error(dtype) * float(np.linalg.norm(spreads[0] - spreads[1])))
+    numbers = [*domain, *reference, weight]
+    marks = [zlib.crc32(np.ascontiguousarray(row, dtype="<f4").tobytes()) for row in numbers]
+    rounding = mean * sum(shares)
+    return Ratio(
+        mean, jackknife_se(*left_out), rounding, *left_out, np.array(shares), np.array(marks, dtype=float)
+    )
 
 
 def _rounding(rows: NDArray[Any], weight: Array, dtype: str, mean: float) -> float:
@@ -244,7 +272,8 @@ def _bits(dtype: str) -> int:
 def numbers_of(gaps: Mapping[Metric, Gap], ratio: Ratio | None) -> Array:
     """The figures as float64, one after the other, each with its values without a token of T, then of R.
 
-    First G in each metric of ``METRICS`` with its parts, then the ratio, NaN where it is not known.
+    First G in each metric of ``METRICS`` with its parts, then the ratio, NaN where it is not known; last its
+    shares of rounding and marks, which earlier versions left out.
     """
     arrays: list[ArrayLike] = []
     for metric in METRICS:
@@ -252,17 +281,22 @@ def numbers_of(gaps: Mapping[Metric, Gap], ratio: Ratio | None) -> Array:
         parts = [value for name in PARTS for value in getattr(gap, name)[:4]]
         arrays += [[gap.mean, gap.se, *parts], gap.left_out_domain, gap.left_out_reference]
     if ratio is None:
-        arrays.append(np.full(3 + len(gap.left_out_domain) + len(gap.left_out_reference), math.nan))
+        arrays.append(np.full(3, math.nan))
     else:
         arrays += [[ratio.mean, ratio.se, ratio.rounding], ratio.left_out_domain, ratio.left_out_reference]
+        arrays += [ratio.shares, ratio.marks]
     return np.concatenate(arrays, dtype=np.float64)
 
 
-def figures_of(numbers: Array, domain: int) -> tuple[dict[Metric, Gap], Ratio | None]:
-    """The figures that :func:`numbers_of` took, of so many tokens of T, without the errors of G's parts."""
-    tokens = (len(numbers) - len(METRICS) * 14 - 3) // (len(METRICS) + 1)
-    sizes = [*(14, domain, tokens - domain) * len(METRICS), 3, domain, tokens - domain]
-    arrays = iter(np.split(numbers, np.cumsum(sizes)[:-1]))
+def figures_of(
+    numbers: Array, domain: int, reference: int, of_ratio: int
+) -> tuple[dict[Metric, Gap], Ratio | None]:
+    """The figures that :func:`numbers_of` took, without the errors of G's parts.
+
+    Of so many tokens of T and R, and of T of the ratio.
+    """
+    sizes = [*(14, domain, reference) * len(METRICS), 3, of_ratio, reference, 3]
+    arrays = iter(np.split(numbers, np.cumsum(sizes)))
     gaps: dict[Metric, Gap] = {}
     for metric in METRICS:
         mean, se, *parts = map(float, next(arrays))
@@ -272,4 +306,4 @@ def figures_of(numbers: Array, domain: int) -> tuple[dict[Metric, Gap], Ratio | 
         )
         gaps[metric] = Gap(metric, mean, se, inside, across, control, next(arrays), next(arrays))
     mean, se, rounding = map(float, next(arrays))
-    return gaps, None if math.isnan(mean) else Ratio(mean, se, rounding, next(arrays), next(arrays))
+    return gaps, None if math.isnan(mean) else Ratio(mean, se, rounding, *arrays)

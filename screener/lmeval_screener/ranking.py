@@ -16,9 +16,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,8 @@ from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference, ranks
-from lmeval_screener.screened import TOKENIZER, Next, Ranks, Reading, Screened
-from lmeval_screener.targets import labelled
+from lmeval_screener.screened import RANK_BY, TOKENIZER, Against, Next, RankBy, Ranks, Reading, Screened
+from lmeval_screener.targets import Target, labelled
 from lmeval_screener.tokens import Resolution
 
 #: Chance that any two of a group are ordered although they do not differ.
@@ -38,6 +39,8 @@ _OCTAVES = 40  # of a variance, each half of the one before; what is smaller is 
 _NEAR = 5  # scales between a pair and those who count as one in it: a quarter of its error at most
 _STEPS = 5  # of Holm's procedure; fewer order less
 _CELLS = 2**18  # pairs held at a time: 2 MB an array
+
+K = TypeVar("K", bound=Hashable)
 
 
 # --- groups ---------------------------------------------------------------------------------------------
@@ -84,11 +87,19 @@ def mismatch(family: str | None, member: Reading, common: Reading) -> ScreeningE
 
 
 def _rows(resolution: Resolution) -> frozenset[tuple[str, int]]:
-    return frozenset((token.piece, token.id) for token in (*resolution.domain, *resolution.reference))
+    return frozenset((token.piece, token.id) for token in resolution.compared)
 
 
-def ranked(members: Sequence[tuple[Reading, Reading]], metric: Metric) -> list[Screened]:
-    """Every group's checkpoints, best first; each reading comes with the one of its common tokenizer."""
+def ranked(
+    members: Sequence[tuple[Reading, Reading]],
+    metric: Metric,
+    rank_by: RankBy = RANK_BY,
+    base: Target | None = None,
+) -> list[Screened]:
+    """Every group's checkpoints, best first; each reading comes with the one of its common tokenizer.
+
+    ``base`` is the checkpoint that the others of its group were trained from, where it is known.
+    """
     families: dict[str, list[Reading]] = {}
     labels = labelled([reading.target for reading, _ in members])
     for (reading, common), target in zip(members, labels, strict=True):
@@ -103,16 +114,26 @@ def ranked(members: Sequence[tuple[Reading, Reading]], metric: Metric) -> list[S
     return [
         checkpoint
         for (family, scale), siblings in groups.items()
-        for checkpoint in _ranked_group(family, scale, siblings, metric)
+        for checkpoint in _ranked_group(family, scale, siblings, metric, rank_by, base)
     ]
 
 
-def _ranked_group(family: str, scale: str, members: list[Reading], metric: Metric) -> list[Screened]:
+def _ranked_group(
+    family: str, scale: str, members: list[Reading], metric: Metric, rank_by: RankBy, base: Target | None
+) -> list[Screened]:
+    members = sorted(members, key=lambda member: member.target != base)  # others are copies of the base
+    is_known = members[0].target == base
     # A copy stands where its original does: what moves no prediction may have moved its own G.
     copied = originals(members)
     distinct = sorted({original.place for original in copied})
-    of_distinct = rank_gaps([members[i].gaps[metric] for i in distinct], [members[i].ratio for i in distinct])
-    standings = dict(zip(distinct, of_distinct, strict=True))
+    gaps, ratios = [members[i].gaps[metric] for i in distinct], [members[i].ratio for i in distinct]
+    rank_by = "gap" if None in ratios else rank_by
+    of_base = members[0].ratio if is_known else None
+    standings = dict(zip(distinct, rank_gaps(gaps, ratios, rank_by, of_base), strict=True))
+    against: dict[int, Against] = {}
+    if of_base is not None:
+        others = {i: r for i, m in enumerate(members) if i and (r := m.ratio) is not None}
+        against = against_base(of_base, others, {i for i in others if copied[i].place == copied[0].place})
     names = [field.name for field in fields(Reading)]
     checkpoints = [
         Screened(
@@ -121,9 +142,12 @@ def _ranked_group(family: str, scale: str, members: list[Reading], metric: Metri
             scale=scale,
             copy_of=None if members[original.place] is reading else members[original.place].label,
             copy_rounded=not original.exact,
+            ranked_by=rank_by,
+            is_base=is_known and place == 0,
+            against=against.get(place),
             **standings[original.place]._asdict(),
         )
-        for reading, original in zip(members, copied, strict=True)
+        for place, (reading, original) in enumerate(zip(members, copied, strict=True))
     ]
     return sorted(checkpoints, key=lambda c: (c.rank, c.copy_of or c.label, c.copy_of is not None, c.label))
 
@@ -139,8 +163,17 @@ class Standing(NamedTuple):
     next: Next | None
 
 
-def rank_gaps(gaps: Sequence[Gap], ratios: Sequence[Ratio | None] = ()) -> list[Standing]:
-    """The standing of each gap in its group, in the order given; see the module's text."""
+def rank_gaps(
+    gaps: Sequence[Gap],
+    ratios: Sequence[Ratio | None] = (),
+    rank_by: RankBy = "gap",
+    base: Ratio | None = None,
+) -> list[Standing]:
+    """The standing of each gap in its group, in the order given; see the module's text.
+
+    Ranks are by either figure, or by the mean rank of both; without all ratios by G. Two whose ratios lie
+    below that of ``base`` have no clear order: rows do not tell what forgot from what was taught wrong.
+    """
     ratios = ratios or [None] * len(gaps)
     count = len(gaps)
     # `difference` refuses gaps of other tokens or another metric; against one of them is enough.
@@ -148,7 +181,15 @@ def rank_gaps(gaps: Sequence[Gap], ratios: Sequence[Ratio | None] = ()) -> list[
         gap.check_comparable(gaps[0])
     means = np.array([gap.mean for gap in gaps])
     order = np.argsort(-means, kind="stable")
-    means, places = means[order], np.array(ranks(means[order].tolist()))
+    keys = means
+    if rank_by != "gap" and None not in ratios:
+        keys = np.array([r.mean for r in ratios if r is not None])
+        if rank_by == "both":
+            keys = -np.add(ranks(means.tolist()), ranks(keys.tolist())) / 2
+    means, keys = means[order], keys[order]
+    places, line = np.array(ranks(keys.tolist())), np.argsort(-keys, kind="stable").tolist()
+    after = dict(pairwise(line))
+    is_below = np.array([base is not None and r is not None and r.mean < base.mean for r in ratios])[order]
     # Without a ratio, a checkpoint is above all and below all by it.
     bounds = [
         (math.inf, -math.inf) if r is None else (r.mean - r.rounding, r.mean + r.rounding) for r in ratios
@@ -161,10 +202,13 @@ def rank_gaps(gaps: Sequence[Gap], ratios: Sequence[Ratio | None] = ()) -> list[
         tied = np.unpackbits(unclear[at], count=count).astype(bool)
         tied[:at] |= ~(least[:at] > most[at])
         tied[at + 1 :] |= ~(least[at] > most[at + 1 :])
+        if is_below[at]:
+            tied |= is_below
+            tied[at] = False
         following = None
-        if at + 1 < count:
-            step = difference(gaps[i], gaps[order[at + 1]])
-            following = Next(step.mean, step.se, not tied[at + 1])
+        if (behind := after.get(at)) is not None:
+            step = difference(gaps[i], gaps[int(order[behind])])
+            following = Next(step.mean, step.se, not tied[behind])
         standings[i] = Standing(int(places[at]), Ranks(places[tied]), following)
     return [standings[i] for i in range(count)]
 
@@ -188,6 +232,25 @@ def clear_above(champion: tuple[Gap, Ratio | None], others: Sequence[tuple[Gap, 
     gains = [difference(other, gap) for other, _ in others]
     clear = holm({i: gain.p for i, gain in enumerate(gains)})
     return [i in clear and gain.mean > 0 and agree(others[i][1], ratio) for i, gain in enumerate(gains)]
+
+
+def against_base(base: Ratio, ratios: Mapping[K, Ratio], copies: Collection[K] = ()) -> dict[K, Against]:
+    """Each ratio minus its base's, and on which side of it the checkpoint clearly lies.
+
+    Clear is a paired difference, all that are compared counted (Holm), that rounding cannot explain. Copies,
+    and what has the base's rows bit for bit, are equal to it.
+    """
+    gains = {key: ratio.minus(base) for key, ratio in ratios.items()}
+    clear = holm({key: gain.p for key, gain in gains.items()})
+    against = {}
+    for key, ratio in ratios.items():
+        gain, side = gains[key], "level"
+        if key in copies or (len(base.marks) > 0 and np.array_equal(ratio.marks, base.marks)):
+            side = "equal"
+        elif key in clear and abs(gain.mean) > ratio.rounding_from(base):
+            side = "learned" if gain.mean > 0 else "forgot or was taught wrong"
+        against[key] = Against(gain.mean, gain.se, side)
+    return against
 
 
 def _unclear(means: Array, gaps: Sequence[Gap]) -> NDArray[np.uint8]:
@@ -273,25 +336,10 @@ _UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
 # Sizes that checkpoints are published by, those of the bundled families among them. Counts alone cannot tell
 # Pythia's 6.9B from the many 7B: by name it keeps its own.
 _KNOWN = (
-    *(
-        "14M",
-        "31M",
-        "70M",
-        "82M",
-        "124M",
-        "135M",
-        "160M",
-        "355M",
-        "360M",
-        "410M",
-        "0.5B",
-        "0.6B",
-        "774M",
-        "1B",
-    ),
-    *("1.3B", "1.4B", "1.5B", "1.7B", "2B", "2.8B", "3B", "4B", "7B", "8B", "9B", "12B", "13B", "14B", "20B"),
-    *("27B", "30B", "32B", "34B", "40B", "65B", "70B", "72B", "104B", "110B", "123B", "180B", "235B", "405B"),
-    "671B",
+    *("14M", "31M", "70M", "82M", "124M", "135M", "160M", "355M", "360M", "410M", "0.5B", "0.6B"),
+    *("774M", "1B", "1.3B", "1.4B", "1.5B", "1.7B", "2B", "2.8B", "3B", "4B", "7B", "8B"),
+    *("9B", "12B", "13B", "14B", "20B", "27B", "30B", "32B", "34B", "40B", "65B", "70B"),
+    *("72B", "104B", "110B", "123B", "180B", "235B", "405B", "671B"),
 )
 _SCALES = {float(scale[:-1]) * _UNITS[scale[-1]]: scale for scale in _KNOWN}
 

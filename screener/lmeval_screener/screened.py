@@ -5,13 +5,14 @@ Below stand their forms for programs: the entries of ``screen-checkpoints/3`` an
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -111,6 +112,24 @@ class Reading:
 TOKENIZER = "tokenizer:"
 
 
+RankBy = Literal["gap", "ratio", "both"]
+#: What ranks where nothing else is named.
+RANK_BY: RankBy = "ratio"
+RANKED = {"gap": "highest G", "ratio": "highest ratio", "both": "highest mean rank of G and ratio"}
+
+
+class Against(NamedTuple):
+    """A checkpoint's ratio minus that of its base, paired over tokens; on which side of it rows put it.
+
+    ``side`` is ``learned``, ``forgot or was taught wrong``, ``level`` where neither is clear, or ``equal``
+    where all rows are the base's.
+    """
+
+    difference: float
+    se: float
+    side: str
+
+
 class Next(NamedTuple):
     """G of a checkpoint minus G of the next in rank, paired; whether the order of the two is clear."""
 
@@ -158,7 +177,11 @@ class Screened(Reading):
     Attributes:
         family: Family, or the tokenizer's short hash where checkpoints were given by name.
         scale: Size as the field names it.
-        rank: Rank within (family, scale), 1 for the largest G; equal means share the better rank.
+        rank: Rank within (family, scale), 1 for the best by ``ranked_by``; equal ones share the better rank.
+        ranked_by: Which figure ranks: ``gap``, ``ratio``, or the mean rank of ``both``; where some of a group
+            have no ratio, it is G.
+        is_base: Whether it is the base that the others of the group were trained from: it is never chosen.
+        against: The ratio against the base's; None without a base, or a ratio.
         ties: Ranks with which it has no clear order by G and ratio together (`lmeval_screener.ranking`): at
             most one group in twenty has a pair that is ordered by the choice of tokens alone.
         next: The difference from the next in rank; None for the last.
@@ -178,6 +201,9 @@ class Screened(Reading):
     copy_rounded: bool = False
     chosen: str | None = None
     inclusion_probability: float | None = None
+    ranked_by: RankBy = "gap"
+    is_base: bool = False
+    against: Against | None = None
 
     @property
     def tied_with(self) -> tuple[int, ...]:
@@ -295,14 +321,27 @@ class Group:
         rated = {c: c.ratio.mean for c in self.checkpoints if c.ratio is not None}
         return dict(zip(rated, ranks(list(rated.values())), strict=True))
 
-    def rival(self, metric: Metric) -> Screened | None:
-        """The best by the ratio, where it differs from the best by G and either figure separates the two."""
-        first = self.checkpoints[0]
-        best = min(self.ratio_ranks, key=self.ratio_ranks.__getitem__, default=first)
-        if first.ratio is None or best.ratio is None or not best.ratio.above(first.ratio):
-            return None
+    @cached_property
+    def candidates(self) -> tuple[Screened, ...]:
+        """The members without their base, best first."""
+        return tuple(c for c in self.checkpoints if not c.is_base)
+
+    @cached_property
+    def base(self) -> Screened | None:
+        """The base of the others; None where it is not known, or elsewhere."""
+        return next((c for c in self.checkpoints if c.is_base), None)
+
+    def rivals(self, metric: Metric) -> tuple[Screened, ...]:
+        """The best by G and the best by the ratio, where they differ and either figure separates them."""
+        among = [c for c in self.candidates if c.copy_of is None]
+        if any(c.ratio is None for c in among[:1]):
+            return ()
+        first = max(among, key=lambda c: c.gaps[metric].mean, default=None)
+        best = max(among, key=lambda c: c.ratio.mean if c.ratio else -math.inf, default=None)
+        if not (first and first.ratio and best and best.ratio) or not best.ratio.above(first.ratio):
+            return ()
         sure = difference(first.gaps[metric], best.gaps[metric]).separated
-        return best if sure or best.ratio.minus(first.ratio).separated else None
+        return (first, best) if sure or best.ratio.minus(first.ratio).separated else ()
 
 
 def title_of(family: str, scale: str, targets: Sequence[Target], tokenizer: str = "one tokenizer") -> str:
@@ -367,6 +406,8 @@ def entry(c: Screened, group: Group) -> dict[str, Any]:
         **{name: getattr(c, name) for name in _COST},
         "seconds": round(c.seconds, 3),
     }
+    if group.base is not None:
+        row |= {"is_base": c.is_base, "against_base": c.against and c.against._asdict()}
     if c.inclusion_probability is not None:
         row |= {"chosen": c.chosen, "inclusion_probability": c.inclusion_probability}
     return row
@@ -396,6 +437,10 @@ def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
             figure = row[part][metric]
             flat |= {f"{part}_{metric}": figure["mean"], f"{part}_{metric}_se": figure["se"]}
     ratio, tensor, tokens = row["ratio"], row["tensor"], row["tokens"]
+    if "is_base" in row:
+        against = row["against_base"] or dict.fromkeys(Against._fields)
+        flat |= {"is_base": row["is_base"], "against_base": against["difference"]}
+        flat |= {"against_base_se": against["se"], "against_base_side": against["side"]}
     return {
         **flat,
         "ratio": ratio["mean"],

@@ -28,11 +28,11 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking import common_tokenizers, mismatch, ranked
 from lmeval_screener.reading import Reader
 from lmeval_screener.result import Gate, Result
-from lmeval_screener.screened import Failed, Reading
+from lmeval_screener.screened import RANK_BY, RANKED, Failed, RankBy, Reading
 from lmeval_screener.selection import Selected, Selection, select_targets
 from lmeval_screener.targets import Target, labelled, parse_targets
 from lmeval_screener.targets.families import demo_targets, load_family
-from lmeval_screener.tokens import TokenSet, load_token_set
+from lmeval_screener.tokens import TokenSet, load_domain, load_token_set
 from lmeval_screener.yaml_fields import nearest
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def screen(
     checkpoints: str | Iterable[str] = (),
     *,
     family: str | None = None,
-    domain: str = "math",
+    domain: str | None = None,
+    task: str | None = None,
     reference: str = "reference",
     metric: Metric = "cosine",
     timeout: float = TIMEOUT,
@@ -66,16 +67,20 @@ def screen(
     registry: str | Path | None = None,
     refresh: bool = False,
     since: str | None = None,
+    base: str | None = None,
+    rank_by: RankBy = RANK_BY,
 ) -> Result:
-    """Rank checkpoints by their dispersion gap, reading only the rows that it needs.
+    """Rank checkpoints by the dispersion of their output rows, reading only the rows that it needs.
 
     Args:
         checkpoints: One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``, folders, folders
             of training runs, files of weights, or addresses such as ``s3://bucket/run/checkpoint-*``.
         family: Name of a family whose checkpoints are added; ``FILE:NAME`` for one of a file of your own.
-        domain: Bundled token set or a YAML file.
+        domain: Bundled token set or a YAML file, T of G. Default: the task's, else ``math``.
+        task: lm-eval's task whose answer tokens the ratio is over, or a YAML file of them. Default: those
+            known of the domain, else T of G.
         reference: The everyday token set, likewise.
-        metric: ``cosine`` or ``euclidean``: which gap ranks. Both are computed.
+        metric: ``cosine`` or ``euclidean``: of which G is. Both are computed.
         timeout: Seconds for one checkpoint.
         accuracy: Where accuracies to compare G with are read: a CSV file, lm-eval's results, or ``hub:TASK``.
         demo: Whether to add the bundled demo's checkpoints.
@@ -89,6 +94,8 @@ def screen(
         refresh: Whether to read again what the registry has.
         since: What ``result.news`` answers from: ``last`` or ``yesterday``, of which each checkpoint is
             announced once, a date or time (UTC), or a run of the registry. Default: no news.
+        base: The checkpoint that the others were trained from, their zero point. Default: none.
+        rank_by: ``gap``, ``ratio`` or ``both``: which figure ranks; a clear order needs both.
 
     Returns: Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
 
@@ -105,7 +112,7 @@ def screen(
         from lmeval_screener.accuracies import read_accuracies
 
         accuracies = read_accuracies(str(accuracy), selected.targets)
-    sets = load_token_set(domain, "domain"), load_token_set(reference, "reference")
+    sets = load_domain(domain, task), load_token_set(reference, "reference")
     place = None if registry is None else Path(registry)
     with (
         session_in(place, *sets, metric=metric, refresh=refresh, since=since, command="screen()") as session,
@@ -120,6 +127,8 @@ def screen(
             session=session,
             since=since,
             allowance=allowance,
+            base=base,
+            rank_by=rank_by,
         )
         report = progress or bar
         run.on_done = lambda outcome, done, count: report(done, count, outcome.label)
@@ -173,18 +182,20 @@ def run_sync(act: Callable[[], T]) -> T:
         return pool.submit(act).result()
 
 
-def floor_among(targets: Sequence[Target], text: str, tokenizer: str | None = None) -> Target:
-    """The checkpoint that ``--fail-if-below`` names: by its label in the report, or as any other is named."""
+def floor_among(
+    targets: Sequence[Target], text: str, tokenizer: str | None = None, option: str = "--fail-if-below"
+) -> Target:
+    """The checkpoint that an option names: by its label in the report, or as any other is named."""
     by_label = next((item for item in labelled(targets) if item.label == text), None)
     if by_label is not None:
         return by_label
     labels = [item.label for item in labelled(targets)]
     near = "" if "/" in text or os.path.exists(text) else nearest(text, labels)
     if near:  # of a label, which no Hub is asked for
-        raise UsageError(f"expected a checkpoint with --fail-if-below, got {text!r}{near}")
+        raise UsageError(f"expected a checkpoint with {option}, got {text!r}{near}")
     wanted = parse_targets([text], tokenizer)
     if len(wanted) != 1 or wanted[0].is_glob:
-        raise UsageError(f"expected one checkpoint with --fail-if-below, got {text!r}, which names several")
+        raise UsageError(f"expected one checkpoint with {option}, got {text!r}, which names several")
 
     def place(target: Target) -> tuple[str, str | None, str | None]:
         repo = str(Path(target.repo).resolve()) if target.local else target.repo
@@ -199,8 +210,9 @@ class Screening:
 
     Attributes:
         fail_if_below: The checkpoint that none may fall behind, by its label or as any is named.
+        base: The checkpoint that the others were trained from, likewise.
         session: A registry's, which knows what need not be read again and keeps what is read.
-        since: From when on the registry's news are told; None for none.
+        since: Time from which the registry's news are given; None for none.
         reader_type: The reader of the checkpoints: this process, or those of a cluster.
         keep_on_interrupt: Whether Ctrl-C and SIGTERM return what is done (main thread only).
     """
@@ -217,12 +229,16 @@ class Screening:
     reader_type: type[Reader] = Reader
     allowance: Allowance | None = None
     keep_on_interrupt: bool = False
+    base: str | None = None
+    rank_by: RankBy = RANK_BY
     on_done: OnDone | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings that are none."""
         if self.metric not in METRICS:
             raise UsageError(f"expected a metric of {', '.join(METRICS)}, got {self.metric!r}")
+        if self.rank_by not in RANKED:
+            raise UsageError(f"expected a figure of {', '.join(RANKED)} to rank by, got {self.rank_by!r}")
         if not self.timeout > 0:
             raise UsageError(f"expected a timeout above 0 seconds, got {self.timeout}")
         self._failed: dict[Target, Failed] = {}
@@ -262,8 +278,16 @@ class Screening:
 
         # Only now: what another run announced meanwhile is not announced again.
         since = since_time(session.connection, self.since, session.tokens, self.metric)
-        told = news(session.connection, session.tokens, since, self.metric, until=session.ended)
-        return replace(result, news=told)
+        moved = news(
+            session.connection,
+            session.tokens,
+            since,
+            self.metric,
+            until=session.ended,
+            rank_by=self.rank_by,
+            base=next((c.target for c in result.checkpoints if c.is_base), None),
+        )
+        return replace(result, news=moved)
 
     async def _screened(self, selected: Selected) -> Result:
         start = time.perf_counter()
@@ -272,12 +296,14 @@ class Screening:
             self._reader = self.reader_type(hub, self.domain, self.reference, known)
             with contextlib.closing(self._reader):
                 await self._check_tokenizer()
-                targets, floor = await self._expanded(selected.targets)
+                targets, floor, base = await self._expanded(selected.targets)
                 comparable = await self._comparable(await self._readings(targets))
-                checkpoints = ranked(comparable, self.metric)
+                checkpoints = ranked(comparable, self.metric, self.rank_by, base)
         meters = [hub.meter, selected.meter, *self._reader.meters]
         result = Result(
             domain=self.domain.name,
+            task=self.domain.task,
+            answers=self.domain.answers.name if self.domain.answers else "",
             reference=self.reference.name,
             metric=self.metric,
             checkpoints=tuple(checkpoints),
@@ -286,6 +312,8 @@ class Screening:
             bytes_read=sum(meter.bytes_read for meter in meters),
             requests=sum(meter.requests for meter in meters),
             accuracy=self._meaning_of_accuracies(targets),
+            ranked_by=self.rank_by,
+            base=base.label if base else "",
         )
         if floor is None:
             return result
@@ -307,22 +335,23 @@ class Screening:
         measured = any(target.accuracy is not None for target in targets)
         return "measured when the demo was trained" if measured else ""
 
-    async def _expanded(self, targets: Sequence[Target]) -> tuple[list[Target], Target | None]:
+    async def _expanded(self, targets: Sequence[Target]) -> tuple[list[Target], Target | None, Target | None]:
         """The targets, each once and with a label, with globs replaced by the revisions that they stand for.
 
-        Beside them the floor, which none may fall behind.
+        Beside them the floor, which none may fall behind, and the base that the others were trained from.
         """
         lists = await asyncio.gather(*map(self._revisions, targets))
         expanded = list(dict.fromkeys(target for revisions in lists for target in revisions))
-        place = None
-        if self.fail_if_below is not None:
-            floor = floor_among(expanded, self.fail_if_below, self.tokenizer)
-            expanded = list(dict.fromkeys([*expanded, floor]))
-            place = expanded.index(floor)
+        places: list[int | None] = []
+        for option, text in (("--fail-if-below", self.fail_if_below), ("--base", self.base)):
+            target = None if text is None else floor_among(expanded, text, self.tokenizer, option)
+            expanded = list(dict.fromkeys([*expanded, *([target] if target else [])]))
+            places.append(expanded.index(target) if target else None)
         if self.accuracies is not None:
             expanded = self.accuracies.of(expanded)
         expanded = labelled(expanded)
-        return expanded, None if place is None else expanded[place]
+        floor, base = (None if place is None else expanded[place] for place in places)
+        return expanded, floor, base
 
     async def _revisions(self, target: Target) -> list[Target]:
         budget = Budget(self.timeout)

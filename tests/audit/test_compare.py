@@ -1,13 +1,15 @@
 """Comparing runs: paired differences by hand, and what must not be compared."""
 
 import json
+import re
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, ttest_1samp
 from scipy.stats import t as student
 from synthetic import differences_of_equals, documents, planted_store, written
 
+from lmeval_dispersion import audit, evidence
 from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.geometry import dispersion
@@ -131,6 +133,18 @@ def test_each_sentence_appears_where_it_is_true_and_nowhere_else(tmp_path, right
     assert ("neither good nor bad" in text) == (spread[0] != spread[1])
 
 
+def test_no_difference_of_minus_nothing_is_printed(tmp_path):
+    """One document of 4,000 is lost: -0.025 points."""
+    right = np.arange(4000) % 2 == 0
+    for name, lost in (("a", 0), ("b", 1)):
+        frame = documents(np.where(np.arange(4000) < lost, False, right), rng=np.random.default_rng(0))
+        written(tmp_path / name, frame, np.random.default_rng(0).normal(size=(4000, 4)), {"model": name})
+    found = compare_runs([tmp_path / "a", tmp_path / "b"], short=True)
+    shown = render(found.document(), "table", width=100)
+    assert found.others[0].slices[0].lost == 1
+    assert not re.search(r"-0(\.0+)?(?![\d.])", shown), shown
+
+
 def test_subjects_that_differ_are_named_only_where_they_do(tmp_path):
     rng = np.random.default_rng(1)
     x, luck = rng.normal(size=(600, 8)), rng.random(600)
@@ -166,3 +180,45 @@ def test_an_interval_leaves_out_zero_where_the_exact_test_does_and_stays_in_its_
             low, high = paired_share_bounds(gained, lost, n)
             assert -1 <= low <= high <= 1
             assert (low > 0 or high < 0) == (mcnemar_p(gained, lost) < 0.05), (gained, lost)
+
+
+@pytest.mark.parametrize(
+    ("shift", "said"),
+    [
+        (0.05, "b gives the right answer more probability than a: 0."),
+        (-0.05, "b gives the right answer less probability than a: 0."),
+        (0.0, "b and a do not differ clearly in the probability of the right answer: 0."),
+    ],
+)
+def test_the_probability_of_the_right_answer_is_compared(tmp_path, monkeypatch, shift, said):
+    rng = np.random.default_rng(5)
+    x = rng.uniform(0.2, 0.6, 240)
+    y = x + shift + rng.normal(0, 0.1, 240)
+    y[:7] = np.nan
+    stores = []
+    for name, values in (("a", x), ("b", y)):
+        frame = documents(np.arange(240) % 2 == 0, rng=np.random.default_rng(1)).assign(probability=values)
+        stores.append(written(tmp_path / name, frame, rng.normal(size=(240, 8)), {"model": name}))
+    found = compare_runs(stores)
+    whole, *parts = found.others[0].slices
+    change = (y - x)[7:]
+    assert whole.probability_difference == pytest.approx(change.mean())
+    assert whole.probability_se == pytest.approx(change.std(ddof=1) / np.sqrt(233))
+    assert whole.probability_p == pytest.approx(ttest_1samp(change, 0).pvalue)
+    assert all(part.probability_se > 0 for part in parts)
+    sentence = next(text for text in found.answer() if "right answer" in text)
+    assert sentence.startswith(said)
+    assert "Δ right answer" in render(found.document(), "markdown")
+    monkeypatch.setitem(evidence.WORTH, "probability", {10: (35, 30, 40)})
+    assert any("10 questions scored by the probability" in text for text in found.answer())
+    shown = audit(stores[1], short=True)
+    assert shown.overall.probability == pytest.approx(np.nanmean(y))
+    assert "ordered small fine-tunes as well as 35 labels" in shown.to_markdown()
+    monkeypatch.setitem(evidence.WORTH, "probability", {})
+    assert "fine-tunes" not in shown.to_markdown() + found.to_markdown()
+
+
+def test_runs_without_probabilities_say_nothing_of_them(tmp_path):
+    found = compare_runs([store(tmp_path / "a"), store(tmp_path / "b", seed=1)])
+    text = found.to_markdown() + audit(tmp_path / "a").to_markdown()
+    assert not any(words in text for words in ("| Right answer", "Δ right answer", "the right answer"))

@@ -107,7 +107,7 @@ def test_slices_have_the_spectrum_of_their_own_vectors(tmp_path):
 
 
 def test_intervals_of_dispersion_are_students_and_stay_in_its_range():
-    row = SliceRow("few", 5, 5, 0.02, 0.03, 0.5, 0.1, 0.9, 1.0, 0.5, 10, None)
+    row = SliceRow("few", 0.02, 0.03, 0.5, 0.1, 0.9, 0.5, 5, 5, 1.0, 0.5, 10, None)
     assert dispersion_bounds(row) == (0.0, pytest.approx(0.02 + student.ppf(0.975, 4) * 0.03))
     assert dispersion_bounds(replace(row, dispersion=1.2))[1] == 5 / 4
     assert np.isnan(dispersion_bounds(replace(row, documents=2))).all()
@@ -119,7 +119,8 @@ def test_the_weakest_slice_is_named_in_few_runs_without_one():
     for _ in range(200):
         shares = rng.binomial(30, 0.6, size=20) / 30
         rows = [
-            SliceRow(str(i), 30, 30, 0.1, 0.01, a, 0, 1, 1.0, 0.5, 10, None) for i, a in enumerate(shares)
+            SliceRow(str(i), 0.1, 0.01, a, 0, 1, 0.5, 30, 30, 1.0, 0.5, 10, None)
+            for i, a in enumerate(shares)
         ]
         named += weakest(rows, replace(rows[0], accuracy=shares.mean())) is not None
     assert named <= 18  # 5 % and three standard errors

@@ -271,6 +271,21 @@ def test_a_cron_job_says_each_thing_once(night, tmp_path, since):
     assert night(a, b, c, since="last") == (0, ["nothing moved."], {})
 
 
+def test_a_base_is_never_worth_an_evaluation_nor_is_its_copy(night, tmp_path):
+    a, b, base = (model(tmp_path / name, name) for name in ("worst", "mid", "best"))
+    shutil.copytree(base, copy := tmp_path / "copy")
+    code, said, moves = night(a, b, copy, more=["--base", base])
+    copied = "No news by the rows read: copy is a copy of best."
+    assert (code, said) == (5, ["Best of a new group: mid (rank 1).", copied, "3 new, 1 copy."])
+    assert (moves["best"]["rank"], *texts(moves)["best"]) == (None, "new", "the base")
+    later = model(tmp_path / "later", "best")
+    assert night(a, model(tmp_path / "low", "low"), more=["--base", later])[0] == 0
+    # Without being called so it is.
+    assert screen([str(a), str(b), str(base)], registry=tmp_path / "p.db", since="last").news.worth == (
+        str(base),
+    )
+
+
 def test_python_has_the_news_of_the_command(night, tmp_path, hub):
     names = [str(model(tmp_path / name, name)) for name in ("worst", "mid", "best")]
     first = screen(names[:2], registry=tmp_path / "p.db", since="last")
@@ -319,9 +334,23 @@ def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
         "Worth evaluating, above the former best: known (rank 1, changed).",
         "No news by the rows read: moved is a copy of float16.",
     ]
+    for top, names in ((1, {"known"}), (2, {"known", "float16", "moved"})):  # a copy takes no other's place
+        rows = json.loads(night.ask("query", "--top", str(top), "--format", "json").stdout)["rows"]
+        assert {row["checkpoint"] for row in rows} == names
     with closing(sqlite3.connect(night.store)) as connection, connection:
         connection.execute("UPDATE results SET sketch = NULL")
     assert night(known, float16, model(tmp_path / "again", "low"))[1] == [
         "Nothing new or changed is level with the former best.", "1 new.",
     ]  # fmt: skip
     assert "copy" not in night.ask("show", "again").stdout
+
+
+def test_an_order_by_g_alone_is_said_of_new_ones_and_of_all(night, tmp_path):
+    places = [model(tmp_path / name, name) for name in ("low", "best")]
+    assert "ratio" not in " ".join(night(*places)[1]).lower()
+    config = tmp_path / "best" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "unheard"}))
+    because = "No ratio of best: the norm of unheard is not known; the order is by G alone."
+    assert because in night(*places)[1]
+    assert because in " ".join(night.ask("query").stdout.split())
+    assert because not in night(*places)[1]  # nothing is new

@@ -45,7 +45,7 @@ for tasks, options in (
     results = evaluate(hflm(model, tokenizer, batch_size=3, max_length=512), tasks, manager, **options)
     for whole, metrics in results["results"].items():
         name = whole.split("::")[-1]  # 0.5 puts a group's name before its tasks'
-        keys = [k for k in metrics if k.startswith("dispersion") and k.count("stderr") < 2]
+        keys = [k for k in metrics if k.startswith("dispersion")]
         figures[name] = {key: metrics[key] for key in keys}
         config = results["configs"].get(whole)
         if config:

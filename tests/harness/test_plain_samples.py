@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,12 @@ def test_the_documents_are_those_of_a_store_from_the_same_samples(
     for frame in frames:
         frame["logprobs"] = [list(values) for values in frame["logprobs"]]
     pd.testing.assert_frame_equal(*frames, check_dtype=False)
+    facts = {row.doc_id: row.probability for row in documents[documents["task"] == "arc_easy"].itertuples()}
+    for line in next(logged.rglob("samples_arc_easy_*.jsonl")).read_text().splitlines():
+        sample = json.loads(line)
+        shares = [math.exp(float(answer[0])) for answer in sample["filtered_resps"]]
+        assert facts[sample["doc_id"]] == pytest.approx(shares[int(sample["target"])] / sum(shares))
+    assert documents[documents["task"] == "gsm8k"]["probability"].isna().all()
     assert found.documents["task"].isin(["wikitext", "mmlu_astronomy"]).any()
     notes = " ".join(read_run(logged).notes)
     assert "gsm8k: answers are judged by strict-match/exact_match." in notes
@@ -150,6 +157,13 @@ def test_an_audit_of_samples_has_what_needs_no_vectors_and_says_the_way_to_the_r
     shown = render(report.document(), "table", width=80)
     assert "least accurate first" in shown
     assert "Dispersion" not in shown.split("least accurate first")[1].split("More:")[0]
+    pages = [audit(logged.parent / "good", details=True), audit(logged, short=True)]
+    whole, cautious = (render(page.document(), "table", details=True, width=80) for page in pages)
+    assert pages[1].cautions
+    for text in (whole, cautious):  # the missing vectors are said once, and no more of what needs them
+        assert text.count("dispersion embed") == (text is whole)
+        assert "correlation" not in text
+        assert "Left out" not in text
     with pytest.raises(UsageError, match="samples of lm-eval hold no vectors"):
         read_run(logged).vectors.estimate()
 

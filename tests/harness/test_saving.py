@@ -16,7 +16,7 @@ from harness_world import ARC, World, check_vectors
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import saving
 from lmeval_dispersion.harness.saving import model_identity
-from lmeval_dispersion.store import read_store
+from lmeval_dispersion.store import begin_store, read_store
 from lmeval_dispersion.store.identity import prompt_manifest, source_text
 
 
@@ -45,6 +45,25 @@ def test_caches_of_answers_and_of_requests_change_nothing(
     assert figures[0] == figures[1]
     assert list((tmp_path / "requests").glob(f"*{ARC}*"))
     assert list(tmp_path.glob("answers*.db"))
+
+
+def test_a_run_with_a_cache_says_once_that_it_does_not_go_on_from_a_killed_run(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, said = str(tmp_path / "answers"), []
+    for place, killed, options in (
+        ("fresh", "", {"use_cache": cache}),
+        ("no cache", f"no cache/{ARC}", {}),
+        ("killed", f"killed/{ARC}", {"use_cache": cache}),
+        ("stamped/dispersion_2", "stamped/dispersion_1/other", {"use_cache": cache}),
+    ):
+        if killed:
+            begin_store(tmp_path / killed)
+        caplog.clear()
+        world.run(world.lm(), store=tmp_path / place, limit=2, **options)
+        said.append([m for m in caplog.messages if "did not finish" in m])
+    assert [len(lines) for lines in said] == [0, 0, 1, 1]
+    assert said[2][0].startswith(f"{tmp_path / 'killed' / ARC} is of a run that did not finish; --use_cache")
 
 
 def test_a_full_disk_costs_the_store_and_not_the_run(

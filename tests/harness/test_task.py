@@ -39,6 +39,7 @@ def check_same(ours: str, stock: str, results: Any, plain: Any) -> None:
     assert metrics
     for key, value in metrics.items():
         assert results["results"][ours][key] == value, key
+    assert not [key for key in results["results"][ours] if "_stderr_stderr" in key]
     assert results["versions"][ours] == plain["versions"][stock]
     states = {record.doc_id: record.state for record in records(results, ours)}.values()
     expected = dispersion_estimate(np.concatenate([state.vectors["last"] for state in states]))

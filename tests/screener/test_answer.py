@@ -24,7 +24,7 @@ from lmeval_dispersion.installation import data_folder
 @pytest.mark.parametrize(
     ("ranges", "said"),
     [
-        ([None], ["Only a (G 1.900) was screened; G orders siblings, and says nothing alone."]),
+        ([None], ["Only a (G 1.900) was screened; a screen orders siblings, and says nothing alone."]),
         ([None, None], ["Evaluate first: a (highest G of 2; math).", "The order of all 2 is clear."]),
         ([(1, 6)] * 6, ["No checkpoint stands apart: all 6 have no clear order; evaluate any."]),
         (

@@ -183,7 +183,8 @@ def test_without_a_known_norm_g_stands_alone_and_the_report_says_so(tmp_path):
     assert [c.ratio for c in result.checkpoints] == [None, None]
     assert [c.tied_with for c in result.checkpoints] == [(), ()]
     reason = "no final norm of a known name is stored"
-    assert f"No ratio: {reason}; the order is by G alone." in result.to_markdown()
+    assert f"No ratio: {reason}; the order is by G alone." in (report := result.to_markdown())
+    assert "Higher G ranks first." in report
     assert {c["ratio"]["reason"] for c in result.to_dict()["checkpoints"]} == {reason}
 
 
@@ -196,7 +197,7 @@ def figures(draw, tokens=(10, 40), d=24):
 def test_packed_figures_are_those_that_went_in(known):
     gap, second = figures(np.random.default_rng(1))
     packed = numbers_of(gap, second if known else None)
-    again, back = figures_of(packed, 10)
+    again, back = figures_of(packed, 10, 40, 10)
     np.testing.assert_array_equal(numbers_of(again, back), packed)
     assert (back is not None) == known
     assert len(again["cosine"].left_out_domain) == len((back or second).left_out_domain) == 10

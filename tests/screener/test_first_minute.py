@@ -57,7 +57,7 @@ def myruns(counted):
 def test_a_folder_of_checkpoints_is_screened_what_is_broken_fails_and_the_rest_is_named(myruns, capsys, text):
     assert main([text]) == 3
     out, err = capsys.readouterr()
-    assert out.startswith("Evaluate first: ft-80 (highest G of 2; math).\n")
+    assert out.startswith("Evaluate first: ft-80 (highest ratio of 2; math).\n")
     assert "2 of 4 checkpoints could not be screened (1 BadIndex, 1 BadHeader)." in out
     assert "\nmyruns · 370K · one tokenizer · 2 checkpoints\n" in out
     assert "tokenizer:" not in out

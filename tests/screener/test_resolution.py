@@ -10,6 +10,7 @@ import pytest
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.families import load_family
 from lmeval_screener.tokens import Resolution, bundled_token_sets, load_token_set, resolve
+from lmeval_screener.tokens.answers import load_answers
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from token_cases import DATA, REFERENCE, TINY, TOKENIZERS, own_set, tokenizer_json, vocabulary
 from tokenizers import Tokenizer
@@ -38,9 +39,10 @@ def test_trimming_a_tokenizer_changes_no_resolution(script):
 
 
 def test_the_documented_files_are_valid(tmp_path):
-    domain, families = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
+    domain, answers, families = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
     path = own_set(tmp_path, domain.replace("min_tokens: 20", "min_tokens: 2"))
     assert list(load_token_set(f"{path}:elements,symbols").groups) == ["elements", "symbols"]
+    assert load_answers(own_set(tmp_path, answers)).about == "answers of my_task (250 documents)"
     (tmp_path / "families.yaml").write_text(families)
     assert load_family("ours", tmp_path / "families.yaml").scales == ("1B",)
 

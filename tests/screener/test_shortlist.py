@@ -12,9 +12,13 @@ import yaml
 from lmeval_screener.screened import Ranks
 from lmeval_screener.shortlist.manifest import check_emit, emit, read_manifest
 from lmeval_screener.targets import Target
+from lmeval_screener.tokens import load_domain
 from screenings import COMMIT, failed, result, screened
 
 from lmeval_dispersion.errors import UsageError
+
+MATH = load_domain("math")
+MINE = replace(MATH, name="mine")
 
 
 def result_of(*members):
@@ -158,19 +162,25 @@ def test_a_shard_takes_its_share_and_every_checkpoint_is_in_one(tmp_path):
 
 
 def test_what_cannot_be_emitted_is_said_before_the_screening(tmp_path):
-    assert check_emit(tmp_path / "new", None, "math", []) == ("gsm8k_dispersion",)
-    assert check_emit(tmp_path / "new", "a, b", "mine", []) == ("a", "b")
+    assert check_emit(tmp_path / "new", None, MATH, []) == ("gsm8k_dispersion",)
+    assert check_emit(tmp_path / "new", "a, b", MINE, []) == ("a", "b")
+    assert check_emit(tmp_path / "new", None, load_domain(task="humaneval"), []) == ("humaneval",)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     for folder in (tmp_path / "full", tmp_path / "full" / "x"):
         with pytest.raises(UsageError, match="new or empty folder"):
-            check_emit(folder, None, "math", [])
+            check_emit(folder, None, MATH, [])
     with pytest.raises(UsageError, match="--tasks NAME,NAME with --emit for the domain mine"):
-        check_emit(tmp_path / "new", None, "mine", [])
+        check_emit(tmp_path / "new", None, MINE, [])
     with pytest.raises(UsageError, match="got s3://b/x, which lm-eval cannot read"):
-        check_emit(tmp_path / "new", None, "math", [Target("s3://b/x"), Target("s3://b/y"), Target("a/b")])
+        check_emit(
+            tmp_path / "new",
+            None,
+            MATH,
+            [Target("s3://b/x"), Target("s3://b/y"), Target("a/b")],
+        )
     with pytest.raises(UsageError, match="got models:/sums/2, which lm-eval cannot read"):
-        check_emit(tmp_path / "new", None, "math", [Target("a/b"), Target("models:/sums/2")])
+        check_emit(tmp_path / "new", None, MATH, [Target("a/b"), Target("models:/sums/2")])
 
 
 HEAD = '"schema": "screen-checkpoints-shortlist/2", "candidates": []'

@@ -36,7 +36,7 @@ def planted(counts, skill, *, listed=4, audit=0, seed=1, ratio=None):
             why = "rank" if i < listed else "audit" if i in drawn else None
             name, group = f"org/g{number}-{i}", ("fam", f"{number}B")
             other = None if ratio is None else ratio(draw, gaps[i], own[i])
-            candidates.append(Candidate(Target(name), "a" * 40, group, why, float(gaps[i]), other))
+            candidates.append(Candidate(Target(name), "a" * 40, group, why, i + 1, float(gaps[i]), other))
             accuracies.append(float(own[i]))
     return Manifest("math", "cosine", listed, audit, tuple(candidates), "manifest.json"), accuracies
 
@@ -224,12 +224,23 @@ def test_intervals_where_both_agree_hold_the_share_of_all_pairs(tmp_path):
     assert held >= 26  # fewer at 95 % in 1 % of cases
 
 
+def test_the_verdict_is_on_the_order_that_the_screen_gave_whichever_figure_ranked(tmp_path):
+    manifest, accuracies = planted([8], 1.0, listed=8)
+    by_ratio = [replace(c, rank=9 - c.rank, ratio=float(c.rank)) for c in manifest.candidates]
+    judged = verdict(tmp_path, replace(manifest, candidates=tuple(by_ratio)), accuracies)
+    assert (judged.outcome, judged.overall.right) == ("misleads", 0)
+    assert [(f.figure, f.right) for f in judged.figures[:2]] == [("G", 1), ("ratio", 0)]
+    assert verdict(tmp_path, manifest, accuracies).outcome == "works"
+
+
 # --- results --------------------------------------------------------------------------------------------
 
 
 def small_manifest(*entries):
     candidates = [
-        Candidate(Target(repo, requested, local=commit is None, file=file), commit, ("fam", "7B"), "rank", -i)
+        Candidate(
+            Target(repo, requested, local=commit is None, file=file), commit, ("fam", "7B"), "rank", i + 1, -i
+        )
         for i, (repo, requested, commit, file) in enumerate(entries)
     ]
     return Manifest("math", "cosine", len(candidates), 0, tuple(candidates), "manifest.json")

@@ -19,6 +19,7 @@ from benchmarks.validity.mixtures import Kind, claims, conditions
 from benchmarks.validity.page import BEGIN, END, provenance, write_pages
 from benchmarks.validity.study import read_study
 from benchmarks.validity.texts import DOMAINS, HOLD, SKILLS
+from lmeval_dispersion import evidence
 
 PAGES = Path("docs/results")
 FULL, MIXTURES = (read_study(Path(f"benchmarks/validity/{name}.yaml")) for name in ("full", "mixtures"))
@@ -263,3 +264,12 @@ def test_the_committed_results_of_released_models_are_of_their_configuration():
     assert [run["name"] for run in content["runs"]] == list(settings["runs"])
     assert content["claims"] == settings["claims"]
     assert all(run["answers"] for run in content["runs"])
+
+
+def test_what_reports_say_of_a_figures_worth_is_what_was_measured():
+    page = (PAGES / "fine-tunes.md").read_text("utf-8")
+    rows = {
+        f"{count} labels by probability": worth for count, worth in evidence.WORTH["probability"].items()
+    } | {f"squares of {count} questions without answers": w for count, w in evidence.WORTH["squares"].items()}
+    for figure, (labels, low, high) in rows.items():
+        assert f"| {figure} | {labels} ({low} to {high}) |" in page

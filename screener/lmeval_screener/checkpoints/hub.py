@@ -361,7 +361,7 @@ class ResolvedSnapshot(RemoteSnapshot):
 
         def far_enough(response: aiohttp.ClientResponse) -> bool:
             entry = believe(response, final=False)
-            return transport.leads_away(response) or (entry.size < 0 and is_told(entry))
+            return transport.leads_away(response) or (entry.size < 0 and is_known(entry))
 
         asked = transport.followed("HEAD", self._url(path), {}, self._account, far_enough)
         async with await asked as response:
@@ -395,9 +395,9 @@ class HubSnapshot(ResolvedSnapshot):
 
     async def look_up(self, path: str) -> FileEntry:
         """A file with what the resolver says of it; see `Snapshot.look_up`."""
-        if not is_told(entry_of(self, path)):
+        if not is_known(entry_of(self, path)):
             await self._address(path, self._places.setdefault(path, FilePlace()))
-            if not is_told(self.files[path]):
+            if not is_known(self.files[path]):
                 what = f"the server says neither size nor digest (ETag) of {path} of {self.repo}"
                 raise ScreeningError("BadResponse", f"{what}; check HF_ENDPOINT and any proxy")
         return self.files[path]
@@ -411,9 +411,9 @@ class HubSnapshot(ResolvedSnapshot):
             body, response = await self._in_git(path, transport)
             if problem := resolve_problem(response.headers, entry, self.revision, final=False):
                 raise contradiction(f"{path} of {self.repo} resolves wrongly: {problem}")
-            if not is_told(entry) and transport.is_hub(response.url):
+            if not is_known(entry) and transport.is_hub(response.url):
                 entry = completed(entry, response, final=False)
-            if not is_told(entry):
+            if not is_known(entry):
                 entry = await self.look_up(path)
         if entry.size < 0:
             entry = replace(entry, size=len(body))
@@ -525,7 +525,7 @@ def resolve_problem(
     return None
 
 
-def is_told(entry: FileEntry) -> bool:
+def is_known(entry: FileEntry) -> bool:
     """Whether enough is known of a file: its size, or of a text its digest, which says all of it."""
     return entry.size >= 0 or (entry.digest is not None and entry.path.endswith(".json"))
 

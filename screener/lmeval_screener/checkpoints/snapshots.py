@@ -120,7 +120,7 @@ def _files(folder: Path) -> dict[str, FileEntry]:
     try:
         for place in sorted(folder.iterdir()):
             name = place.name
-            broken = place.is_symlink() and not place.exists()  # told where it is read
+            broken = place.is_symlink() and not place.exists()  # said where it is read
             if name.startswith(".") or not (place.is_file() or broken):
                 continue
             size, digest = 0 if broken else place.stat().st_size, None

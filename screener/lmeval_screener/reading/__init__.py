@@ -156,7 +156,9 @@ async def _read_figures(
     projection: OutputProjection, resolution: Resolution
 ) -> tuple[dict[Metric, Gap], Ratio | None, str, bytes]:
     """G in every metric, the ratio, why there is none, and the sketch by which copies are recognised."""
-    ids = [*resolution.domain_ids, *resolution.reference_ids]
+    of_ratio = [token.id for token in resolution.of_ratio]
+    # Answers come last: without any of their own, the rows are T's and R's alone.
+    ids = list(dict.fromkeys([*resolution.domain_ids, *resolution.reference_ids, *of_ratio]))
     split, rows = len(resolution.domain_ids), projection.shape[0]
     if max(ids) >= rows:
         raise ScreeningError(
@@ -169,11 +171,12 @@ async def _read_figures(
             projection.name, f"its {rows} rows are fewer than the tokenizer's {resolution.vocabulary}"
         )
     matrix, norm = await read_rows_and_norm(projection, ids)
-    domain, reference = matrix[:split], matrix[split:]
+    domain, reference = matrix[:split], matrix[split : split + len(resolution.reference_ids)]
+    answers = matrix[[ids.index(row) for row in of_ratio]]
     try:
         if norm.weight is None:
             return gaps(domain, reference), None, norm.reason, b""
-        figures = gaps(domain, reference), ratio(domain, reference, norm, projection.dtype), ""
+        figures = gaps(domain, reference), ratio(answers, reference, norm, projection.dtype), ""
         return *figures, sketch(matrix, norm, projection.dtype)
     except GeometryError as error:
         raise ScreeningError(

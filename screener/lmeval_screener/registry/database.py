@@ -303,7 +303,7 @@ class Session:
         self._full_since = "" if stored["file"] else _now()
         values = {
             "run": self.run, "started": _now(), "command": command, "version": __version__,
-            "domain": domain.name, "reference": reference.name, "metric": metric, "tokens": self.tokens,
+            "domain": domain.title, "reference": reference.name, "metric": metric, "tokens": self.tokens,
             "announced": "" if announces else None,
         }  # fmt: skip
         self._write(lambda: _put(self.connection, "runs", **values))
@@ -475,7 +475,7 @@ class Session:
         self._write(write)
 
     def announced(self) -> None:
-        """Say that a nightly's answer was given: what it told is not told again."""
+        """Say that a nightly's answer was given: what it announced is not announced again."""
         announced = "UPDATE runs SET announced = ended WHERE run = ? AND announced = ''"
         self._write(lambda: self.connection.execute(announced, [self.run]))
 
@@ -588,11 +588,13 @@ def _resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resol
 
 def _reading_of(row: sqlite3.Row, target: Target, resolutions: dict[str, Resolution]) -> Reading:
     """A measured row as a reading; it cost nothing this time."""
-    gaps, ratio = figures_of(np.frombuffer(row["numbers"], dtype="<f8"), row["split"])
+    resolution = resolutions[row["tokenizer"]]
+    sizes = map(len, (resolution.domain, resolution.reference, resolution.of_ratio))
+    gaps, ratio = figures_of(np.frombuffer(row["numbers"], dtype="<f8"), *sizes)
     return Reading(
         target, row["repo"], row["revision"], row["tensor"], row["tensor_file"], row["dtype"],
         (row["v_rows"], row["width"]), bool(row["tied"]), row["parameters"], row["tokenizer"],
-        resolutions[row["tokenizer"]], gaps, tuple(json.loads(row["warnings"])), 0, 0, 0.0, ratio,
+        resolution, gaps, tuple(json.loads(row["warnings"])), 0, 0, 0.0, ratio,
         row["no_ratio"], row["sketch"] or b"",
     )  # fmt: skip
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import datetime
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -19,13 +20,15 @@ import numpy as np
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col, Report, Table
-from lmeval_dispersion.report.declared import count
+from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.copies import originals
 from lmeval_screener.figures import difference, numbers_of
 from lmeval_screener.ranking import clear_above
-from lmeval_screener.registry.database import Seen, last_seen
-from lmeval_screener.registry.queries import is_gone, named, ranked, some
-from lmeval_screener.screened import Reading, Screened, grouped
+from lmeval_screener.registry.database import Seen, identity_of, last_seen
+from lmeval_screener.registry.queries import is_gone, named, ranked
+from lmeval_screener.result.answer import unknown
+from lmeval_screener.screened import RANK_BY, RankBy, Reading, Screened, grouped
+from lmeval_screener.targets import Target
 
 #: Words of --since that stand for the end of an earlier run; its answer is given once.
 NIGHTLY = ("last", "yesterday")
@@ -40,7 +43,7 @@ class Move:
         what: ``new``, ``changed``, ``recovered``, ``copy`` (new, of a known one), ``deleted`` or ``failed``.
         checkpoint: Its label.
         group: Tokenizer and scale; None where it does not rank.
-        rank: Rank in the group of all that the registry holds.
+        rank: Rank in the group of all that the registry holds, but for their base; None for the base.
         G: Its gap.
         ratio: Its second figure.
         gain: G minus that of the former best of the group; None where it is not compared.
@@ -82,6 +85,7 @@ class News(Report):
         moves: New checkpoints, best first, then changed, recovered, deleted and failed ones.
         touched: Checkpoints whose files were written again with the same figures.
         kept: What could not be read since, by label, and ranks by older figures: their day and the error.
+        unknown: Of whose new figures the ratio is not known, and why, in sentences.
     """
 
     template: ClassVar[str] = "news.jinja"
@@ -92,6 +96,7 @@ class News(Report):
     moves: tuple[Move, ...]
     touched: int
     kept: Mapping[str, str]
+    unknown: Sequence[str] = ()
 
     @property
     def worth(self) -> tuple[str, ...]:
@@ -124,6 +129,7 @@ class News(Report):
         if len(copies) < len(compared) and not said:
             said = ["Nothing new or changed is level with the former best."]
         said += [f"No news by the rows read: {some(copies)}."] if copies else []
+        said += self.unknown
         lost = [move for move in self.moves if move.what == "failed" and move.checkpoint not in self.kept]
         if lost:
             said.append(f"Failed: {some([f'{m.checkpoint} ({m.text})' for m in lost])}.")
@@ -179,17 +185,26 @@ def since_time(connection: sqlite3.Connection, since: str, tokens: str, metric: 
 
 
 def news(
-    connection: sqlite3.Connection, tokens: str, since: str, metric: Metric, *, until: str = "9"
+    connection: sqlite3.Connection,
+    tokens: str,
+    since: str,
+    metric: Metric,
+    *,
+    until: str = "9",
+    rank_by: RankBy = RANK_BY,
+    base: Target | None = None,
 ) -> News:
-    """The news between two times: checkpoints of a pair of token sets, ranked among all of the registry."""
+    """The news between two times: checkpoints of a pair of token sets, ranked among all of the registry.
+
+    ``base``, which the others were trained from, is never worth an evaluation.
+    """
     now = {_place(seen): seen for seen in named(last_seen(connection, tokens, until=until))}
     then = {_place(seen): seen for seen in last_seen(connection, tokens, until=since)}
     then = {place: seen.called(now[place].target) for place, seen in then.items()}
-    told = connection.execute(
-        "SELECT identity, requested, file, state FROM seen WHERE tokens = ? AND first <= ? AND error IS NULL",
-        [tokens, since],
+    measured = (
+        "SELECT identity, requested, file, state FROM seen WHERE tokens = ? AND first <= ? AND error IS NULL"
     )
-    announced = {tuple(row) for row in told}
+    announced = {tuple(row) for row in connection.execute(measured, [tokens, since])}
     live = {place: seen for place, seen in now.items() if seen.reading and not is_gone(seen)}
     moves: list[Move] = []
     arrived: dict[_Place, str] = {}
@@ -209,28 +224,35 @@ def news(
             touched += 1
         else:
             arrived[place] = "new" if old is None else "changed" if old.reading else "recovered"
-    fresh = [place for place in arrived if (*place, now[place].state) not in announced]
-    standings = _standings(fresh, live, then, metric)
-    groups = grouped(ranked(list(live.values()), metric))
-    ranks = {id(c.gaps): (c, group.title) for group in groups for c in group.checkpoints}
-    # A renamed one is no news of two.
+    origin = base and (identity_of(base, base.repo), base.revision or "", base.file or "")
+    origin = origin if origin in live else None
+    fresh = [p for p in arrived if p != origin and (*p, now[p].state) not in announced]
+    in_order = partial(ranked, metric=metric, rank_by=rank_by, base=origin and live[origin].target)
+    standings = _standings(fresh, live, then, metric, in_order, origin)
+    groups = grouped(in_order(list(live.values())))
+    ranks = {id(c.gaps): (c, group) for group in groups for c in group.checkpoints}
+    # A rename is one move, not two.
     renamed = {now[s.of].target.label for place, s in standings.items() if s.of and arrived[place] == "new"}
     moves = [move for move in moves if move.what != "deleted" or move.checkpoint not in renamed]
+    arrivals = [ranks[id(_reading(live[place]).gaps)][0] for place in arrived]
+    alone = max((len(group.checkpoints) for group in groups), default=0) < 2
     for place, what in arrived.items():
-        c, title = ranks[id(_reading(live[place]).gaps)]
-        standing = standings.get(place, _Standing(None, "as it was announced before"))
+        c, group = ranks[id(_reading(live[place]).gaps)]
+        before_it = group.base is not None and group.base.rank < c.rank
+        announced_as = "the base" if c.is_base else "as it was announced before"
+        standing = standings.get(place, _Standing(None, announced_as))
         before = then[place].reading if what == "changed" else None
         was = f"was G {before.gaps[metric].mean:.3f}" if before else ""
         what = "copy" if what == "new" and standing.word == "copy" else what
         moves.append(
             Move(
-                what, c.label, title, c.rank, c.gaps[metric].mean,
+                what, c.label, group.title, None if c.is_base else c.rank - before_it, c.gaps[metric].mean,
                 None if c.ratio is None else c.ratio.mean, standing.gain, standing.se, standing.word,
                 "; ".join(filter(None, [standing.text, was])), c.name,
             )
         )  # fmt: skip
     moves.sort(key=lambda move: (_KINDS.index(move.what), move.group or "", move.rank or 0))
-    return News(since, tuple(moves), touched, kept)
+    return News(since, tuple(moves), touched, kept, unknown(arrivals, alone=alone))
 
 
 _Place = tuple[str, str, str]
@@ -250,7 +272,10 @@ def _same_figures(old: Seen, new: Seen) -> bool:
     """Whether both were measured with the same result, but for the last digits of another machine."""
     if old.reading is None or new.reading is None:
         return False
-    a, b = (numbers_of(reading.gaps, reading.ratio) for reading in (old.reading, new.reading))
+    a, b = (
+        numbers_of(r.gaps, r.ratio and replace(r.ratio, shares=np.zeros(0), marks=np.zeros(0)))
+        for r in (old.reading, new.reading)
+    )
     return a.shape == b.shape and np.allclose(a, b, 1e-9, 1e-12, equal_nan=True)
 
 
@@ -265,7 +290,12 @@ class _Standing(NamedTuple):
 
 
 def _standings(
-    fresh: Sequence[_Place], live: Mapping[_Place, Seen], then: Mapping[_Place, Seen], metric: Metric
+    fresh: Sequence[_Place],
+    live: Mapping[_Place, Seen],
+    then: Mapping[_Place, Seen],
+    metric: Metric,
+    in_order: Callable[[Sequence[Seen]], list[Screened]],
+    base: _Place | None,
 ) -> dict[_Place, _Standing]:
     """How each fresh checkpoint stands beside the best of its group as it was then."""
     if not fresh:
@@ -274,7 +304,7 @@ def _standings(
     former = {place: seen for place, seen in then.items() if seen.reading}
     as_now = {place for place, old in former.items() if place in live and _same_figures(old, live[place])}
     selves = [seen for place, seen in former.items() if place not in as_now]
-    everyone = ranked([*live.values(), *selves], metric)
+    everyone = in_order([*live.values(), *selves])
     standing = {id(c.gaps): c for c in everyone}
 
     def at(seen: Seen) -> Screened:
@@ -287,14 +317,14 @@ def _standings(
         if group not in best or c.rank < best[group][1].rank:
             best[group] = place, c
     copied = _originals(everyone)
-    # Of two that are known, the one that is still there.
+    # Of two that are known, the one that is still there; of all, the base.
     known = {copied[id(at(seen).gaps)]: place for place, seen in former.items() if place not in as_now}
-    known |= {copied[id(at(live[place]).gaps)]: place for place in as_now}
+    known |= {copied[id(at(live[place]).gaps)]: place for place in (*as_now, *([base] if base else []))}
     standings: dict[_Place, _Standing] = {}
     compared: dict[tuple[str, str], list[_Place]] = {}
     for place in fresh:
         if (of := known.get(copied[id(at(live[place]).gaps)])) is not None:
-            called = then[of].target.label + ("" if of in live else ", which is gone")
+            called = (live.get(of) or then[of]).target.label + ("" if of in live else ", which is gone")
             called = "its former self" if of == place else called
             standings[place] = _Standing("copy", f"a copy of {called}", of=of)
             continue

@@ -15,27 +15,37 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col, Column, Document, Section, Table
 from lmeval_dispersion.report.cells import json_value
-from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.report.declared import count, some
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
 from lmeval_screener.copies import said
 from lmeval_screener.registry.database import NOT_OF_WEIGHTS, Seen, folder_is_gone, identity_of, last_seen
-from lmeval_screener.result.answer import GROUPS, sentences
-from lmeval_screener.screened import Reading, Screened, grouped, tie_cells, tied_with
-from lmeval_screener.targets import labelled
+from lmeval_screener.result.answer import GROUPS, sentences, unknown
+from lmeval_screener.screened import (
+    RANK_BY,
+    Group,
+    RankBy,
+    Reading,
+    Screened,
+    grouped,
+    tie_cells,
+    tied_with,
+)
+from lmeval_screener.targets import Target, labelled
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
 _GONE = frozenset({"RepoNotFound", "RevisionNotFound", "FolderNotFound"})
-_NAMES = 5  # checkpoints that a sentence names
 _LIMIT = 60.0  # seconds that SQL may take
 _WIDE = 100  # characters of a line from which on each value of a row has a line of its own
 
 
 def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, str, str]:
-    """Key and names of the pair of token sets with most results, of a domain or of all."""
+    """Key and names of the pair of token sets with most results; of a domain, of the last run for it."""
+    most = (
+        "(SELECT count(*) FROM results r WHERE r.tokens = runs.tokens)" if domain is None else "max(started)"
+    )
     rows = connection.execute(
-        "SELECT tokens, domain, reference FROM runs GROUP BY tokens "
-        "ORDER BY (SELECT count(*) FROM results r WHERE r.tokens = runs.tokens) DESC, tokens"
+        f"SELECT tokens, domain, reference FROM runs GROUP BY tokens ORDER BY {most} DESC, tokens"
     ).fetchall()
     if not rows:
         raise UsageError("the registry has no results yet; `screen-checkpoints … --registry FILE` adds some")
@@ -57,7 +67,9 @@ def is_gone(seen: Seen) -> bool:
     return seen.error in _GONE or (not seen.error and folder_is_gone(seen.identity))
 
 
-def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
+def ranked(
+    seen: Sequence[Seen], metric: Metric, rank_by: RankBy = RANK_BY, base: Target | None = None
+) -> list[Screened]:
     """All that was measured, ranked in groups of one tokenizer and scale.
 
     Two tokenizers are one where every token compared is the same piece at the same row.
@@ -68,14 +80,12 @@ def ranked(seen: Sequence[Seen], metric: Metric) -> list[Screened]:
     pairs = []
     for reading in (entry.reading for entry in seen if entry.reading is not None):
         resolution, family = reading.resolution, reading.target.family
-        tokens = rows.setdefault(
-            id(resolution), tuple((t.piece, t.id) for t in (*resolution.domain, *resolution.reference))
-        )
+        tokens = rows.setdefault(id(resolution), tuple((t.piece, t.id) for t in resolution.compared))
         if family is not None and of_family.setdefault(family, tokens) != tokens:
             # Other rows than its family's: a group of its tokenizer.
             reading = replace(reading, target=replace(reading.target, family=None))
         pairs.append((reading, first.setdefault(tokens, reading)))
-    return ranking.ranked(pairs, metric)
+    return ranking.ranked(pairs, metric, rank_by, base)
 
 
 @dataclass(frozen=True)
@@ -163,7 +173,7 @@ def query(
             kept.get(c.label),
         )
         for group in groups
-        for c in group.checkpoints[:top]
+        for c in _best(group, top)
     ]  # fmt: skip
     if family is None and scale is None and top is None:
         rows += [Ranked(label, note="deleted") for label in gone]
@@ -175,7 +185,9 @@ def query(
     best = [" ".join(sentences(group, metric, domain)) for group in groups[:GROUPS]]
     if len(groups) > 1:
         best = [f"{group.title}: {said}" for group, said in zip(groups, best, strict=False)]
-    total = count(sum(len(group.checkpoints) for group in groups), "checkpoint")
+    members = [c for group in groups for c in group.checkpoints]
+    best += unknown(members, alone=len(members) == len(groups))
+    total = count(len(members), "checkpoint")
     total += f" in {count(len(groups), 'group')}"
     sentence = f"{total} for {domain} against {reference}"
     sentence += f"; {len(gone)} deleted, {len(failed)} failed when last seen"
@@ -183,9 +195,10 @@ def query(
     return _document("Checkpoints of the registry", "checkpoints", [*best, sentence], rows)
 
 
-def some(names: Sequence[str]) -> str:
-    """Names in a sentence, the first few of many."""
-    return listed(names if len(names) <= _NAMES else [*names[:_NAMES], f"{len(names) - _NAMES} others"])
+def _best(group: Group, top: int | None) -> Sequence[Screened]:
+    """The first checkpoints of a group, with their copies, which take no other's place."""
+    originals = [place for place, c in enumerate(group.checkpoints) if c.copy_of is None]
+    return group.checkpoints[: originals[top] if top is not None and top < len(originals) else None]
 
 
 def sql_answer(connection: sqlite3.Connection, statement: str) -> Document:

@@ -5,7 +5,7 @@ The JSON contract, ``screen-checkpoints/3``, is documented in docs/reference/scr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,12 +14,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
+from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import copies
 from lmeval_screener.figures import difference
 from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.result import answer
-from lmeval_screener.screened import Failed, Group, Screened, entry, flat_row, grouped
+from lmeval_screener.screened import (
+    RANK_BY,
+    RANKED,
+    Failed,
+    Group,
+    RankBy,
+    Screened,
+    entry,
+    flat_row,
+    grouped,
+)
 
 if TYPE_CHECKING:
     from lmeval_screener.registry.news import News
@@ -47,14 +58,15 @@ class Gate:
     def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
         """The gate of a screening, by the label of its reference."""
         # Of those that failed, a registry may have figures.
-        everyone = {f.label for f in failed} | {c.label for group in groups for c in group.checkpoints}
+        everyone = {f.label for f in failed} | {c.label for group in groups for c in group.candidates}
+        everyone.add(reference)
         others = len(everyone) - 1
         places = [(group, c) for group in groups for c in group.checkpoints if c.label == reference]
         if not places:
             return cls(reference, (), 0, others, next(f.error for f in failed if f.label == reference))
         group, floor = places[0]
-        below = [c.label for c in group.checkpoints if c.rank > floor.rank and not floor.tied_to(c.rank)]
-        compared = len(group.checkpoints) - 1
+        below = [c.label for c in group.candidates if c.rank > floor.rank and not floor.tied_to(c.rank)]
+        compared = sum(c is not floor for c in group.candidates)
         return cls(reference, tuple(below), compared, others - compared)
 
     @property
@@ -69,8 +81,12 @@ class Result(Report):
 
     Attributes:
         domain: Name of the domain token set.
+        task: The task that was named; empty for none.
+        answers: Name of the set of answers that the ratio is over; empty where it is T of G.
         reference: Name of the reference token set.
-        metric: The metric that ranks.
+        metric: The metric of the G that ranks.
+        ranked_by: ``gap``, ``ratio`` or ``both``, the mean rank of the two.
+        base: Label of the base that the others were trained from; empty where it is not known.
         checkpoints: Screened checkpoints in the order of their groups, best first inside.
         failed: The others, with the reason.
         seconds: Wall time of the whole.
@@ -99,6 +115,15 @@ class Result(Report):
     chosen: Shortlist | None = None
     accuracy: str = ""
     news: News | None = None
+    task: str = ""
+    answers: str = ""
+    ranked_by: RankBy = RANK_BY
+    base: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What the checkpoints were screened for: the task that was named, else the domain."""
+        return self.task or self.domain
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -112,8 +137,8 @@ class Result(Report):
 
     @property
     def best(self) -> Screened:
-        """The checkpoint with the largest G of the first group; an IndexError where nothing was screened."""
-        return self.checkpoints[0]
+        """The best checkpoint of the first group; an IndexError where nothing was screened."""
+        return self.groups[0].candidates[0]
 
     @property
     def exit_code(self) -> int:
@@ -156,10 +181,10 @@ class Result(Report):
 
     def shown(self, chosen: Shortlist) -> Result:
         """The same result as the report of a short list shows it."""
+        of = {c: choice for choice in chosen.groups for c in choice.group.checkpoints}
         checkpoints = tuple(
-            replace(c, chosen=choice.why.get(c), inclusion_probability=choice.probability(c))
-            for choice in chosen.groups
-            for c in choice.group.checkpoints
+            replace(c, chosen=of[c].why.get(c), inclusion_probability=of[c].probability(c)) if c in of else c
+            for c in self.checkpoints
         )
         return replace(self, checkpoints=checkpoints, chosen=chosen)
 
@@ -195,8 +220,12 @@ class Result(Report):
         return {
             "schema": SCHEMA,
             "domain": self.domain,
+            "task": self.task or None,
+            "answers": self._answers(),
             "reference": self.reference,
             "metric": self.metric,
+            "ranked_by": self.ranked_by,
+            "base": self.base or None,
             "se_covers": "choice of tokens",  # not training: runs that differ in their seed alone differ too
             "checkpoints": [],
             "tokens": self._tokens(),
@@ -239,10 +268,19 @@ class Result(Report):
                     "variants": sorted({"space" if t.text.startswith(" ") else "bare" for t in tokens}),
                     "pieces": {token.piece: token.id for token in tokens},
                 }
-                for side, tokens in (("domain", resolution.domain), ("reference", resolution.reference))
+                for side, tokens in (
+                    ("domain", resolution.domain),
+                    ("reference", resolution.reference),
+                    *([("answers", resolution.answers)] if resolution.answers else []),
+                )
             }
             for family, resolution in reversed(first.items())
         ]
+
+    def _answers(self) -> dict[str, Any] | None:
+        """The answers that the ratio is over, and how many tokens they are in each tokenizer group."""
+        counts = {c.family: len(c.resolution.answers) for c in self.checkpoints if c.resolution.answers}
+        return {"name": self.answers, "tokens": counts} if self.answers else None
 
     # --- the report -------------------------------------------------------------------------------------
 
@@ -251,9 +289,11 @@ class Result(Report):
         tables, everyone = dict[str, Table](), list[Row]()
         for place, (group, entries) in enumerate(self._entries.items()):
             members = list(entries)
-            first = [] if group.steps else answer.first_of(group, self.metric)
+            first = [] if group.steps else answer.first_of(group, group.rivals(self.metric))
             rows = [
-                flat_row(entries[c]) | self._cells(c, group) | {"called": _marked(group.names[c], c, first)}
+                flat_row(entries[c])
+                | self._cells(c, group)
+                | {"called": _marked(f"{group.names[c]}{' (base)' * c.is_base}", c, first)}
                 for c in members
             ]
             everyone += rows
@@ -280,7 +320,12 @@ class Result(Report):
                 "tokens": " ".join(f"{piece}:{row}" for piece, row in tokens[side]["pieces"].items()),
             }
             for tokens in self._tokens()
-            for side, name in (("domain", f"T, {self.domain}"), ("reference", f"R, {self.reference}"))
+            for side, name in (
+                ("domain", f"T, {self.domain}"),
+                ("reference", f"R, {self.reference}"),
+                ("answers", f"T of the ratio, answers of {self.answers}"),
+            )
+            if side in tokens
         ]
         return tables | {
             "failed": _table(_failures(self.failed), _FAILED, "failed"),
@@ -306,7 +351,10 @@ class Result(Report):
         T, R = f"{self.domain} tokens", f"those of {self.reference}"
         R = "everyday words" if self.reference == "reference" else R
         gap = f"how far the model keeps {T} from one another and from {R}"
-        ratio = f"spread of {T} over {R}'; a clear order needs both"
+        answers = group.checkpoints[0].resolution.answers
+        of_ratio = f"{len(answers)} answer tokens of {self.answers}" if answers else T
+        ratio = f"spread of {of_ratio} over {R}'; a clear order needs both"
+        against = "ratio minus the base's, with its paired standard error"
         error = f"2 standard errors to the {'step before' if group.steps else 'next rank'}"
         return [
             Column("rank", "Rank", "d", short="#"),
@@ -322,6 +370,7 @@ class Result(Report):
                 whisker=error,
             ),
             Column("ratio", "Ratio", ".3f", hint=ratio),
+            Column("against_base", "Against the base", ".5f", "against_base_se", against, drop=1),
             Column("ties", "Ties", hint="ranks without a clear order", drop=1),
             Column("chosen", "Chosen", drop=2),
             Column("accuracy", "Accuracy", accuracy, short="Acc.", drop=3),
@@ -376,22 +425,34 @@ class Result(Report):
         whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
         return {
             "sentences": [
-                answer.sentences(group, self.metric, self.domain) for group in self.groups[: answer.GROUPS]
+                answer.sentences(group, self.metric, self.subject) for group in self.groups[: answer.GROUPS]
             ],
             "most_failed": len(self.failed) > self._everyone / 2,
             "failures": answer.failures(self.failed, self._everyone),
-            "notes": _who((note, c) for c in members for note in c.notes),
-            "unknown": _unknown(members),
+            "notes": answer.who((note, c) for c in members for note in c.notes),
+            "unknown": [*answer.unknown(members, alone=len(members) == 1), *self._without_base()],
+            "ranked": RANKED[members[0].ranked_by].replace("highest", "Higher") if members else "",
             "copies": copies.said(members),
             "agreed": whole[0] if whole else None,
             "facts_of_all": self._facts() if self.checkpoints else None,
         }
+
+    def _without_base(self) -> list[str]:
+        """Which groups are not compared with the base, though there is one."""
+        alone = [group.title for group in self.groups if group.base is None or group.base.ratio is None]
+        if not self.base or not alone:
+            return []
+        why = next(
+            (f.error for f in self.failed if f.label == self.base), "other tokenizer or scale, or no ratio"
+        )
+        return [f"Not compared with the base {self.base} ({why}): {listed(alone)}."]
 
     def _facts(self) -> dict[str, str]:
         tokens = self.checkpoints[0].resolution
         facts = {
             "Tokens": f"T: {len(tokens.domain)} of {self.domain}, R: {len(tokens.reference)} of "
             f"{self.reference}; digit scheme: {tokens.digit_scheme}",
+            "Ratio over": f"{len(tokens.answers)} answer tokens of {self.answers}" if tokens.answers else "",
             "Words of T that are no single token": ", ".join(word.strip() for word in tokens.dropped),
             "Words of R that are no single token": ", ".join(w.strip() for w in tokens.dropped_reference),
             "Read": f"{len(self.checkpoints)} screened, {len(self.failed)} failed; "
@@ -463,7 +524,7 @@ _TOKENS = [
 
 def _table(rows: Sequence[Row], columns: Sequence[Column], name: str, excerpt: Sequence[int] = ()) -> Table:
     """Rows under the columns of which some cell is filled."""
-    filled = [column for column in columns if any(row[column.key] not in (None, "") for row in rows)]
+    filled = [column for column in columns if any(row.get(column.key) not in (None, "") for row in rows)]
     return Table(rows, filled, "", name, excerpt=excerpt)
 
 
@@ -478,26 +539,6 @@ def _excerpt(members: Sequence[Screened], *, training: bool) -> tuple[int, ...]:
     last = members[_TOP - 1]
     cut = [place for place in range(_TOP, count) if last.tied_to(members[place].rank)]
     return tuple(sorted({*range(_TOP), *cut[: _LONG - _TOP - _BOTTOM], *range(count - _BOTTOM, count)}))
-
-
-def _who(texts: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:
-    """Whom each text concerns: the label of a single checkpoint, else how many."""
-    labels: dict[str, list[str]] = {}
-    for text, c in texts:
-        labels.setdefault(text, []).append(c.label)
-    who = {text: of[0] if len(of) == 1 else f"{len(of)} checkpoints" for text, of in labels.items()}
-    return who | {text: f"all {everyone}" for text, of in labels.items() if len(of) == everyone > 1}
-
-
-def _unknown(members: Sequence[Screened]) -> list[str]:
-    """Whose ratio is not known and why, so that G alone orders them."""
-    reasons = ((c.no_ratio or "it was not read", c) for c in members if c.ratio is None)
-    all_of = f"all {len(members)}"
-    ending = "the order is by G alone" if len(members) > 1 else "G stands alone"
-    return [
-        f"No ratio{'' if who == all_of else f' of {who}'}: {reason}; {ending}."
-        for reason, who in _who(reasons, len(members)).items()
-    ]
 
 
 def _failures(failed: Sequence[Failed]) -> list[Row]:

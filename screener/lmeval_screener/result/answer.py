@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from lmeval_dispersion.geometry import Metric
-from lmeval_dispersion.report.declared import count, listed, spans
+from lmeval_dispersion.report.declared import count, listed, some, spans
 from lmeval_screener.figures import Gap, difference
 from lmeval_screener.ranking import ERROR_RATE, flat_from
-from lmeval_screener.screened import Failed, Group, Ranks, Screened
+from lmeval_screener.screened import RANKED, Failed, Group, Ranks, Screened
 
 GROUPS = 4  # groups that get a sentence each
 _FIRST = 3  # checkpoints to evaluate first: a usual budget
 _MOST = 5  # and with those that have no clear order with the last of them
 _FLAT = 3  # steps that it takes to call a stretch flat
+_SIDES = {
+    "learned": "Above the base {} by the ratio, so learned: {}.",
+    "forgot or was taught wrong": "Below the base {} by the ratio, so forgot or was taught wrong: {}.",
+    "equal": "Rows equal those of the base {}: {}; nothing can be said by rows, ask a few questions: "
+    "dispersion probe.",
+    "level": "No difference from the base {} by rows: {}.",
+}
 STEP = (
     "Along one training run the step alone orders at least as well: both figures are for seeing breaks, "
     "not for ranking."
@@ -47,34 +55,92 @@ def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
     return ", ".join(f"{count} {word}" for word, count in words)
 
 
+def who(texts: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:
+    """Whom each text concerns: the label of a single checkpoint, else how many."""
+    labels: dict[str, list[str]] = {}
+    for text, c in texts:
+        labels.setdefault(text, []).append(c.label)
+    names = {text: of[0] if len(of) == 1 else f"{len(of)} checkpoints" for text, of in labels.items()}
+    return names | {text: f"all {everyone}" for text, of in labels.items() if len(of) == everyone > 1}
+
+
+def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
+    """Whose ratio is not known and why, so that G alone orders them, or stands alone."""
+    reasons = ((c.no_ratio or "it was not read", c) for c in members if c.ratio is None)
+    all_of = f"all {len(members)}"
+    ending = "G stands alone" if alone else "the order is by G alone"
+    return [
+        f"No ratio{'' if whose == all_of else f' of {whose}'}: {reason}; {ending}."
+        for reason, whose in who(reasons, len(members)).items()
+    ]
+
+
 def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
     """The sentences of one group."""
-    members, names = group.checkpoints, group.names
+    members, names = group.candidates, group.names
     places = decimals(members, metric)
     if group.steps:
         return [
             course([c.gaps[metric] for c in group.steps], [c.step or "" for c in group.steps], places),
             STEP,
         ]
-    if len(members) == 1:
+    if not members:
+        return [f"No other checkpoint has the tokenizer and scale of the base {names[group.checkpoints[0]]}."]
+    said = against_base(group)
+    if len(members) == 1 and not said:
         value = f"{members[0].gaps[metric].mean:.{places}f}"
         return [
-            f"Only {names[members[0]]} (G {value}) was screened; G orders siblings, and says nothing alone."
+            f"Only {names[members[0]]} (G {value}) was screened; a screen orders siblings, "
+            "and says nothing alone."
         ]
-    rival, said = group.rival(metric), []
-    if rival is not None:
+    if len(members) == 1:
+        return said
+    if rivals := [names[c] for c in group.rivals(metric)]:
         said.append(
-            f"G and ratio disagree about the best: {names[members[0]]} by G, {names[rival]} by the ratio; "
-            "evaluate both."
+            f"G and ratio disagree about the best: {rivals[0]} by G, {rivals[1]} by the ratio; evaluate both."
         )
-    if not first_of(group, metric):
+    why = f"{RANKED[members[0].ranked_by]} of {len(members)}; {domain}"
+    return [*said, *order(group, why, group.rivals(metric))]
+
+
+class Ordered(Protocol):
+    """Checkpoints that may be compared, each with ``rank``, ``ties``, ``tied_to(rank)`` and ``copy_of``."""
+
+    @property
+    def checkpoints(self) -> Sequence[Any]:
+        """Best first."""
+
+    @property
+    def candidates(self) -> Sequence[Any]:
+        """Those of them that may be evaluated: not their base."""
+
+    @property
+    def names(self) -> Mapping[Any, str]:
+        """The name of each."""
+
+
+def order(group: Ordered, why: str, rivals: Sequence[Screened] = ()) -> list[str]:
+    """Which of two or more checkpoints to evaluate first, and how far their order is clear."""
+    members, names, best = group.candidates, group.names, first_of(group, rivals)
+    if not best:
         everyone = listed([names[c] for c in members]) if len(members) <= _MOST else f"all {len(members)}"
-        return [*said, f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
-    first = ", ".join(c if isinstance(c, str) else names[c] for c in first_of(group, metric))
-    return [*said, f"Evaluate first: {first} (highest G of {len(members)}; {domain}).", _clear(group)]
+        return [f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
+    first = ", ".join(c if isinstance(c, str) else names[c] for c in best)
+    return [f"Evaluate first: {first} ({why}).", _clear(group)]
 
 
-def overlaps(group: Group) -> list[tuple[int, int]]:
+def against_base(group: Group) -> list[str]:
+    """On which side of their base the members of a group lie; empty where it is not known."""
+    if group.base is None or group.base.ratio is None:
+        return []
+    base, sides = group.names[group.base], dict[str, list[str]]()
+    for c in group.candidates:
+        if c.against is not None:
+            sides.setdefault(c.against.side, []).append(group.names[c])
+    return [words.format(base, some(names)) for side, words in _SIDES.items() if (names := sides.get(side))]
+
+
+def overlaps(group: Ordered) -> list[tuple[int, int]]:
     """First and last rank of every run of ranks that hang together by ties, best first."""
     runs: list[tuple[int, int]] = []
     for c in group.checkpoints:
@@ -86,7 +152,7 @@ def overlaps(group: Group) -> list[tuple[int, int]]:
     return runs
 
 
-def _clear(group: Group) -> str:
+def _clear(group: Ordered) -> str:
     """How far the order of a group is clear."""
     ranks, runs = sorted({c.rank for c in group.checkpoints}), overlaps(group)
     if not runs:
@@ -115,20 +181,20 @@ def ranks_of(ranks: Ranks) -> str:
     return spans(numbers) if len(ranks.runs()) <= 4 else f"{len(numbers):,} of {numbers[0]}–{numbers[-1]}"
 
 
-def first_of(group: Group, metric: Metric) -> list[Screened | str]:
+def first_of(group: Ordered, rivals: Sequence[Screened]) -> list[Any]:
     """The checkpoints to spend a budget of three evaluations on, in words where they are some of many.
 
     Empty where there is one checkpoint, or no two have a clear order.
     """
     # A copy would be evaluated twice.
-    members, rival = [c for c in group.checkpoints if c.copy_of is None], group.rival(metric)
+    members = [c for c in group.candidates if c.copy_of is None]
     all_ranks = {c.rank for c in members}
     if all(all_ranks - {c.rank} <= set(c.ties) for c in members):
         return []
     budget = _FIRST if len(members) > _FIRST else 1
     last = members[budget - 1]
     behind = [c for c in members[budget:] if last.tied_to(c.rank)]
-    extra = [rival] if rival is not None and rival not in (*members[:budget], *behind) else []
+    extra = [c for c in rivals if c not in (*members[:budget], *behind)]
     if budget + len(behind) + len(extra) <= _MOST:
         return [*members[:budget], *behind, *extra]
     # Those that are tied across the cut are no better than one another.

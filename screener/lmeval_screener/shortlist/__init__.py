@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -145,6 +145,7 @@ def shortlist(
         raise UsageError(f"expected --shortlist of at least 1, got {k}")
     if audit_sample < 0:
         raise UsageError(f"expected --audit-sample of at least 0, got {audit_sample}")
+    groups = [replace(group, checkpoints=group.candidates) for group in groups if group.candidates]
     choices = tuple(_choice(group, metric, k, audit_sample, seed) for group in groups)
     return Shortlist(k, audit_sample, seed, choices)
 
@@ -153,9 +154,10 @@ def _choice(group: Group, metric: Metric, k: int, audit_sample: int, seed: int) 
     members = sorted(group.checkpoints, key=lambda c: c.copy_of is not None)  # a copy takes no other's place
     tied = [c for c in members[k:] if members[k - 1].tied_to(c.rank) and c.copy_of is None]
     listed = tied[: (CAP - 1) * k]
-    if (rival := group.rival(metric)) is not None and rival not in (*members[:k], *listed):
-        listed = [*listed[: (CAP - 1) * k - 1], rival]  # the best by the ratio, where the two disagree
-        tied = tied if rival in tied else [*tied, rival]
+    # The best by each figure, where the two disagree.
+    rivals = [c for c in group.rivals(metric) if c not in (*members[:k], *listed)][: (CAP - 1) * k]
+    listed = [*listed[: (CAP - 1) * k - len(rivals)], *rivals]
+    tied += [c for c in rivals if c not in tied]
     why: dict[Screened, Why] = {**dict.fromkeys(members[:k], "rank"), **dict.fromkeys(listed, "tied")}
     others = sorted((c for c in members if c not in why), key=lambda c: (c.name, c.revision or ""))
     draw = np.random.default_rng([seed, zlib.crc32(f"{group.family}\n{group.scale}".encode())])

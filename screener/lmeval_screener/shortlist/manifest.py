@@ -21,6 +21,7 @@ from lmeval_dispersion.installation import __version__
 from lmeval_screener.screened import Screened
 from lmeval_screener.shortlist import Shortlist
 from lmeval_screener.targets import Target
+from lmeval_screener.tokens import TokenSet
 
 SCHEMA = "screen-checkpoints-shortlist/2"
 FILE = "manifest.json"
@@ -70,18 +71,22 @@ echo "next: dispersion verify @MANIFEST@ results" >&2
 """
 
 
-def check_emit(folder: Path, tasks: str | None, domain: str, targets: Sequence[Target]) -> tuple[str, ...]:
+def check_emit(
+    folder: Path, tasks: str | None, domain: TokenSet, targets: Sequence[Target]
+) -> tuple[str, ...]:
     """Check, before anything is screened, that a short list can be written for lm-eval; its tasks."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(
             f"expected --emit to name a new or empty folder, got {folder}, which is neither; name another"
         )
-    names = TASKS.get(domain.partition(":")[0], "") if tasks is None else tasks
+    names = tasks
+    if names is None:
+        names = ",".join(domain.tasks) or TASKS.get(domain.name.partition(":")[0], "")
     chosen = tuple(name.strip() for name in names.split(",") if name.strip())
     if not chosen:
         known = ", ".join(f"{name} {names}" for name, names in TASKS.items())
         raise UsageError(
-            f"expected --tasks NAME,NAME with --emit for the domain {domain}, got none; "
+            f"expected --tasks NAME,NAME with --emit for the domain {domain.name}, got none; "
             f"tasks are known for {known}"
         )
     address = next((target.shown for target in targets if target.scheme is not None), None)
@@ -197,6 +202,7 @@ class Candidate:
     revision: str | None
     group: tuple[str, str]
     chosen: str | None
+    rank: int
     G: float
     ratio: float | None = None
 
@@ -263,6 +269,7 @@ def _candidate(entry: Mapping[str, Any]) -> Candidate:
         revision,
         (str(entry["family"]), str(entry["scale"])),
         entry["chosen"],
+        int(entry["rank"]),
         gap,
         None if ratio is None else float(ratio),
     )

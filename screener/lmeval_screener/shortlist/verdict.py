@@ -1,7 +1,7 @@
 """The verdict on a screen: its short list against the results that came back.
 
 *Works* needs more agreement inside groups than orders drawn at random have (permutation p of at most 5 %,
-two-sided). That test is exact whichever checkpoints were evaluated, as they were chosen by G and by chance
+two-sided). That test is exact whichever checkpoints were evaluated, as they were chosen by rows and by chance
 only. *No better than chance* needs a narrow interval, not a large p. All else is *not enough results*.
 """
 
@@ -40,8 +40,9 @@ class GroupVerdict:
     Attributes:
         outcome: The verdict in a word.
         candidates: How many were screened.
-        spearman: Rank correlation of G with the results, inside groups; ``p`` by permutation, two-sided.
-        right: Share of pairs that G orders as the results do; ``low`` to ``high`` is its 95 % interval.
+        spearman: Rank correlation of the screen's order with the results, inside groups; ``p`` by
+            permutation, two-sided.
+        right: Share of pairs that the screen orders as the results do; ``low`` to ``high``: 95 % interval.
         audited: How many others were to be evaluated as drawn at random.
         stands_for_all: Whether the pairs stand for those of all candidates, not only of those with results.
         separate: Whether the group by itself is distinguished from chance, all groups counted (Holm).
@@ -189,7 +190,8 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
         name: _group(candidates, values, [i for i, group in enumerate(groups) if group == name])
         for name in dict.fromkeys(groups)
     }
-    lines = agreements([c.G for c in candidates], values.tolist(), groups)
+    # G, the ratio or both ranked: the verdict is on the order that the screen gave.
+    lines = agreements([-c.rank for c in candidates], values.tolist(), groups)
     verdicts = [_verdict(line.group, [results[line.group]], line) for line in lines if line.scope == "group"]
     separate = holm({i: verdict.p for i, verdict in enumerate(verdicts) if verdict.p is not None})
     whole = next((line for line in lines if line.scope == "within groups"), lines[0])
@@ -201,7 +203,18 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
         outcome=overall.outcome,
         groups=tuple(replace(verdict, separate=i in separate) for i, verdict in enumerate(verdicts)),
         overall=overall,
-        figures=_figures([group for group in results.values() if group.second is not None]),
+        figures=_figures(
+            [
+                replace(
+                    group,
+                    gaps=np.array(
+                        [c.G for c, title in zip(candidates, groups, strict=True) if title == name]
+                    ),
+                )
+                for name, group in results.items()
+                if group.second is not None
+            ]
+        ),
         results=tuple(meaning),
         without=tuple(
             target.label
@@ -234,7 +247,7 @@ def _group(candidates: Sequence[Candidate], values: np.ndarray, places: list[int
     members = [candidates[i] for i in places]
     ratios = [c.ratio for c in members if c.ratio is not None]
     return GroupResults(
-        np.array([c.G for c in members]),
+        np.array([-c.rank for c in members]),
         values[places],
         np.array([c.chosen in ("rank", "tied") for c in members]),
         np.array([c.chosen == "audit" for c in members]),
@@ -269,7 +282,7 @@ def _verdict(name: str, results: Sequence[GroupResults], line: Agreement) -> Gro
 def _outcome(line: Agreement, high: float | None, stands_for_all: bool) -> Outcome:
     if not math.isnan(line.spearman) and line.spearman_p <= LEVEL:
         return "works" if line.spearman > 0 else "misleads"
-    # Pairs inside a list differ little in G: an order that they do not show may be there all the same.
+    # Pairs inside a list differ little: an order that they do not show may be there all the same.
     return "chance" if stands_for_all and high is not None and high < USELESS else "unknown"
 
 

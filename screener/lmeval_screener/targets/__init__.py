@@ -126,8 +126,8 @@ def parse_targets(
 ) -> list[Target]:
     """The targets that texts name: of a glob what matches, of a training run or a folder its checkpoints.
 
-    Runs and globs in a storage are expanded when they are screened: that takes requests. Folders beside
-    checkpoints that are none are added to ``left_out``.
+    Runs and globs in a storage are expanded when they are screened: that takes requests. Other folders beside
+    checkpoints are added to ``left_out``.
     """
     targets: list[Target] = []
     for path in (path for text in texts for path in matching_paths(text) or [text]):
@@ -147,11 +147,12 @@ def parse_targets(
 
 def _not_local(target: Target, path: str) -> Target:
     """A name without owner; refused where it is a family's, or nearly that of something here."""
-    from lmeval_screener.targets.families import load_families
+    from lmeval_screener.yaml_fields import bundled_yaml
 
     if not target.on_hub or "/" in path or target.revision is not None:
         return target
-    family = next((name for name in load_families() if name.lower() == target.repo.lower()), None)
+    families = bundled_yaml(Path(__file__).with_name("families.yaml"))["families"]
+    family = next((name for name in families if name.lower() == target.repo.lower()), None)
     near = difflib.get_close_matches(target.repo, os.listdir(), n=1, cutoff=0.8)
     if family is None and not near:
         return target

@@ -8,6 +8,7 @@ merges build it, the normaliser changes it) has a row that was never trained, an
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import re
 import unicodedata
@@ -24,6 +25,12 @@ DigitScheme = Literal["single digits", "1-3-digit chunks", "irregular"]
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+# How pre-tokenizers part numbers from what is around them, by digit scheme; white space alone is left out.
+_PARTS: dict[DigitScheme, re.Pattern[str]] = {
+    "single digits": re.compile(r"\d| ?[^\s\d]+"),
+    "1-3-digit chunks": re.compile(r"\d{1,3}| ?[^\s\d]+"),
+    "irregular": re.compile(r" ?\S+"),  # merges keep to the parts that they were learnt in
+}
 
 
 class _Added(NamedTuple):
@@ -127,6 +134,58 @@ class Vocabulary:
             return None
         return row, piece
 
+    def cut(self, text: str) -> list[tuple[int, str]]:
+        """Row ids and pieces that running text ``text`` is cut up into, white space alone left out.
+
+        By the tokenizer's own merges or scores where its file has them, else the longest piece first.
+
+        >>> Vocabulary({"Ġ": 0, "n": 1, "um": 2, "Ġnu": 3, "m": 4}, "byte-level").cut(" num 7")
+        [(3, 'Ġnu'), (4, 'm')]
+        """
+        rows: list[tuple[int, str]] = []
+        for part in self._parts.findall(text):
+            if (whole := self.row(part)) is not None:
+                rows.append(whole)
+                continue
+            piece = self.piece(self._normalise(part))
+            for cut in self._build(piece) if self._build else self._longest(piece):
+                if (row := self.text_row(cut)) is not None:
+                    rows.append((row, cut))
+        return rows
+
+    @functools.cached_property
+    def _parts(self) -> re.Pattern[str]:
+        return _PARTS[self.digit_scheme()]
+
+    def _longest(self, piece: str) -> list[str]:
+        cuts: list[str] = []
+        while piece:
+            ends = range(len(piece), 0, -1)
+            end = next((end for end in ends if piece[:end] in self._pieces), 1)
+            cuts.append(piece[:end])
+            piece = piece[end:]
+        return cuts
+
+    def text(self, piece: str) -> str:
+        """What a piece spells, the inverse of `piece`; half characters as ``�``."""
+        if self.kind == "sentencepiece":
+            return piece.replace("▁", " ")
+        signs = {sign: byte for byte, sign in _byte_signs().items()}
+        return bytes(signs[sign] for sign in piece if sign in signs).decode(errors="replace")
+
+    def text_row(self, piece: str) -> int | None:
+        """Row of a piece by its own spelling; None for special tokens, bytes, white space, unknown ones."""
+        if piece in self._added:
+            return None if self._added[piece].special else self._added[piece].id
+        spells = self.text(piece).strip() and not _BYTE_PIECE.fullmatch(piece)
+        return self._pieces.get(piece) if spells else None
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 over pieces and ids, added tokens left out: fine-tunes add some, their base's stay."""
+        kept = sorted((row, piece) for piece, row in self._pieces.items() if piece not in self._added)
+        return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
+
     def never_made(self, text: str) -> str | None:
         """Why a piece that the vocabulary has is never made of text; None where it is made, or not there."""
         piece = self.piece(text)
@@ -178,7 +237,7 @@ def _builder(model: dict[str, Any]) -> Callable[[str], list[str]] | None:
             return None  # refused where the pieces are read
     merges = model.get("merges")
     # A file that was cut down to its vocabulary says nothing of merges.
-    if not isinstance(merges, list) or not merges or model.get("ignore_merges") is True:
+    if not isinstance(merges, list) or not merges:
         return None
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         return None
@@ -188,6 +247,8 @@ def _builder(model: dict[str, Any]) -> Callable[[str], list[str]] | None:
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
             _refuse(f"expected `model.merges` to list pairs of pieces, got {merge!r}")
         ranks.setdefault((pair[0], pair[1]), rank)
+    if model.get("ignore_merges") is True:  # a word that has a piece is that piece
+        return lambda text: [text] if text in model["vocab"] else _merged(ranks, text)
     return functools.partial(_merged, ranks)
 
 

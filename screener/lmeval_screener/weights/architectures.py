@@ -67,16 +67,8 @@ EMBEDDINGS = (
 
 #: Prefixes under which wrappers keep their language model.
 WRAPPERS = (
-    "",
-    "language_model.",
-    "model.language_model.",
-    "text_model.",
-    "model.text_model.",
-    "model.",
-    "llm.",
-    "thinker.",
-    "language_model.model.",
-    "model.llm.",
+    *("", "language_model.", "model.language_model.", "text_model.", "model.text_model.", "model.", "llm."),
+    *("thinker.", "language_model.model.", "model.llm."),
 )
 
 #: Weights of the final norm, which stands before the output projection, likeliest first; after a wrapper too.
@@ -157,16 +149,7 @@ NORMS_WITHOUT_WEIGHT = frozenset(["olmo", "nanochat", "hrm_text"])
 
 #: Parts of a name that belong to something other than the model's own head or embedding.
 NOT_THE_MODEL = (
-    "mtp",
-    "draft",
-    "medusa",
-    "eagle",
-    "vision",
-    "visual",
-    "audio",
-    "speech",
-    "talker",
-    "code_predictor",
+    *("mtp", "draft", "medusa", "eagle", "vision", "visual", "audio", "speech", "talker", "code_predictor"),
 )
 
 _UNTIED = """

@@ -1,0 +1,1 @@
+"""Checkpoints asked a few questions of a task; its modules are private."""

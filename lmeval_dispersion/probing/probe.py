@@ -1,0 +1,323 @@
+"""``dispersion probe``: checkpoints asked a few questions of a task, in the order of their answers."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+
+import numpy as np
+from lmeval_screener.figures import Difference, ranks
+from lmeval_screener.result import answer
+from lmeval_screener.screened import Ranks
+from lmeval_screener.targets import Target, labelled, parse_targets
+
+from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.evidence import worth
+from lmeval_dispersion.harness.cli import failure_sentence
+from lmeval_dispersion.options import Output, add_examples, add_output, add_seed, progress_bar
+from lmeval_dispersion.report import Col, Report, Table
+from lmeval_dispersion.statistics import holm
+
+if TYPE_CHECKING:
+    from lmeval_dispersion.probing.questions import Answered, Array, Questions
+
+Figure = Literal["probability", "squares"]
+FEWEST = 5  # questions: below, no paired test tells anything
+
+
+@dataclass(frozen=True)
+class Probed:
+    """One checkpoint's answers: means over the questions with standard errors; NaN where not known."""
+
+    rank: Annotated[int, Col("Rank", "d", short="#")]
+    label: Annotated[str, Col("Checkpoint")]
+    probability: Annotated[
+        float | None,
+        Col("Right answer", ".3f", error="probability_se", dots="both", hint="its mean probability"),
+    ]
+    probability_se: float | None
+    squares: Annotated[
+        float | None,
+        Col(
+            "Squares", ".3f", error="squares_se", hint="of the answer tokens' probabilities; no label", drop=2
+        ),
+    ]
+    squares_se: float | None
+    accuracy: Annotated[float | None, Col("Accuracy", ".0%", short="Acc.", drop=3)]
+    tied_with: tuple[int, ...]  # ranks
+    ties_shown: Annotated[str, Col("Ties", hint="ranks without a clear order", drop=1)]
+
+    copy_of: ClassVar[None] = None
+
+    @property
+    def ties(self) -> tuple[int, ...]:
+        """Ranks with which it has no clear order."""
+        return self.tied_with
+
+    def tied_to(self, rank: int) -> bool:
+        """Whether it has no clear order with the checkpoints of a rank."""
+        return rank in self.tied_with
+
+
+@dataclass(frozen=True)
+class NotProbed:
+    """One checkpoint that could not be loaded or asked, and why."""
+
+    label: Annotated[str, Col("Checkpoint")]
+    message: Annotated[str, Col("Why")]
+
+
+@dataclass(frozen=True, repr=False)
+class Probe(Report):
+    """Checkpoints in the order of one figure over the same questions.
+
+    Attributes:
+        questions: How many were asked, of ``of`` that the task has.
+        rank_by: The figure that ranks.
+        checkpoints: Best first.
+        notes: What a reader of the numbers should know.
+    """
+
+    template: ClassVar[str] = "probe.jinja"
+    schema: ClassVar[str] = "dispersion-probe/1"
+    libraries: ClassVar[Sequence[str]] = ("lm-eval", "torch", "transformers")
+    guide: ClassVar[str] = "docs/reference/probe.md"
+
+    task: str
+    questions: int
+    of: int
+    seed: int
+    rank_by: Figure
+    checkpoints: Sequence[Probed]
+    failed: Sequence[NotProbed]
+    notes: Sequence[str]
+
+    @property
+    def candidates(self) -> Sequence[Probed]:
+        """All: a probe has no base."""
+        return self.checkpoints
+
+    @property
+    def names(self) -> dict[Probed, str]:
+        """The name of each checkpoint."""
+        return {c: c.label for c in self.checkpoints}
+
+    def tables(self) -> Mapping[str, Table]:
+        """The checkpoints, and those that failed."""
+        caption = f"{self.questions} of {self.of:,} questions of {self.task}"
+        return {"ranking": Table.of(self.checkpoints, caption), "failed": Table.of(self.failed, "Not probed")}
+
+    def context(self) -> Mapping[str, Any]:
+        """The sentences."""
+        figure = {"probability": "probability of the right answer", "squares": "squares, without answers"}
+        why = f"highest {figure[self.rank_by]}, over {self.questions} questions of {self.task}"
+        alone = (
+            f"Only {self.checkpoints[0].label} was probed; a probe orders siblings, and says nothing alone."
+        )
+        sentences = answer.order(self, why) if len(self.checkpoints) > 1 else [alone]
+        total = len(self.checkpoints) + len(self.failed)
+        return {"sentences": sentences, "worth": worth(self.rank_by, self.questions), "total": total}
+
+
+def probed(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> tuple[Figure, list[Probed]]:
+    """Checkpoints by their answers to the same questions: the figure that ranks, and its order.
+
+    Two have a clear order where the paired difference over questions (Student) is told from 0, all pairs
+    counted (Holm).
+
+    Raises:
+        UsageError: The figure is not known of all.
+    """
+    answers, figures = list(answered.values()), get_args(Figure)
+    known = [figure for figure in figures if all(_mean(getattr(a, figure))[0] is not None for a in answers)]
+    if not known or rank_by not in (None, *known):
+        why = next((a.no_squares for a in answers if a.no_squares), "")
+        why = why if rank_by == "squares" else f"the task has no labels that a probe can use; {why}"
+        raise UsageError(f"expected questions that give {rank_by or 'one of the figures'}: {why}")
+    figure: Figure = rank_by or known[0]
+    values = [getattr(a, figure) for a in answers]
+
+    places = ranks([float(value.mean()) for value in values])
+    pairs = {(i, j): _mean(values[i] - values[j]) for i, j in combinations(range(len(values)), 2)}
+    freedom = len(values[0]) - 1
+    clear = holm(
+        {pair: Difference(mean or 0.0, error or 0.0, freedom).p for pair, (mean, error) in pairs.items()}
+    )
+    ties = [
+        Ranks(places[j] for j in range(len(places)) if i != j and not {(i, j), (j, i)} & clear)
+        for i in range(len(places))
+    ]
+    rows = []
+    for (name, a), rank, tied in zip(answered.items(), places, ties, strict=True):
+        means = (*_mean(a.probability), *_mean(a.squares), _mean(a.right)[0])
+        rows.append(Probed(rank, name, *means, tuple(tied), answer.ranks_of(tied)))
+    return figure, sorted(rows, key=lambda row: (row.rank, row.label))
+
+
+def _mean(values: Array) -> tuple[float | None, float | None]:
+    """The mean of all questions with its standard error; None where one of them has no number."""
+    if np.isnan(values).any():
+        return None, None
+    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
+
+
+def probe(
+    targets: Sequence[Target],
+    questions: Questions,
+    *,
+    model: str = "hf",
+    model_args: str = "",
+    rank_by: Figure | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> Probe:
+    """Load each checkpoint in turn, ask it all questions, and rank them.
+
+    ``model`` is lm-eval's backend, ``model_args`` and ``settings`` (``batch_size``, ``device``) are its own.
+
+    Raises:
+        UsageError: No such backend, one without log-likelihoods, or no figure of the task's.
+        DispersionError: No checkpoint could be asked.
+    """
+    from lmeval_dispersion.harness.seams import loaded_model
+    from lmeval_dispersion.probing.questions import check_decoder
+
+    answered: dict[str, Answered] = {}
+    failed: list[NotProbed] = []
+    with progress_bar(hidden=quiet) as update:
+        for place, target in enumerate(labelled(targets)):
+            update(place, len(targets), target.label)
+            lm: Any = None
+            try:
+                if target.refused:
+                    raise DispersionError(target.refused[1])
+                lm = loaded_model(model, _arguments(target), model_args, check_decoder, **settings)
+                answered[target.label] = questions.ask(lm)
+            except UsageError:
+                raise
+            except Exception as error:
+                if os.environ.get("DISPERSION_DEBUG"):
+                    raise
+                said = str(error) if isinstance(error, DispersionError) else failure_sentence(error)
+                failed.append(NotProbed(target.label, said or f"{type(error).__name__}: {error}"))
+            del lm
+            _free()
+    if not answered:
+        first = f"{failed[0].label}: {failed[0].message}"
+        several = f"none of the {len(failed)} checkpoints could be probed; the first: "
+        raise DispersionError(first if len(failed) == 1 else several + first)
+    figure, rows = probed(answered, rank_by)
+    asked = len(next(iter(answered.values())).right)
+    notes = sorted({f"No squares: {a.no_squares}." for a in answered.values() if a.no_squares})
+    return Probe(questions.name, asked, questions.of, questions.seed, figure, rows, failed, notes)
+
+
+def _arguments(target: Target) -> dict[str, Any]:
+    """lm-eval's arguments for a checkpoint."""
+    place = str(Path(target.repo).resolve()) if target.local else target.repo
+    more = {"revision": target.revision, "gguf_file": target.file}
+    return {"pretrained": place} | {key: value for key, value in more.items() if value is not None}
+
+
+def _free() -> None:
+    """Give the memory of a model back, the GPU's too."""
+    gc.collect()
+    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``dispersion probe``."""
+    parser.add_argument(
+        "checkpoints", nargs="+", metavar="MODEL", help="Hub id, id@revision, folder, or a glob of folders"
+    )
+    parser.add_argument("--task", required=True, metavar="NAME", help="lm-eval's task or group that asks")
+    parser.add_argument(
+        "--questions",
+        type=int,
+        default=25,
+        metavar="N",
+        help="drawn at random, the same for all (default: 25)",
+    )
+    parser.add_argument(
+        "--rank-by",
+        choices=("probability", "squares"),
+        help="the figure that ranks (default: probability where the task has labels)",
+    )
+    parser.add_argument(
+        "--answers", metavar="SET", help="set of answer tokens for squares, a file (default: the task's own)"
+    )
+    add_seed(parser)
+    group = parser.add_argument_group("as for lm_eval")
+    group.add_argument("--model", default="hf", metavar="NAME", help="backend (default: hf)")
+    group.add_argument(
+        "--model_args", default="", metavar="K=V,K=V", help="more arguments of the backend (default: none)"
+    )
+    group.add_argument("--batch_size", metavar="N", help="number or auto (default: the backend's own)")
+    group.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 (default: the backend's own)")
+    group.add_argument(
+        "--num_fewshot", type=int, metavar="N", help="examples before a question (default: the task's own)"
+    )
+    group.add_argument("--include_path", metavar="FOLDER", help="a folder with more tasks (default: none)")
+    group.add_argument(
+        "--apply_chat_template",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="NAME",
+        help="ask in the model's chat template (default: plain prompts)",
+    )
+    add_output(parser)
+    add_examples(
+        parser,
+        "EleutherAI/pythia-70m@step1000 EleutherAI/pythia-70m --task arc_easy",
+        "'runs/*' --task my_task --include_path tasks --num_fewshot 3 -o probe.html",
+        "'runs/*' --task mmlu_anatomy --model vllm --model_args dtype=bfloat16 --questions 50",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run ``dispersion probe``."""
+    from lmeval_dispersion.probing.questions import Questions
+
+    output = Output.of(args)
+    targets = parse_targets(args.checkpoints)
+    if args.questions < FEWEST:
+        raise UsageError(f"expected --questions of at least {FEWEST}, got {args.questions}")
+    try:
+        questions = Questions(
+            args.task,
+            args.questions,
+            seed=args.seed,
+            num_fewshot=args.num_fewshot,
+            include_path=args.include_path,
+            apply_chat_template=args.apply_chat_template,
+            answers=args.answers,
+        )
+    except OSError as error:  # the task's data
+        raise DispersionError(failure_sentence(error) or str(error)) from error
+    if questions.of < args.questions:
+        output.say(f"{questions.name} has {questions.of} questions; all are asked")
+    result = probe(
+        targets,
+        questions,
+        model=args.model,
+        model_args=args.model_args,
+        rank_by=args.rank_by,
+        quiet=args.quiet,
+        batch_size=args.batch_size,
+        device=args.device,
+    )
+    output.write(result.document())
+    return 3 if result.failed else 0
+
+
+COMMANDS = {"probe": (add_arguments, run)}

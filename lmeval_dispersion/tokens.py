@@ -1,0 +1,199 @@
+"""``dispersion tokens``: what a task's answers are made of, as a set for the screen.
+
+Counted in the task's documents, or expected by a base model at the answers' place (`--base`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.options import Output, add_column, add_examples, add_quiet
+
+QUESTIONS = 100
+_SHOWN = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``dispersion tokens``."""
+    parser.add_argument("task", nargs="?", metavar="NAME", help="lm-eval's task or group")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the set there (default: standard output)"
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="MODEL", help="list the tokens of MODEL's tokenizer (default: the base's)"
+    )
+    parser.add_argument(
+        "--include_path", metavar="FOLDER", help="as for lm-eval: a folder of more tasks (default: none)"
+    )
+    parser.set_defaults(format="table", formats=())
+    add_quiet(parser)
+    base = parser.add_argument_group(f"from a base model, run on {QUESTIONS} questions without answers")
+    base.add_argument("--base", metavar="MODEL", help="Hub id or folder (default: count the task's answers)")
+    base.add_argument("--task", dest="named", metavar="NAME", help="as NAME above (default: --questions)")
+    base.add_argument(
+        "--questions", metavar="FILE", help="prompts: text, JSONL or parquet (default: the task's)"
+    )
+    add_column(base)
+    base.add_argument("--revision", metavar="REVISION", help="branch, tag or commit (default: the main one)")
+    base.add_argument(
+        "--device", metavar="DEVICE", help="cpu, cuda, … (default: the first GPU, else the CPU)"
+    )
+    base.add_argument("--num_fewshot", type=int, metavar="N", help="as for lm-eval (default: the task's)")
+    base.add_argument(
+        "--apply_chat_template", action="store_true", help="as for lm-eval: the tokenizer's chat template"
+    )
+    add_examples(
+        parser,
+        "gsm8k --tokenizer Qwen/Qwen2.5-0.5B",
+        "my_task --include_path tasks -o my_task.yaml",
+        "--base Qwen/Qwen2.5-0.5B --task gsm8k -o gsm8k.yaml",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run ``dispersion tokens``."""
+    task = args.task or args.named
+    if bool(task) == bool(args.questions) or (args.questions and not args.base) or (args.task and args.named):
+        raise UsageError("expected the NAME of a task, or --base MODEL with --task NAME or --questions FILE")
+    output = Output.of(args)
+    head, text = answer_file(*(_found(args, task) if args.base else _counted(args, task)))
+    output.write_text(text)
+    if output.path:
+        print(head)
+        output.say(f"next: screen-checkpoints CHECKPOINT… --task {output.path}")
+    return 0
+
+
+def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
+    """The fields of a set of the tasks' answers, most frequent first.
+
+    Raises:
+        ScreeningError: The answers are running text.
+        UsageError: The tasks have none.
+    """
+    from importlib.metadata import version
+
+    from lmeval_screener.tokens.answers import most_frequent
+
+    from lmeval_dispersion.harness.answers import counted_answers
+
+    answers, documents = counted_answers(tasks)
+    words: Counter[str] = Counter()
+    for text, count in answers.items():
+        for word in re.findall(r"\d|[^\W\d_]+", text):
+            words[word] += count
+    most_frequent(name, words)
+    config = tasks[0].config
+    parts = (config.dataset_path, config.dataset_name if len(tasks) == 1 else None)
+    return {
+        "name": name,
+        "tasks": list(dict.fromkeys([name, *(task.task_name for task in tasks)])),
+        "documents": documents,
+        "source": " ".join(str(part) for part in parts if part),
+        "revision": f"task version {tasks[0].VERSION}, lm-eval {version('lm_eval')}",
+        "answers": dict(sorted(answers.items(), key=lambda item: (-item[1], item[0]))),
+    }
+
+
+def _counted(args: argparse.Namespace, task: str) -> tuple[dict[str, Any], Any]:
+    from lmeval_dispersion.harness.answers import tasks_of, tokenizer_of
+
+    fields = counted_set(task.removesuffix("_dispersion"), tasks_of(task, args.include_path))
+    return fields, None if args.tokenizer is None else tokenizer_of(args.tokenizer)
+
+
+def _found(args: argparse.Namespace, task: str | None) -> tuple[dict[str, Any], Any]:
+    """The fields of a set that a base finds, and its tokenizer."""
+    from lmeval_screener.tokens.answers import COVERED, LEAST
+    from lmeval_screener.tokens.sets import MOST
+
+    from lmeval_dispersion.harness.answers import around, mean_next, prompts_of, tasks_of
+    from lmeval_dispersion.model.loading import load_model
+    from lmeval_dispersion.model.texts import Texts
+
+    if task:
+        tasks = tasks_of(task, args.include_path)
+        name, source = task.removesuffix("_dispersion"), f"questions of {task}"
+    else:
+        texts = [text.text for text in Texts(args.questions, column=args.column)][:QUESTIONS]
+        if not texts:
+            raise UsageError(f"{args.questions} holds no text; check the file and --column")
+        name = Path(args.questions).name.split(".")[0]
+        tasks, source = [], f"questions of {Path(args.questions).name}"
+    loaded = load_model(args.base, revision=args.revision, device=args.device)
+    lm, chat = around(loaded), args.apply_chat_template
+    if task:
+        shots = args.num_fewshot
+        prompts = prompts_of(lm, tasks, QUESTIONS, num_fewshot=shots, apply_chat_template=chat)
+        source += f", {tasks[0].config.num_fewshot or 0} examples"
+    else:
+        if chat:
+            texts = [lm.apply_chat_template([{"role": "user", "content": text}]) for text in texts]
+        prompts = [lm.tok_encode(text) for text in texts]
+    mean = mean_next(lm, prompts)
+    ordered = np.argsort(-mean, kind="stable")
+    count = int((np.cumsum(mean[ordered]) < COVERED).sum()) + 1
+    ids = ordered[: max(LEAST, min(MOST, count))]
+    pieces = loaded.tokenizer.convert_ids_to_tokens(ids.tolist())
+    fields = {
+        "name": name,
+        "tasks": [name],
+        "documents": len(prompts),
+        "source": source + (", chat template" if chat else ""),
+        "base": str(loaded.choice),
+        "revision": loaded.identity.get("weights"),
+        "tokenizer": vocabulary_of(loaded.tokenizer).digest,
+        "coverage": round(float(mean[ids].sum()), 4),
+        "pieces": [piece for piece in pieces if piece is not None],  # rows of padding have none
+    }
+    return fields, loaded.tokenizer
+
+
+def vocabulary_of(tokenizer: Any) -> Any:
+    """The screener's vocabulary of a transformers tokenizer."""
+    from lmeval_screener.tokens.vocabulary import Vocabulary
+
+    if not getattr(tokenizer, "is_fast", False):
+        raise UsageError("expected a tokenizer with a tokenizer.json; save it again with transformers")
+    return Vocabulary.from_tokenizer_json(tokenizer.backend_tokenizer.to_str().encode())
+
+
+def answer_file(fields: Mapping[str, Any], tokenizer: Any = None) -> tuple[str, str]:
+    """What a set holds in one line, and its file, which begins with that line.
+
+    Raises:
+        ScreeningError: The tokenizer cuts the answers up into too few or too many tokens.
+    """
+    import yaml
+    from lmeval_screener.tokens import load_token_set
+    from lmeval_screener.tokens.answers import resolve_answers
+    from lmeval_screener.tokens.sets import AnswerSet
+
+    name, answers = fields["name"], fields.get("answers") or {}
+    shown = [text.strip()[:24] for text in answers]
+    head = f"answers of {name}: {len(answers):,} different ones in {fields.get('documents', 0):,} documents"
+    if "refused" in fields:
+        head = f"{name} has no answer tokens: {fields['refused']}"
+    if tokenizer is not None:
+        found = {key: fields[key] for key in ("answers", "pieces", "tokenizer", "base") if key in fields}
+        everyday = load_token_set("reference", "reference")
+        tokens = resolve_answers(AnswerSet(name, (), **found), vocabulary_of(tokenizer), everyday)
+        shown = [token.text for token in tokens]
+        head = f"T of {name}: {len(tokens)} tokens in {Path(tokenizer.name_or_path).name}'s tokenizer"
+    if shown:
+        more = ", …" if len(shown) > _SHOWN else ""
+        head += f": {', '.join(' '.join(repr(text)[1:-1].split()) for text in shown[:_SHOWN])}{more}"
+    content = {"schema": 1, "name": name, "role": "answers", **fields}
+    body = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+    return head, f"# {head}\n{body}"
+
+
+COMMANDS = {"tokens": (add_arguments, run)}

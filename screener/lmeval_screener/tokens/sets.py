@@ -1,0 +1,243 @@
+"""Token sets, a domain's words (T) or the reference's (R), and answer sets; words looked up in a vocabulary.
+
+``math`` is a bundled set, ``my.yaml`` a file in the same layout, and ``math:digits,operators`` takes other
+groups than the set's defaults; ``reference:bare`` takes the words in another variant than the file says. What
+each key means is in ``docs/reference/token-sets.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.installation import data_folder
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.tokens.vocabulary import Vocabulary
+from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
+
+Role = Literal["domain", "reference"]
+Variant = Literal["bare", "space"]
+MOST = 100  # answer tokens that are read of a task
+
+_CASES: dict[str, Callable[[str], str]] = {
+    "exact": str,
+    "lower": str.lower,
+    "upper": str.upper,
+    "title": str.capitalize,
+}
+_SELECTION = re.compile(r"(?P<name>.+):(?P<groups>[\w\-]+(,[\w\-]+)*)")
+
+
+@dataclass(frozen=True)
+class AnswerSet:
+    """The answers of a task, by their texts, or as a base model expects them."""
+
+    name: str
+    tasks: tuple[str, ...]  # lm-eval's names, or shell patterns of them
+    domain: str = ""  # bundled domain set that G uses; empty: G is over the answer tokens too
+    about: str = ""  # ``answers of gsm8k (1,319 documents)``
+    answers: dict[str, Annotated[int, 1]] = field(default_factory=dict)  # text after a prompt -> its count
+    pieces: tuple[str, ...] = ()  # found by a base, most probable first
+    tokenizer: str = ""  # `Vocabulary.digest` of the base's
+    base: str = ""  # the model that found ``pieces``
+    most: Annotated[int, 3] = MOST  # tokens that are read
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all that decides which tokens are taken."""
+        content = [sorted(self.answers.items()), self.pieces, self.tokenizer, self.most]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Words of one token set that are looked up the same way."""
+
+    variant: Variant  # ``bare`` looks ``7`` up, ``space`` looks ``␣the`` up
+    items: tuple[str, ...]  # surface forms without a leading space, all different
+    case: Literal["exact", "lower", "upper", "title"] = "exact"
+    require_all: bool = False  # a vocabulary that lacks one of the items is refused
+    optional: bool = False  # taken only when it is selected by name
+
+    def texts(self) -> list[str]:
+        """The surface forms that are looked up, leading space included, in the order of ``items``."""
+        space = " " if self.variant == "space" else ""
+        return [space + _CASES[self.case](item) for item in self.items]
+
+
+@dataclass(frozen=True)
+class _File:
+    """The layout of a token set's file, see ``docs/reference/token-sets.md``."""
+
+    schema: Literal[1]
+    name: str
+    role: Role
+    default_groups: tuple[str, ...]
+    min_tokens: Annotated[int, 2]
+    groups: dict[str, Group]
+    sources: Any = None
+    notes: Any = None
+
+
+@dataclass(frozen=True)
+class TokenSet:
+    """A domain's (T) or the reference's (R) words."""
+
+    name: str  # with selected groups ``math:digits,operators``
+    role: Role
+    min_tokens: int  # the set is refused where fewer of its words resolve
+    groups: dict[str, Group]  # those that are taken, in order
+    digest: str  # sha256 over all that decides a resolution (not over notes)
+    answers: AnswerSet | None = None  # what the ratio is over; None: T
+    task: str = ""  # whose answers they are, where a task was named; of a file its name
+    tasks: tuple[str, ...] = ()  # those of lm-eval that this means
+
+    @property
+    def title(self) -> str:
+        """The task that was named, else the set's own name."""
+        return self.task or self.name
+
+
+def bundled_token_sets() -> list[str]:
+    """Names of the token sets that come with the package, sorted."""
+    return sorted(path.stem for path in data_folder("token_sets").glob("*.yaml"))
+
+
+def described_groups(name: str) -> list[tuple[Role, str, Group, bool]]:
+    """Every group of a bundled set: the set's role, the group's name, the group, and whether it is taken."""
+    file = load_yaml(_File, data_folder("token_sets") / f"{name}.yaml")
+    return [(file.role, key, group, key in file.default_groups) for key, group in file.groups.items()]
+
+
+def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
+    """A token set by name, by file, or with chosen groups."""
+    name, selected = name_or_path, None
+    path = _path(name)
+    if path is None and (match := _SELECTION.fullmatch(name_or_path)):
+        name, selected = match["name"], tuple(match["groups"].split(","))
+        path = _path(name)
+    if path is None:
+        names = bundled_token_sets()
+        raise UsageError(
+            f"there is no token set {name!r}{nearest(name, names)}; bundled: {', '.join(names)}; "
+            "a file of your own is given by its path, ending in .yaml"
+        )
+    return _read(path, role, selected)
+
+
+def _path(name: str) -> Path | None:
+    """The file that ``name`` means, or None for what is neither a bundled name nor looks like a path."""
+    if name.endswith((".yaml", ".yml")):
+        return Path(os.path.expanduser(name))
+    return data_folder("token_sets") / f"{name}.yaml" if name in bundled_token_sets() else None
+
+
+def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
+    file = load_yaml(_File, path)
+    groups = file.groups
+    for name, group in groups.items():
+        for position, item in enumerate(group.items):
+            key = f"groups.{name}.items[{position}]"
+            if item != item.strip():
+                raise mistake(path, key, "a word without spaces around it", item, "use `variant: space`")
+            if not item.isprintable():
+                raise mistake(path, key, "printable signs", item)
+    for position, default in enumerate(file.default_groups):
+        if default not in groups or groups[default].optional:
+            known = f"one of the groups {', '.join(groups)}"
+            expected = "a group that is not optional" if default in groups else known
+            raise mistake(path, f"default_groups[{position}]", expected, default)
+    if file.role != role:
+        raise mistake(path, "role", f"{role} (it is used as the {role} set)", file.role)
+    # A group of that name wins: it is the file's own word.
+    variants = [name for name in selected or () if name in get_args(Variant) and name not in groups]
+    if len(variants) > 1:
+        raise UsageError(f"{path}: expected one variant, got {' and '.join(variants)}; take one")
+    chosen = [name for name in selected or () if name not in variants]
+    for name in chosen:
+        if name not in groups:
+            raise UsageError(
+                f"{path}: there is no group {name!r}{nearest(name, groups)}; there are "
+                f"{', '.join(groups)}, and the variants bare and space"
+            )
+    taken = {key: groups[key] for key in dict.fromkeys(chosen or file.default_groups)}
+    for variant in variants:
+        taken = {key: replace(group, variant=cast(Variant, variant)) for key, group in taken.items()}
+    size = sum(len(group.items) for group in taken.values())
+    if size < file.min_tokens:
+        raise UsageError(
+            f"{path}: expected at least {file.min_tokens} words (`min_tokens`) in {', '.join(taken)}, got "
+            f"{size}; take more groups"
+        )
+    return TokenSet(
+        name=f"{file.name}:{','.join(dict.fromkeys(selected))}" if selected else file.name,
+        role=role,
+        min_tokens=file.min_tokens,
+        groups=taken,
+        digest=_digest(file.min_tokens, taken),
+    )
+
+
+def _digest(min_tokens: int, groups: dict[str, Group]) -> str:
+    content = [min_tokens, [[name, group.require_all, group.texts()] for name, group in groups.items()]]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+class Token(NamedTuple):
+    """One word that resolved: its surface form, the vocabulary's piece, the row's id, and its group."""
+
+    text: str
+    piece: str
+    id: int
+    group: str
+
+
+def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[str], list[str]]:
+    """Tokens of a set, each row once; the surface forms without a row; and those that share one."""
+    tokens: dict[int, Token] = {}
+    dropped: list[str] = []
+    doubled: list[str] = []
+    for name, group in words.groups.items():
+        missing = []
+        for text in group.texts():
+            row = vocabulary.row(text)
+            if row is None:
+                missing.append(text)
+                continue
+            first = tokens.setdefault(row[0], Token(text, row[1], row[0], name))
+            if first.text == text:
+                continue
+            doubled.append(f"{first.text.strip()} and {text.strip()}")
+            if group.require_all:
+                raise ScreeningError(
+                    "TooFewTokens",
+                    f"{words.name}: expected a row for each of the {len(group.items)} items of {name}, "
+                    f"but {doubled[-1]} share row {row[0]}; the tokenizer file is damaged, save it again",
+                )
+        if missing and group.require_all:
+            raise ScreeningError(
+                "TooFewTokens",
+                f"{words.name}: expected all {len(group.items)} items of {name} as single tokens, "
+                f"{len(missing)} are not: {shown([with_reason(text, vocabulary) for text in missing])}",
+            )
+        dropped += missing
+    return list(tokens.values()), list(dict.fromkeys(dropped)), list(dict.fromkeys(doubled))
+
+
+def with_reason(text: str, vocabulary: Vocabulary) -> str:
+    """A word, with the reason where its piece is there but never made of text."""
+    why = vocabulary.never_made(text)
+    return text if why is None else f"{text} ({why})"
+
+
+def shown(texts: list[str]) -> str:
+    """The first of some words."""
+    first = ", ".join(text.strip() for text in texts[:6])
+    return first if len(texts) <= 6 else f"{first} and {len(texts) - 6} more"

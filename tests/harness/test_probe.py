@@ -1,0 +1,305 @@
+"""Checkpoints probed with a few questions: lm-eval's own numbers, squares by a slow loop, the order."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import yaml
+from harness_world import child, evaluate, from_folder
+from json_schemas import faults
+from test_next_lm_eval import NEXT
+
+from lmeval_dispersion import evidence
+from lmeval_dispersion.cli import main
+from lmeval_dispersion.errors import HarnessError, UsageError
+from lmeval_dispersion.harness import install
+from lmeval_dispersion.installation import data_folder
+from lmeval_dispersion.probing.probe import Probe, probed
+from lmeval_dispersion.probing.questions import Answered, Questions, check_decoder
+
+DEMO = data_folder("demo")
+DIGITS: dict[str, Any] = {"schema": 1, "name": "digits", "role": "answers", "tasks": ["sums"]}
+DIGITS["answers"] = {f" {digit}": 1 for digit in range(10)}
+FAMILIES = ["arc", "mmlu/default", "truthfulqa", "wikitext"]
+
+
+@pytest.fixture(autouse=True)
+def _no_tasks_but_named_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval reads all of its 10,000 task files each time: here it has none of its own."""
+    monkeypatch.setattr("lm_eval.tasks.manager.__file__", "/none/manager.py")
+
+
+@pytest.fixture
+def stock() -> list[str]:
+    """The folders of some of its tasks."""
+    return [str(install.harness_tasks() / name) for name in FAMILIES]
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with sums: one task of choices, one that generates."""
+    folder, rng = tmp_path_factory.mktemp("tasks"), np.random.default_rng(0)
+    rows = []
+    for _ in range(40):
+        a, b = (int(n) for n in rng.integers(13, 40, 2))
+        label = int(rng.integers(4))
+        choices = [f"{a + b + step}." for step in rng.permutation([1, 2, 10])]
+        choices.insert(label, f"{a + b}.")
+        rows.append({"q": f"7+5=12. {a}+{b}=", "choices": choices, "label": label, "answer": f"{a + b}."})
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "sums.jsonl")}},
+        "test_split": "test",
+        "doc_to_text": "{{q}}",
+        "target_delimiter": "",
+    }
+    choice = {"task": "sums", "output_type": "multiple_choice", "doc_to_choice": "{{choices}}"}
+    mean = {"aggregation": "mean", "higher_is_better": True}
+    choice |= {"doc_to_target": "{{label}}", "metric_list": [{"metric": "acc", **mean}]}
+    written = {"task": "sums_written", "output_type": "generate_until", "doc_to_target": "{{answer}}"}
+    written |= {"generation_kwargs": {"until": ["."]}, "metric_list": [{"metric": "exact_match", **mean}]}
+    letter = choice | {"task": "sums_letter", "doc_to_choice": [*"0123"]}
+    for task in (choice, letter, written):
+        (folder / f"{task['task']}.yaml").write_text(yaml.safe_dump(shared | task))
+    (folder / "digits.yaml").write_text(yaml.safe_dump(DIGITS))
+    return folder
+
+
+def run(tasks: Path, *more: object, task: str = "sums") -> int:
+    quiet = ("--include_path", tasks, "--batch_size", 16, "--device", "cpu", "-q")
+    return main(["probe", "--task", task, *map(str, (*quiet, *more))])
+
+
+def probabilities(lm: Any, ids: list[int]) -> np.ndarray:
+    """Of the next token, by the model itself."""
+    with torch.inference_mode():
+        return torch.softmax(lm.model(torch.tensor([ids])).logits[0, -1].double(), -1).numpy()
+
+
+@pytest.mark.parametrize(
+    ("task", "shots"), [("arc_easy", 0), ("arc_easy", 2), ("mmlu_anatomy", 1), ("truthfulqa_mc1", 0)]
+)
+def test_answers_are_those_of_lm_eval(
+    task: str, shots: int, in_world: Path, model_folder: Path, task_manager: Any, stock: Any
+) -> None:
+    lm = from_folder(model_folder)
+    lm.batch_size_per_gpu = 1  # sums of a batch are rounded by its shape
+    # More than there are, so that lm-eval, which numbers a selection anew, draws the same examples.
+    questions = Questions(task, 10**6, num_fewshot=shots, include_path=stock, seed=3)
+    answered = questions.ask(lm)
+    samples = evaluate(lm, [task], task_manager(*FAMILIES), num_fewshot=shots, log_samples=True)["samples"]
+    by_document = {sample["doc_id"]: sample for sample in samples[task]}
+    assert len(questions) == questions.of == len(by_document)
+    order = [question.doc_id for question in questions.built(lm)]
+    assert sorted(order) == sorted(by_document) != order
+    for doc_id, right, probability, question in zip(
+        order, answered.right, answered.probability, questions.built(lm), strict=True
+    ):
+        sample = by_document[doc_id]
+        logs = [float(pair[0]) for pair in sample["filtered_resps"]]
+        assert [pair[0] for pair in lm.loglikelihood(list(question.requests))] == logs
+        shares = np.exp(np.array(logs) - max(logs))
+        assert right == sample["acc"]
+        assert probability == shares[int(sample["target"])] / shares.sum()
+    block = questions.ask(lm, slice(2, 5))
+    np.testing.assert_array_equal(block.probability, answered.probability[2:5])
+
+
+def test_squares_are_those_of_the_softmax(
+    in_world: Path, model_folder: Path, tasks: Path, stock: Any
+) -> None:
+    lm = from_folder(model_folder)
+    demo = from_folder(DEMO / "sums-80")
+    letters = Questions("sums_letter", 4, include_path=str(tasks))
+    four = [demo.tok_encode(digit)[0] for digit in "0123"]
+    for question, squares in zip(letters.built(demo), letters.ask(demo).squares, strict=True):
+        place = probabilities(demo, demo.tok_encode(question.context))
+        assert squares == pytest.approx(np.square(place[four]).sum(), rel=1e-4)
+    # Whole phrases have no tokens of their own, and the answers of ARC none either.
+    facts = Questions("arc_easy", 4, include_path=stock).ask(lm)
+    assert np.isnan(facts.squares).all()
+    assert facts.no_squares.startswith("arc_easy has no answer tokens")
+    digits = [demo.tok_encode(digit)[0] for digit in "0123456789"]
+    for task in ("sums", "sums_written"):
+        written = Questions(task, 5, include_path=str(tasks), answers=str(tasks / "digits.yaml"))
+        answered = written.ask(demo)
+        for question, squares in zip(written.built(demo), answered.squares, strict=True):
+            place = probabilities(demo, demo.tok_encode(question.context))
+            assert squares == pytest.approx(np.square(place[digits]).sum(), rel=1e-4)
+    for question, probability in zip(written.built(demo), answered.probability, strict=True):
+        ids, target = demo.tok_encode(question.context), demo.tok_encode(question.requests[0].args[1])
+        steps = [probabilities(demo, [*ids, *target[:i]])[token] for i, token in enumerate(target)]
+        assert probability == pytest.approx(np.prod(steps), rel=1e-4)
+
+
+def test_a_space_that_is_a_token_stands_before_the_place(in_world: Path, tasks: Path, tmp_path: Path) -> None:
+    """The demo's tokenizer cuts `= 57` into =, a space and digits: digits are asked for behind the space."""
+    spaced = yaml.safe_load((tasks / "sums_written.yaml").read_text()) | {"target_delimiter": " "}
+    (tmp_path / "spaced.yaml").write_text(yaml.safe_dump(spaced))
+    demo = from_folder(DEMO / "sums-80")
+    questions = Questions("sums_written", 5, include_path=str(tmp_path), answers=str(tasks / "digits.yaml"))
+    digits = [demo.tok_encode(digit)[0] for digit in "0123456789"]
+    for question, squares in zip(questions.built(demo), questions.ask(demo).squares, strict=True):
+        place = probabilities(demo, demo.tok_encode(question.context + " "))
+        assert squares == pytest.approx(np.square(place[digits]).sum(), rel=1e-4)
+
+
+def test_prompts_are_built_for_each_chat_template(in_world: Path, model_folder: Path, stock: Any) -> None:
+    lm = from_folder(model_folder)
+    questions = Questions("arc_easy_dispersion", 3, include_path=stock, apply_chat_template=True)
+    first = questions.built(lm)
+    assert all("<|assistant|>" in question.context for question in first)
+    assert questions.built(lm) is first
+    lm.tokenizer.chat_template = lm.tokenizer.chat_template.replace("assistant", "robot")
+    again = questions.built(lm)
+    assert [q.doc_id for q in again] == [q.doc_id for q in first]
+    assert all("<|robot|>" in question.context for question in again)
+
+
+def test_the_demo_family_is_ordered_with_labels_and_without(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [str(DEMO / f"sums-{n}") for n in ("00", "80", "10", "30")]
+    assert run(tasks, *models, tmp_path / "gone", "--format", "json") == 3
+    result = json.loads(capsys.readouterr().out)
+    assert faults(result) == []
+    assert [c["label"] for c in result["checkpoints"]] == ["sums-80", "sums-30", "sums-10", "sums-00"]
+    assert result["answer"][0].startswith("Evaluate first: sums-80, sums-30, sums-10 (highest")
+    assert result["answer"][-1] == "1 of 5 checkpoints could not be probed."
+    assert "gone" in result["failed"][0]["label"]
+    assert result["checkpoints"][0]["accuracy"] > 0.9 > result["checkpoints"][-1]["accuracy"]
+    assert result["checkpoints"][0]["squares"] is None
+    assert "`dispersion tokens`" in result["notes"][0]
+    without = ("--answers", tasks / "digits.yaml", "--rank-by", "squares", "--format", "csv")
+    assert run(tasks, *models, *without, task="sums_written") == 0
+    assert [line.split(",")[1] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        "sums-80", "sums-30", "sums-10", "sums-00"
+    ]  # fmt: skip
+
+
+def test_one_checkpoint_copies_and_all_questions(
+    in_world: Path, tasks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tasks, DEMO / "sums-80", "--questions", 1000) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("Only sums-80 was probed; a probe orders siblings")
+    assert "40 of 40 questions of sums" in said.out
+    assert run(tasks, DEMO / "sums-80", DEMO / ".." / "demo" / "sums-80", "--format", "json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [(c["rank"], c["tied_with"]) for c in result["checkpoints"]] == [(1, [1]), (1, [1])]
+    assert result["answer"][0].startswith("No checkpoint stands apart: sums-80")
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--model", "openai-chat-completions"], "needs log-likelihoods, which OpenAIChatCompletion"),
+        (["--model", "nothing"], "lm-eval has no --model 'nothing'"),
+        (["--questions", "4"], "expected --questions of at least 5, got 4"),
+        (["--rank-by", "squares"], "expected questions that give squares: there are no answer tokens"),
+        (["--answers", "none.yaml"], "none.yaml"),
+    ],
+)
+def test_what_cannot_be_probed_is_one_sentence(
+    more: list[str], sentence: str, in_world: Path, tasks: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    assert run(tasks, DEMO / "sums-80", *more) in (1, 2)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("dispersion probe: ")
+    assert sentence in last
+
+
+def test_tasks_and_models_that_cannot_be_asked_are_refused(
+    in_world: Path, tmp_path: Path, tasks: Path, stock: Any
+) -> None:
+    with pytest.raises(UsageError, match="lm-eval has no task 'arc_eazy'; did you mean arc_easy"):
+        Questions("arc_eazy", 25, include_path=stock)
+    assert len(Questions("quail_dispersion", 5)) > 0  # a task that we alone have
+    with pytest.raises(UsageError, match="wikitext asks no questions"):
+        Questions("wikitext", 25, include_path=stock)
+    t5 = transformers.T5Config(vocab_size=99, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    transformers.T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "t5" / name).write_bytes((DEMO / name).read_bytes())
+    assert run(tasks, tmp_path / "t5") == 1
+    with pytest.raises(HarnessError, match="decoder-only"):
+        check_decoder(type("LM", (), {"backend": "seq2seq"})())
+
+
+def test_noise_orders_at_most_one_group_in_twenty() -> None:
+    rng, none = np.random.default_rng(0), np.full(25, np.nan)
+    clear = dict.fromkeys(("probability", "squares"), 0)
+    for _ in range(300):
+        # Hard questions are hard for all: what differs between checkpoints is chance.
+        hard = rng.normal(size=25)
+        for figure in clear:
+            values = [1 / (1 + np.exp(-(hard + rng.normal(size=25)))) for _ in range(10)]
+            answered = {
+                str(i): Answered(none, **{"probability": none, "squares": none, figure: value})
+                for i, value in enumerate(values)
+            }
+            ranked_by, rows = probed(answered)
+            assert ranked_by == figure
+            clear[figure] += any(len(row.tied_with) < 9 for row in rows)
+    assert max(clear.values()) <= 300 * 0.05 + 2 * np.sqrt(300 * 0.05 * 0.95), clear
+    better = {
+        "a": Answered(none, hard / 9 + 0.7, none),
+        "b": Answered(none, hard / 9 + 0.5 + hard**2 / 99, none),
+    }
+    assert [(row.label, row.tied_with) for row in probed(better)[1]] == [("a", ()), ("b", ())]
+
+
+def test_the_worth_of_a_figure_is_said_where_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.linspace(0.1, 0.9, 25)
+    figure, rows = probed({"a": Answered(values, values, values)})
+    result = Probe("sums", 25, 40, 0, figure, rows, (), ())
+    said = "25 questions scored by the probability of the right answer ordered small fine-tunes as well as"
+    assert any(said in sentence for sentence in result.answer())
+    monkeypatch.setitem(evidence.WORTH, "probability", {})
+    assert not any("labels" in sentence for sentence in result.answer())
+    assert evidence.worth("squares", 24) == evidence.worth("probability", 4) == ""
+    assert evidence.worth("squares", 60).startswith("25 questions without answers")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NEXT, reason="LM_EVAL_NEXT names no folder with lm-eval 0.5")
+@pytest.mark.parametrize("task", ["sums", "sums_written"])
+def test_the_next_lm_eval_gives_the_same_figures(
+    in_world: Path, tasks: Path, tmp_path: Path, task: str
+) -> None:
+    results = []
+    for path in ("", NEXT):
+        words = (
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "lmeval_dispersion",
+            "probe",
+            DEMO / "sums-80",
+            DEMO / "sums-10",
+        )
+        more = (
+            "--task",
+            task,
+            "--include_path",
+            tasks,
+            "--answers",
+            tasks / "digits.yaml",
+            "--num_fewshot",
+            2,
+        )
+        file = tmp_path / f"{len(results)}.json"
+        child(*words, *more, "-o", file, path=path, cwd=in_world)
+        results.append(json.loads(file.read_text()))
+    assert results[0] == results[1]
