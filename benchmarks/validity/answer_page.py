@@ -14,6 +14,7 @@ from benchmarks.validity.analysis import (
     FAILS,
     HOLDS,
     INCONCLUSIVE,
+    UNTESTED,
     Pairs,
     Population,
     Resampled,
@@ -140,14 +141,14 @@ class Released:
                 f"right: {squares}",
             )
         )
-        across = self.across_base()["mean"]
-        lines.append(
-            Verdict(
-                HOLDS if across.value >= 0.85 else FAILS,
-                f"One above the base is better than one below: {where}",
-                f"right: {across.estimate} of {across.pairs} pairs",
-            )
+        across = self.across_base()
+        mean, said = (
+            across["mean"].value,
+            [f"{d} {across[d].estimate} of {across[d].pairs}" for d in RELEASED],
         )
+        verdict = UNTESTED if np.isnan(mean) else HOLDS if mean >= 0.85 else FAILS
+        claim = f"One above the base is better than one below: {where}"
+        lines.append(Verdict(verdict, claim, f"right: {'; '.join(said)} pairs"))
         names = [name for name in self.base["figures"] if name.startswith("ratio")]
         same = all(
             row["figures"][name] == self.base["figures"][name] for row in self.adapters for name in names

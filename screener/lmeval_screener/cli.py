@@ -129,8 +129,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--base",
         metavar="CHECKPOINT",
-        help="what the others were trained from, their zero point: says which learned and which forgot or "
-        "were taught wrong (default: none)",
+        help="what the others were trained from, their zero point: says which lie above it and which below "
+        "by the ratio (default: none)",
     )
     how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"

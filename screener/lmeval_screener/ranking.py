@@ -248,7 +248,7 @@ def against_base(base: Ratio, ratios: Mapping[K, Ratio], copies: Collection[K] =
         if key in copies or (len(base.marks) > 0 and np.array_equal(ratio.marks, base.marks)):
             side = "equal"
         elif key in clear and abs(gain.mean) > ratio.rounding_from(base):
-            side = "learned" if gain.mean > 0 else "forgot or was taught wrong"
+            side = "above" if gain.mean > 0 else "below"
         against[key] = Against(gain.mean, gain.se, side)
     return against
 

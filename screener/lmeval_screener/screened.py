@@ -121,7 +121,7 @@ RANKED = {"gap": "highest G", "ratio": "highest ratio", "both": "highest mean ra
 class Against(NamedTuple):
     """A checkpoint's ratio minus that of its base, paired over tokens; on which side of it rows put it.
 
-    ``side`` is ``learned``, ``forgot or was taught wrong``, ``level`` where neither is clear, or ``equal``
+    ``side`` is ``above``, ``below``, ``level`` where neither is clear, or ``equal``
     where all rows are the base's.
     """
 

@@ -201,8 +201,8 @@ def test_a_released_models_fine_tunes_are_told_from_their_base_though_their_rows
         against = against_base(base, found)
         assert 4e-4 < against["right"].difference < 1.2e-3
         assert -2.5e-4 < against["wrong"].difference < -1e-4
-        counts["right"] += against["right"].side == "learned"
-        counts["wrong"] += against["wrong"].side == "forgot or was taught wrong"
+        counts["right"] += against["right"].side == "above"
+        counts["wrong"] += against["wrong"].side == "below"
         counts["unpractised"] += against["unpractised"].side == "level"
         assert against["head left alone"].side == "equal"
         # The bound for unrelated rounding sees none of the second.
@@ -294,8 +294,8 @@ def group(rank_by="gap", **spreads):
     return result_of(members, base="zero", ranked_by=rank_by)
 
 
-LEARNED = "Above the base zero by the ratio, so learned: "
-FORGOT = "Below the base zero by the ratio, so forgot or was taught wrong: "
+LEARNED = "Above the base zero by the ratio: "
+FORGOT = "Below the base zero by the ratio: "
 EQUAL = (
     "Rows equal those of the base zero: b; nothing can be said by rows, ask a few questions: "
     "dispersion probe."
@@ -339,7 +339,7 @@ def test_the_base_stands_in_the_table_and_is_never_chosen(rank_by, words):
     content = found.to_dict()
     assert (content["base"], content["ranked_by"]) == ("zero", rank_by)
     sides = {c["label"]: c["against_base"] and c["against_base"]["side"] for c in content["checkpoints"]}
-    assert sides == {"zero": None, "a": "learned", **dict.fromkeys("bc", "forgot or was taught wrong")}
+    assert sides == {"zero": None, "a": "above", **dict.fromkeys("bc", "below")}
     # Without a base nothing changes.
     plain = replace(
         found, checkpoints=tuple(replace(c, is_base=False, against=None) for c in found.checkpoints)

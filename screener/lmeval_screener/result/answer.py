@@ -21,8 +21,8 @@ _FIRST = 3  # checkpoints to evaluate first: a usual budget
 _MOST = 5  # and with those that have no clear order with the last of them
 _FLAT = 3  # steps that it takes to call a stretch flat
 _SIDES = {
-    "learned": "Above the base {} by the ratio, so learned: {}.",
-    "forgot or was taught wrong": "Below the base {} by the ratio, so forgot or was taught wrong: {}.",
+    "above": "Above the base {} by the ratio: {}.",
+    "below": "Below the base {} by the ratio: {}.",
     "equal": "Rows equal those of the base {}: {}; nothing can be said by rows, ask a few questions: "
     "dispersion probe.",
     "level": "No difference from the base {} by rows: {}.",
