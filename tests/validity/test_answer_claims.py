@@ -5,8 +5,9 @@ import pandas as pd
 import pytest
 
 from benchmarks.validity import records
-from benchmarks.validity.analysis import FAILS, HOLDS, INCONCLUSIVE
+from benchmarks.validity.analysis import FAILS, HOLDS, INCONCLUSIVE, UNTESTED
 from benchmarks.validity.answer_claims import ANSWERS, BOTH, ROWS, Kind, claims, decided
+from benchmarks.validity.answer_page import COLUMNS, Released
 from benchmarks.validity.texts import DOMAINS
 
 QUESTIONS = 400
@@ -93,3 +94,36 @@ def test_shares_are_a_slow_count(planted):
     assert sum(part["code"].pairs for part in sides) == total
     split = tuned.false_text
     assert split["G: no false text"]["code"].pairs + split["G: false text"]["code"].pairs == total
+
+
+def released(*, skill, seed=0, below=True):
+    """Fine-tunes of a released base whose answer tokens follow accuracy, or follow nothing."""
+    rng, names = np.random.default_rng(seed), sorted({c for of in COLUMNS.values() for c in of.values()})
+    rows = [{"kind": "base", "figures": dict.fromkeys(names, 0.5 if below else -9.0), "asked": {}}]
+    rows += [{"kind": "adapters", "figures": rows[0]["figures"]}]
+    for number in range(24):
+        share = {d: float(rng.uniform(0.1, 0.9)) for d in ("math", "code")}
+        figures = {name: float(rng.normal(0.5, 0.2)) for name in names}
+        for d in share:
+            for kind in ("answers", "found"):
+                figures[f"ratio_{d}_{kind}"] = share[d] * skill + float(rng.normal(0, 0.02 if skill else 1))
+        asked = {}
+        for d, p in share.items():
+            right, near = rng.random(50) < p, np.clip(p + rng.normal(0, 0.05, 50), 0, 1)
+            labels = {"right": records.packed(right), "probability": records.packed_shares(near)}
+            asked[d] = {"truth": {"accuracy": p}, "labels": labels | {"squares": records.packed_shares(near)}}
+        rows.append({"kind": "full", "name": str(number), "figures": figures, "asked": asked})
+    return rows
+
+
+def test_the_released_base_has_its_claims_judged_on_planted_fine_tunes():
+    assert [line.verdict for line in Released(released(skill=1), 120).claims()] == [HOLDS] * 8
+    noise = [line.verdict for line in Released(released(skill=0, seed=3), 120).claims()]
+    assert noise[:2] == [FAILS, FAILS]
+    assert noise[6] == FAILS
+    # Where all lie on one side of the base there is no pair to judge.
+    above = Released(released(skill=1, below=False), 120).claims()
+    assert above[6].verdict == UNTESTED
+    moved = released(skill=1)
+    moved[1] = moved[1] | {"figures": moved[1]["figures"] | {"ratio_math_answers": 0.6}}
+    assert Released(moved, 120).claims()[7].verdict == FAILS
