@@ -34,6 +34,11 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
             "models",
             "order checkpoints by a few questions of a task",
         ),
+        "race": (
+            "lmeval_dispersion.racing.commands",
+            "models",
+            "the best of many checkpoints, with few questions of a task",
+        ),
         "run": (_HARNESS, "models", "run lm-eval with the dispersion tasks loaded"),
         "enable": (_HARNESS, "", "let the stock lm_eval find the dispersion tasks; also undoes it"),
         "tokens": (
