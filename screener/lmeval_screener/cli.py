@@ -154,12 +154,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep what is measured in this SQLite file, and read only what is new (default: none)",
     )
     how.add_argument("--refresh", action="store_true", help="read again what the registry has")
-    how.add_argument(
-        "--engine",
-        choices=("process", "ray"),
-        default="process",
-        help="ray: over a cluster (RAY_ADDRESS), for folders and buckets (default: process)",
-    )
     show = parser.add_argument_group("what to show")
     add_output(show)
     show.add_argument(
@@ -277,11 +271,6 @@ def run(args: argparse.Namespace) -> int:
         base=args.base,
         rank_by=args.rank_by or RANK_BY,
     )
-    if args.engine == "ray":
-        from lmeval_screener.reading.ray_reader import RayReader, check_ray
-
-        check_ray(selected.targets)
-        screening.reader_type = RayReader
     screening.since = args.since if args.registry is not None else None
     run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
     with session_in(args.registry, domain, reference, since=screening.since, **run_of) as session:

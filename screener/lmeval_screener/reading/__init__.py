@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import GeometryError, printable
 from lmeval_dispersion.geometry import Metric
-from lmeval_screener.checkpoints import Meter, Snapshot, side_by_side
+from lmeval_screener.checkpoints import Snapshot, side_by_side
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.source import Sources
@@ -36,10 +36,8 @@ class Reader:
     """Reads checkpoints for one pair of token sets; resolutions are shared by checkpoints of one tokenizer.
 
     ``known`` is called with every opened checkpoint: it gives the kept reading, or raises the kept
-    `ScreeningError`. ``meters`` count the bytes and requests of a reader on other machines.
+    `ScreeningError`.
     """
-
-    side_by_side = 16
 
     def __init__(
         self,
@@ -48,7 +46,6 @@ class Reader:
         reference: TokenSet,
         known: Known | None = None,
     ) -> None:
-        self.meters: list[Meter] = []
         self.reached = False
         self._known = known
         self.sources = Sources(hub)
@@ -127,9 +124,6 @@ class Reader:
         snapshot = await self.sources.snapshot(target, budget)
         self.reached |= snapshot.revision is not None
         return snapshot
-
-    def close(self) -> None:
-        """End the readers on other machines: none here."""
 
     async def _resolution(
         self, digest: str, vocabulary: Callable[[], Awaitable[Vocabulary]], over: Resolution | None
