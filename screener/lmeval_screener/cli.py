@@ -31,10 +31,10 @@ from lmeval_dispersion.options import (
 from lmeval_screener.selection import add_selection_options
 
 if TYPE_CHECKING:
-    from lmeval_screener.result import Result
+    from lmeval_screener.result.result import Result
     from lmeval_screener.screened import Failed, Reading
     from lmeval_screener.screening import OnDone
-    from lmeval_screener.shortlist import Shortlist
+    from lmeval_screener.shortlist.choice import Shortlist
 
 _EVERY = 30.0  # seconds between two lines of progress
 _ABOUT = (
@@ -224,7 +224,8 @@ def run(args: argparse.Namespace) -> int:
     from lmeval_screener.screened import RANK_BY
     from lmeval_screener.screening import Screening, add_named, floor_among, session_in
     from lmeval_screener.selection import select_targets, selection_of
-    from lmeval_screener.tokens import load_domain, load_token_set
+    from lmeval_screener.tokens.resolution import load_domain
+    from lmeval_screener.tokens.sets import load_token_set
 
     def notice(name: str, seconds: float) -> None:
         output.say(

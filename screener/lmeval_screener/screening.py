@@ -27,12 +27,14 @@ from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking import common_tokenizers, mismatch, ranked
 from lmeval_screener.reading import Reader
-from lmeval_screener.result import Gate, Result
+from lmeval_screener.result.result import Gate, Result
 from lmeval_screener.screened import RANK_BY, RANKED, Failed, RankBy, Reading
 from lmeval_screener.selection import Selected, Selection, select_targets
-from lmeval_screener.targets import Target, labelled, parse_targets
 from lmeval_screener.targets.families import demo_targets, load_family
-from lmeval_screener.tokens import TokenSet, load_domain, load_token_set
+from lmeval_screener.targets.labels import labelled
+from lmeval_screener.targets.names import Target, parse_targets
+from lmeval_screener.tokens.resolution import load_domain
+from lmeval_screener.tokens.sets import TokenSet, load_token_set
 from lmeval_screener.yaml_fields import nearest
 
 if TYPE_CHECKING:
