@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmeval_dispersion.installation import cache_folder
-from lmeval_dispersion.options import Output, add_column, add_examples, add_layers, add_output, add_seed
+from lmeval_dispersion.options import add_column, add_examples, add_layers, add_output, add_seed
+from lmeval_dispersion.output import Output
 
 _STUDIES = "dispersion-runs"
 _LAYERS = "last, all, or a name such as layer.3 or layer.-1.attn"

@@ -22,7 +22,8 @@ from lmeval_screener.targets import Target, labelled, parse_targets
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.evidence import worth
 from lmeval_dispersion.harness.cli import failure_sentence
-from lmeval_dispersion.options import Output, add_examples, add_output, add_seed, progress_bar
+from lmeval_dispersion.options import add_examples, add_output, add_seed
+from lmeval_dispersion.output import Output, progress_bar
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.statistics import holm
 

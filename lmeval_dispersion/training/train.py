@@ -24,7 +24,8 @@ from lmeval_dispersion.errors import TrainingError, UsageError
 from lmeval_dispersion.geometry import Dispersion
 from lmeval_dispersion.model import states_after_blocks
 from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.options import Output, add_column, add_examples, add_output, progress_bar, write_whole
+from lmeval_dispersion.options import add_column, add_examples, add_output
+from lmeval_dispersion.output import Output, progress_bar, write_whole
 from lmeval_dispersion.report import render
 from lmeval_dispersion.training.comparison import BASE, Comparison
 
