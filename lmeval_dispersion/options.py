@@ -16,6 +16,7 @@ from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.report import FORMATS
 from lmeval_dispersion.report.document import SITE
 
+Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 # Words that people type for an option of another name.
 _OTHER_NAMES = {"--top": "--shortlist", "--layers": "--layer", "--seeds": "--seed", "--batch": "--batch-size"}
 

@@ -188,7 +188,7 @@ def probe(
         UsageError: No such backend, one without log-likelihoods, or no figure of the task's.
         DispersionError: No checkpoint could be asked.
     """
-    from lmeval_dispersion.harness.seams import loaded_model
+    from lmeval_dispersion.harness.seams import loaded_lm
     from lmeval_dispersion.probing.questions import check_decoder
 
     answered: dict[str, Answered] = {}
@@ -200,7 +200,7 @@ def probe(
             try:
                 if target.refused:
                     raise DispersionError(target.refused[1])
-                lm = loaded_model(model, _arguments(target), model_args, check_decoder, **settings)
+                lm = loaded_lm(model, _arguments(target), model_args, check_decoder, **settings)
                 answered[target.label] = questions.ask(lm)
             except UsageError:
                 raise

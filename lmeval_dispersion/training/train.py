@@ -27,7 +27,7 @@ from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.options import add_column, add_examples, add_output
 from lmeval_dispersion.output import Output, progress_bar, write_whole
 from lmeval_dispersion.report import render
-from lmeval_dispersion.training.comparison import BASE, Comparison
+from lmeval_dispersion.training.comparison import BASE, TrainingComparison
 
 if TYPE_CHECKING:
     import transformers
@@ -187,7 +187,7 @@ def run(args: argparse.Namespace) -> int:
             results = _all_trained(settings, folder, tokenizer, output)
         if not processes.is_main_process:
             return 0
-        document = Comparison.of(results, settings.data).document()
+        document = TrainingComparison.of(results, settings.data).document()
         document = dataclasses.replace(document, command=output.command)
         for name, form in (("comparison.json", "json"), ("comparison.md", "markdown")):
             write_whole(folder / name, render(document, form).encode())
