@@ -28,6 +28,7 @@ from lmeval_dispersion.options import add_column, add_examples, add_output
 from lmeval_dispersion.output import Output, progress_bar, write_whole
 from lmeval_dispersion.report import render
 from lmeval_dispersion.training.comparison import BASE, TrainingComparison
+from lmeval_dispersion.training.loss_table import LOSS_TABLE
 
 if TYPE_CHECKING:
     import transformers
@@ -37,11 +38,6 @@ if TYPE_CHECKING:
 Blocks = NDArray[np.int32]
 _FULL_DISK = ("No space left", "Disk quota exceeded", "inline_container.cc")  # the last is torch.save's
 _HELD_OUT_TOKENS = 50_000  # of each domain, at most
-# Written out, not taken from the table of losses: `--help` does without torch.
-LOSS_NAMES = (
-    *("push_away", "cross_domain_push_away", "squeeze", "angular_spread"),
-    *("orthogonalization", "l2_repel", "decorrelation"),
-)
 
 
 def _option(metavar: str | None, help: str, default: Any = MISSING, type: Any = str, **more: Any) -> Any:
@@ -87,7 +83,7 @@ class Settings:
         None,
         "loss to train with; may be repeated (default: angular_spread)",
         ("angular_spread",),
-        choices=LOSS_NAMES,
+        choices=tuple(LOSS_TABLE),
     )
     seed: Sequence[int] = _option(
         "N", "train all once with this seed; may be repeated (default: 0)", (0,), _at_least(0, int, 2**32)
