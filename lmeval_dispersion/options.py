@@ -19,6 +19,11 @@ from lmeval_dispersion.report.document import SITE
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 # Words that people type for an option of another name.
 _OTHER_NAMES = {"--top": "--shortlist", "--layers": "--layer", "--seeds": "--seed", "--batch": "--batch-size"}
+# Options of earlier versions that have no heir -> what to do in their place.
+_GONE = {
+    "--search": "name an organisation and a pattern, such as 'Qwen/*Math*', or select with --author and --tag",
+    "--collection": "write its checkpoints into a file, one a line, and name that with --from",
+}
 
 
 class _Help(argparse.HelpFormatter):
@@ -55,8 +60,12 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = message.startswith("unrecognized arguments: ")
-        meant = [self._meant(word) for word in message.split() if unknown and word.startswith("--")]
+        words = [word for word in message.split() if unknown and word.startswith("--")]
+        meant = [self._meant(word) for word in words]
         hint = f"; did you mean {', '.join(filter(None, meant))}?" if any(meant) else ""
+        gone = [_GONE[word] for word in (word.partition("=")[0] for word in words) if word in _GONE]
+        if gone and "--from" in self._option_string_actions:
+            hint = f"; {gone[0]}"
         self.exit(2, f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
 
     def _meant(self, word: str) -> str:

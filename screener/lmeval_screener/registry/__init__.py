@@ -17,7 +17,7 @@ from lmeval_dispersion.output import Output
 
 if TYPE_CHECKING:
     from lmeval_screener.registry.database import Session
-    from lmeval_screener.tokens import TokenSet
+    from lmeval_screener.tokens.sets import TokenSet
 
 #: The options that each action has a use for.
 _TAKES = {"query": ("domain", "family", "scale", "top"), "show": (), "diff": ("domain", "since")}
