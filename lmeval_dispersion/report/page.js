@@ -39,6 +39,19 @@
     });
   }
 
+  // Long tables can be searched: rows without the text are hidden.
+  for (const table of document.querySelectorAll("table[data-name]")) {
+    const rows = [...table.tBodies[0].rows];
+    if (rows.length < 25) continue;
+    const [type, ariaLabel] = ["search", `Search ${rows.length} rows`];
+    const field = Object.assign(document.createElement("input"), { type, ariaLabel, placeholder: ariaLabel });
+    field.addEventListener("input", () => {
+      for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(field.value.toLowerCase());
+      say(`${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`);
+    });
+    table.parentElement.before(field);
+  }
+
   // What is shown can be saved: a table as CSV in the order it is sorted, a chart as SVG or PNG.
   const save = (url, name) => {
     const link = document.createElement("a");
@@ -67,6 +80,7 @@
     return [value, ...(head.dataset.error ? [cell.dataset.error ?? ""] : [])].map(quoted).join(",");
   };
   const csvOf = (table) => [...table.rows]
+    .filter((row) => !row.hidden)
     .map((row) => [...row.cells].map((cell, at) => csvCell(cell, table.tHead.rows[0].cells[at])).join(","))
     .join("\n");
   for (const table of document.querySelectorAll("table[data-name]")) {
@@ -136,6 +150,7 @@
     for (const other of document.querySelectorAll("tr.met")) other.classList.remove("met");
     row.closest("details")?.setAttribute("open", "");
     row.classList.add("met");
+    row.hidden = false;
     row.scrollIntoView({ block: "center" });
   });
 })();
