@@ -15,7 +15,6 @@ from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.options import (
-    Output,
     add_examples,
     add_format,
     add_layer,
@@ -25,8 +24,8 @@ from lmeval_dispersion.options import (
     add_quiet,
     add_seed,
     add_slice,
-    report_beside,
 )
+from lmeval_dispersion.output import Output, report_beside
 from lmeval_dispersion.report.declared import listed
 
 

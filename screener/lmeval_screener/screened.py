@@ -19,8 +19,10 @@ import numpy as np
 from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_dispersion.statistics import LEVEL
 from lmeval_screener.figures import PARTS, Gap, Ratio, difference, ranks
-from lmeval_screener.targets import Target, label, shared_name, step_key, training_and_step
-from lmeval_screener.tokens import Resolution
+from lmeval_screener.targets.labels import shared_name
+from lmeval_screener.targets.names import Target, label
+from lmeval_screener.targets.runs import step_key, training_and_step
+from lmeval_screener.tokens.resolution import Resolution
 
 
 @dataclass(frozen=True, eq=False)

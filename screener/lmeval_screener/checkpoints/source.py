@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from lmeval_screener.checkpoints import SERVICES, Cache, FileEntry, Meter, Snapshot
+from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshots import open_folder
+from lmeval_screener.checkpoints.snapshot import SERVICES, FileEntry, Meter, Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets import Target, parse_target
+from lmeval_screener.targets.names import Target, parse_target
 
 #: The files that a tokenizer is read from, best first.
 _TOKENIZERS = ("tokenizer.json", "vocab.json")

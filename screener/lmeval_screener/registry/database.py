@@ -27,14 +27,15 @@ import numpy as np
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_dispersion.installation import __version__
-from lmeval_screener.checkpoints import Snapshot
-from lmeval_screener.checkpoints.snapshots import LocalSnapshot
+from lmeval_screener.checkpoints.folder import LocalSnapshot
+from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import figures_of, numbers_of
 from lmeval_screener.screened import Reading
-from lmeval_screener.targets import Target
-from lmeval_screener.tokens import Resolution, TokenSet
+from lmeval_screener.targets.names import Target
+from lmeval_screener.tokens.resolution import Resolution
+from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 
 #: Raised when G or the rule that picks rows changes: what an older method measured is read again.
