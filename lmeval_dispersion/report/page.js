@@ -39,19 +39,6 @@
     });
   }
 
-  // Long tables can be searched: rows without the text are hidden.
-  for (const table of document.querySelectorAll("table[data-name]")) {
-    const rows = [...table.tBodies[0].rows];
-    if (rows.length < 25) continue;
-    const [type, ariaLabel] = ["search", `Search ${rows.length} rows`];
-    const field = Object.assign(document.createElement("input"), { type, ariaLabel, placeholder: ariaLabel });
-    field.addEventListener("input", () => {
-      for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(field.value.toLowerCase());
-      say(`${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`);
-    });
-    table.parentElement.before(field);
-  }
-
   // What is shown can be saved: a table as CSV in the order it is sorted, a chart as SVG or PNG.
   const save = (url, name) => {
     const link = document.createElement("a");
@@ -85,6 +72,16 @@
     .join("\n");
   for (const table of document.querySelectorAll("table[data-name]")) {
     const name = `${table.dataset.name}.csv`;
+    const rows = [...table.tBodies[0].rows];
+    if (rows.length >= 25) { // rows without the text that is searched are hidden
+      const [type, ariaLabel] = ["search", `Search ${rows.length} rows`];
+      const field = Object.assign(document.createElement("input"), { type, ariaLabel, placeholder: ariaLabel });
+      field.addEventListener("input", () => {
+        for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(field.value.toLowerCase());
+        say(`${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`);
+      });
+      table.parentElement.before(field);
+    }
     const hides = (kind) => table.tHead.querySelector(`.${kind}`) !== null;
     const showAll = ({ currentTarget }) => {
       table.classList.add("whole");
