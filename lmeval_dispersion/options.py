@@ -21,7 +21,7 @@ Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Na
 _OTHER_NAMES = {"--top": "--shortlist", "--layers": "--layer", "--seeds": "--seed", "--batch": "--batch-size"}
 # Options of earlier versions that have no heir -> what to do in their place.
 _GONE = {
-    "--search": "name an organisation and a pattern, such as 'Qwen/*Math*', or select with --author and --tag",
+    "--search": "name an organisation and a pattern, such as 'Qwen/*Math*', or use --author and --tag",
     "--collection": "write its checkpoints into a file, one a line, and name that with --from",
 }
 
@@ -60,12 +60,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = message.startswith("unrecognized arguments: ")
-        words = [word for word in message.split() if unknown and word.startswith("--")]
-        meant = [self._meant(word) for word in words]
+        meant = [self._meant(word) for word in message.split() if unknown and word.startswith("--")]
         hint = f"; did you mean {', '.join(filter(None, meant))}?" if any(meant) else ""
-        gone = [_GONE[word] for word in (word.partition("=")[0] for word in words) if word in _GONE]
-        if gone and "--from" in self._option_string_actions:
-            hint = f"; {gone[0]}"
+        if "--from" in self._option_string_actions:
+            hint = next((f"; {advice}" for option, advice in _GONE.items() if f" {option}" in message), hint)
         self.exit(2, f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
 
     def _meant(self, word: str) -> str:

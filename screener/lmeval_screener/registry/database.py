@@ -478,12 +478,13 @@ class Session:
         self._write(write)
         # What a run that ended just before announces is no news of this one; a killed one never answers.
         since = datetime.datetime.fromisoformat(self.ended) - datetime.timedelta(seconds=ANSWER)
+        where = "tokens = ? AND metric = ? AND announced = '' AND ended > ? AND ended < ?"
         others = [self.tokens, self.metric, f"{since:{_STAMP}}", self.ended]
-        open_answer = (
-            "SELECT 1 FROM runs WHERE tokens = ? AND metric = ? AND announced = '' AND ended > ? AND ended < ?"
-        )
         deadline = time.monotonic() + ANSWER * self._announces
-        while time.monotonic() < deadline and self.connection.execute(open_answer, others).fetchone():
+        while (
+            time.monotonic() < deadline
+            and self.connection.execute(f"SELECT 1 FROM runs WHERE {where}", others).fetchone()
+        ):
             time.sleep(0.05)
 
     def _moment(self, also: str = "SELECT NULL") -> str:
