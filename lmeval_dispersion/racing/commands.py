@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import Output, add_examples, add_output, add_seed
+from lmeval_dispersion.options import add_examples, add_output, add_seed
+from lmeval_dispersion.output import Output
 from lmeval_dispersion.racing import replay
 
 

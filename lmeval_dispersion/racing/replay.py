@@ -12,7 +12,7 @@ import numpy as np
 
 from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.installation import data_folder
-from lmeval_dispersion.options import progress_bar
+from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.racing.contest import BLOCK, Contest, Scores, run
 from lmeval_dispersion.racing.report import Race, race_of
 from lmeval_dispersion.racing.rule import log_won
