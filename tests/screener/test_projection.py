@@ -145,8 +145,8 @@ BASE = "screen org/base, which its "
 @pytest.mark.parametrize(
     ("files", "code", "says"),
     [
-        ({"weights.bin": "{}"}, "NoSafetensors", "only as weights.bin, which"),
-        ({f"pytorch_{name}.bin": "{}" for name in SHARDS}, "NoSafetensors", f"{SHARDS[1]}.bin, which"),
+        ({"weights.bin": "{}"}, "NoSafetensors", "only as weights.bin, where model.safetensors or"),
+        ({f"pytorch_{name}.bin": "{}" for name in SHARDS}, "NoSafetensors", f"{SHARDS[1]}.bin, where"),
         ({f"{name}.safetensors": "" for name in SHARDS}, "NoSafetensors", "no model.safetensors.index"),
         ({"README.md": CARD.replace("\n- org", " org")}, "NoSafetensors", f"{BASE}README.md"),
         ({"adapter_config.json": ADAPTER}, "AdapterOnly", f"{BASE}adapter_config.json"),
