@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from lmeval_dispersion.options import Output, add_examples, add_lm_eval, add_output, add_seed
+from lmeval_dispersion.errors import UsageError, require_extra
+from lmeval_dispersion.options import add_examples, add_lm_eval, add_output, add_seed
+from lmeval_dispersion.output import Output
+from lmeval_dispersion.racing import replay
 from lmeval_dispersion.racing.contest import ERROR, MARGIN
 from lmeval_dispersion.racing.race import race
 
@@ -46,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by-probability", action="store_true",
         help="drop also by the probability of the right answer, where the score is lower too",
     )  # fmt: skip
-    add_seed(how)
     group = add_lm_eval(parser)
     group.add_argument("--tasks", metavar="NAME,NAME", help="tasks and groups (default: those of --emit)")
     group.add_argument("--limit", type=int, metavar="N", help="the most questions (default: all there are)")
@@ -58,12 +60,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--confirm_run_unsafe_code", action="store_true", help="let tasks run the code that models write"
     )
+    parser.add_argument(
+        "--replay",
+        nargs="+",
+        metavar="RESULTS",
+        help="race on finished evaluations, one a model: lm-eval's results with --log_samples, or stores",
+    )
+    parser.add_argument("--demo", action="store_true", help="race the bundled models by recorded answers")
+    add_seed(parser)
     add_output(parser)
     add_examples(
         parser,
+        "--demo",
         "myruns --tasks gsm8k --batch_size auto",
         "'runs/*' --tasks my_task --include_path tasks --domain math --limit 400 -o race.html",
         "list --device cuda:0",
+        "--replay results/MODEL_A results/MODEL_B",
         more="\nexit status: 0 raced, 1 none, 2 wrong usage, 3 some failed, 130 interrupted: the same "
         "command goes on.\n",
     )
@@ -72,8 +84,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run ``dispersion race``."""
     output = Output.of(args)
-    shown = ("output", "format", "details", "formats", "command", "quiet", "checkpoints")
-    given = {key: value for key, value in vars(args).items() if key not in shown and key[0] != "_"}
+    if args.demo and args.replay:
+        raise UsageError("expected --demo or --replay, got both")
+    if args.demo:
+        output.write(replay.demo(args.seed).document())
+    elif args.replay:
+        given = replay.read_answers(args.replay)
+        shuffled = args.replay == sorted(args.replay)
+        result = replay.replay(*given, shuffled=shuffled, seed=args.seed, quiet=args.quiet)
+        output.write(result.document())
+    else:
+        return _race(args, output)
+    return 0
+
+
+def _race(args: argparse.Namespace, output: Output) -> int:
+    require_extra("models", "`dispersion race`")
+    ours = ("checkpoints", "replay", "demo", "output", "format", "formats", "details", "command", "quiet")
+    given = {key: value for key, value in vars(args).items() if key not in ours and key[0] != "_"}
     try:
         result = race(args.checkpoints, quiet=output.quiet, **given)
     except KeyboardInterrupt as interrupt:

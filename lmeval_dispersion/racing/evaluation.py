@@ -27,12 +27,12 @@ from lmeval_dispersion.harness.seams import (
     filters_of,
     free_memory,
     halve_batch,
-    loaded_model,
+    loaded_lm,
     loaded_tasks,
     logged_line,
     simple_parse_args_string,
 )
-from lmeval_dispersion.options import write_whole
+from lmeval_dispersion.output import write_whole
 from lmeval_dispersion.racing.contest import NOTHING, Scores
 from lmeval_dispersion.store.identity import hashed, prompt_manifest
 from lmeval_dispersion.store.samples import Sample, by_filter, check_judge, correctness, split_judge
@@ -241,7 +241,7 @@ class Entrant:
     def _asked(self, begin: int, end: int) -> dict[str, Any]:
         try:
             if self._lm is None:
-                self._lm = loaded_model(
+                self._lm = loaded_lm(
                     self._model, self._arguments, self._more, lambda lm: None, **self._settings
                 )
             return self.evaluation.ask(self._lm, begin, end)
@@ -258,7 +258,7 @@ class Entrant:
         free_memory()  # outside of the handler, whose traceback holds the tensors
         return self._asked(begin, end)
 
-    # --- on disk --------------------------------------------------------------------------------------------
+    # --- on disk --------------------------------------------------------------------------------------
 
     def _place(self, task: str) -> Path:
         return self._folder / f"samples_{task}_{self._date}.jsonl"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmeval_screener import Result, screen
-from lmeval_screener.screening import add_named
+from lmeval_screener.result.result import Result
+from lmeval_screener.screening import add_named, screen
 from lmeval_screener.selection import Selection, select_targets
-from lmeval_screener.shortlist import shortlist
+from lmeval_screener.shortlist.choice import shortlist
 from lmeval_screener.shortlist.manifest import FILE, manifest_dict, manifest_of
 from lmeval_screener.targets import labelled
 from lmeval_screener.tokens.answers import load_answers

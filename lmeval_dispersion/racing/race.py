@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.harness.cli import failure_sentence
-from lmeval_dispersion.options import progress_bar, write_whole
+from lmeval_dispersion.output import progress_bar, write_whole
 from lmeval_dispersion.racing.contest import ERROR, MARGIN, Contest
 from lmeval_dispersion.racing.contest import run as run_checkpoint
 from lmeval_dispersion.racing.lineup import Entry, Lineup, lineup, manifest_in
