@@ -107,18 +107,16 @@ class Race(Report):
         best = self._answered[self.best].score if self.best else np.zeros(1)
         right = bool(np.isin(best, (0, 1)).all())
         rivals = [row for row in self._judged() if row.label != self.best]
-        quick = [
-            self._answered[row.label].probability for row in rivals if row.outcome[:12] == "behind after"
-        ]
+        early = [row.label for row in rivals if row.outcome.startswith("behind after")]
+        left_out = any(row.rank and row.status == "not loaded" for row in self.checkpoints)
         return {
             "amount": f"{100 * best.mean():.1f} %" if right else f"{self.metric} {best.mean():.3f}",
             "rivals": {row.status for row in rivals},
             "unfinished": [row.label for row in rivals if row.status == "unfinished"],
-            "by_probability": self.by_probability and any(not np.isnan(each).any() for each in quick),
+            "by_probability": self.by_probability
+            and any(not np.isnan(self._answered[label].probability).any() for label in early),
             "sample": self._sampled(),
-            "lost": LOST
-            if any(row.rank and row.status == "not loaded" for row in self.checkpoints)
-            else None,
+            "lost": LOST if left_out else None,
         }
 
     def _judged(self) -> list[Raced]:
