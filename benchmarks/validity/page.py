@@ -27,9 +27,10 @@ from benchmarks.validity.analysis import (
     frame,
     worth,
 )
-from benchmarks.validity.answer_page import populations, released
+from benchmarks.validity.answer_page import Part, populations, released
 from benchmarks.validity.hand_made import HandMade, verdicts
 from benchmarks.validity.mixtures import KINDS, Kind, claims
+from benchmarks.validity.race_claims import race_part
 from benchmarks.validity.study import Study, read_study
 from benchmarks.validity.texts import DOMAINS
 
@@ -37,7 +38,7 @@ HERE = Path(__file__).parent
 HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main/benchmarks/validity"
 BEGIN, END = "<!-- part A: made by `make validity-page` -->", "<!-- end of part A -->"
 PLOT = "plots/mixtures-points.svg"
-TUNED = "fine-tunes.md"
+TUNED, RACE = "fine-tunes.md", "race.md"
 
 
 def cell(value: object) -> str:
@@ -244,6 +245,7 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
         for part in (populations(folder, markdown, provenance, HOME), released(folder, markdown, HOME))
         if part
     ]
+    race = race_part(folder, markdown, provenance, HOME)
     study = read_study(HERE / "mixtures.yaml")
     if rows := records.checked(folder / "mixtures.jsonl", study.path):
         table, screened = frame(study, rows), records.screened(folder / "mixtures-both.json")
@@ -270,8 +272,9 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
         made.append(f"[full.yaml]({HOME}/full.yaml), with {len(trials)} trials: {provenance(study, rows)}")
     if not parts:
         return
-    head += [sentence for part in tuned for sentence in part.head]
-    lines += [line for part in tuned for line in part.lines]
+    own = [*tuned, race] if race else tuned
+    head += [sentence for part in own for sentence in part.head]
+    lines += [line for part in own for line in part.lines]
     head.append(counted(lines))
     verdict_table = markdown(["verdict", "claim", "result (95 %)"], lines)
     text = "\n\n".join(
@@ -292,20 +295,21 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
     page.mkdir(parents=True, exist_ok=True)
     (page / "population.md").write_text(text + "\n", "utf-8")
     if tuned:
-        own = [line for part in tuned for line in part.lines]
-        text = "\n\n".join(
-            [
-                "# Fine-tunes of one base, and the tokens that answers are made of",
-                *(sentence for part in tuned for sentence in part.head),
-                counted(own),
-                markdown(["verdict", "claim", "result (95 %)"], own),
-                *(paragraph for part in tuned for paragraph in part.texts),
-                *[paragraph.replace("## ", "## The first population: ", 1) for paragraph in old],
-            ]
-        )
-        (page / TUNED).write_text(text + "\n", "utf-8")
+        more = [paragraph.replace("## ", "## The first population: ", 1) for paragraph in old]
+        title = "# Fine-tunes of one base, and the tokens that answers are made of"
+        (page / TUNED).write_text(own_page(title, tuned, more), "utf-8")
+    if race:
+        (page / RACE).write_text(own_page("# From a screen to the best checkpoint", [race]), "utf-8")
     front = "\n\n".join([*head, "All tables: [population.md](population.md).", verdict_table])
     write_marked(page / "README.md", front)
+
+
+def own_page(title: str, parts: Sequence[Part], more: Sequence[str] = ()) -> str:
+    """The page of some parts: their sentences, claims and tables."""
+    lines = [line for part in parts for line in part.lines]
+    made = [title, *(sentence for part in parts for sentence in part.head), counted(lines)]
+    made += [markdown(["verdict", "claim", "result (95 %)"], lines)]
+    return "\n\n".join([*made, *(paragraph for part in parts for paragraph in part.texts), *more]) + "\n"
 
 
 def write_marked(index: Path, front: str) -> None:
