@@ -121,7 +121,7 @@ def sentence(kind: Kind) -> str:
         for way in (RACE, BY_PROBABILITY)
     ]
     return (
-        f"{kind.population}, {kind.third} of each loaded: the race after the screen loses {both[0]}, by "
+        f"- {kind.population}, {kind.third} of each loaded: the race after the screen loses {both[0]}, by "
         f"probability {both[1]}; everything loses {said(kind.figure('everything', 'lost'))}, a random third "
         f"{said(kind.figure('random third', 'lost'))}."
     )
@@ -138,7 +138,7 @@ def race_part(folder: Path, markdown: Any, provenance: Any, home: str) -> Part |
     chosen = json.loads(choices.read_text("utf-8")) if choices.exists() else {}
     kinds = [Kind(kind, given, with_choices(content["results"], given, chosen)) for kind in KINDS]
     lines = sorted((v for kind in kinds for v in claims(kind)), key=lambda v: WORST_FIRST.index(v.verdict))
-    failed = [f"{v.verdict.capitalize()}: {v.claim}, {v.result}." for v in lines if v.verdict != HOLDS]
+    failed = [f"- {v.verdict.capitalize()}: {v.claim}, {v.result}." for v in lines if v.verdict != HOLDS]
     headings = [f"{kind.name}: {what}" for kind in kinds for what in ("lost", "questions", "loads")]
     texts = [
         "## Ways to the best",

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from lmeval_dispersion.auditing.figures import Figure, RunReport, both_ends, dots, without_nan
-from lmeval_dispersion.auditing.run import Array, Rows, Run, read_run
+from lmeval_dispersion.auditing.figures import RunReport, both_ends, dots, interval_text, without_nan
+from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, read_run
 from lmeval_dispersion.auditing.slices import Slice, by_column
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.evidence import worth
@@ -28,6 +28,7 @@ from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.statistics import (
     LEVEL,
+    Interval,
     holm,
     jackknife_se,
     mcnemar_p,
@@ -89,7 +90,7 @@ class Difference:
     def side(self, name: str) -> int:
         """1 or -1 where the interval of ``dispersion`` or ``accuracy`` leaves out 0, else 0."""
         value, low, high = (getattr(self, f"{name}_{part}") for part in ("difference", "low", "high"))
-        return Figure(value, low, high).side(0)
+        return Interval(value, low, high).side(0)
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class DifferenceLine:
 
 
 @dataclass(frozen=True)
-class AccuracyLine:
+class AccuracyDifference:
     """One slice in the short table of runs without vectors."""
 
     slice: Annotated[str, Col("Slice")]
@@ -269,8 +270,8 @@ def _probability_sentence(row: Difference, name: str, first: str) -> str:
 
 
 def _dispersion_sentence(row: Difference, name: str, first: str) -> str:
-    figure = Figure(row.dispersion_difference, row.dispersion_low, row.dispersion_high)
-    numbers = f"({row.dispersion:.4f} against {row.dispersion_baseline:.4f}; {figure.text('+.4f')})"
+    figure = Interval(row.dispersion_difference, row.dispersion_low, row.dispersion_high)
+    numbers = f"({row.dispersion:.4f} against {row.dispersion_baseline:.4f}; {interval_text(figure, '+.4f')})"
     side = figure.side(0)
     if not side:
         return f"Their dispersions do not differ clearly {numbers}."
@@ -298,11 +299,11 @@ def _dispersion_line(row: Difference, aside: bool) -> DifferenceLine:
     return DifferenceLine(row.slice, row.documents, value, low, high, reach, accuracy, *more, aside)
 
 
-def _accuracy_line(row: Difference, aside: bool) -> AccuracyLine:
+def _accuracy_line(row: Difference, aside: bool) -> AccuracyDifference:
     low, high, value = row.accuracy_low, row.accuracy_high, row.accuracy_difference
     reach = max(high - value, value - low)
     counts = (row.gained, row.lost, row.accuracy_p, row.probability_difference, row.probability_se)
-    return AccuracyLine(row.slice, row.labelled, value, low, high, reach, *counts, aside)
+    return AccuracyDifference(row.slice, row.labelled, value, low, high, reach, *counts, aside)
 
 
 def compare_runs(
@@ -346,7 +347,7 @@ def compare_runs(
     )
 
 
-def shared_rows(runs: Sequence[Run]) -> tuple[list[Rows], list[str]]:
+def shared_rows(runs: Sequence[AuditRun]) -> tuple[list[Rows], list[str]]:
     """For every run the rows of the documents that all of them have, in one order; and what was left out."""
     columns = ["doc_hash", "target", "prompt_hash"]
     frames = [
@@ -386,7 +387,7 @@ def shared_rows(runs: Sequence[Run]) -> tuple[list[Rows], list[str]]:
     return [shared[f"row_{k}"].to_numpy(dtype=np.int64) for k in range(len(runs))], notes
 
 
-def _difference(part: Slice, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> Difference:
+def _difference(part: Slice, a: AuditRun, rows_a: Rows, b: AuditRun, rows_b: Rows) -> Difference:
     n = len(part.rows)
     in_a, in_b = rows_a[part.rows], rows_b[part.rows]
     numbers: dict[str, Any] = {}
@@ -448,7 +449,7 @@ def _both(name: str, first: float, second: float) -> dict[str, Any]:
     return {name: second, f"{name}_baseline": first, f"{name}_difference": second - first}
 
 
-def _names(runs: Sequence[Run], paths: Sequence[str | Path]) -> list[str]:
+def _names(runs: Sequence[AuditRun], paths: Sequence[str | Path]) -> list[str]:
     """Names for the runs: their models, with the revision or the folder where these are alike."""
     models = [run.store.model for run in runs]
     revisions = [f"{run.store.model}@{run.store.manifest.get('revision')}" for run in runs]
@@ -457,7 +458,7 @@ def _names(runs: Sequence[Run], paths: Sequence[str | Path]) -> list[str]:
     )
 
 
-def _notes(runs: Sequence[Run]) -> Iterator[str]:
+def _notes(runs: Sequence[AuditRun]) -> Iterator[str]:
     for run in runs[1:]:
         yield from (f"{note}." for note in check_comparable(runs[0].store.parts, run.store.parts))
     without = [run for run in runs if run.centred is None]

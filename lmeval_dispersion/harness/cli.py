@@ -6,14 +6,12 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
 from lmeval_dispersion.harness import install
-from lmeval_dispersion.options import add_column, add_examples, add_layers, add_quiet
-
-Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
+from lmeval_dispersion.options import Command, add_column, add_examples, add_layers, add_quiet
 
 
 def _enable_arguments(parser: argparse.ArgumentParser) -> None:

@@ -46,7 +46,7 @@ DataLike = str | Path | Texts
 _OVERSAMPLE = 20
 
 
-class Run(TypedDict, total=False):
+class StudyOptions(TypedDict, total=False):
     """How any analysis is run.
 
     Attributes:
@@ -235,7 +235,7 @@ def analyse(
     models: ModelLike | Sequence[ModelLike],
     data: DataLike,
     settings: Mapping[str, Any],
-    run: Run,
+    run: StudyOptions,
     *,
     held_out: DataLike | None = None,
 ) -> R:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmeval_dispersion.installation import cache_folder
-from lmeval_dispersion.options import Output, add_column, add_examples, add_layers, add_output, add_seed
+from lmeval_dispersion.options import Command, add_column, add_examples, add_layers, add_output, add_seed
+from lmeval_dispersion.output import Output
 
 _STUDIES = "dispersion-runs"
 _LAYERS = "last, all, or a name such as layer.3 or layer.-1.attn"
@@ -196,8 +197,6 @@ def _model(text: str, args: argparse.Namespace) -> Any:
     name, _, revision = text.partition("@") if not Path(text).exists() else (text, "", "")
     return ModelChoice(name, revision or None, **_values(_MODEL, args))
 
-
-Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 
 COMMANDS: dict[str, Command] = {
     kind: (partial(_add_arguments, kind), partial(_run, kind)) for kind in _ANALYSES

@@ -28,7 +28,7 @@ from torch import Tensor
 from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.laboratory import frames
-from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, Run, StudyResult, analyse
+from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, StudyOptions, StudyResult, analyse
 from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors
 from lmeval_dispersion.laboratory.frames import bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.study import Unit
@@ -149,14 +149,14 @@ def sublayers(
     segment: int = 512,
     sizes: Sequence[int] = SIZES,
     knn: bool | int = False,
-    **run: Unpack[Run],
+    **run: Unpack[StudyOptions],
 ) -> SublayersResult:
     """Dispersion of the candidates' states, the recommended one, and the proof where it is asked for.
 
     ``layers`` are the candidates, by default both sub-layers of the last block. Draws have ``sizes`` segments
     of ``segment`` tokens of a file or Hub data set; those that it cannot fill are left out. ``knn`` builds a
     kNN-LM from each candidate, of so many tokens (100,000 for True; a tenth as many more tune it, and as many
-    test it). More: :class:`~lmeval_dispersion.laboratory.analysis.Run`.
+    test it). More: :class:`~lmeval_dispersion.laboratory.analysis.StudyOptions`.
 
     Raises:
         UsageError: What was asked for does not fit the model (the message lists its sub-layers) or the data.

@@ -11,8 +11,8 @@ from lmeval_dispersion.report import Column, Document, Section, Table
 
 if TYPE_CHECKING:
     from lmeval_screener.selection import Selected
-    from lmeval_screener.targets import Target
-    from lmeval_screener.tokens import TokenSet
+    from lmeval_screener.targets.names import Target
+    from lmeval_screener.tokens.sets import TokenSet
 
 #: The Hub's quotas as it documents them (autumn 2026), requests in 300 s: anonymous, with a token.
 QUOTAS = {"api": (500, 1000), "resolvers": (3000, 5000)}
@@ -106,7 +106,7 @@ def families_document() -> Document:
 
 def domains_document() -> Document:
     """The bundled token sets, a row for each of their groups."""
-    from lmeval_screener.tokens import bundled_token_sets, described_groups
+    from lmeval_screener.tokens.sets import bundled_token_sets, described_groups
 
     names = bundled_token_sets()
     rows = [

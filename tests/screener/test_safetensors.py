@@ -11,15 +11,10 @@ import pytest
 from checkpoints import head_and_embedding, header, write_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
-from lmeval_screener.checkpoints.snapshots import open_folder
+from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights import (
-    WeightFile,
-    decode_rows,
-    parse_header,
-    parse_length,
-    read_header,
-)
+from lmeval_screener.weights.safetensors import parse_header, parse_length, read_header
+from lmeval_screener.weights.tensors import WeightFile, decode_rows
 
 GOOD = {
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},

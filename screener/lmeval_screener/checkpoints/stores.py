@@ -19,13 +19,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot, entry_of, side_by_side, single_file
 from lmeval_screener.checkpoints.http import AgainError, retried
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Account, Budget
-from lmeval_screener.checkpoints.snapshots import RangedSnapshot
+from lmeval_screener.checkpoints.ranged import RangedSnapshot
+from lmeval_screener.checkpoints.snapshot import (
+    FileEntry,
+    Meter,
+    Snapshot,
+    entry_of,
+    side_by_side,
+    single_file,
+)
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets import WEIGHTS, Target, joined, run_checkpoints, step_key
+from lmeval_screener.targets.names import WEIGHTS, Target
+from lmeval_screener.targets.runs import joined, run_checkpoints, step_key
 
 T = TypeVar("T")
 

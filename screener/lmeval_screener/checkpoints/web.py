@@ -15,14 +15,15 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from lmeval_screener.checkpoints import PART, Cache, FileEntry, Snapshot, side_by_side
+from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.http import Transport, contradiction, drained, offline, retried
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Account, Budget
-from lmeval_screener.checkpoints.snapshots import FilePlace, RemoteSnapshot
+from lmeval_screener.checkpoints.ranged import FilePlace, RemoteSnapshot
+from lmeval_screener.checkpoints.snapshot import PART, FileEntry, Snapshot, side_by_side
 from lmeval_screener.checkpoints.stores import changed, version_digest
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets import WEIGHTS, Target
+from lmeval_screener.targets.names import WEIGHTS, Target
 
 if TYPE_CHECKING:
     import aiohttp

@@ -28,7 +28,7 @@ from lmeval_screener.registry.database import Seen, identity_of, last_seen
 from lmeval_screener.registry.queries import is_gone, named, ranked
 from lmeval_screener.result.answer import unknown
 from lmeval_screener.screened import RANK_BY, RankBy, Reading, Screened, grouped
-from lmeval_screener.targets import Target
+from lmeval_screener.targets.names import Target
 
 #: Words of --since that stand for the end of an earlier run; its answer is given once.
 NIGHTLY = ("last", "yesterday")

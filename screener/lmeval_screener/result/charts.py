@@ -10,7 +10,7 @@ from lmeval_dispersion.report.cells import short_names
 from lmeval_screener.figures import difference
 from lmeval_screener.result.answer import decimals, ranks_of
 from lmeval_screener.screened import Group, Screened
-from lmeval_screener.targets import step_number
+from lmeval_screener.targets.runs import step_number
 
 _LINE = "var(--axis)"
 _POINT = {"type": "point", "filled": True, "size": 80}

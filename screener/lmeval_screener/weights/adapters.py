@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints import Snapshot
+from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights import FLOAT_DTYPES, Tensor
 from lmeval_screener.weights.architectures import EMBEDDINGS, FINAL_NORMS, HEADS, NOT_THE_MODEL, WRAPPERS
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm, find_projection, read_json
 from lmeval_screener.weights.rows import Matrix, Rows, WeightFiles, safetensors_files
+from lmeval_screener.weights.tensors import FLOAT_DTYPES, Tensor
 
 CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints import PART, Snapshot
+from lmeval_screener.checkpoints.snapshot import PART, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.vocabulary import Kind, Vocabulary
-from lmeval_screener.weights import Header, Tensor, WeightFile
 from lmeval_screener.weights.architectures import NormKind, cannot, head_bias
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm
 from lmeval_screener.weights.rows import Matrix, WeightFiles
+from lmeval_screener.weights.tensors import Header, Tensor, WeightFile
 
 _LONGEST = 256 * 2**20  # bytes of a header, which holds the whole vocabulary
 _PIECE = 2**20  # bytes of one request while the header is walked

@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints import Snapshot, elsewhere, side_by_side
+from lmeval_screener.checkpoints.snapshot import Snapshot, elsewhere, side_by_side
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
 from lmeval_screener.weights import architectures as names
 from lmeval_screener.weights.rows import (
     Rows,
@@ -34,6 +33,7 @@ from lmeval_screener.weights.rows import (
     slice_files,
     sliced_error,
 )
+from lmeval_screener.weights.tensors import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

@@ -26,9 +26,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints import Snapshot, content_key, side_by_side
+from lmeval_screener.checkpoints.snapshot import Snapshot, content_key, side_by_side
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights import DTYPE_BITS, Header, Tensor, WeightFile, decode_rows, read_header
+from lmeval_screener.weights.safetensors import read_header
+from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor, WeightFile, decode_rows
 
 #: Bytes that scattered rows may cost over a network, where rows are stored column by column.
 MOST_SCATTERED = 64 * 2**20
