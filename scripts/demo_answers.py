@@ -8,19 +8,20 @@ right answer (`probability`).
 """
 
 import json
+import os
 import random
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import yaml
 from demo_texts import OPERANDS, held_out_pairs
-from lm_eval import simple_evaluate
-from lm_eval.tasks import TaskManager
 from lmeval_screener import screen
 
 from lmeval_dispersion.installation import data_folder
-from lmeval_dispersion.store.samples import right_probability
+from lmeval_dispersion.store.samples import read_logged
 
 QUESTIONS = 400
 
@@ -39,48 +40,47 @@ def questions(seed: int = 0) -> list[dict[str, object]]:
     return rows
 
 
+def write_task(folder: Path) -> None:
+    """The task `sums` of lm-eval."""
+    data = folder / "sums.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in questions()))
+    task = {
+        "task": "sums",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{q}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{label}}",
+        "target_delimiter": "",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+    (folder / "sums.yaml").write_text(yaml.safe_dump(task))
+
+
+def evaluate(label: str, folder: Path, out: Path) -> Path:
+    """The results of a checkpoint, by the command as a user runs it."""
+    words = {"--model_args": f"pretrained={data_folder('demo') / label}", "--tasks": "sums"}
+    words |= {"--include_path": folder, "--output_path": out / label, "--device": "cpu", "--batch_size": 64}
+    command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--log_samples"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(out / "cache")}
+    command += [str(word) for pair in words.items() for word in pair]
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    return out / label
+
+
 def main() -> None:
-    demo = data_folder("demo")
     labels = [checkpoint.label for checkpoint in screen(demo=True).checkpoints]
-    scores, chances = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder, "sums.jsonl")
-        data.write_text("".join(json.dumps(row) + "\n" for row in questions()))
-        task = {
-            "task": "sums",
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": str(data)}},
-            "test_split": "test",
-            "output_type": "multiple_choice",
-            "doc_to_text": "{{q}}",
-            "doc_to_choice": "{{choices}}",
-            "doc_to_target": "{{label}}",
-            "target_delimiter": "",
-            "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-        }
-        Path(folder, "sums.yaml").write_text(yaml.safe_dump(task))
-        manager = TaskManager(include_path=folder, include_defaults=False)
-        for label in labels:
-            samples = simple_evaluate(
-                model="hf",
-                model_args={"pretrained": str(demo / label)},
-                tasks=["sums"],
-                task_manager=manager,
-                device="cpu",
-                batch_size=64,
-                bootstrap_iters=0,
-            )["samples"]["sums"]
-            samples.sort(key=lambda sample: sample["doc_id"])
-            scores.append([sample["acc"] for sample in samples])
-            chances.append(
-                [
-                    right_probability([float(answer[0]) for answer in s["filtered_resps"]], [s["target"]])
-                    for s in samples
-                ]
-            )
-            print(f"{label:14s} {np.mean(scores[-1]):.3f} {np.mean(chances[-1]):.3f}")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        write_task(folder)
+        runs = [read_logged(evaluate(label, folder, folder)).documents for label in labels]
     np.savez_compressed(
-        demo / "answers.npz", label=labels, score=np.bool_(scores), probability=np.float16(chances)
+        data_folder("demo") / "answers.npz",
+        label=labels,
+        score=np.array([run["correct"] for run in runs], dtype=bool),
+        probability=np.array([run["probability"] for run in runs], dtype=np.float16),
     )
 
 
