@@ -73,7 +73,9 @@ class Evaluation:
     @property
     def metric(self) -> str:
         """What scored, as audits call it: the metric, with the filter where a task has several."""
-        judged = {name: (task, *self.judges[name]) for name, task in self.tasks.items() if name in self.judges}
+        judged = {
+            name: (task, *self.judges[name]) for name, task in self.tasks.items() if name in self.judges
+        }
         names = [
             metric if len(seams.filters_of(task)) < 2 else f"{chosen}/{metric}"
             for task, chosen, metric in judged.values()

@@ -20,6 +20,7 @@ from lmeval_dispersion.racing.contest import ERROR, MARGIN, Contest, Scores
 from lmeval_dispersion.racing.contest import run as run_checkpoint
 from lmeval_dispersion.racing.lineup import Entry, Lineup, lineup, manifest_in
 from lmeval_dispersion.racing.report import Race, race_of
+from lmeval_dispersion.store.identity import SUFFIX
 
 if TYPE_CHECKING:
     from lmeval_screener import Result
@@ -190,6 +191,7 @@ def race(
     labels = [c.label for c in named.checkpoints] if hasattr(named, "groups") else list(named)
     named = named if hasattr(named, "groups") else labels
     tasks = tasks or ",".join(manifest_in(named).get("tasks", ()))
+    tasks = ",".join(name.strip().removesuffix(SUFFIX) for name in tasks.split(","))
     if not tasks:
         raise UsageError("expected --tasks NAME,NAME, which lm-eval has and checkpoints race on, got none")
     folder = Path(output_path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
