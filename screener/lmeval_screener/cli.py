@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
-    Output,
     add_examples,
     add_metric,
     add_output,
     add_version,
     command_parser,
     exit_code_of,
-    progress_bar,
 )
+from lmeval_dispersion.output import Output, progress_bar
 from lmeval_screener.selection import add_selection_options
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
-from lmeval_dispersion.options import progress_bar
+from lmeval_dispersion.output import progress_bar
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.errors import ScreeningError
@@ -292,7 +292,8 @@ class Screening:
 
     async def _screened(self, selected: Selected) -> Result:
         start = time.perf_counter()
-        async with Hub(offline=_all_local(selected.targets) or None, allowance=self.allowance) as hub:
+        offline = (self.tokenizer is None and _all_local(selected.targets)) or None
+        async with Hub(offline=offline, allowance=self.allowance) as hub:
             known = self.session.find if self.session is not None else None
             self._reader = Reader(hub, self.domain, self.reference, known)
             await self._check_tokenizer()
@@ -320,12 +321,12 @@ class Screening:
         return replace(result, gate=Gate.of(result.groups, result.failed, floor.label))
 
     async def _check_tokenizer(self) -> None:
-        """Refuse a misspelt ``--tokenizer``, also where no checkpoint needs it."""
+        """Refuse a ``--tokenizer`` that cannot be opened; with a registry only a misspelt one."""
         try:
             if self.tokenizer is not None:
                 await self._reader.sources.tokenizer(self.tokenizer)
         except ScreeningError as error:
-            if error.code.endswith(("NotFound", "Name")):
+            if self.session is None or error.code.endswith(("NotFound", "Name")):
                 raise UsageError(str(error)) from error
 
     def _meaning_of_accuracies(self, targets: Sequence[Target]) -> str:

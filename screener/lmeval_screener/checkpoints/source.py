@@ -115,7 +115,9 @@ class Sources:
                     # No checkpoint's own budget: the next one reads it too, each within its own time.
                     snapshot = await self._opened(target, Budget(math.inf))
                 except ScreeningError as error:
-                    raise ScreeningError(error.code, f"--tokenizer {text}: {error}") from error
+                    hub = "expected a folder or a file that is here, or a repository of the Hub: "
+                    said = f"--tokenizer {text}: {hub * target.on_hub}{error}"
+                    raise ScreeningError(error.code, said) from error
                 names = {_TOKENIZERS[0]: name} if name else {n: n for n in _TOKENIZERS if n in snapshot.files}
                 if not names or not set(names.values()) <= set(snapshot.files):
                     raise ScreeningError(
