@@ -103,6 +103,12 @@ class Target:
         """Whether the revision stands for several."""
         return self.revision is not None and any(sign in self.revision for sign in "*?[")
 
+    def arguments(self, commit: str | None = None) -> dict[str, str]:
+        """The arguments with which transformers and lm-eval load it, at a commit where one is known."""
+        place = str(Path(self.repo).resolve()) if self.local else self.repo
+        more = {"revision": commit or self.revision, "gguf_file": self.file}
+        return {"pretrained": place} | {key: value for key, value in more.items() if value is not None}
+
 
 def parse_targets(
     texts: Iterable[str], tokenizer: str | None = None, left_out: list[str] | None = None
