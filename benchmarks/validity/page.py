@@ -21,6 +21,7 @@ from benchmarks.validity.analysis import (
     INCONCLUSIVE,
     PART,
     SHARES,
+    UNTESTED,
     Estimate,
     Resampled,
     Verdict,
@@ -38,6 +39,7 @@ HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main/benchma
 BEGIN, END = "<!-- part A: made by `make validity-page` -->", "<!-- end of part A -->"
 PLOT = "plots/mixtures-points.svg"
 TUNED = "fine-tunes.md"
+MARKS = {HOLDS: "✅", PART: "🟡", FAILS: "❌", INCONCLUSIVE: "❔", UNTESTED: "▫️"}
 
 
 def cell(value: object) -> str:
@@ -82,6 +84,14 @@ def counted(lines: Sequence[Verdict]) -> str:
     )
 
 
+def verdicts_of(lines: Sequence[Verdict]) -> str:
+    """The table of claims, each verdict with a mark that a skimming reader sees."""
+    return markdown(
+        ["verdict", "claim", "result (95 %)"],
+        [[f"{MARKS[line.verdict]} {line.verdict}", line.claim, line.result] for line in lines],
+    )
+
+
 def headline(kinds: dict[str, Kind]) -> str:
     """The lines for a reader who reads nothing else."""
     mixed = kinds["mix"]
@@ -89,21 +99,18 @@ def headline(kinds: dict[str, Kind]) -> str:
     agree, right = (mixed.agreement[part]["mean"] for part in ("agree", "right"))
     labels = worth({pairs: mixed.shares["G"][domain] for domain, pairs in mixed.pairs.items()})
     text = (
-        f"Over {mixed.population.table.recipe.nunique()} random mixtures that differ in what they were "
-        f"taught, G orders {percent(g)} of the pairs that the questions tell apart as accuracy does "
-        f"({interval(g)}), ratio {percent(ratio)} ({interval(ratio)}), the mean rank of both "
-        f"{percent(both)} ({interval(both)}); where both agree, on {percent(agree)} of the pairs, "
-        f"{percent(right)} are right ({interval(right)}). G is worth {labels.value:.0f} labelled questions "
-        f"on each checkpoint ({labels.low:.0f} to {labels.high:.0f})."
+        f"- {mixed.population.table.recipe.nunique()} random mixtures: ratio orders {percent(ratio)} of the "
+        f"pairs right ({interval(ratio)}), G {percent(g)} ({interval(g)}: as well as {labels.value:.0f} "
+        f"labelled questions, {labels.low:.0f} to {labels.high:.0f}), the mean rank of both {percent(both)}; "
+        f"where both agree, on {percent(agree)} of the pairs, {percent(right)}."
     )
     if "tuned" in kinds:
         tuned = kinds["tuned"]
         g, right = tuned.shares["G"]["mean"], tuned.agreement["right"]["mean"]
         each = ", ".join(f"{domain} {percent(tuned.shares['G'][domain])}" for domain in DOMAINS)
         text += (
-            f" Over {tuned.population.table.recipe.nunique()} fine-tunes of one base that knows the domains "
-            f"G orders {percent(g)} right ({interval(g)}; {each}), and {percent(right)} where both agree "
-            f"({interval(right)})."
+            f"\n- {tuned.population.table.recipe.nunique()} fine-tunes of one base: G orders {percent(g)} "
+            f"({interval(g)}; {each}); where both agree {percent(right)} ({interval(right)})."
         )
     return text
 
@@ -272,8 +279,11 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
         return
     head += [sentence for part in tuned for sentence in part.head]
     lines += [line for part in tuned for line in part.lines]
-    head.append(counted(lines))
-    verdict_table = markdown(["verdict", "claim", "result (95 %)"], lines)
+    head = [
+        f"**{counted(lines)}** Share of the pairs ordered right that the questions tell apart:",
+        "\n".join(head),
+    ]
+    verdict_table = verdicts_of(lines)
     text = "\n\n".join(
         [
             "# Does G order checkpoints? Populations made to be hard on it",
@@ -296,9 +306,9 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
         text = "\n\n".join(
             [
                 "# Fine-tunes of one base, and the tokens that answers are made of",
-                *(sentence for part in tuned for sentence in part.head),
-                counted(own),
-                markdown(["verdict", "claim", "result (95 %)"], own),
+                f"**{counted(own)}**",
+                "\n".join(sentence for part in tuned for sentence in part.head),
+                verdicts_of(own),
                 *(paragraph for part in tuned for paragraph in part.texts),
                 *[paragraph.replace("## ", "## The first population: ", 1) for paragraph in old],
             ]

@@ -26,7 +26,15 @@ from lmeval_dispersion.auditing.calibrator import (
     no_gain,
 )
 from lmeval_dispersion.auditing.figures import RunReport, dots, predicted_against_true
-from lmeval_dispersion.auditing.run import Answers, Array, Run, answers_of, labels_of, read_run, rows_where
+from lmeval_dispersion.auditing.run import (
+    Answers,
+    Array,
+    AuditRun,
+    answers_of,
+    labels_of,
+    read_run,
+    rows_where,
+)
 from lmeval_dispersion.auditing.shrinkage import Estimator
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.declared import count
@@ -158,7 +166,7 @@ class Calibration(RunReport):
             "points": Chart(
                 predicted_against_true(self.points),
                 "Accuracy estimated without a slice's labels against its true accuracy",
-                f"{len(self.points)} slices, each estimated by a fit to the others: {verdict(self)}.",
+                f"{len(self.points)} slices, each estimated by a fit to the others: {beside_trivial(self)}.",
                 "On the dashed line the estimate is right. An upright line is the labelled accuracy "
                 "for every slice. True accuracies scatter by sampling, most in small slices.",
             ),
@@ -178,7 +186,7 @@ class Calibration(RunReport):
 
 
 def calibrate(
-    run: Run | str | Path,
+    run: AuditRun | str | Path,
     *,
     where: str | None = None,
     layer: str | None = None,
@@ -246,7 +254,7 @@ def _without_repeats(rows: Sequence[Estimator]) -> list[Estimator]:
     return [*(row for row in rows[:-1] if row not in same), replace(alone, estimator=names)]
 
 
-def verdict(calibration: Calibration) -> str:
+def beside_trivial(calibration: Calibration) -> str:
     """How far off the estimate is, beside the labelled accuracy alone."""
     ours, alone = calibration.estimators[0].mae, calibration.estimators[-1].mae
     if calibration.better:

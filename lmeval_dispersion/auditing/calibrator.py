@@ -20,7 +20,7 @@ import pandas as pd
 
 from lmeval_dispersion.auditing import shrinkage
 from lmeval_dispersion.auditing.ranking import clustered
-from lmeval_dispersion.auditing.run import Array, Rows, Run, check_labels
+from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, check_labels
 from lmeval_dispersion.auditing.shrinkage import Estimator
 from lmeval_dispersion.auditing.slices import Slice, by_column, by_value
 from lmeval_dispersion.errors import UsageError
@@ -45,7 +45,7 @@ FEWEST_DOCUMENTS = 5  # labelled ones of a slice that is fitted
 _CLUSTER, _MOST_CLUSTERS = 25, 40  # documents a cluster, clusters of a calibration
 _ROUNDING = 1e-9  # of a feature's size: values nearer than this are the same
 
-# Key of `Run.describe` -> how a message calls it. `tasks` and `identity` are compared by their own rules.
+# Key of `AuditRun.describe` -> how a message calls it. `tasks` and `identity` have rules of their own.
 _MUST_AGREE = {
     "layer": "layer",
     "width": "vector width",
@@ -64,7 +64,7 @@ _KEYS = {
 # --- slices and what they show -----------------------------------------------------------------------------
 
 
-def document_features(run: Run, threshold: float) -> dict[str, Array]:
+def document_features(run: AuditRun, threshold: float) -> dict[str, Array]:
     """Signals of every document, NaN where there is none; their means are the features of slices.
 
     ATC counts the documents above ``threshold``, of :func:`confidence_threshold`.
@@ -80,7 +80,7 @@ def document_features(run: Run, threshold: float) -> dict[str, Array]:
     }
 
 
-def confidence_threshold(run: Run, rows: Rows) -> float:
+def confidence_threshold(run: AuditRun, rows: Rows) -> float:
     """ATC's threshold: above it lies a share of these documents that equals their accuracy.
 
     Source: Garg et al., "Leveraging unlabeled data to predict out-of-distribution performance", ICLR 2022.
@@ -88,13 +88,13 @@ def confidence_threshold(run: Run, rows: Rows) -> float:
     return float(np.quantile(run.confidence[rows], 1.0 - run.score[rows].mean()))
 
 
-def available_features(run: Run, rows: Rows) -> list[str]:
+def available_features(run: AuditRun, rows: Rows) -> list[str]:
     """The features that every one of these documents has."""
     shown = document_features(run, 0.0)
     return [name for name in FEATURES if name not in shown or not np.isnan(shown[name][rows]).any()]
 
 
-def slice_features(run: Run, parts: Sequence[Rows], names: Sequence[str], threshold: float) -> Array:
+def slice_features(run: AuditRun, parts: Sequence[Rows], names: Sequence[str], threshold: float) -> Array:
     """Features of sets of rows, shape (parts, names); NaN where a document lacks one or a set has no pair."""
     shown = document_features(run, threshold)
     values = np.full((len(parts), len(names)), np.nan)
@@ -107,7 +107,7 @@ def slice_features(run: Run, parts: Sequence[Rows], names: Sequence[str], thresh
     return values
 
 
-def labelled_slices(run: Run, by: str | None = None, *, seed: int = 0) -> tuple[str, list[Slice]]:
+def labelled_slices(run: AuditRun, by: str | None = None, *, seed: int = 0) -> tuple[str, list[Slice]]:
     """The slices to learn from, and the column (or :data:`CLUSTERS`) that makes them.
 
     Default: subjects, else categories, else tasks, else clusters. Only labelled documents count, and slices
@@ -143,7 +143,7 @@ def among(slices: Sequence[Slice], rows: Rows) -> list[Slice]:
     return [part for part in parts if len(part.rows)]
 
 
-def vector_clusters(run: Run, rows: Rows, count: int, *, seed: int = 0) -> list[Slice]:
+def vector_clusters(run: AuditRun, rows: Rows, count: int, *, seed: int = 0) -> list[Slice]:
     """k-means clusters of these documents by their vectors."""
     labels, _ = clustered(run.vectors.rows[rows], max(count, 1), seed=seed)
     return [
@@ -171,7 +171,9 @@ class Fitted(NamedTuple):
     half_width: float
 
 
-def fit_calibrator(run: Run, *, by: str | None = None, features: Sequence[str] = (), seed: int = 0) -> Fitted:
+def fit_calibrator(
+    run: AuditRun, *, by: str | None = None, features: Sequence[str] = (), seed: int = 0
+) -> Fitted:
     """Fit to the labelled slices of a run; arguments and errors are those of `calibrate`."""
     check_labels(run, "calibration needs")
     made_by, slices = labelled_slices(run, by, seed=seed)
@@ -253,7 +255,7 @@ def fit_calibrator(run: Run, *, by: str | None = None, features: Sequence[str] =
 
 
 def _varied_features(
-    run: Run, parts: Sequence[Rows], asked: Sequence[str], threshold: float
+    run: AuditRun, parts: Sequence[Rows], asked: Sequence[str], threshold: float
 ) -> tuple[list[str], Array]:
     """The features, of those that are asked for or all, that differ between slices; and their values."""
     have = available_features(run, run.labelled)
@@ -273,7 +275,7 @@ def _varied_features(
 
 
 def _single_estimators(
-    run: Run, names: Sequence[str], parts: list[Rows], pairs: shrinkage.Pairs, trivial: Array, seed: int
+    run: AuditRun, names: Sequence[str], parts: list[Rows], pairs: shrinkage.Pairs, trivial: Array, seed: int
 ) -> list[Estimator]:
     """Every feature alone, and mean confidence and ATC as they are, where every document has them."""
     rows = []
@@ -297,7 +299,7 @@ def _single_estimators(
 # --- which documents were labelled -------------------------------------------------------------------------
 
 
-def _labelled_documents(run: Run) -> dict[str, Any]:
+def _labelled_documents(run: AuditRun) -> dict[str, Any]:
     rows = run.labelled
     return {
         "documents": len(rows),
@@ -307,13 +309,13 @@ def _labelled_documents(run: Run) -> dict[str, Any]:
     }
 
 
-def documents_digest(run: Run) -> str:
+def documents_digest(run: AuditRun) -> str:
     """Of the files that hold the documents of a run: whether two runs are one and the same."""
     digests = sorted(str(manifest["sha256"][DOCUMENTS]) for _, manifest in run.store.parts)
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
-def document_ids(run: Run, rows: Rows) -> dict[str, str]:
+def document_ids(run: AuditRun, rows: Rows) -> dict[str, str]:
     """The documents of ``rows`` by task, their ids as ranges such as ``0-99,120``."""
     ids = pd.Series(run.documents["doc_id"].to_numpy()[rows])
     return {
@@ -322,7 +324,7 @@ def document_ids(run: Run, rows: Rows) -> dict[str, str]:
     }
 
 
-def rows_of_ids(run: Run, ids: Mapping[str, str]) -> Rows:
+def rows_of_ids(run: AuditRun, ids: Mapping[str, str]) -> Rows:
     """Rows of the documents that :func:`document_ids` wrote down; those that are not there are left out."""
     numbers = run.documents["doc_id"].to_numpy()
     tasks = run.documents["task"].astype(str).to_numpy()
@@ -368,7 +370,7 @@ def read_calibrator(path: str | Path) -> dict[str, Any]:
     return dict(content)
 
 
-def check_fits(calibrator: Mapping[str, Any], run: Run) -> list[str]:
+def check_fits(calibrator: Mapping[str, Any], run: AuditRun) -> list[str]:
     """Notes on what could not be compared, where the calibrator may speak about this run."""
     about, notes = run.describe(), []
     ours, theirs = calibrator.get("identity"), run.store.manifest.get("identity")

@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lmeval_dispersion.auditing.figures import Claim, Figure, axis, claim_sentence, lines, without_nan
-from lmeval_dispersion.auditing.run import FEWEST, Array, Missing, Rows, Run, check_labels
+from lmeval_dispersion.auditing.figures import Claim, axis, claim_sentence, lines, without_nan
+from lmeval_dispersion.auditing.run import FEWEST, Array, AuditRun, Missing, Rows, check_labels
 from lmeval_dispersion.auditing.slices import Slice, by_value, strata
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Estimate
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.statistics import normal_bounds, rank_correlations, student_interval
+from lmeval_dispersion.statistics import Interval, normal_bounds, rank_correlations, student_interval
 
 if TYPE_CHECKING:
     from sklearn.base import RegressorMixin
@@ -78,7 +78,7 @@ class Pools(NamedTuple):
         return np.concatenate(parts)
 
 
-def pools(run: Run, rows: Rows) -> Pools:
+def pools(run: AuditRun, rows: Rows) -> Pools:
     """The labelled ones of ``rows``, split by whether the model answered them correctly."""
     labelled = rows[~np.isnan(run.score[rows])]
     right = run.right[labelled]
@@ -141,7 +141,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class Contrast:
+class PoolContrast:
     """A number of the correct and of the incorrect documents, and their difference with its 95 % interval.
 
     The curves' error bars are about draws from these documents; this interval is about other documents of
@@ -157,7 +157,7 @@ class Contrast:
     difference_high: float
 
     @classmethod
-    def of(cls, correct: Estimate, incorrect: Estimate) -> Contrast:
+    def of(cls, correct: Estimate, incorrect: Estimate) -> PoolContrast:
         """From the two numbers."""
         difference = correct.mean - incorrect.mean
         error = math.hypot(correct.se, incorrect.se)
@@ -167,9 +167,9 @@ class Contrast:
         return cls(correct.mean, correct.se, incorrect.mean, incorrect.se, difference, *bounds)
 
     @property
-    def figure(self) -> Figure:
+    def figure(self) -> Interval:
         """The difference with its interval."""
-        return Figure(self.difference, self.difference_low, self.difference_high)
+        return Interval(self.difference, self.difference_low, self.difference_high)
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Inside:
     of_parts: int
     correct_documents: int
     incorrect_documents: int
-    pools: Contrast
+    pools: PoolContrast
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Mixtures:
     incorrect_documents: int
     share_of_smaller_pool: float
     unreachable_targets: Sequence[int]
-    pools: Contrast
+    pools: PoolContrast
     curve: Sequence[CurvePoint]
     dispersion_trend: Trend | Missing
     query_perplexity_trend: Trend | Missing
@@ -239,7 +239,7 @@ class Mixtures:
         return {"mixtures": chart}
 
 
-def mixture_curves(run: Run, *, seed: int = 0) -> Mixtures:
+def mixture_curves(run: AuditRun, *, seed: int = 0) -> Mixtures:
     """The two curves with their trends, and the pools."""
     check_labels(run, "mixtures need")
     pool = pools(run, run.labelled)
@@ -263,7 +263,7 @@ def mixture_curves(run: Run, *, seed: int = 0) -> Mixtures:
         incorrect_documents=len(pool.incorrect),
         share_of_smaller_pool=min(used / pool.smaller, 1.0),
         unreachable_targets=[target for target in TARGETS if target not in reached],
-        pools=Contrast.of(*(_dispersion(run, rows) for rows in pool)),
+        pools=PoolContrast.of(*(_dispersion(run, rows) for rows in pool)),
         curve=[
             CurvePoint(target, *_mean_and_error(dispersion), *_mean_and_error(perplexity))
             for target, dispersion, perplexity in zip(reached, dispersions, perplexities, strict=True)
@@ -274,13 +274,13 @@ def mixture_curves(run: Run, *, seed: int = 0) -> Mixtures:
     )
 
 
-def _mean_perplexity(run: Run, rows: Rows) -> float:
+def _mean_perplexity(run: AuditRun, rows: Rows) -> float:
     values = run.perplexity[rows]
     values = values[np.isfinite(values)]
     return float(values.mean()) if len(values) else math.nan
 
 
-def _dispersion(run: Run, rows: Rows) -> Estimate:
+def _dispersion(run: AuditRun, rows: Rows) -> Estimate:
     return run.vectors.estimate(rows) if len(rows) >= 3 else Estimate(math.nan, math.nan, len(rows))
 
 
@@ -288,7 +288,7 @@ def _mean_and_error(values: Array) -> tuple[float, float]:
     return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
-def _inside(run: Run, parts: list[Slice]) -> Inside | Missing:
+def _inside(run: AuditRun, parts: list[Slice]) -> Inside | Missing:
     """A part counts with the smaller of its two numbers of right and wrong documents, two at least."""
     kept = [pool for pool in (pools(run, part.rows) for part in parts) if pool.smaller > 1]
     smaller = np.array([pool.smaller for pool in kept], dtype=np.int64)
@@ -297,7 +297,7 @@ def _inside(run: Run, parts: list[Slice]) -> Inside | Missing:
         return Missing(f"its parts hold {total} pairs of a right and a wrong document, {SMALLEST} needed")
     sides = zip(*kept, strict=True)
     correct, incorrect = (run.vectors.composed(list(side), smaller / total) for side in sides)
-    return Inside(len(kept), len(parts), correct.n, incorrect.n, Contrast.of(correct, incorrect))
+    return Inside(len(kept), len(parts), correct.n, incorrect.n, PoolContrast.of(correct, incorrect))
 
 
 def pools_sentence(mixtures: Mixtures | Missing) -> str:
@@ -385,7 +385,7 @@ class PaperProtocol:
         return {"paper": Table.of(self.errors, caption, name="paper-protocol")}
 
 
-def paper_protocol(run: Run, *, seeds: int = SEEDS, seed: int = 0) -> PaperProtocol:
+def paper_protocol(run: AuditRun, *, seeds: int = SEEDS, seed: int = 0) -> PaperProtocol:
     """Errors of every estimator under every kind of test batch, over ``seeds`` splits."""
     check_labels(run, "calibration needs")
     # 0.8: parts are random, and some hold fewer of the rarer kind than their share of it.
@@ -416,7 +416,7 @@ def _is_single_regression(name: str) -> bool:
 
 
 def _split_errors(
-    run: Run, size: int, k: int, rng: np.random.Generator
+    run: AuditRun, size: int, k: int, rng: np.random.Generator
 ) -> tuple[str, dict[tuple[str, str], Array]]:
     """The regression that validation picked in split ``k``, and the errors in points on every test batch."""
     order = rng.permutation(run.labelled)
@@ -443,7 +443,7 @@ def _split_errors(
 
 
 def mixture_batches(
-    run: Run, rows: Rows, size: int, *, repeats: int, step: int = STEP, rng: np.random.Generator
+    run: AuditRun, rows: Rows, size: int, *, repeats: int, step: int = STEP, rng: np.random.Generator
 ) -> Batches:
     """Mixtures of ``size`` documents of these rows at every reachable target accuracy in ``step`` % steps."""
     pool = pools(run, rows)
@@ -454,7 +454,7 @@ def mixture_batches(
     return _measured(run, drawn)
 
 
-def natural_batches(run: Run, rows: Rows, size: int, rng: np.random.Generator) -> Batches:
+def natural_batches(run: AuditRun, rows: Rows, size: int, rng: np.random.Generator) -> Batches:
     """One random batch of each subject (else category) that has ``size`` documents among these rows.
 
     Empty where fewer than two slices are large enough.
@@ -467,7 +467,7 @@ def natural_batches(run: Run, rows: Rows, size: int, rng: np.random.Generator) -
     return _measured(run, [])
 
 
-def _measured(run: Run, rows: list[Rows]) -> Batches:
+def _measured(run: AuditRun, rows: list[Rows]) -> Batches:
     accuracy = np.array([run.right[batch].sum() / len(batch) for batch in rows])
     return Batches(rows, run.vectors.dispersions(rows), accuracy)
 
@@ -509,7 +509,7 @@ def _read_off(fit: Any) -> Predictor:
 
 
 def _estimators(
-    run: Run, labelled: Rows, calibration: Batches, fits: Mapping[str, Predictor], best: str
+    run: AuditRun, labelled: Rows, calibration: Batches, fits: Mapping[str, Predictor], best: str
 ) -> dict[str, Predictor]:
     """Every estimator by name, knowing the labels of the calibration part only."""
     accuracy, middle = float(run.right[labelled].mean()), float(np.median(calibration.accuracy))

@@ -27,7 +27,7 @@ from lmeval_dispersion.auditing.calibrator import (
     vector_clusters,
 )
 from lmeval_dispersion.auditing.figures import RunReport, axis, both_ends, dots
-from lmeval_dispersion.auditing.run import Array, Rows, Run, rows_where
+from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, rows_where
 from lmeval_dispersion.auditing.slices import Slice, by_column
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Chart, Col, Table
@@ -140,7 +140,7 @@ class Predictions(RunReport):
 
 def predict(
     calibrator: Calibration | Mapping[str, Any] | str | Path,
-    run: Run | str | Path,
+    run: AuditRun | str | Path,
     *,
     where: str | None = None,
     by: str | None = None,
@@ -213,17 +213,17 @@ def predict(
     )
 
 
-def _run_for(calibrator: Mapping[str, Any], run: Run | str | Path) -> Run:
+def _run_for(calibrator: Mapping[str, Any], run: AuditRun | str | Path) -> AuditRun:
     """The run, in the calibrator's layer; another model is refused before its vectors are read."""
-    if isinstance(run, Run):
+    if isinstance(run, AuditRun):
         return run
     store, layer = read_store(run), calibrator["layer"]
     if store.model == calibrator["model"] and layer not in store.layers:
         raise fitted_elsewhere(f"for layer {layer!r}, and the run has {', '.join(store.layers)}")
-    return Run.of(store, layer if layer in store.layers else None)
+    return AuditRun.of(store, layer if layer in store.layers else None)
 
 
-def _unlabelled_rows(calibrator: Mapping[str, Any], run: Run, where: str | None) -> tuple[Rows, int]:
+def _unlabelled_rows(calibrator: Mapping[str, Any], run: AuditRun, where: str | None) -> tuple[Rows, int]:
     """The rows to estimate, without those that were fitted on, and how many those are."""
     rows = np.arange(len(run)) if where is None else rows_where(run, where)
     fitted = np.empty(0, dtype=np.int64)
@@ -238,7 +238,7 @@ def _unlabelled_rows(calibrator: Mapping[str, Any], run: Run, where: str | None)
     return left, len(fitted)
 
 
-def _slices(calibrator: Mapping[str, Any], run: Run, rows: Rows, by: str) -> list[Slice]:
+def _slices(calibrator: Mapping[str, Any], run: AuditRun, rows: Rows, by: str) -> list[Slice]:
     if by != CLUSTERS:
         return among(by_column(run, by), rows)
     a_slice = float(np.mean([part["documents"] for part in calibrator["slices"]]))
@@ -284,7 +284,7 @@ class _Applied(NamedTuple):
         )
 
 
-def _prediction(run: Run, part: Slice, applied: _Applied, i: int, unlike: str | None) -> Prediction:
+def _prediction(run: AuditRun, part: Slice, applied: _Applied, i: int, unlike: str | None) -> Prediction:
     """The estimate of the slice at place ``i``, or why there is none."""
     n, features = len(part.rows), dict(zip(applied.names, applied.raw[i].tolist(), strict=True))
     row = replace(_empty(run, part), **features)
@@ -305,7 +305,9 @@ def _prediction(run: Run, part: Slice, applied: _Applied, i: int, unlike: str | 
     return replace(row, predicted=float(np.clip(applied.value[i], 0.0, 1.0)), low=low, high=high)
 
 
-def _whole(run: Run, parts: Sequence[Slice], slices: Sequence[Prediction], applied: _Applied) -> Prediction:
+def _whole(
+    run: AuditRun, parts: Sequence[Slice], slices: Sequence[Prediction], applied: _Applied
+) -> Prediction:
     """All slices with an estimate together: their estimates weighted by documents."""
     if len(slices) == 1:
         return replace(slices[0], slice="all documents")
@@ -330,7 +332,7 @@ def _whole(run: Run, parts: Sequence[Slice], slices: Sequence[Prediction], appli
     )
 
 
-def _empty(run: Run, part: Slice) -> Prediction:
+def _empty(run: AuditRun, part: Slice) -> Prediction:
     known = run.score[part.rows]
     known = known[~np.isnan(known)]
     return Prediction(part.name, len(part.rows), true=float(known.mean()) if known.size else None)

@@ -42,7 +42,7 @@ class Sample:
 
     doc: Any
     arguments: list[tuple[Any, ...]]  # of its requests
-    columns: dict[str, Any]  # of :func:`columns_of`
+    columns: dict[str, Any]  # of :func:`document_columns`
     answer: float | str  # to the first request: log-probability or text
     metrics: dict[str, Any]  # of lm-eval's own
     correct: float = math.nan  # the metric that judges
@@ -102,7 +102,7 @@ def judged_task(
     config = (results.get("configs") or {}).get(task)
     if not isinstance(config, dict) or "output_type" not in config:
         raise HarnessError(f"{run.file} has no configuration of task {task!r}; run it with lm-eval 0.4.13")
-    filters = _by_filter(file, config)
+    filters = by_filter(file.read_text("utf-8"), file, config)
     count = ((results.get("n-samples") or {}).get(task) or {}).get("effective")
     notes = _holes(file, filters, count, allow_holes)
     first, (named_filter, metric) = next(iter(filters)), split_judge(judge)
@@ -195,11 +195,11 @@ def read_logged(place: str | Path) -> Store:
 # --- one line of a file ------------------------------------------------------------------------------------
 
 
-def _by_filter(file: Path, config: Mapping[str, Any]) -> dict[str, dict[int, Sample]]:
-    """Filter -> index -> sample, of all lines of a file."""
+def by_filter(text: str, file: Path, config: Mapping[str, Any]) -> dict[str, dict[int, Sample]]:
+    """Filter -> index -> sample, of the lines of a file."""
     filters: dict[str, dict[int, Sample]] = {}
     # Not splitlines: lm-eval leaves U+2028 and its like as they are inside a text.
-    for number, line in enumerate(file.read_text("utf-8").split("\n"), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         logged = _json(line, f"{file}: line {number}")
@@ -238,7 +238,7 @@ def _sample(file: Path, config: Mapping[str, Any], logged: Mapping[str, Any]) ->
     # 0.5, whose configurations have this key, keeps a list of the repeats of each request.
     later = "multiple_targets" in config
     answers = [repeats[0] if later else repeats for repeats in logged["filtered_resps"]]
-    columns = columns_of(
+    columns = document_columns(
         doc,
         arguments[0][0],
         [_answer(answer, kind)[1] for answer in answers],
@@ -256,7 +256,7 @@ def _sample(file: Path, config: Mapping[str, Any], logged: Mapping[str, Any]) ->
     return Sample(doc, arguments, columns, _answer(logged["resps"][0][0], kind)[0], metrics)
 
 
-def columns_of(
+def document_columns(
     doc: Any,
     prompt: str,
     answers: Sequence[Any],
