@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lmeval_dispersion.errors import UsageError, require_extra
+from lmeval_dispersion.errors import require_extra
 from lmeval_dispersion.options import add_examples, add_lm_eval, add_output, add_seed
 from lmeval_dispersion.output import Output
 from lmeval_dispersion.racing import replay
