@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.options import progress_bar
+from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.racing.contest import BLOCK, NOTHING, Contest, Scores
 
 if TYPE_CHECKING:
@@ -181,6 +181,7 @@ def _resources(gpus: float | None) -> dict[str, float]:
     most = max((node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
     if gpus is not None and (not 0 <= gpus <= most or (gpus > 1 and gpus % 1)):
         raise UsageError(
-            f"expected --gpus-per-checkpoint of at most {most:g}, a node's, whole or a part of 1, got {gpus:g}"
+            f"expected --gpus-per-checkpoint of at most {most:g}, a node's, whole or a part of 1, "
+            f"got {gpus:g}"
         )
     return {"cpu": 1, "gpu": min(1, most) if gpus is None else gpus}

@@ -38,7 +38,11 @@ def test_a_replay_asks_what_a_race_asks(margin: float, by_probability: bool) -> 
         order = rng.permutation(len(answers["0"].score))
         contest = Contest(len(order), **settings)
         for label, mine in answers.items():
-            run(contest, label, lambda a, b, mine=mine: Scores(*(part[order[a:b]] for part in mine)))
+            run(
+                contest,
+                label,
+                lambda a, b, mine=mine, order=order: Scores(*(part[order[a:b]] for part in mine)),
+            )
         found = raced(answers, order, **settings)
         assert found.standing == contest.standing
         assert found.asked == contest.asked
