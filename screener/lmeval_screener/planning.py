@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.report import Column, Document, Section, Table
+from lmeval_screener.weights.formats import SAFETENSORS
 
 if TYPE_CHECKING:
     from lmeval_screener.selection import Selected
@@ -84,7 +85,7 @@ def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
     # names). A list leaves out the tokenizer's digest, which is one more; a name costs the listing.
     if listed is None:
         return row | {"api": 1, "resolvers": 4}
-    return row | {"resolvers": 3 if "model.safetensors" in listed.files else 5}
+    return row | {"resolvers": 3 if SAFETENSORS.single in listed.files else 5}
 
 
 def families_document() -> Document:

@@ -23,6 +23,7 @@ from lmeval_screener.targets.names import REPOSITORY, Target, parse_target
 from lmeval_screener.tokens.resolution import RESOLUTIONS, Resolution, resolve
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
+from lmeval_screener.weights.formats import GGUF, TRANSFORMERS
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows_and_norm
 from lmeval_screener.weights.rows import PiecedRows, sliced_error
 
@@ -183,9 +184,9 @@ def _is_gguf(snapshot: Snapshot, target: Target) -> bool:
     """Whether a GGUF file is meant: it was named, or there are no other weights that can be read."""
     if target.file is not None:
         return True
-    others = (".safetensors", ".bin")
+    others = tuple(kind.suffix for kind in TRANSFORMERS)
     names = list(snapshot.files)
-    return any(n.endswith(".gguf") for n in names) and not any(n.endswith(others) for n in names)
+    return any(n.endswith(GGUF.suffix) for n in names) and not any(n.endswith(others) for n in names)
 
 
 def _base_target(adapter: Adapter, target: Target) -> Target:

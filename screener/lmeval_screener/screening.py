@@ -235,7 +235,7 @@ class Screening:
     on_done: OnDone | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings that are none."""
+        """Validate the settings."""
         if self.metric not in METRICS:
             raise UsageError(f"expected a metric of {', '.join(METRICS)}, got {self.metric!r}")
         if self.rank_by not in RANKED:
@@ -321,10 +321,7 @@ class Screening:
         return replace(result, gate=Gate.of(result.groups, result.failed, floor.label))
 
     async def _check_tokenizer(self) -> None:
-        """Refuse a ``--tokenizer`` that cannot be opened, also where no checkpoint needs it.
-
-        With a registry only a misspelt one: what needs it keeps its last figures while the Hub is away.
-        """
+        """Refuse a ``--tokenizer`` that cannot be opened; with a registry only a misspelt one."""
         try:
             if self.tokenizer is not None:
                 await self._reader.sources.tokenizer(self.tokenizer)

@@ -357,7 +357,7 @@ class Session:
         return _reading_of(row, target, self._resolutions)
 
     def keep(self, target: Target, outcome: Reading | ScreeningError) -> None:
-        """Write what came of a checkpoint."""
+        """Record the outcome of one checkpoint."""
         asked = identity_of(target, target.repo)
         identity, state = self._opened.pop(target, (asked, ""))
         error = outcome if isinstance(outcome, ScreeningError) else None
@@ -478,12 +478,13 @@ class Session:
         self._write(write)
         # What a run that ended just before announces is no news of this one; a killed one never answers.
         since = datetime.datetime.fromisoformat(self.ended) - datetime.timedelta(seconds=ANSWER)
+        where = "tokens = ? AND metric = ? AND announced = '' AND ended > ? AND ended < ?"
         others = [self.tokens, self.metric, f"{since:{_STAMP}}", self.ended]
-        open_answer = (
-            "SELECT 1 FROM runs WHERE tokens = ? AND metric = ? AND announced = '' AND ended > ? AND ended < ?"
-        )
         deadline = time.monotonic() + ANSWER * self._announces
-        while time.monotonic() < deadline and self.connection.execute(open_answer, others).fetchone():
+        while (
+            time.monotonic() < deadline
+            and self.connection.execute(f"SELECT 1 FROM runs WHERE {where}", others).fetchone()
+        ):
             time.sleep(0.05)
 
     def _moment(self, also: str = "SELECT NULL") -> str:

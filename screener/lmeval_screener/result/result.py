@@ -456,7 +456,7 @@ class Result(Report):
             "Words of T that are no single token": ", ".join(word.strip() for word in tokens.dropped),
             "Words of R that are no single token": ", ".join(w.strip() for w in tokens.dropped_reference),
             "Read": f"{len(self.checkpoints)} screened, {len(self.failed)} failed; "
-            f"{shown(self.bytes_read, 'bytes')} in {self.requests} requests, {self.seconds:.2f} s",
+            f"{shown(self.bytes_read, 'bytes')} in {self.requests} requests",
         }
         return {name: text for name, text in facts.items() if text}
 
@@ -504,7 +504,6 @@ _READ = [
     Column("dtype", "Type", drop=1),
     Column("bytes_read", "Read", "bytes"),
     Column("requests", "Requests", "d"),
-    Column("seconds", "Seconds", ".2f", short="s"),
 ]
 _FAILED = [Column("label", "Checkpoint"), Column("error", "Error"), Column("message", "Why, and what to do")]
 _AGREEMENT = [
