@@ -90,6 +90,7 @@ class Plan:
                     run_checkpoint(contest, entry.label, ask)
                 except CheckpointError as error:
                     self.failed[entry.label] = str(error)
+                    contest.fail(entry.label)
                 finally:
                     self.seconds[entry.label] = entrant.seconds
                     entrant.close()
