@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
 from lmeval_dispersion.harness.cli import failure_sentence
 from lmeval_dispersion.output import progress_bar, write_whole
 from lmeval_dispersion.racing.contest import ERROR, MARGIN, Contest
@@ -170,6 +170,8 @@ def race(
     model_args: str = "",
     batch_size: int | str | None = None,
     device: str | None = None,
+    engine: str | None = None,
+    gpus_per_checkpoint: float | None = None,
     quiet: bool = False,
     **options: Any,
 ) -> Race:
@@ -200,6 +202,8 @@ def race(
         model_args: More arguments of the backend, ``key=value,key=value``.
         batch_size: A number or ``auto``.
         device: Such as ``cuda:1``.
+        engine: ``ray`` for checkpoints side by side, on the cluster of ``RAY_ADDRESS`` or of this machine.
+        gpus_per_checkpoint: With it; by default 1 where the cluster has GPUs.
         quiet: Whether to show no progress.
         options: ``limit`` (the most questions that a checkpoint is asked), ``num_fewshot``, ``include_path``,
             ``apply_chat_template`` and ``confirm_run_unsafe_code``, as lm-eval has them.
@@ -219,6 +223,10 @@ def race(
             raise UsageError(
                 f"expected --{name} {'of at least 1' if name == 'limit' else 'from 0 to 1'}, got {value}"
             )
+    if engine not in (None, "ray") or (gpus_per_checkpoint is not None and not engine):
+        raise UsageError(f"expected --engine ray, which --gpus-per-checkpoint needs, got {engine or 'none'}")
+    if engine:
+        require_extra("ray", "--engine ray")
     named: Any = [checkpoints] if isinstance(checkpoints, str) else checkpoints
     named = named if hasattr(named, "groups") else list(named)
     tasks = tasks or ",".join((manifest_in(named) or {}).get("tasks", ()))
@@ -253,9 +261,14 @@ def race(
         },
         kept,
     )
-    contest = Contest(count, error, margin, by_probability)
+    contest = Contest(count, error, margin, by_probability, len(plan.raced) if engine else 0)
     try:
-        plan.run(contest, hidden=quiet)
+        if engine:
+            from lmeval_dispersion.racing.tune import race_on_ray
+
+            race_on_ray(plan, contest, gpus=gpus_per_checkpoint, hidden=quiet)
+        else:
+            plan.run(contest, hidden=quiet)
     except KeyboardInterrupt as interrupt:
         interrupt.race = plan.race(contest, time.perf_counter() - start)  # type: ignore[attr-defined]
         raise
