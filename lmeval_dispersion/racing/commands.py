@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lmeval_dispersion.errors import UsageError, require_extra
+from lmeval_dispersion.errors import require_extra
 from lmeval_dispersion.options import add_examples, add_lm_eval, add_output, add_seed
 from lmeval_dispersion.output import Output
 from lmeval_dispersion.racing import replay
@@ -60,13 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--confirm_run_unsafe_code", action="store_true", help="let tasks run the code that models write"
     )
-    parser.add_argument(
+    recorded = parser.add_mutually_exclusive_group()
+    recorded.add_argument(
         "--replay",
         nargs="+",
         metavar="RESULTS",
         help="race on finished evaluations, one a model: lm-eval's results with --log_samples, or stores",
     )
-    parser.add_argument("--demo", action="store_true", help="race the bundled models by recorded answers")
+    recorded.add_argument("--demo", action="store_true", help="race the bundled models by recorded answers")
     add_seed(parser)
     add_output(parser)
     add_examples(
@@ -84,8 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run ``dispersion race``."""
     output = Output.of(args)
-    if args.demo and args.replay:
-        raise UsageError("expected --demo or --replay, got both")
     if args.demo:
         output.write(replay.demo(args.seed).document())
     elif args.replay:

@@ -276,8 +276,8 @@ class Entrant:
                     sizes[task] = file.tell()
         except OSError as error:
             raise DispersionError(
-                f"could not write to {self._folder}: {error.strerror or error}; free some space, and the same "
-                "command goes on"
+                f"could not write to {self._folder}: {error.strerror or error}; free some space, and "
+                "the same command goes on"
             ) from error
         for key in ("configs", "versions", "n-shot", "higher_is_better"):
             self._results[key] = self._results.get(key, {}) | dict(results[key])

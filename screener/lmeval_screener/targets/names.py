@@ -315,7 +315,7 @@ def _page_of_revision(text: str) -> tuple[str, str]:
     if verb in (["tree"], ["commit"]) and len(revision) == 1:
         return name, unquote(revision[0])
     whole = f"{name}@{unquote(revision[0])}" if revision else name
-    raise _bad(text, f"it is no page of a revision as a whole; give the checkpoint: {whole}")
+    raise _bad(text, f"that page is not a whole revision; give the checkpoint: {whole}")
 
 
 def _bad(text: str, why: str = "") -> ScreeningError:
