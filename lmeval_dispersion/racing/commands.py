@@ -49,6 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by-probability", action="store_true",
         help="drop also by the probability of the right answer, where the score is lower too",
     )  # fmt: skip
+    how.add_argument(
+        "--engine", choices=("ray",),
+        help="side by side on the Ray cluster of RAY_ADDRESS, or of this machine (default: one by one)",
+    )  # fmt: skip
+    how.add_argument(
+        "--gpus-per-checkpoint", type=float, metavar="X",
+        help="of the cluster's; a part of 1 too (default: 1 where it has GPUs)",
+    )  # fmt: skip
     group = add_lm_eval(parser)
     group.add_argument("--tasks", metavar="NAME,NAME", help="tasks and groups (default: those of --emit)")
     group.add_argument("--limit", type=int, metavar="N", help="the most questions (default: all there are)")

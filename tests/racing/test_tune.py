@@ -40,6 +40,7 @@ def end(process):
     """What it printed: the result, and nothing else, on stdout."""
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
+    assert out.startswith("{"), out
     return json.loads(out)
 
 
