@@ -394,10 +394,10 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder")
     parser.add_argument(
         "results",
-        nargs="+",
+        nargs="*",
         metavar="RESULTS",
         help="lm-eval's results_*.json, or folders of them (PATH:TASK where they hold several tasks); a CSV "
-        "file with the columns repo,accuracy; or hub:TASK",
+        "file with the columns repo,accuracy; or hub:TASK. None: those of MANIFEST, a race's folder",
     )
     parser.add_argument(
         "--hours-per-model",
@@ -421,7 +421,9 @@ def run_verify(args: argparse.Namespace) -> int:
     from lmeval_screener.shortlist.manifest import read_manifest
     from lmeval_screener.shortlist.verdict import verify
 
-    output.write(verify(read_manifest(args.manifest), args.results, hours=args.hours_per_model).document())
+    folder = args.manifest if args.manifest.is_dir() else args.manifest.parent
+    results = args.results or [str(folder)]
+    output.write(verify(read_manifest(args.manifest), results, hours=args.hours_per_model).document())
     return 0
 
 
