@@ -40,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--metric", metavar="[FILTER/]METRIC", help="what scores a question (default: the task's first)")
     less = "drop also by the probability of the right answer, where the score is lower too"
     add("--by-probability", action="store_true", help=less)
+    beside = "side by side on the Ray cluster of RAY_ADDRESS, or of this machine (default: one by one)"
+    add("--engine", choices=("ray",), help=beside)
+    gpus = "of the cluster's; a part of 1 too (default: 1 where it has GPUs)"
+    add("--gpus-per-checkpoint", type=float, metavar="X", help=gpus)
     add = add_lm_eval(parser).add_argument
     add("--tasks", metavar="NAME,NAME", help="tasks and groups (default: those of --emit)")
     add("--limit", type=int, metavar="N", help="the most questions of a checkpoint (default: all there are)")

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
 from lmeval_dispersion.harness.cli import failure_sentence
 from lmeval_dispersion.output import progress_bar, write_whole
 from lmeval_dispersion.racing.contest import ERROR, MARGIN, Contest, Scores
@@ -147,6 +147,8 @@ def race(
     margin: float = MARGIN,
     by_probability: bool = False,
     output_path: str | Path | None = None,
+    engine: str | None = None,
+    gpus_per_checkpoint: float | None = None,
     quiet: bool = False,
     **options: Any,
 ) -> Race:
@@ -171,6 +173,8 @@ def race(
         by_probability: Whether a checkpoint is dropped as well where its probability of the right answer is
             clearly lower, and its score is lower so far.
         output_path: Folder that keeps the answers. Default: ``race-TASKS``.
+        engine: ``ray`` for checkpoints side by side, on the cluster of ``RAY_ADDRESS`` or of this machine.
+        gpus_per_checkpoint: Of the cluster's; by default 1 where it has GPUs.
         quiet: Whether to show no progress.
         options: ``seed`` of the questions' order, ``limit`` (the most questions of a checkpoint), ``metric``
             (``METRIC`` or ``FILTER/METRIC``), and lm-eval's ``model``, ``model_args``, ``batch_size``,
@@ -188,6 +192,10 @@ def race(
             f"expected --error and --margin from 0 to 1 and --limit of at least 1, got {error}, {margin} and "
             f"{options.get('limit')}"
         )
+    if engine not in (None, "ray") or (gpus_per_checkpoint is not None and not engine):
+        raise UsageError(f"expected --engine ray, which --gpus-per-checkpoint needs, got {engine or 'none'}")
+    if engine:
+        require_extra("ray", "--engine ray")
     named: Any = [checkpoints] if isinstance(checkpoints, str) else checkpoints
     labels = [c.label for c in named.checkpoints] if hasattr(named, "groups") else list(named)
     named = named if hasattr(named, "groups") else labels
@@ -216,9 +224,14 @@ def race(
     settings |= {"by_probability": by_probability, "lm_eval": version("lm_eval")}
     settings |= {key: (options | backend)[key] for key in ("seed", "metric", "model", "model_args")}
     plan.keep(settings | {"prompts": plan.evaluation.identity()}, kept)
-    contest = Contest(count, error, margin, by_probability)
+    contest = Contest(count, error, margin, by_probability, len(plan.raced) if engine else 0)
     try:
-        plan.run(contest, quiet=quiet)
+        if engine:
+            from lmeval_dispersion.racing.tune import race_on_ray
+
+            race_on_ray(plan, contest, gpus=gpus_per_checkpoint, hidden=quiet)
+        else:
+            plan.run(contest, quiet=quiet)
     except KeyboardInterrupt as interrupt:
         interrupt.race = plan.result(contest, time.perf_counter() - start)  # type: ignore[attr-defined]
         raise
