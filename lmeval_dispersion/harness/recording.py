@@ -116,10 +116,6 @@ class TokenRecorder(Recorder):
         """The state that the next request wants; None for nothing."""
         raise NotImplementedError
 
-    def expect(self, wanted: Wanted, tokens: list[int]) -> None:
-        """Prepare for the row of these tokens."""
-        self.by_tokens.setdefault(_key(np.array(tokens, dtype=np.int64)), []).append(wanted)
-
     def loglikelihood_tokens(self, original: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
         """In place of HFLM's method: note the requests, then let it run."""
         self.by_tokens = {}
@@ -127,7 +123,8 @@ class TokenRecorder(Recorder):
             wanted = self.plan(context, continuation)
             self.planned.append(wanted)
             if wanted is not None:
-                self.expect(wanted, (context + continuation)[-(self.lm.max_length + 1) :][:-1])
+                tokens = (context + continuation)[-(self.lm.max_length + 1) :][:-1]
+                self.by_tokens.setdefault(_key(np.array(tokens, dtype=np.int64)), []).append(wanted)
         answers = original(requests, *args, **kwargs)
         self.flush()
         return answers
