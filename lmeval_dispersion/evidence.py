@@ -12,9 +12,8 @@ WORTH: dict[Literal["squares", "probability"], Mapping[int, tuple[int, int, int]
     "squares": {25: (16, 11, 25)},
     "probability": {5: (25, 20, 30), 10: (44, 34, 56), 25: (61, 45, 86)},
 }
-#: Accuracy lost where what the screen listed was raced and the rest was not loaded, against evaluating all;
-#: its 95 % interval; and the population. None: not measured.
-LOST: tuple[float, float, float, str] | None = None
+#: Accuracy lost where what the screen listed was raced, against evaluating all; 95 % interval; on what.
+LOST: tuple[float, float, float, str] | None = None  # not measured
 _ASKED = {"squares": "without answers", "probability": "scored by the probability of the right answer"}
 
 
@@ -28,11 +27,3 @@ def worth(figure: Literal["squares", "probability"], questions: int) -> str:
         f"{count} questions {_ASKED[figure]} ordered small fine-tunes as well as {labels} labels "
         f"({low} to {high}; {PLACE})."
     )
-
-
-def lost() -> str:
-    """What not loading the rest of a list cost; empty until that is measured."""
-    if LOST is None:
-        return ""
-    mean, low, high, of = LOST
-    return f"Not loading the rest cost {mean:.3f} of accuracy ({low:.3f} to {high:.3f}) on {of} ({PLACE})."

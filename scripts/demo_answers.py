@@ -7,6 +7,7 @@ checkpoints in the screen's order (`label`), whether they were right (`score`), 
 right answer (`probability`).
 """
 
+import copy
 import json
 import random
 import tempfile
@@ -15,12 +16,10 @@ from pathlib import Path
 import numpy as np
 import yaml
 from demo_texts import OPERANDS, held_out_pairs
-from lm_eval import simple_evaluate
-from lm_eval.tasks import TaskManager
 from lmeval_screener import screen
 
 from lmeval_dispersion.installation import data_folder
-from lmeval_dispersion.store.samples import right_probability
+from lmeval_dispersion.store.samples import read_logged
 
 QUESTIONS = 400
 
@@ -39,48 +38,53 @@ def questions(seed: int = 0) -> list[dict[str, object]]:
     return rows
 
 
+def write_task(folder: Path) -> None:
+    """The task `sums` of lm-eval."""
+    data = folder / "sums.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in questions()))
+    task = {
+        "task": "sums",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{q}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{label}}",
+        "target_delimiter": "",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+    (folder / "sums.yaml").write_text(yaml.safe_dump(task))
+
+
+def evaluate(label: str, folder: Path, out: Path) -> Path:
+    """The results of a checkpoint with its samples, as lm-eval's command writes them."""
+    from lm_eval import simple_evaluate
+    from lm_eval.loggers import EvaluationTracker
+    from lm_eval.tasks import TaskManager
+
+    model = {"pretrained": str(data_folder("demo") / label)}
+    tracker = EvaluationTracker(output_path=str(out / label))
+    tasks = {"tasks": ["sums"], "task_manager": TaskManager(include_path=str(folder), include_defaults=False)}
+    how = {"device": "cpu", "batch_size": 64, "bootstrap_iters": 0, "evaluation_tracker": tracker}
+    results = simple_evaluate(model="hf", model_args=model, **tasks, **how)
+    samples = results.pop("samples")
+    tracker.save_results_aggregated(results=results, samples=copy.deepcopy(samples))
+    tracker.save_results_samples(task_name="sums", samples=samples["sums"])
+    return out / label
+
+
 def main() -> None:
-    demo = data_folder("demo")
     labels = [checkpoint.label for checkpoint in screen(demo=True).checkpoints]
-    scores, chances = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder, "sums.jsonl")
-        data.write_text("".join(json.dumps(row) + "\n" for row in questions()))
-        task = {
-            "task": "sums",
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": str(data)}},
-            "test_split": "test",
-            "output_type": "multiple_choice",
-            "doc_to_text": "{{q}}",
-            "doc_to_choice": "{{choices}}",
-            "doc_to_target": "{{label}}",
-            "target_delimiter": "",
-            "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-        }
-        Path(folder, "sums.yaml").write_text(yaml.safe_dump(task))
-        manager = TaskManager(include_path=folder, include_defaults=False)
-        for label in labels:
-            samples = simple_evaluate(
-                model="hf",
-                model_args={"pretrained": str(demo / label)},
-                tasks=["sums"],
-                task_manager=manager,
-                device="cpu",
-                batch_size=64,
-                bootstrap_iters=0,
-            )["samples"]["sums"]
-            samples.sort(key=lambda sample: sample["doc_id"])
-            scores.append([sample["acc"] for sample in samples])
-            chances.append(
-                [
-                    right_probability([float(answer[0]) for answer in s["filtered_resps"]], [s["target"]])
-                    for s in samples
-                ]
-            )
-            print(f"{label:14s} {np.mean(scores[-1]):.3f} {np.mean(chances[-1]):.3f}")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        write_task(folder)
+        runs = [read_logged(evaluate(label, folder, folder)).documents for label in labels]
     np.savez_compressed(
-        demo / "answers.npz", label=labels, score=np.bool_(scores), probability=np.float16(chances)
+        data_folder("demo") / "answers.npz",
+        label=labels,
+        score=np.array([run["correct"] for run in runs], dtype=bool),
+        probability=np.array([run["probability"] for run in runs], dtype=np.float16),
     )
 
 

@@ -28,9 +28,10 @@ from benchmarks.validity.analysis import (
     frame,
     worth,
 )
-from benchmarks.validity.answer_page import populations, released
+from benchmarks.validity.answer_page import Part, populations, released
 from benchmarks.validity.hand_made import HandMade, verdicts
 from benchmarks.validity.mixtures import KINDS, Kind, claims
+from benchmarks.validity.race_claims import race_part
 from benchmarks.validity.study import Study, read_study
 from benchmarks.validity.texts import DOMAINS
 
@@ -38,7 +39,7 @@ HERE = Path(__file__).parent
 HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main/benchmarks/validity"
 BEGIN, END = "<!-- part A: made by `make validity-page` -->", "<!-- end of part A -->"
 PLOT = "plots/mixtures-points.svg"
-TUNED = "fine-tunes.md"
+TUNED, RACE = "fine-tunes.md", "race.md"
 MARKS = {HOLDS: "✅", PART: "🟡", FAILS: "❌", INCONCLUSIVE: "❔", UNTESTED: "▫️"}
 
 
@@ -251,6 +252,7 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
         for part in (populations(folder, markdown, provenance, HOME), released(folder, markdown, HOME))
         if part
     ]
+    race = race_part(folder, markdown, provenance, HOME)
     study = read_study(HERE / "mixtures.yaml")
     if rows := records.checked(folder / "mixtures.jsonl", study.path):
         table, screened = frame(study, rows), records.screened(folder / "mixtures-both.json")
@@ -278,10 +280,11 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
     if not parts:
         return
     head += [sentence for part in tuned for sentence in part.head]
-    lines += [line for part in tuned for line in part.lines]
+    lines += [line for part in ([*tuned, race] if race else tuned) for line in part.lines]
     head = [
         f"**{counted(lines)}** Share of the pairs ordered right that the questions tell apart:",
         "\n".join(head),
+        *(["From the screen to the best checkpoint:", "\n".join(race.head)] if race else []),
     ]
     verdict_table = verdicts_of(lines)
     text = "\n\n".join(
@@ -302,20 +305,21 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
     page.mkdir(parents=True, exist_ok=True)
     (page / "population.md").write_text(text + "\n", "utf-8")
     if tuned:
-        own = [line for part in tuned for line in part.lines]
-        text = "\n\n".join(
-            [
-                "# Fine-tunes of one base, and the tokens that answers are made of",
-                f"**{counted(own)}**",
-                "\n".join(sentence for part in tuned for sentence in part.head),
-                verdicts_of(own),
-                *(paragraph for part in tuned for paragraph in part.texts),
-                *[paragraph.replace("## ", "## The first population: ", 1) for paragraph in old],
-            ]
-        )
-        (page / TUNED).write_text(text + "\n", "utf-8")
+        more = [paragraph.replace("## ", "## The first population: ", 1) for paragraph in old]
+        title = "# Fine-tunes of one base, and the tokens that answers are made of"
+        (page / TUNED).write_text(own_page(title, tuned, more), "utf-8")
+    if race:
+        (page / RACE).write_text(own_page("# From the screen to the best checkpoint", [race]), "utf-8")
     front = "\n\n".join([*head, "All tables: [population.md](population.md).", verdict_table])
     write_marked(page / "README.md", front)
+
+
+def own_page(title: str, parts: Sequence[Part], more: Sequence[str] = ()) -> str:
+    """The page of some parts: their sentences, claims and tables."""
+    lines = [line for part in parts for line in part.lines]
+    head = "\n".join(sentence for part in parts for sentence in part.head)
+    texts = [paragraph for part in parts for paragraph in part.texts]
+    return "\n\n".join([title, f"**{counted(lines)}**", head, verdicts_of(lines), *texts, *more]) + "\n"
 
 
 def write_marked(index: Path, front: str) -> None:

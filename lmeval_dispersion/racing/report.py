@@ -10,12 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from lmeval_dispersion.evidence import lost
+from lmeval_dispersion.evidence import LOST
 from lmeval_dispersion.racing.contest import BLOCK, NOTHING, Contest, Scores
-from lmeval_dispersion.report import Chart, Col, Report, Row, Table
+from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.cells import short_names
 from lmeval_dispersion.report.declared import listed
-from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.statistics import LEVEL
 
 #: ``unfinished``: was still in when the race was interrupted.
@@ -33,7 +32,8 @@ class Raced:
     questions: Annotated[int, Col("Questions", "d", short="Asked")]
     score: Annotated[float | None, Col("Score", ".3f", error="se", dots="both")]
     se: float | None  # standard error over questions
-    status: Annotated[Status, Col("Status")]
+    status: Status
+    outcome: Annotated[str, Col("Status")]  # the same in words
     seconds: float | None  # to load it and ask it
     message: str  # why it failed
 
@@ -67,13 +67,8 @@ class Race(Report):
     def tables(self) -> dict[str, Table]:
         """The checkpoints; on a terminal those that were asked or failed, and others up to a dozen."""
         table = Table.of(self.checkpoints, f"The same questions in one random order (seed {self.seed})")
-        rows = [{**fields_of(row), "status": self._said(row)} for row in self.checkpoints]
         shown = max(12, sum(row.status != "not loaded" for row in self.checkpoints))
-        return {"race": replace(table, rows=rows, excerpt=range(shown) if len(rows) > shown else ())}
-
-    def rows(self) -> list[Row]:
-        """Every checkpoint, as JSON has it."""
-        return [fields_of(row) for row in self.checkpoints]
+        return {"race": replace(table, excerpt=range(shown) if len(table.rows) > shown else ())}
 
     def charts(self) -> dict[str, Chart]:
         """The mean so far against the questions asked, a line a checkpoint, with an interval at its end."""
@@ -85,7 +80,7 @@ class Race(Report):
                 so_far = {"questions": n, "score": scores[:n].mean()}
                 values.append({"name": name, "status": row.status, **so_far})
             low, high = (scores.mean() + sign * (row.se or 0.0) for sign in (-2, 2))
-            says = f"{row.label} {scores.mean():.3f}, {self._said(row)}"
+            says = f"{row.label} {scores.mean():.3f}, {row.outcome}"
             values[-1] |= {"low": low, "high": high, "says": says}
         kinds = list(dict.fromkeys(row.status for row in asked))
         colours = {"domain": kinds, "range": [_COLOURS.get(kind, "var(--axis)") for kind in kinds]}
@@ -109,39 +104,28 @@ class Race(Report):
 
     def context(self) -> dict[str, Any]:
         """The parts of the sentences."""
-        rivals = [row for row in self._judged() if row.label != self.best]
-        early = [row for row in rivals if row.status == "behind" and row.questions < self._each]
         best = self._answered[self.best].score if self.best else np.zeros(1)
         right = bool(np.isin(best, (0, 1)).all())
+        rivals = [row for row in self._judged() if row.label != self.best]
+        early = [row.label for row in rivals if row.outcome.startswith("behind after")]
+        left_out = any(row.rank and row.status == "not loaded" for row in self.checkpoints)
         return {
-            "each": self._each,
+            "amount": f"{100 * best.mean():.1f} %" if right else f"{self.metric} {best.mean():.3f}",
             "rivals": {row.status for row in rivals},
             "unfinished": [row.label for row in rivals if row.status == "unfinished"],
-            "amount": f"{100 * best.mean():.1f} %" if right else f"{self.metric} {best.mean():.3f}",
-            "sample": self._sampled(),
-            "left_out": lost() if any(row.rank and not row.questions for row in self.checkpoints) else "",
             "by_probability": self.by_probability
-            and any(not np.isnan(self._answered[row.label].probability).any() for row in early),
+            and any(not np.isnan(self._answered[label].probability).any() for label in early),
+            "sample": self._sampled(),
+            "lost": LOST if left_out else None,
         }
-
-    @property
-    def _each(self) -> int:  # questions that one checkpoint may be asked
-        return self.questions_all // self.of
 
     def _judged(self) -> list[Raced]:
         return [row for row in self.checkpoints if row.questions and row.status != "failed"]
 
-    def _said(self, row: Raced) -> str:
-        """The status in words; "within" of a checkpoint that was dropped says nothing of how much worse."""
-        whole, by = row.questions == self._each, f"{self.margin:g}"
-        within = (f"within {by}" if self.margin else "equal") if whole else f"at most {by} better"
-        behind = "behind" if whole else f"behind after {row.questions:,}"
-        return {"within": within, "behind": behind}.get(row.status, row.status)
-
     def _sampled(self) -> str:
         """What random others that were raced beside the list say of those that were not loaded."""
         others = [row for row in self._judged() if row.label in self.audit_sample]
-        whole = [row for row in self._judged() if row.questions == self._each]
+        whole = [row for row in self._judged() if row.questions == self.questions_all // self.of]
         best = max((row.score or 0.0 for row in whole if row not in others), default=None)
         if not others or best is None or any(row.status == "unfinished" for row in others):
             return ""
@@ -151,8 +135,7 @@ class Race(Report):
         if better:
             return f"Of {n} random others, {listed(better)} did better{more}: race more of the list."
         # The most that a sample without any does not rule out (hypergeometric).
-        rare = (1 - LEVEL) * comb(left, n)
-        most = max(k for k in range(left - n + 1) if comb(left - k, n) > rare)
+        most = max(k for k in range(left) if comb(left - k, n) > (1 - LEVEL) * comb(left, n))
         of = f"of the {left} that the screen left out at most {most} would ({100 * LEVEL:.0f} % confidence)"
         return f"None of {n} random others did better{more}; {of}."
 
@@ -167,14 +150,16 @@ def race_of(
     By label, ``ranks`` are those of the screen, ``seconds`` those to load and ask (their sum is the race's
     without ``wall``), and ``failed`` says why, in a sentence; ``not_loaded`` is in the screen's order.
     """
-    best, rows = None if contest.best in failed else contest.best, []
+    best, rows = contest.best, []
     for label in {**contest.answered, **dict.fromkeys([*failed, *not_loaded])}:
         scores = contest.answered.get(label, NOTHING).score
         n, mean = len(scores), float(scores.mean()) if len(scores) else None
         se = float(scores.std(ddof=1)) / n**0.5 if n > 1 else None
-        status = "failed" if label in failed else _status(contest, label, best) if n else "not loaded"
-        message = failed.get(label, "")
-        rows.append(Raced(ranks.get(label), label, n, mean, se, status, seconds.get(label), message))
+        status, outcome = _status(contest, label, best) if n else ("not loaded", "not loaded")
+        if label in failed and label != best:
+            status = outcome = "failed"
+        times = (seconds.get(label), failed.get(label, ""))
+        rows.append(Raced(ranks.get(label), label, n, mean, se, status, outcome, *times))
     last = ["failed", "not loaded"]
     rows.sort(key=lambda row: (1 + last.index(row.status),) if row.status in last else (0, -(row.score or 0)))
     rows.sort(key=lambda row: row.label != best)
@@ -186,12 +171,18 @@ def race_of(
     )  # fmt: skip
 
 
-def _status(contest: Contest, label: str, best: str | None) -> Status:
-    """Of a checkpoint that was asked something; one that was asked everything is behind by the margin."""
-    standing = contest.standing[label]
-    if standing != "complete":
-        return "unfinished" if standing == "running" else standing
-    if best in (None, label):
-        return "best"
-    lead = contest.answered[str(best)].score.mean() - contest.answered[label].score.mean()
-    return "behind" if lead > contest.margin + 1e-12 else "within"
+def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str]:
+    """Of a checkpoint that was asked something; that a dropped one is not much better says no more."""
+    standing, by = contest.standing[label], f"{contest.margin:g}"
+    if standing == "running":
+        return "unfinished", "unfinished"
+    if standing == "behind":
+        return "behind", f"behind after {len(contest.answered[label].score):,}"
+    if standing == "within":
+        return "within", f"at most {by} better"
+    if best is None or label == best:
+        return "best", "best"
+    behind = (
+        contest.answered[best].score.mean() - contest.answered[label].score.mean() > contest.margin + 1e-12
+    )
+    return ("behind", "behind") if behind else ("within", f"within {by}" if contest.margin else "equal")

@@ -228,7 +228,7 @@ def run(args: argparse.Namespace) -> int:
 
     def notice(name: str, seconds: float) -> None:
         output.say(
-            f"screen-checkpoints: the server's quota of {name} is used up; going on in {seconds:.0f} s"
+            f"screen-checkpoints: the server's rate limit of {name} is reached; going on in {seconds:.0f} s"
         )
 
     allowance = Allowance(args.max_requests, notice)

@@ -363,7 +363,7 @@ class Session:
         return _reading_of(row, target, self._resolutions)
 
     def keep(self, target: Target, outcome: Reading | ScreeningError) -> None:
-        """Write what came of a checkpoint."""
+        """Record the outcome of one checkpoint."""
         asked = identity_of(target, target.repo)
         identity, state = self._opened.pop(target, (asked, ""))
         error = outcome if isinstance(outcome, ScreeningError) else None
