@@ -38,6 +38,7 @@ HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main/benchma
 BEGIN, END = "<!-- part A: made by `make validity-page` -->", "<!-- end of part A -->"
 PLOT = "plots/mixtures-points.svg"
 TUNED = "fine-tunes.md"
+BY_HAND = "<!-- written by hand -->\n"
 
 
 def cell(value: object) -> str:
@@ -303,7 +304,10 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
                 *[paragraph.replace("## ", "## The first population: ", 1) for paragraph in old],
             ]
         )
-        (page / TUNED).write_text(text + "\n", "utf-8")
+        place = page / TUNED
+        # What stands behind the mark is written by hand, and stays.
+        _, mark, by_hand = (place.read_text("utf-8") if place.exists() else "").partition(BY_HAND)
+        place.write_text(text + "\n" + (f"\n{mark}{by_hand}" if mark else ""), "utf-8")
     front = "\n\n".join([*head, "All tables: [population.md](population.md).", verdict_table])
     write_marked(page / "README.md", front)
 

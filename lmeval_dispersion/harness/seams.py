@@ -42,12 +42,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from datasets import disable_progress_bars
 from lm_eval.api import registry
 from lm_eval.api.group import Group
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import simple_parse_args_string
+from transformers.utils.logging import disable_progress_bar
 
 from lmeval_dispersion import errors
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
@@ -298,6 +300,8 @@ def loaded_tasks(
     """
     from lm_eval.tasks import TaskManager
 
+    disable_progress_bar()
+    disable_progress_bars()
     ours = [] if install.status().state == "enabled" else [str(install.tasks_path())]
     theirs = [include_path] if isinstance(include_path, str) else include_path or ()
     manager = TaskManager(include_path=[*ours, *theirs])
@@ -316,13 +320,18 @@ def loaded_tasks(
     return tasks
 
 
+def build_requests(task: Any, **options: Any) -> None:
+    """Build a task's requests without lm-eval's progress bar, which no option turns off."""
+    with redirect_stderr(StringIO()):
+        task.build_all_requests(rank=0, world_size=1, **options)
+
+
 def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[int, list[Any]]:
     """Index of each chosen document -> its requests; with a model, in its chat template."""
     task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
     chosen = sorted(documents)
     options = {"apply_chat_template": True, "chat_template": lm.apply_chat_template} if lm else {}
-    with redirect_stderr(StringIO()):  # a progress bar that no option turns off
-        task.build_all_requests(samples=chosen, rank=0, world_size=1, **options)
+    build_requests(task, samples=chosen, **options)
     requests = _requests_by_document(task.instances)
     later = hasattr(task, "process_instances")  # 0.4 numbers the documents by their place in the selection
     return {doc_id if later else chosen[doc_id]: found for doc_id, found in requests.items()}
@@ -383,8 +392,6 @@ def loaded_model(
     name: str, arguments: Mapping[str, Any], more: str, check: Callable[[Any], None], **settings: Any
 ) -> Any:
     """A model of lm-eval, checked before its weights are loaded; UsageError: there is no such backend."""
-    from transformers.utils.logging import disable_progress_bar
-
     disable_progress_bar()
     try:
         backend = registry.get_model(name)

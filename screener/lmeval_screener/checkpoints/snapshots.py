@@ -65,6 +65,7 @@ class LocalSnapshot:
     revision: str | None = None
     meter: Meter = field(default_factory=Meter)
     parameters: int | None = None
+    base: str = ""
     is_local: bool = True
     cache: Cache | None = None
 
@@ -171,6 +172,7 @@ class RangedSnapshot:
         self.files = files
         self.meter = account.meter
         self.parameters: int | None = None
+        self.base = ""
         self.is_local = False
         # A file without a version may be another one tomorrow.
         self.cache: Cache | None = cache if all(entry.digest for entry in files.values()) else None

@@ -92,13 +92,14 @@ CREATE TABLE seen (
 )""",
     # The time up to which the answer of a nightly run speaks, '' until it is given; the rows in short.
     2: "ALTER TABLE runs ADD COLUMN announced; ALTER TABLE results ADD COLUMN sketch BLOB",
+    3: "ALTER TABLE results ADD COLUMN base; ALTER TABLE runs ADD COLUMN bases",
 }
 _LAYOUT = max(_CHANGES)
 _VIEWS = f"""
 DROP VIEW IF EXISTS checkpoints;
 DROP VIEW IF EXISTS sightings;
 CREATE VIEW sightings AS
-SELECT s.*, domain, reference, repo, revision, {_MEASURED}, split, numbers, no_ratio, sketch
+SELECT s.*, domain, reference, repo, revision, {_MEASURED}, split, numbers, no_ratio, sketch, base
 FROM seen s
 LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file
           AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method
@@ -298,7 +299,7 @@ class Session:
         self._resolutions: dict[str, Resolution] = {}
         self._opened: dict[Target, tuple[str, str]] = {}
         self._taken: set[Target] = set()
-        self.ended = ""
+        self.ended = self.bases = ""  # of the run's groups, a `place` a line
         (stored,) = connection.execute("SELECT file FROM pragma_database_list")
         self._full_since = "" if stored["file"] else _now()
         values = {
@@ -427,7 +428,7 @@ class Session:
             warnings=json.dumps(reading.warnings), bytes=reading.bytes_read, requests=reading.requests,
             seconds=round(reading.seconds, 3), split=len(reading.resolution.domain),
             numbers=numbers_of(gaps, ratio).astype("<f8").tobytes(), no_ratio=reading.no_ratio,
-            sketch=reading.sketch or None,
+            sketch=reading.sketch or None, base=reading.base or None,
         )  # fmt: skip
 
     def _keep_seen(self, target: Target, identity: str, state: str, error: ScreeningError | None) -> None:
@@ -467,9 +468,9 @@ class Session:
             # No other process writes now: all that it sees was seen before this moment, or is after it.
             self.ended = _now()
             self.connection.execute(
-                "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ? "
-                "WHERE run = ?",
-                [self.ended, screened, failed, bytes_read, requests, round(seconds, 3), self.run],
+                "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ?, "
+                "bases = ? WHERE run = ?",
+                [self.ended, screened, failed, bytes_read, requests, round(seconds, 3), self.bases, self.run],
             )
 
         self._write(write)
@@ -595,7 +596,7 @@ def _reading_of(row: sqlite3.Row, target: Target, resolutions: dict[str, Resolut
         target, row["repo"], row["revision"], row["tensor"], row["tensor_file"], row["dtype"],
         (row["v_rows"], row["width"]), bool(row["tied"]), row["parameters"], row["tokenizer"],
         resolution, gaps, tuple(json.loads(row["warnings"])), 0, 0, 0.0, ratio,
-        row["no_ratio"], row["sketch"] or b"",
+        row["no_ratio"], row["sketch"] or b"", row["base"] or "",
     )  # fmt: skip
 
 
