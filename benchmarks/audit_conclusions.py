@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from synthetic import differences_of_equals, subjects_store
 
 from lmeval_dispersion.auditing.calibration import calibrate
-from lmeval_dispersion.auditing.figures import Figure
 from lmeval_dispersion.auditing.mixtures import Inside, mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.ranking import errors_sentence, ranking_report, ranking_sentence
-from lmeval_dispersion.auditing.run import Run, answers_of, part_of, read_run
+from lmeval_dispersion.auditing.run import AuditRun, answers_of, part_of, read_run
 from lmeval_dispersion.auditing.slices import slice_table, slicings
+from lmeval_dispersion.statistics import Interval
 
 NOISE = {
     "57 subjects x 20": {"subjects": 57, "each": 20},
@@ -38,7 +38,7 @@ NOISE = {
 }
 
 
-def parts(run: Run) -> SimpleNamespace:
+def parts(run: AuditRun) -> SimpleNamespace:
     """The parts of a report that its own sentences are made from."""
     return SimpleNamespace(
         slices={name: slice_table(run, slices) for name, slices in slicings(run).items()},
@@ -71,12 +71,12 @@ def covered(report: SimpleNamespace) -> dict[str, bool]:
     mixtures, ours = report.mixtures, report.ranking.signals[0]
     figures = {
         "pools": (0.0, mixtures.pools.figure),
-        "AUROC": (0.5, Figure(ours.auroc, ours.auroc_low, ours.auroc_high)),
+        "AUROC": (0.5, Interval(ours.auroc, ours.auroc_low, ours.auroc_high)),
         "Spearman over slices": (0.0, report.slices["subject"].association),
     }
     if isinstance(inside := mixtures.inside.get("subject"), Inside):
         figures["pools inside subjects"] = (0.0, inside.pools.figure)
-        figures["AUROC inside subjects"] = (0.5, Figure(ours.inside, ours.inside_low, ours.inside_high))
+        figures["AUROC inside subjects"] = (0.5, Interval(ours.inside, ours.inside_low, ours.inside_high))
     return {name: bool(figure.low <= truth <= figure.high) for name, (truth, figure) in figures.items()}
 
 

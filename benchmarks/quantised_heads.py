@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from lmeval_screener.checkpoints.snapshots import open_folder
+from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.figures import difference, gap
 from lmeval_screener.tokens import load_token_set, resolve
 from lmeval_screener.tokens.vocabulary import Vocabulary
-from lmeval_screener.weights import decode_rows
 from lmeval_screener.weights.projection import find_projection, read_rows
+from lmeval_screener.weights.tensors import decode_rows
 
 BY_PACKAGE = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 BY_GGML = ("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")

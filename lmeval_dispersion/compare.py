@@ -9,7 +9,8 @@ import argparse
 from pathlib import Path
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import Output, add_examples, add_layer, add_one_slice, add_output
+from lmeval_dispersion.options import add_examples, add_layer, add_one_slice, add_output
+from lmeval_dispersion.output import Output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,6 @@ LIBRARIES = {
     "models": ("torch", "transformers", "accelerate", "datasets", "lm_eval"),
     "quantized": ("bitsandbytes",),
     "adapters": ("peft",),
-    "knn": ("faiss",),
 }
 
 
@@ -26,7 +25,7 @@ _ARGUMENTS = {
     name: name.replace("-", "_")
     for name in (
         *("audit-sample", "bin-size", "bins", "control", "demo", "device", "domain", "dtype"),
-        *("family", "force", "held-out", "knn", "layer", "metric", "ngram", "occurrences"),
+        *("family", "force", "held-out", "layer", "metric", "ngram", "occurrences"),
         *("pack", "quantize", "reference", "refresh", "registry", "seed", "segment", "segments", "since"),
         *("timeout", "tokenizer", "where"),
     )

@@ -1,41 +1,29 @@
-"""Shared by the commands: their parser, options with the same names and help, and where a report goes.
-
-Only the standard library is imported before a report is written.
-"""
+"""Shared by the commands: their parser, options with the same names and help, and how a command ends."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import os
-import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from lmeval_dispersion.errors import LIBRARIES, DispersionError, UsageError, in_a_command
+from lmeval_dispersion.errors import LIBRARIES, DispersionError, in_a_command
 from lmeval_dispersion.installation import __version__
-from lmeval_dispersion.report import FORMATS, render, require
+from lmeval_dispersion.report import FORMATS
 from lmeval_dispersion.report.document import SITE
 
-if TYPE_CHECKING:
-    from lmeval_dispersion.report import Document
-
-_SUFFIXES = {
-    ".txt": "table",
-    ".md": "markdown",
-    ".csv": "csv",
-    ".json": "json",
-    ".html": "html",
-    ".htm": "html",
-}
-_PATIENCE = 1.0  # seconds without progress
+Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 # Words that people type for an option of another name.
 _OTHER_NAMES = {"--top": "--shortlist", "--layers": "--layer", "--seeds": "--seed", "--batch": "--batch-size"}
+# Options of earlier versions that have no heir -> what to do in their place.
+_GONE = {
+    "--search": "name an organisation and a pattern, such as 'Qwen/*Math*', or use --author and --tag",
+    "--collection": "write its checkpoints into a file, one a line, and name that with --from",
+}
 
 
 class _Help(argparse.HelpFormatter):
@@ -74,6 +62,8 @@ class _Parser(argparse.ArgumentParser):
         unknown = message.startswith("unrecognized arguments: ")
         meant = [self._meant(word) for word in message.split() if unknown and word.startswith("--")]
         hint = f"; did you mean {', '.join(filter(None, meant))}?" if any(meant) else ""
+        if "--from" in self._option_string_actions:
+            hint = next((f"; {advice}" for option, advice in _GONE.items() if f" {option}" in message), hint)
         self.exit(2, f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
 
     def _meant(self, word: str) -> str:
@@ -159,7 +149,7 @@ def add_format(
 
 
 def add_output(parser: argparse._ActionsContainer, formats: Sequence[str] = FORMATS) -> None:
-    """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; :meth:`Output.of` reads them."""
+    """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; ``Output.of`` reads them."""
     add_format(parser, formats)
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write there (default: to standard output)"
@@ -220,156 +210,3 @@ def add_metrics(parser: argparse._ActionsContainer) -> None:
 def add_seed(parser: argparse._ActionsContainer) -> None:
     """Add ``--seed N``."""
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all draws (default: 0)")
-
-
-@dataclass(frozen=True)
-class Output:
-    """Where a report goes, and in which form; checked before the work starts."""
-
-    format: str
-    path: Path | None = None  # None: standard output
-    quiet: bool = False  # no remarks on standard error
-    command: str = ""  # as it was typed; empty in Python
-    details: bool = False  # a terminal shows them too
-
-    @classmethod
-    def of(cls, args: argparse.Namespace) -> Output:
-        """The output that the options of :func:`add_output` name, refused where it cannot be written."""
-        path: Path | None = args.output
-        output_format = args.format or "table"
-        if path is not None:
-            _check_writable(path)
-            if args.format is None:
-                output_format = _by_suffix(path, args.formats)
-        require(output_format)
-        given = vars(args)
-        quiet, details = given.get("quiet", False), given.get("details", False)
-        return cls(output_format, path, quiet, given.get("command", ""), details)
-
-    @property
-    def short(self) -> bool:
-        """Whether a reader asks for the answer in one look: a table without details."""
-        return self.format == "table" and not self.details
-
-    def write(self, document: Document) -> None:
-        """Render the report, with its command; write or print it, and say which file was written."""
-        document = replace(document, command=document.command or self.command)
-        terminal = self.path is None and sys.stdout.isatty()
-        sized = terminal or (self.path is None and os.environ.get("COLUMNS", "").isdigit())
-        text = render(
-            document,
-            self.format,
-            width=shutil.get_terminal_size().columns if sized else None,
-            colour=terminal and "NO_COLOR" not in os.environ,
-            encoding="utf-8" if self.path else _stdout_encoding(),
-            details=self.details,
-        )
-        self.write_text(text)
-
-    def write_text(self, text: str) -> None:
-        """Write or print text that was rendered elsewhere; see :meth:`write`."""
-        if self.path is None:
-            _print(text, self.format)
-        else:
-            write_whole(self.path, text.encode("utf-8", "backslashreplace"))
-            self.say(f"wrote {self.path}")
-
-    def say(self, text: str) -> None:
-        """Print a remark on standard error, unless the user wants none."""
-        if not self.quiet:
-            print(text, file=sys.stderr)
-
-
-def report_beside(args: argparse.Namespace, file_format: str) -> tuple[Output, Output]:
-    """The report on standard output, and the file of data that ``--output`` names, checked."""
-    given = vars(args) | {"formats": FORMATS}
-    file = Output.of(argparse.Namespace(**given | {"format": file_format}))
-    return Output.of(argparse.Namespace(**given | {"output": None})), file
-
-
-@contextmanager
-def progress_bar(*, hidden: bool = False) -> Iterator[Callable[[int, int, str], None]]:
-    """Gives ``update(done, total, label)``: a bar after a second, on a terminal or in a notebook."""
-    if hidden or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
-        yield lambda done, total, label: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(delay=_PATIENCE, leave=False) as bar:
-
-        def update(done: int, total: int, label: str) -> None:
-            bar.total = total
-            bar.set_description_str(label, refresh=False)
-            bar.update(done - bar.n)
-
-        yield update
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is never half there: beside it first, then in its place."""
-    place = Path(os.path.realpath(path))
-    beside = place.with_name(f".{place.name[:50]}.{os.getpid()}")  # 255 bytes at most
-    try:
-        if place.exists() and not place.is_file():
-            place.write_bytes(content)  # a pipe or a device, which nothing can take the place of
-            return
-        try:
-            beside.write_bytes(content)
-            if place.exists():
-                shutil.copymode(place, beside)
-            os.replace(beside, place)
-        finally:
-            beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise DispersionError(
-            f"could not write {path}: {error.strerror or error}; free some space or name another --output"
-        ) from error
-
-
-def _check_writable(path: Path) -> None:
-    if path.is_dir():
-        raise UsageError(f"expected --output to be a file, got the folder {path}")
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise UsageError(f"expected --output in an existing folder, got {path}; make {folder} first")
-    if not os.access(path if path.exists() else folder, os.W_OK) or not (
-        os.access(folder, os.W_OK) or (path.exists() and not path.is_file())
-    ):
-        raise UsageError(f"expected --output where writing is allowed, got {path}")
-
-
-def _by_suffix(path: Path, formats: Sequence[str]) -> str:
-    known = {suffix: name for suffix, name in _SUFFIXES.items() if name in formats}
-    try:
-        return known[path.suffix.lower()]
-    except KeyError:
-        raise UsageError(
-            f"expected --output with the suffix {', '.join(known)}, or with --format, got {path}"
-        ) from None
-
-
-def _stdout_encoding() -> str:
-    return getattr(sys.stdout, "encoding", None) or "utf-8"
-
-
-def _print(text: str, form: str) -> None:
-    """Print a report: for programs in UTF-8, for people in what standard output's encoding can hold."""
-    try:
-        if form in ("csv", "html", "json") and hasattr(sys.stdout, "buffer"):
-            sys.stdout.flush()
-            sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
-        else:
-            try:
-                text.encode(_stdout_encoding())
-            except UnicodeEncodeError:
-                from lmeval_dispersion.report.terminal import spelled
-
-                text = spelled(text, _stdout_encoding())
-            sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        # Text that is still buffered would fail once more when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise DispersionError(f"could not write to standard output: {error.strerror or error}") from error

@@ -49,6 +49,10 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def side(self, nothing: float) -> int:
+        """1 or -1 where the interval lies above or below ``nothing``, else 0."""
+        return int(self.low > nothing) - int(self.high < nothing)
+
 
 # --- ranks and correlations --------------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import Output, add_column, add_examples, add_quiet
+from lmeval_dispersion.options import add_column, add_examples, add_quiet
+from lmeval_dispersion.output import Output
 
 QUESTIONS = 100
 _SHOWN = 12

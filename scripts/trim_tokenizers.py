@@ -15,7 +15,13 @@ import sys
 from pathlib import Path
 
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens import Resolution, bundled_token_sets, described_groups, load_token_set, resolve
+from lmeval_screener.tokens import (
+    Resolution,
+    bundled_token_sets,
+    described_groups,
+    load_token_set,
+    resolve,
+)
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
 from lmeval_dispersion.errors import UsageError

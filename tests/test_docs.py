@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from lmeval_dispersion.installation import __version__
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
@@ -100,3 +102,10 @@ def test_files_that_a_page_names_are_there(page):
     text = (ROOT / page).read_text("utf-8")
     named = re.findall(r"`((?:lmeval_dispersion|screener|tests|docs|scripts|benchmarks)/[\w./-]+)`", text)
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("file", ["action.yml", "packaging/hf-dispersion/pyproject.toml"])
+def test_other_files_name_the_version_of_the_package(file):
+    assert re.search(
+        rf"(default: ==|version = \"){re.escape(__version__)}\b", (ROOT / file).read_text("utf-8")
+    )

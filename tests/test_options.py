@@ -13,7 +13,8 @@ import time
 import pytest
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
-from lmeval_dispersion.options import Output, add_output, progress_bar
+from lmeval_dispersion.options import add_output
+from lmeval_dispersion.output import Output, progress_bar
 from lmeval_dispersion.report import FORMATS, Column, Document, Section, Table
 
 DOCUMENT = Document("Ränge ± ≈", sections=[Section("s", [Table([{"a": "≈ 1"}], [Column("a", "A")], "c")])])
@@ -122,7 +123,7 @@ def test_a_bar_comes_after_a_second_and_only_where_somebody_looks(where, monkeyp
     if where == "notebook":
         monkeypatch.setitem(sys.modules, "ipykernel", sys)
     for patience, shown in ((60.0, False), (1e-9, where != "pipe")):
-        monkeypatch.setattr("lmeval_dispersion.options._PATIENCE", patience)
+        monkeypatch.setattr("lmeval_dispersion.output._PATIENCE", patience)
         with progress_bar() as update:
             time.sleep(0.11)  # a bar is not drawn more often
             update(1, 3, "sums-80")

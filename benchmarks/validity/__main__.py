@@ -3,9 +3,10 @@
     python -m benchmarks.validity train benchmarks/validity/mixtures.yaml
     python -m benchmarks.validity both benchmarks/validity/mixtures.yaml
     python -m benchmarks.validity trials benchmarks/validity/full.yaml
+    python -m benchmarks.validity races benchmarks/validity/race.yaml
     python -m benchmarks.validity page
 
-``train`` and ``trials`` go on where they were stopped; ``both`` screens what was trained.
+``train`` and ``trials`` go on where they were stopped; ``both`` screens what was trained, ``races`` races it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from benchmarks.validity.study import read_study
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.validity", description=__doc__)
     parser.formatter_class = argparse.RawTextHelpFormatter
-    parser.add_argument("job", choices=["train", "trials", "both", "page"])
+    parser.add_argument("job", choices=["train", "trials", "both", "races", "page"])
     parser.add_argument("configuration", nargs="?", type=Path, help="a study's YAML file")
     parser.add_argument("--work", type=Path, help="folder for weights (default: build/validity/STUDY)")
     parser.add_argument("--results", type=Path, default=records.FOLDER, help="folder for results")
@@ -48,6 +49,10 @@ def main() -> None:
         from benchmarks.validity.trials import run_trials
 
         run_trials(study, arguments.results / f"{study.name}-trials.jsonl", work)
+    elif arguments.job == "races":
+        from benchmarks.validity.race_claims import write_races
+
+        write_races(arguments.results, work)
     else:
         from benchmarks.validity.both import counts
 

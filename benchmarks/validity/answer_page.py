@@ -193,16 +193,14 @@ def populations(folder: Path, markdown: Any, provenance: Any, home: str) -> Part
     probability = tuned.worth("5 labels by probability")
     squares = tuned.worth("squares of 25 questions without answers")
     head = (
-        f"Over {len(tuned.population.table)} fine-tunes of six bases, ratio over the tokens that answers "
-        f"are made "
-        f"of orders {100 * ours['code'].value:.0f} % of the pairs of code right, ratio over Python's "
-        f"keywords "
+        f"- {len(tuned.population.table)} fine-tunes of six bases: ratio over answer tokens orders "
+        f"{100 * ours['code'].value:.0f} % of the pairs of code, over keywords "
         f"{100 * now['code'].value:.0f} % (difference {code}), G {100 * g['code'].value:.0f} %; of math "
-        f"{100 * ours['math'].value:.0f} % and {100 * g['math'].value:.0f} %. Five labels scored by the "
-        f"probability of the right answer are worth {probability.value:.0f} scored right or wrong "
-        f"({probability.low:.0f} to {probability.high:.0f}), 25 questions without answers "
-        f"{squares.value:.0f} ({squares.low:.0f} to {squares.high:.0f}). By the registered rule the default "
-        f"rank is by: {decided(tuned, mixed)}."
+        f"{100 * ours['math'].value:.0f} % and "
+        f"{100 * g['math'].value:.0f} %. The registered rule ranks by: {decided(tuned, mixed)}.\n"
+        f"- Five labels scored by the probability of the right answer: worth {probability.value:.0f} scored "
+        f"right or wrong ({probability.low:.0f} to {probability.high:.0f}); 25 questions without answers: "
+        f"{squares.value:.0f} ({squares.low:.0f} to {squares.high:.0f})."
     )
     columns = [*DOMAINS, "mean"]
     sides = tuned.sides._asdict()
@@ -278,11 +276,8 @@ def released(folder: Path, markdown: Any, home: str) -> Part | None:
         return Part([], [], texts)
     ours, keywords = shares[ANSWERS], shares["ratio, domain's set"]
     head = (
-        f"On a released model that others trained (SmolLM2-135M-Instruct, {len(data.full)} full fine-tunes), "
-        f"ratio over answer tokens orders {100 * ours['code'].value:.0f} % of the {ours['code'].pairs} "
-        f"pairs of "
-        f"code right, over keywords {100 * keywords['code'].value:.0f} %, and of the {ours['math'].pairs} "
-        f"pairs of "
-        f"math {100 * ours['math'].value:.0f} %."
+        f"- A released base that others trained (SmolLM2-135M-Instruct, {len(data.full)} full fine-tunes): "
+        f"ratio over answer tokens orders {100 * ours['math'].value:.0f} % of the pairs of math, of code "
+        f"{100 * ours['code'].value:.0f} % (over keywords {100 * keywords['code'].value:.0f} %)."
     )
     return Part([head], data.claims(), texts)

@@ -21,15 +21,17 @@ from benchmarks.validity.analysis import (
     INCONCLUSIVE,
     PART,
     SHARES,
+    UNTESTED,
     Estimate,
     Resampled,
     Verdict,
     frame,
     worth,
 )
-from benchmarks.validity.answer_page import populations, released
+from benchmarks.validity.answer_page import Part, populations, released
 from benchmarks.validity.hand_made import HandMade, verdicts
 from benchmarks.validity.mixtures import KINDS, Kind, claims
+from benchmarks.validity.race_claims import race_part
 from benchmarks.validity.study import Study, read_study
 from benchmarks.validity.texts import DOMAINS
 
@@ -37,8 +39,9 @@ HERE = Path(__file__).parent
 HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main/benchmarks/validity"
 BEGIN, END = "<!-- part A: made by `make validity-page` -->", "<!-- end of part A -->"
 PLOT = "plots/mixtures-points.svg"
-TUNED = "fine-tunes.md"
+TUNED, RACE = "fine-tunes.md", "race.md"
 BY_HAND = "<!-- written by hand -->\n"
+MARKS = {HOLDS: "✅", PART: "🟡", FAILS: "❌", INCONCLUSIVE: "❔", UNTESTED: "▫️"}
 
 
 def cell(value: object) -> str:
@@ -83,6 +86,14 @@ def counted(lines: Sequence[Verdict]) -> str:
     )
 
 
+def verdicts_of(lines: Sequence[Verdict]) -> str:
+    """The table of claims, each verdict with a mark that a skimming reader sees."""
+    return markdown(
+        ["verdict", "claim", "result (95 %)"],
+        [[f"{MARKS[line.verdict]} {line.verdict}", line.claim, line.result] for line in lines],
+    )
+
+
 def headline(kinds: dict[str, Kind]) -> str:
     """The lines for a reader who reads nothing else."""
     mixed = kinds["mix"]
@@ -90,21 +101,18 @@ def headline(kinds: dict[str, Kind]) -> str:
     agree, right = (mixed.agreement[part]["mean"] for part in ("agree", "right"))
     labels = worth({pairs: mixed.shares["G"][domain] for domain, pairs in mixed.pairs.items()})
     text = (
-        f"Over {mixed.population.table.recipe.nunique()} random mixtures that differ in what they were "
-        f"taught, G orders {percent(g)} of the pairs that the questions tell apart as accuracy does "
-        f"({interval(g)}), ratio {percent(ratio)} ({interval(ratio)}), the mean rank of both "
-        f"{percent(both)} ({interval(both)}); where both agree, on {percent(agree)} of the pairs, "
-        f"{percent(right)} are right ({interval(right)}). G is worth {labels.value:.0f} labelled questions "
-        f"on each checkpoint ({labels.low:.0f} to {labels.high:.0f})."
+        f"- {mixed.population.table.recipe.nunique()} random mixtures: ratio orders {percent(ratio)} of the "
+        f"pairs right ({interval(ratio)}), G {percent(g)} ({interval(g)}: as well as {labels.value:.0f} "
+        f"labelled questions, {labels.low:.0f} to {labels.high:.0f}), the mean rank of both {percent(both)}; "
+        f"where both agree, on {percent(agree)} of the pairs, {percent(right)}."
     )
     if "tuned" in kinds:
         tuned = kinds["tuned"]
         g, right = tuned.shares["G"]["mean"], tuned.agreement["right"]["mean"]
         each = ", ".join(f"{domain} {percent(tuned.shares['G'][domain])}" for domain in DOMAINS)
         text += (
-            f" Over {tuned.population.table.recipe.nunique()} fine-tunes of one base that knows the domains "
-            f"G orders {percent(g)} right ({interval(g)}; {each}), and {percent(right)} where both agree "
-            f"({interval(right)})."
+            f"\n- {tuned.population.table.recipe.nunique()} fine-tunes of one base: G orders {percent(g)} "
+            f"({interval(g)}; {each}); where both agree {percent(right)} ({interval(right)})."
         )
     return text
 
@@ -245,6 +253,7 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
         for part in (populations(folder, markdown, provenance, HOME), released(folder, markdown, HOME))
         if part
     ]
+    race = race_part(folder, markdown, provenance, HOME)
     study = read_study(HERE / "mixtures.yaml")
     if rows := records.checked(folder / "mixtures.jsonl", study.path):
         table, screened = frame(study, rows), records.screened(folder / "mixtures-both.json")
@@ -272,9 +281,13 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
     if not parts:
         return
     head += [sentence for part in tuned for sentence in part.head]
-    lines += [line for part in tuned for line in part.lines]
-    head.append(counted(lines))
-    verdict_table = markdown(["verdict", "claim", "result (95 %)"], lines)
+    lines += [line for part in ([*tuned, race] if race else tuned) for line in part.lines]
+    head = [
+        f"**{counted(lines)}** Share of the pairs ordered right that the questions tell apart:",
+        "\n".join(head),
+        *(["From the screen to the best checkpoint:", "\n".join(race.head)] if race else []),
+    ]
+    verdict_table = verdicts_of(lines)
     text = "\n\n".join(
         [
             "# Does G order checkpoints? Populations made to be hard on it",
@@ -293,23 +306,24 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
     page.mkdir(parents=True, exist_ok=True)
     (page / "population.md").write_text(text + "\n", "utf-8")
     if tuned:
-        own = [line for part in tuned for line in part.lines]
-        text = "\n\n".join(
-            [
-                "# Fine-tunes of one base, and the tokens that answers are made of",
-                *(sentence for part in tuned for sentence in part.head),
-                counted(own),
-                markdown(["verdict", "claim", "result (95 %)"], own),
-                *(paragraph for part in tuned for paragraph in part.texts),
-                *[paragraph.replace("## ", "## The first population: ", 1) for paragraph in old],
-            ]
-        )
+        more = [paragraph.replace("## ", "## The first population: ", 1) for paragraph in old]
+        title = "# Fine-tunes of one base, and the tokens that answers are made of"
         place = page / TUNED
         # What stands behind the mark is written by hand, and stays.
         _, mark, by_hand = (place.read_text("utf-8") if place.exists() else "").partition(BY_HAND)
-        place.write_text(text + "\n" + (f"\n{mark}{by_hand}" if mark else ""), "utf-8")
+        place.write_text(own_page(title, tuned, more) + (f"\n{mark}{by_hand}" if mark else ""), "utf-8")
+    if race:
+        (page / RACE).write_text(own_page("# From the screen to the best checkpoint", [race]), "utf-8")
     front = "\n\n".join([*head, "All tables: [population.md](population.md).", verdict_table])
     write_marked(page / "README.md", front)
+
+
+def own_page(title: str, parts: Sequence[Part], more: Sequence[str] = ()) -> str:
+    """The page of some parts: their sentences, claims and tables."""
+    lines = [line for part in parts for line in part.lines]
+    head = "\n".join(sentence for part in parts for sentence in part.head)
+    texts = [paragraph for part in parts for paragraph in part.texts]
+    return "\n\n".join([title, f"**{counted(lines)}**", head, verdicts_of(lines), *texts, *more]) + "\n"
 
 
 def write_marked(index: Path, front: str) -> None:

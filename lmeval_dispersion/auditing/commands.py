@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from lmeval_dispersion.auditing.calibration import calibrate
-from lmeval_dispersion.auditing.calibrator import CLUSTERS, FEATURES, calibrator_json
+from lmeval_dispersion.auditing.calibrator import CLUSTERS, FEATURES
 from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.auditing.prediction import predict
 from lmeval_dispersion.auditing.ranking import rank
@@ -15,7 +15,6 @@ from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.options import (
-    Output,
     add_examples,
     add_format,
     add_layer,
@@ -25,8 +24,8 @@ from lmeval_dispersion.options import (
     add_quiet,
     add_seed,
     add_slice,
-    report_beside,
 )
+from lmeval_dispersion.output import Output, report_beside
 from lmeval_dispersion.report.declared import listed
 
 
@@ -57,7 +56,7 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_audit(args: argparse.Namespace) -> int:
-    """Run ``dispersion audit``; 3 where a part of the report is missing."""
+    """Run ``dispersion audit``; 3 where a part that rests on the run's vectors could not be had."""
     output = Output.of(args)
     if args.demo and args.runs:
         raise UsageError(f"expected a RUN or --demo, got both: {args.runs[0]}")
@@ -90,7 +89,7 @@ def run_audit(args: argparse.Namespace) -> int:
     for reason in dict.fromkeys(report.missing.values()):
         parts = [name.replace("_", " ") for name, why in report.missing.items() if why == reason]
         output.say(f"dispersion audit: {listed(parts)} not available: {reason}")
-    return 3 if report.missing else 0
+    return 3 if report.missing and report.run["width"] else 0  # without vectors none of them is promised
 
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,7 +139,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     if file:
-        file.write_text(calibrator_json(calibration.calibrator))
+        file.write_text(calibration.calibrator.to_json())
     output.write(calibration.document())
     if file and calibration.better:
         output.say(f"next: dispersion predict {args.output} RUN")

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from lmeval_dispersion.auditing.figures import Figure, RunReport, both_ends, dots, without_nan
-from lmeval_dispersion.auditing.run import Array, Rows, Run, read_run
+from lmeval_dispersion.auditing.figures import RunReport, both_ends, dots, interval_text, without_nan
+from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, read_run
 from lmeval_dispersion.auditing.slices import Slice, by_column
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.evidence import worth
@@ -28,6 +28,7 @@ from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.statistics import (
     LEVEL,
+    Interval,
     holm,
     jackknife_se,
     mcnemar_p,
@@ -53,32 +54,32 @@ class Difference:
     """
 
     slice: Annotated[str, Col("Slice")]
-    documents: Annotated[int, Col("Documents", "d", short="Docs")]
-    dispersion: Annotated[float, Col("Dispersion", ".4f", drop=4)] = math.nan
+    documents: Annotated[int, Col("Documents", "d", short="Docs", drop=1)]
+    dispersion: Annotated[float, Col("Dispersion", ".4f", drop=5)] = math.nan
     dispersion_baseline: float = math.nan
     dispersion_difference: Annotated[
         float,
         Col("Δ dispersion", "+.4f", short="Δ disp.", dots="both", reach="dispersion_low dispersion_high"),
     ] = math.nan
-    dispersion_low: Annotated[float, Col("95 % from", "+.4f", short="from")] = math.nan
-    dispersion_high: Annotated[float, Col("to", "+.4f")] = math.nan
+    dispersion_low: Annotated[float, Col("95 % from", "+.4f", short="from", drop=1)] = math.nan
+    dispersion_high: Annotated[float, Col("to", "+.4f", drop=1)] = math.nan
     labelled: int = 0
-    accuracy: Annotated[float, Col("Accuracy", ".1%", drop=3)] = math.nan
+    accuracy: Annotated[float, Col("Accuracy", ".1%", drop=4)] = math.nan
     accuracy_baseline: float = math.nan
     accuracy_difference: Annotated[float, Col("Δ accuracy", "+.1%", short="Δ acc.")] = math.nan
-    accuracy_low: Annotated[float, Col("95 % from", "+.1%", short="from")] = math.nan
-    accuracy_high: Annotated[float, Col("to", "+.1%")] = math.nan
-    gained: Annotated[int | None, Col("Gained", "d", drop=6)] = None
-    lost: Annotated[int | None, Col("Lost", "d", drop=6)] = None
-    accuracy_p: Annotated[float, Col("p", "p-value", drop=2)] = math.nan
+    accuracy_low: Annotated[float, Col("95 % from", "+.1%", short="from", drop=1)] = math.nan
+    accuracy_high: Annotated[float, Col("to", "+.1%", drop=1)] = math.nan
+    gained: Annotated[int | None, Col("Gained", "d", drop=7)] = None
+    lost: Annotated[int | None, Col("Lost", "d", drop=7)] = None
+    accuracy_p: Annotated[float, Col("p", "p-value", drop=3)] = math.nan
     probability: float = math.nan
     probability_baseline: float = math.nan
     probability_difference: Annotated[
-        float, Col("Δ right answer", "+.3f", error="probability_se", hint=_PROBABILITY, drop=5)
+        float, Col("Δ right answer", "+.3f", error="probability_se", hint=_PROBABILITY, drop=6)
     ] = math.nan
     probability_se: float = math.nan
     probability_p: float = math.nan
-    reason: Annotated[str | None, Col("Remark", drop=1)] = None
+    reason: Annotated[str | None, Col("Remark", drop=2)] = None
 
     @property
     def change(self) -> float:
@@ -89,7 +90,7 @@ class Difference:
     def side(self, name: str) -> int:
         """1 or -1 where the interval of ``dispersion`` or ``accuracy`` leaves out 0, else 0."""
         value, low, high = (getattr(self, f"{name}_{part}") for part in ("difference", "low", "high"))
-        return Figure(value, low, high).side(0)
+        return Interval(value, low, high).side(0)
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class DifferenceLine:
 
 
 @dataclass(frozen=True)
-class AccuracyLine:
+class AccuracyDifference:
     """One slice in the short table of runs without vectors."""
 
     slice: Annotated[str, Col("Slice")]
@@ -269,8 +270,8 @@ def _probability_sentence(row: Difference, name: str, first: str) -> str:
 
 
 def _dispersion_sentence(row: Difference, name: str, first: str) -> str:
-    figure = Figure(row.dispersion_difference, row.dispersion_low, row.dispersion_high)
-    numbers = f"({row.dispersion:.4f} against {row.dispersion_baseline:.4f}; {figure.text('+.4f')})"
+    figure = Interval(row.dispersion_difference, row.dispersion_low, row.dispersion_high)
+    numbers = f"({row.dispersion:.4f} against {row.dispersion_baseline:.4f}; {interval_text(figure, '+.4f')})"
     side = figure.side(0)
     if not side:
         return f"Their dispersions do not differ clearly {numbers}."
@@ -298,11 +299,11 @@ def _dispersion_line(row: Difference, aside: bool) -> DifferenceLine:
     return DifferenceLine(row.slice, row.documents, value, low, high, reach, accuracy, *more, aside)
 
 
-def _accuracy_line(row: Difference, aside: bool) -> AccuracyLine:
+def _accuracy_line(row: Difference, aside: bool) -> AccuracyDifference:
     low, high, value = row.accuracy_low, row.accuracy_high, row.accuracy_difference
     reach = max(high - value, value - low)
     counts = (row.gained, row.lost, row.accuracy_p, row.probability_difference, row.probability_se)
-    return AccuracyLine(row.slice, row.labelled, value, low, high, reach, *counts, aside)
+    return AccuracyDifference(row.slice, row.labelled, value, low, high, reach, *counts, aside)
 
 
 def compare_runs(
@@ -346,7 +347,7 @@ def compare_runs(
     )
 
 
-def shared_rows(runs: Sequence[Run]) -> tuple[list[Rows], list[str]]:
+def shared_rows(runs: Sequence[AuditRun]) -> tuple[list[Rows], list[str]]:
     """For every run the rows of the documents that all of them have, in one order; and what was left out."""
     columns = ["doc_hash", "target", "prompt_hash"]
     frames = [
@@ -386,7 +387,7 @@ def shared_rows(runs: Sequence[Run]) -> tuple[list[Rows], list[str]]:
     return [shared[f"row_{k}"].to_numpy(dtype=np.int64) for k in range(len(runs))], notes
 
 
-def _difference(part: Slice, a: Run, rows_a: Rows, b: Run, rows_b: Rows) -> Difference:
+def _difference(part: Slice, a: AuditRun, rows_a: Rows, b: AuditRun, rows_b: Rows) -> Difference:
     n = len(part.rows)
     in_a, in_b = rows_a[part.rows], rows_b[part.rows]
     numbers: dict[str, Any] = {}
@@ -448,7 +449,7 @@ def _both(name: str, first: float, second: float) -> dict[str, Any]:
     return {name: second, f"{name}_baseline": first, f"{name}_difference": second - first}
 
 
-def _names(runs: Sequence[Run], paths: Sequence[str | Path]) -> list[str]:
+def _names(runs: Sequence[AuditRun], paths: Sequence[str | Path]) -> list[str]:
     """Names for the runs: their models, with the revision or the folder where these are alike."""
     models = [run.store.model for run in runs]
     revisions = [f"{run.store.model}@{run.store.manifest.get('revision')}" for run in runs]
@@ -457,7 +458,7 @@ def _names(runs: Sequence[Run], paths: Sequence[str | Path]) -> list[str]:
     )
 
 
-def _notes(runs: Sequence[Run]) -> Iterator[str]:
+def _notes(runs: Sequence[AuditRun]) -> Iterator[str]:
     for run in runs[1:]:
         yield from (f"{note}." for note in check_comparable(runs[0].store.parts, run.store.parts))
     without = [run for run in runs if run.centred is None]

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from lmeval_dispersion.report import Report
 from lmeval_dispersion.report.cells import json_value, shown
+from lmeval_dispersion.statistics import Interval
 
 T = TypeVar("T")
 
@@ -30,22 +31,11 @@ class RunReport(Report):
     guide = "docs/reference/audit.md"
 
 
-class Figure(NamedTuple):
-    """A number with its 95 % interval; NaN bounds where there is none."""
-
-    value: float
-    low: float
-    high: float
-
-    def side(self, nothing: float) -> int:
-        """1 or -1 where the interval lies above or below ``nothing``, else 0."""
-        return int(self.low > nothing) - int(self.high < nothing)
-
-    def text(self, spec: str, level: str = "95 % ") -> str:
-        """The number and its interval in words; a sentence says the level once."""
-        value = shown(self.value, spec)
-        low, high = (shown(end, spec.lstrip("+")) for end in (self.low, self.high))
-        return f"{value}, no interval" if math.isnan(self.low) else f"{value}, {level}{low} to {high}"
+def interval_text(interval: Interval, spec: str, level: str = "95 % ") -> str:
+    """A number and its interval in words; a sentence says the level once."""
+    value = shown(interval.value, spec)
+    low, high = (shown(end, spec.lstrip("+")) for end in (interval.low, interval.high))
+    return f"{value}, no interval" if math.isnan(interval.low) else f"{value}, {level}{low} to {high}"
 
 
 class Claim(NamedTuple):
@@ -59,9 +49,9 @@ class Claim(NamedTuple):
 
 def claim_sentence(
     claim: Claim,
-    figure: Figure,
+    figure: Interval,
     parts: str,
-    inside: Figure | None,
+    inside: Interval | None,
     *,
     nothing: float,
     spec: str,
@@ -71,10 +61,10 @@ def claim_sentence(
 
     ``nothing`` is its value where there is nothing to find, ``spec`` and ``name`` are how it is written.
     """
-    side, numbers = figure.side(nothing), f"{name}{figure.text(spec)}"
+    side, numbers = figure.side(nothing), f"{name}{interval_text(figure, spec)}"
     if inside is None:
         return f"{claim.holds if side else claim.nothing} ({numbers})."
-    there, beside = inside.side(nothing), inside.text(spec, "")
+    there, beside = inside.side(nothing), interval_text(inside, spec, "")
     both = f"({numbers}; inside {parts} {beside})"
     if not side:
         return f"{claim.nothing} {both}."

@@ -23,19 +23,19 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.auditing.figures import (
     Claim,
-    Figure,
     RunReport,
     axis,
     claim_sentence,
+    interval_text,
     lines,
     shortened,
 )
 from lmeval_dispersion.auditing.run import (
     FEWEST,
     Array,
+    AuditRun,
     Missing,
     Rows,
-    Run,
     answers_of,
     check_labels,
     part_of,
@@ -44,7 +44,7 @@ from lmeval_dispersion.auditing.run import (
 from lmeval_dispersion.auditing.slices import Slice, strata
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.document import fields_of
-from lmeval_dispersion.statistics import auroc, auroc_bounds, normal_point, stratified_auroc
+from lmeval_dispersion.statistics import Interval, auroc, auroc_bounds, normal_point, stratified_auroc
 
 CONTRIBUTION = "contribution"
 SHARES = (5, 10, 20, 50)  # per cent of the documents looked at first
@@ -72,7 +72,7 @@ class RankedDocument:
     text: Annotated[str | None, Col("Text")]
 
 
-def ranked_documents(run: Run) -> list[RankedDocument]:
+def ranked_documents(run: AuditRun) -> list[RankedDocument]:
     """Every document, lowest contribution first; ``percentile`` is in (0, 100]."""
     frame = run.documents.assign(
         contribution=run.vectors.contributions(), correct=run.score, top_probability=run.confidence
@@ -176,7 +176,7 @@ class Ranking:
         return {"deciles": chart}
 
 
-def signals(run: Run) -> dict[str, Array]:
+def signals(run: AuditRun) -> dict[str, Array]:
     """Every signal of a run, low for "probably wrong"; NaN where a document has none."""
     scores = {
         CONTRIBUTION: run.vectors.contributions(),
@@ -187,7 +187,7 @@ def signals(run: Run) -> dict[str, Array]:
     return {name: values for name, values in scores.items() if not np.isnan(values).all()}
 
 
-def ranking_report(run: Run, cautions: Sequence[str] | None = None) -> Ranking:
+def ranking_report(run: AuditRun, cautions: Sequence[str] | None = None) -> Ranking:
     """How well every signal of a run finds wrong answers; ``cautions`` are the run's, if known."""
     check_labels(run, "ranking quality needs")
     scores = signals(run)
@@ -203,7 +203,7 @@ def ranking_report(run: Run, cautions: Sequence[str] | None = None) -> Ranking:
     )
 
 
-def _judged_inside(run: Run, contribution: Array) -> tuple[str | None, list[Slice]]:
+def _judged_inside(run: AuditRun, contribution: Array) -> tuple[str | None, list[Slice]]:
     """The first of subjects and tasks that has a right and a wrong document in one part."""
     for name, parts in strata(run).items():
         if _inside(contribution, parts, run):
@@ -211,7 +211,7 @@ def _judged_inside(run: Run, contribution: Array) -> tuple[str | None, list[Slic
     return None, []
 
 
-def _signal(name: str, values: Array, run: Run, parts: list[Slice]) -> Signal:
+def _signal(name: str, values: Array, run: AuditRun, parts: list[Slice]) -> Signal:
     known = run.labelled[~np.isnan(values[run.labelled])]
     signal, right = values[known], run.right[known]
     if right.all() or not right.any():
@@ -241,7 +241,7 @@ def _signal(name: str, values: Array, run: Run, parts: list[Slice]) -> Signal:
     )
 
 
-def _inside(values: Array, parts: list[Slice], run: Run) -> tuple[float, float, float, int] | None:
+def _inside(values: Array, parts: list[Slice], run: AuditRun) -> tuple[float, float, float, int] | None:
     """AUROC over the pairs of a right and a wrong document of one part, its interval, and the pairs."""
     known = ~np.isnan(values) & ~np.isnan(run.score)
     area = stratified_auroc(values, run.right, [part.rows[known[part.rows]] for part in parts])
@@ -271,16 +271,16 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
     ours = ranking.signals[0]
     if ours.auroc is None or ours.auroc_low is None or ours.auroc_high is None:
         return f"The contribution finds no wrong answers: {ours.missing}."
-    figure = Figure(ours.auroc, ours.auroc_low, ours.auroc_high)
+    figure = Interval(ours.auroc, ours.auroc_low, ours.auroc_high)
     if not ours.reliable or math.isnan(figure.low):
         return (
             f"Whether a low contribution points at wrong answers is not clear with "
             f"{ranking.documents - ranking.wrong} right and {ranking.wrong} wrong documents: {FEWEST} of "
-            f"each are needed (AUROC {figure.text('.2f')}, unreliable)."
+            f"each are needed (AUROC {interval_text(figure, '.2f')}, unreliable)."
         )
     inside = None
     if ours.inside is not None and ours.inside_low is not None and ours.inside_high is not None:
-        inside = Figure(ours.inside, ours.inside_low, ours.inside_high)
+        inside = Interval(ours.inside, ours.inside_low, ours.inside_high)
     parts = f"{ranking.by}s"
     word = "wrong" if figure.side(0.5) > 0 else "right"
     claim = Claim(
@@ -347,7 +347,7 @@ class HardTail:
         }
 
 
-def hard_tail(run: Run, *, seed: int = 0) -> HardTail:
+def hard_tail(run: AuditRun, *, seed: int = 0) -> HardTail:
     """Clusters of the lowest tenth of the documents."""
     contribution = run.vectors.contributions()
     order = np.argsort(contribution, kind="stable")
@@ -428,7 +428,7 @@ class Worst(RunReport):
         return {"sentence": sentence, "errors": errors, "fewest": FEWEST}
 
 
-def rank(run: Run | str | Path, *, layer: str | None = None, count: int = COUNT, seed: int = 0) -> Worst:
+def rank(run: AuditRun | str | Path, *, layer: str | None = None, count: int = COUNT, seed: int = 0) -> Worst:
     """Documents by their contribution, lowest first: what ``dispersion audit --worst`` reports.
 
     Args:

@@ -13,11 +13,11 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.figures import Figure, predicted_against_true
-from lmeval_dispersion.auditing.run import FEWEST, Array, Run
+from lmeval_dispersion.auditing.figures import interval_text, predicted_against_true
+from lmeval_dispersion.auditing.run import FEWEST, Array, AuditRun
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.statistics import student_interval, wilson
+from lmeval_dispersion.statistics import Interval, student_interval, wilson
 
 BINS = 10
 _DRAWS = 1000  # of answers that are right as often as the confidence says
@@ -76,7 +76,7 @@ class Reliability:
         return {"reliability": chart}
 
 
-def reliability(run: Run, *, seed: int = 0) -> Reliability:
+def reliability(run: AuditRun, *, seed: int = 0) -> Reliability:
     """The reliability of a run's confidence.
 
     Raises:
@@ -119,10 +119,10 @@ def _ece(confidence: Array, right: Array, places: NDArray[np.int64]) -> float:
 
 def reliability_sentence(found: Reliability) -> str:
     """Whether the model says how often it is right."""
-    figure = Figure(100 * found.gap, 100 * found.gap_low, 100 * found.gap_high)
+    figure = Interval(100 * found.gap, 100 * found.gap_low, 100 * found.gap_high)
     shares = (
         f"it gives its answers {100 * found.confidence:.1f} % on average and {100 * found.accuracy:.1f} % "
-        f"are right ({figure.text('+.1f')} points; ECE {found.ece:.3f}, Brier {found.brier:.3f})"
+        f"are right ({interval_text(figure, '+.1f')} points; ECE {found.ece:.3f}, Brier {found.brier:.3f})"
     )
     if side := figure.side(0):
         return f"The model is {'over' if side > 0 else 'under'}confident: {shares}."

@@ -12,17 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from lmeval_dispersion.auditing.calibration import Calibration, calibrate, slices_of, verdict
+from lmeval_dispersion.auditing.calibration import Calibration, beside_trivial, calibrate, slices_of
 from lmeval_dispersion.auditing.calibrator import FEATURES
 from lmeval_dispersion.auditing.figures import RunReport, shortened
-from lmeval_dispersion.auditing.mixtures import (
-    KINDS,
-    Mixtures,
-    PaperProtocol,
-    mixture_curves,
-    paper_protocol,
-    pools_sentence,
-)
+from lmeval_dispersion.auditing.mixtures import Mixtures, mixture_curves, pools_sentence
+from lmeval_dispersion.auditing.protocol import KINDS, PaperProtocol, paper_protocol
 from lmeval_dispersion.auditing.ranking import (
     HardTail,
     Ranking,
@@ -35,8 +29,8 @@ from lmeval_dispersion.auditing.reliability import Reliability, reliability, rel
 from lmeval_dispersion.auditing.run import (
     FEWEST,
     Answers,
+    AuditRun,
     Missing,
-    Run,
     RunFacts,
     answers_of,
     part_of,
@@ -47,12 +41,12 @@ from lmeval_dispersion.auditing.slices import (
     SliceTable,
     SpectrumRow,
     all_documents,
-    interval_text,
     shown_slices,
     slice_chart,
     slice_row,
     slice_table,
     slicings,
+    spearman_text,
     weakest,
 )
 from lmeval_dispersion.evidence import worth
@@ -154,11 +148,11 @@ class Audit(RunReport):
             "summary": self._summary(),
             "reliability": self._confidence(),
             "left_out": [JUDGED[part] for part in self.left_out if part in JUDGED],
-            "interval_text": interval_text,
+            "spearman_text": spearman_text,
             "shortened": shortened,
             "kinds": KINDS,
             "slices_of": slices_of,
-            "verdict": verdict,
+            "verdict": beside_trivial,
             "features": lambda names: [FEATURES[name] for name in names],
             "errors": errors_sentence(self.ranking),
             "fewest": FEWEST,
@@ -239,7 +233,7 @@ class Audit(RunReport):
 
 
 def audit(
-    run: Run | str | Path,
+    run: AuditRun | str | Path,
     *,
     layer: str | None = None,
     slices: Sequence[str] = (),

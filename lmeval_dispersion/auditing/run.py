@@ -50,7 +50,7 @@ class Missing:
 
 
 class RunFacts(TypedDict):
-    """Facts of the store's manifest and of its vectors, by :meth:`Run.describe`."""
+    """Facts of the store's manifest and of its vectors, by :meth:`AuditRun.describe`."""
 
     model: str
     revision: str | None
@@ -68,7 +68,7 @@ class RunFacts(TypedDict):
 
 
 @dataclass(frozen=True)
-class Run:
+class AuditRun:
     """The documents of a store that have a direction, row by row with their vectors.
 
     Samples of lm-eval, without vectors, are a run too: what needs :attr:`vectors` then raises UsageError.
@@ -115,7 +115,7 @@ class Run:
         )
 
     @classmethod
-    def of(cls, store: Store, layer: str | None = None) -> Run:
+    def of(cls, store: Store, layer: str | None = None) -> AuditRun:
         """A store's documents with their vectors of one layer (default: the store's default layer)."""
         name, documents, centred, without = "", store.documents, None, 0
         if store.layers:
@@ -207,14 +207,14 @@ class Run:
         }
 
 
-def read_run(run: Run | str | Path, layer: str | None = None) -> Run:
+def read_run(run: AuditRun | str | Path, layer: str | None = None) -> AuditRun:
     """The run whose store, or samples of lm-eval, are in a folder; a run that was read is returned."""
-    if isinstance(run, Run):
+    if isinstance(run, AuditRun):
         return run
-    return Run.of(read_logged(run) if is_logged(run) else read_store(run), layer)
+    return AuditRun.of(read_logged(run) if is_logged(run) else read_store(run), layer)
 
 
-def part_of(build: Callable[..., Any], run: Run, **options: Any) -> Any:
+def part_of(build: Callable[..., Any], run: AuditRun, **options: Any) -> Any:
     """A part of a report on a run, or why it cannot be had."""
     try:
         return build(run, **options)
@@ -222,7 +222,7 @@ def part_of(build: Callable[..., Any], run: Run, **options: Any) -> Any:
         return Missing(str(error))
 
 
-def check_labels(run: Run, what: str) -> None:
+def check_labels(run: AuditRun, what: str) -> None:
     """Raise UsageError, with ``what`` needs them, unless there are labels, right answers and wrong ones."""
     rows = run.labelled
     right = int(run.right[rows].sum())
@@ -233,7 +233,7 @@ def check_labels(run: Run, what: str) -> None:
         raise UsageError(f"{what} right and wrong answers, and all {len(rows)} were answered {side}")
 
 
-def _notes(run: Run) -> list[str]:
+def _notes(run: AuditRun) -> list[str]:
     notes = []
     n = len(run)
     if run.without_direction:
@@ -304,7 +304,7 @@ class Answers:
     cautions: Sequence[str] = ()
 
 
-def answers_of(run: Run) -> Answers:
+def answers_of(run: AuditRun) -> Answers:
     """How the model answers."""
     labelled = run.labelled
     choices = run.choices[labelled]
@@ -341,7 +341,7 @@ def _commonest(answers: Counter[str]) -> tuple[str | None, int, int]:
     return answer, count, answers.total()
 
 
-def _score_of_constant(answer: str | None, run: Run) -> float:
+def _score_of_constant(answer: str | None, run: AuditRun) -> float:
     """The accuracy of always giving this answer; NaN unless the targets tell who is right."""
     documents = run.documents.iloc[run.labelled]
     is_target = (documents["target"] == answer).to_numpy()
@@ -351,7 +351,7 @@ def _score_of_constant(answer: str | None, run: Run) -> float:
     return float(is_target.mean())
 
 
-def _repeated(run: Run) -> int:
+def _repeated(run: AuditRun) -> int:
     """Documents that repeat an earlier one."""
     column = "prompt_hash" if run.documents["prompt_hash"].notna().any() else "text"
     keys = run.documents[column]
@@ -395,7 +395,7 @@ def _cautions(answers: Answers, documents: int) -> Iterator[str]:
         )
 
 
-def rows_where(run: Run, expression: str) -> Rows:
+def rows_where(run: AuditRun, expression: str) -> Rows:
     """Rows whose documents satisfy an expression, as :meth:`pandas.DataFrame.eval` reads it."""
     try:
         chosen = np.asarray(run.documents.eval(expression.strip(), engine="python"), dtype=object)
@@ -414,7 +414,7 @@ def rows_where(run: Run, expression: str) -> Rows:
     return rows
 
 
-def labels_of(run: Run, rows: Rows) -> Run:
+def labels_of(run: AuditRun, rows: Rows) -> AuditRun:
     """The run, with no labels but those of ``rows``."""
     score = np.full_like(run.score, np.nan)
     score[rows] = run.score[rows]

@@ -22,7 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.report import Col
-from lmeval_dispersion.statistics import LEVEL, Bounds, percentiles, resampled_means, student_quantile
+from lmeval_dispersion.statistics import (
+    LEVEL,
+    Bounds,
+    correlation,
+    percentiles,
+    resampled_means,
+    student_quantile,
+)
 
 Array = NDArray[np.float64]
 
@@ -131,9 +138,8 @@ class Folds(NamedTuple):
 
 def cross_fitted(pairs: Pairs, allowed: Sequence[tuple[int, ...]]) -> Folds:
     """The whole rule, its choices included, with every slice left out once (beyond 200 slices: 200 folds)."""
-    slices = len(pairs.accuracy)
-    fold = np.arange(slices, dtype=np.int64) % min(slices, _MOST_FOLDS)
-    estimate, fits = np.empty(slices), []
+    fold = _folds(pairs)
+    estimate, fits = np.empty(len(fold)), []
     for k in range(int(fold.max()) + 1):
         out = fold == k
         fits.append(shrunken_fit(pairs.take(~out), allowed))
@@ -141,7 +147,33 @@ def cross_fitted(pairs: Pairs, allowed: Sequence[tuple[int, ...]]) -> Folds:
     return Folds(fold, fits, estimate)
 
 
-class ErrorSize(NamedTuple):
+def isotonic(pairs: Pairs, column: int) -> Array:
+    """Accuracy as a function of one feature that only rises or only falls, of left-out slices, (S,).
+
+    Slices weigh by their documents; the side is that of Spearman's correlation in the fit, and the ends go on
+    as they are. Source: Barlow et al., Statistical Inference under Order Restrictions, 1972.
+    """
+    from sklearn.isotonic import IsotonicRegression
+
+    fold, x = _folds(pairs), pairs.z[:, column]
+    estimate = np.empty(len(fold))
+    for k in range(int(fold.max()) + 1):
+        out = fold == k
+        known = pairs.accuracy[~out]
+        rises = correlation(x[~out], known, "spearman") > 0
+        fit = IsotonicRegression(increasing=rises, out_of_bounds="clip")
+        fit.fit(x[~out], known, sample_weight=pairs.documents[~out])
+        estimate[out] = fit.predict(x[out])
+    return estimate
+
+
+def _folds(pairs: Pairs) -> NDArray[np.int64]:
+    slices = len(pairs.accuracy)
+    return np.arange(slices, dtype=np.int64) % min(slices, _MOST_FOLDS)
+
+
+@dataclass(frozen=True)
+class ErrorSize:
     """How far off estimates of slices are: sqrt(between + within / documents).
 
     Attributes:

@@ -14,8 +14,8 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.figures import ENDS, SHOWN, Figure, axis, without_nan
-from lmeval_dispersion.auditing.run import Array, Missing, Rows, Run
+from lmeval_dispersion.auditing.figures import ENDS, SHOWN, axis, without_nan
+from lmeval_dispersion.auditing.run import Array, AuditRun, Missing, Rows
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Spectrum, spectrum
 from lmeval_dispersion.report import Chart, Col, Table
@@ -23,6 +23,7 @@ from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import (
     UNDEFINED,
     Bounds,
+    Interval,
     normal_point,
     rank_agreement,
     rank_correlations,
@@ -34,7 +35,7 @@ from lmeval_dispersion.statistics import (
 
 BANDS = 5
 _DISTINCT = 12  # a numeric column with more values than this is cut into bands
-_BANDED = ("length", "confidence")  # numbers of a :class:`Run` that slice it by bands
+_BANDED = ("length", "confidence")  # numbers of a :class:`AuditRun` that slice it by bands
 _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
 _FEWEST_OF_A_TASK = 4  # slices of one task, for its slices to be compared among themselves
 _HEIGHT = 230  # of the chart, which stands in the first screen with the answer
@@ -53,12 +54,12 @@ class Slice(NamedTuple):
     rows: Rows
 
 
-def all_documents(run: Run) -> Slice:
+def all_documents(run: AuditRun) -> Slice:
     """The whole run as one slice."""
     return Slice("all documents", np.arange(len(run)))
 
 
-def slicings(run: Run, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
+def slicings(run: AuditRun, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
     """Every way to slice a run: what -> its slices, in the order of the report.
 
     ``subject``, ``category`` and ``task`` where they divide the documents, bands of ``length`` (prompt
@@ -74,12 +75,12 @@ def slicings(run: Run, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
     return ways
 
 
-def strata(run: Run) -> dict[str, list[Slice]]:
+def strata(run: AuditRun) -> dict[str, list[Slice]]:
     """Subjects and tasks, inside which right and wrong answers are compared again: what -> its slices."""
     return _dividing(run, ("subject", "task"))
 
 
-def _dividing(run: Run, columns: Sequence[str]) -> dict[str, list[Slice]]:
+def _dividing(run: AuditRun, columns: Sequence[str]) -> dict[str, list[Slice]]:
     """The slices of those columns that divide the documents, each differently."""
     ways: dict[str, list[Slice]] = {}
     for name in columns:
@@ -89,7 +90,7 @@ def _dividing(run: Run, columns: Sequence[str]) -> dict[str, list[Slice]]:
     return ways
 
 
-def by_column(run: Run, name: str) -> list[Slice]:
+def by_column(run: AuditRun, name: str) -> list[Slice]:
     """The slices of one column of the documents, or of ``length`` or ``confidence``."""
     empty = UsageError(f"the column {name!r} is empty in this run; choose another")
     if name in _BANDED:
@@ -218,7 +219,7 @@ class Association:
     @property
     def side(self) -> int:
         """1 where accuracy rises with dispersion, -1 where it falls, 0 where neither is clear."""
-        return Figure(self.spearman, self.low, self.high).side(0)
+        return Interval(self.spearman, self.low, self.high).side(0)
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ class SliceTable:
     association: Association | Missing
 
 
-def slice_table(run: Run, slices: list[Slice], raw: NDArray[np.float32] | None = None) -> SliceTable:
+def slice_table(run: AuditRun, slices: list[Slice], raw: NDArray[np.float32] | None = None) -> SliceTable:
     """The slices of one slicing; ``raw`` as in :func:`slice_row`."""
     rows = [slice_row(run, part, raw) for part in slices]
     tasks = run.documents["task"]
@@ -248,7 +249,7 @@ def slice_table(run: Run, slices: list[Slice], raw: NDArray[np.float32] | None =
     return SliceTable(rows, least_dispersed(rows), association(rows, of_one))
 
 
-def slice_row(run: Run, part: Slice, raw: NDArray[np.float32] | None = None) -> SliceRow:
+def slice_row(run: AuditRun, part: Slice, raw: NDArray[np.float32] | None = None) -> SliceRow:
     """One slice; with the vectors at their own lengths, ``raw`` (n, d), their :class:`Spectrum` too."""
     rows, n = part.rows, len(part.rows)
     accuracy, labelled = _mean(run.score[rows]), int((~np.isnan(run.score[rows])).sum())
@@ -394,7 +395,7 @@ def _accuracy(row: SliceRow) -> str:
     return f"{row.accuracy:.0%} ({100 * row.accuracy_low:.0f}–{100 * row.accuracy_high:.0f})"
 
 
-def interval_text(association: Association) -> str:
+def spearman_text(association: Association) -> str:
     """A Spearman correlation with its interval, or why it has none."""
     if math.isnan(association.low):
         return f"Spearman {association.spearman:.2f}, too few slices for an interval"
@@ -411,7 +412,7 @@ def slice_chart(name: str, table: SliceTable) -> Chart | None:
     if isinstance(order, Missing):
         text = f"no correlation: {order.missing}"
     else:
-        text = f"{interval_text(order)}, over {order.slices} slices"
+        text = f"{spearman_text(order)}, over {order.slices} slices"
     ends = [
         f"{row.slice}, dispersion {row.dispersion:.4f}, accuracy {100 * row.accuracy:.1f} %"
         for row in (lowest, highest)

@@ -6,14 +6,12 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
 from lmeval_dispersion.harness import install
-from lmeval_dispersion.options import add_column, add_examples, add_layers, add_quiet
-
-Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
+from lmeval_dispersion.options import Command, add_column, add_examples, add_layers, add_quiet
 
 
 def _enable_arguments(parser: argparse.ArgumentParser) -> None:
@@ -174,9 +172,6 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
         "--correct", metavar="[FILTER/]METRIC", help="what tells correct answers (default: the task's own)"
     )
     group.add_argument(
-        "--base-url", metavar="URL", help="a vLLM server that runs the prompts (default: this process does)"
-    )
-    group.add_argument(
         "--force", action="store_true", help="go on where documents are missing or answers disagree"
     )
     add_examples(
@@ -205,7 +200,6 @@ def _embed(args: argparse.Namespace) -> int:
             tasks=args.task.split(",") if args.task else None,
             judge=args.correct,
             force=args.force,
-            base_url=args.base_url,
         )
     print(folder)
     if not args.quiet:

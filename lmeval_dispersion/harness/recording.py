@@ -10,7 +10,7 @@ batch are matched to requests by their tokens: sorting, padding, grouping and ba
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -357,14 +357,10 @@ def check_choice(lm: Any, evaluation: Evaluation) -> None:
         )
 
 
-def prefill(
-    lm: Any, kind: str, prompts: Sequence[Prompt], recorders: Mapping[str, MakesRecorder] = PREFILL
-) -> None:
-    """Run prompts for their states, and for answers where transformers runs; they hold both then."""
-    answers = _recorded(lm, kind, prompts, recorders[kind])
-    if recorders is PREFILL:
-        for prompt, answer in zip(prompts, answers, strict=True):
-            prompt.answer = answer[0] if isinstance(answer, tuple) else answer
+def prefill(lm: Any, kind: str, prompts: Sequence[Prompt]) -> None:
+    """Run prompts for their states and answers; they hold both then."""
+    for prompt, answer in zip(prompts, _recorded(lm, kind, prompts, PREFILL[kind]), strict=True):
+        prompt.answer = answer[0] if isinstance(answer, tuple) else answer
 
 
 def _method(kind: str) -> Callable[..., list[Any]]:

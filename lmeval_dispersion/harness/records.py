@@ -17,7 +17,7 @@ from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.geometry import Estimate, streamed_dispersion_estimate, valid_rows
 from lmeval_dispersion.harness.seams import Pooled
 from lmeval_dispersion.store.format import CORRECT_ABOVE
-from lmeval_dispersion.store.samples import columns_of
+from lmeval_dispersion.store.samples import document_columns
 
 Vectors = NDArray[np.float32]
 
@@ -87,9 +87,9 @@ def record_of(
 ) -> DocRecord:
     """The record of one document.
 
-    ``prompt`` is its first request, which holds its state; the others are arguments of :func:`columns_of`.
+    ``prompt`` is its first request, which holds its state; the others are for :func:`document_columns`.
     """
-    columns = columns_of(
+    columns = document_columns(
         doc,
         prompt.args[0],
         answers,
@@ -103,7 +103,7 @@ def record_of(
 
 
 @dataclass(frozen=True)
-class Figure:
+class AggregatedMetric:
     """lm-eval's aggregation for one of :data:`METRICS`, or for its jackknife standard error.
 
     Its value depends on the records that it is given alone: lm-eval may call it on any sample of them, in any
@@ -127,7 +127,7 @@ class Figure:
         return figure.se if self.error else figure.mean
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Figure, (self.metric, self.error)
+        return AggregatedMetric, (self.metric, self.error)
 
 
 def with_states(records: Sequence[DocRecord]) -> list[DocRecord]:

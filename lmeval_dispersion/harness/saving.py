@@ -45,7 +45,7 @@ _stamps: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # tr
 
 
 @dataclass(frozen=True)
-class Run:
+class TaskRun:
     """One task's run, from its start to its store."""
 
     evaluation: Evaluation
@@ -53,7 +53,9 @@ class Run:
     folder: Path | None  # None: this process writes no store
 
 
-def begin(task: str, metadata: Mapping[str, Any], evaluation: Evaluation, options: Mapping[str, Any]) -> Run:
+def begin(
+    task: str, metadata: Mapping[str, Any], evaluation: Evaluation, options: Mapping[str, Any]
+) -> TaskRun:
     """Start a run: its store's folder is marked as one whose run has not finished."""
     # torchrun on CPUs runs all processes as rank 0: the first of its machine writes.
     writes = os.environ.get("LOCAL_RANK", "0") == "0" and getattr(evaluation.lm, "rank", 0) == 0
@@ -62,10 +64,10 @@ def begin(task: str, metadata: Mapping[str, Any], evaluation: Evaluation, option
         if evaluation.use_cache:
             _say_unfinished(folder.parent)
         begin_store(folder)
-    return Run(evaluation, options, folder)
+    return TaskRun(evaluation, options, folder)
 
 
-def finish(run: Run, task: Any, metrics: TaskMetrics, correct_by: str | None) -> dict[str, Any]:
+def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None) -> dict[str, Any]:
     """Write the task's store and pass its warnings on; returns the summary for lm-eval's results.
 
     Under lm-eval's command :func:`report_at_exit` says both, for all tasks together.

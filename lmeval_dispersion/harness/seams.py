@@ -21,7 +21,7 @@ tasks from two folders               :func:`more_tasks`: lm-eval's task manager 
 a word before weights are loaded,    :func:`before_weights`, in our own command alone;   none
 and a refusal in one sentence        :func:`one_sentence`
 a task's requests, asked of many     :func:`loaded_tasks`, :func:`built_requests`,       none
-models                               :func:`right_choices`, :func:`loaded_model`
+models                               :func:`right_choices`, :func:`loaded_lm`
 ===================================  ==================================================  ==================
 
 The rest of the harness does not ask which lm-eval is installed.
@@ -388,7 +388,7 @@ def before_weights(check: Callable[[Any, Evaluation], None]) -> Iterator[None]:
         registry.get_model, HFLM._create_tokenizer = get_model, tokenizer
 
 
-def loaded_model(
+def loaded_lm(
     name: str, arguments: Mapping[str, Any], more: str, check: Callable[[Any], None], **settings: Any
 ) -> Any:
     """A model of lm-eval, checked before its weights are loaded; UsageError: there is no such backend."""

@@ -46,7 +46,7 @@ DataLike = str | Path | Texts
 _OVERSAMPLE = 20
 
 
-class Run(TypedDict, total=False):
+class StudyOptions(TypedDict, total=False):
     """How any analysis is run.
 
     Attributes:
@@ -214,13 +214,11 @@ class Analysis:
         drawn: Segments,
         layers: Sequence[str],
         reduce: Reduce,
-        *,
-        losses: bool = False,
     ) -> Units:
-        """Run all segments, a batch a unit, each of which keeps an array a layer and ``nll`` for losses."""
+        """Run all segments, a batch a unit, each of which keeps an array a layer."""
 
         def do(rows: NDArray[np.int64]) -> Unit:
-            return causal.run(drawn, rows, layers, reduce, losses=losses)
+            return causal.run(drawn, rows, layers, reduce)
 
         return self.study.blocks(name, len(drawn.tokens), causal.batch, do)
 
@@ -235,7 +233,7 @@ def analyse(
     models: ModelLike | Sequence[ModelLike],
     data: DataLike,
     settings: Mapping[str, Any],
-    run: Run,
+    run: StudyOptions,
     *,
     held_out: DataLike | None = None,
 ) -> R:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmeval_dispersion.installation import cache_folder
-from lmeval_dispersion.options import Output, add_column, add_examples, add_layers, add_output, add_seed
+from lmeval_dispersion.options import Command, add_column, add_examples, add_layers, add_output, add_seed
+from lmeval_dispersion.output import Output
 
 _STUDIES = "dispersion-runs"
 _LAYERS = "last, all, or a name such as layer.3 or layer.-1.attn"
@@ -38,15 +39,6 @@ _CONTROL = {
     "choices": ("untrained", "shuffled"),
     "help": "also run the model at random weights, or each text's tokens in random order; may be repeated "
     "(default: none)",
-}
-_KNN = {
-    "nargs": "?",
-    "type": int,
-    "const": True,
-    "default": False,
-    "metavar": "N",
-    "help": "build a kNN-LM of so many tokens, 100000 where none are named, from each candidate and measure "
-    "it (default: none)",
 }
 _HELD_OUT = {"metavar": "FILE|HUB_ID", "help": "a second text, binned by itself (default: none)"}
 
@@ -78,12 +70,11 @@ _ANALYSES = {
         {
             "--segment": _number(512, "length of one", "TOKENS"),
             "--sizes": _several((10, 50, 100), "segments a draw"),
-            "--knn": _KNN,
         },
         ("layer.-1.attn", "layer.-1.ffn"),
         (
             "MODEL --data texts.txt",
-            "MODEL --data texts.txt --layer layer.3.attn --layer layer.3.ffn --knn -o sublayers.html",
+            "MODEL --data texts.txt --layer layer.3.attn --layer layer.3.ffn -o sublayers.html",
         ),
     ),
     "condensation": _Analysis(
@@ -196,8 +187,6 @@ def _model(text: str, args: argparse.Namespace) -> Any:
     name, _, revision = text.partition("@") if not Path(text).exists() else (text, "", "")
     return ModelChoice(name, revision or None, **_values(_MODEL, args))
 
-
-Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 
 COMMANDS: dict[str, Command] = {
     kind: (partial(_add_arguments, kind), partial(_run, kind)) for kind in _ANALYSES

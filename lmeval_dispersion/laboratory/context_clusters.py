@@ -28,7 +28,7 @@ from lmeval_dispersion.laboratory import frames
 from lmeval_dispersion.laboratory.analysis import (
     Analysis,
     DataLike,
-    Run,
+    StudyOptions,
     StudyResult,
     analyse,
     gap_of,
@@ -137,14 +137,14 @@ def clusters(
     segment: int = 100,
     clusters: int = 500,
     layers: str | Sequence[str] = "last",
-    **run: Unpack[Run],
+    **run: Unpack[StudyOptions],
 ) -> ClustersResult:
     """Distances within and between clusters of contexts of ``data``, in every model.
 
     ``models`` have one tokenizer, such as revisions of one training. All of a file or Hub data set is read.
     Contexts of ``segment`` tokens go on with the same ``ngram`` tokens, which must occur ``occurrences``
     times; a cluster has so many contexts. The most frequent n-grams make the ``clusters``. ``layers``:
-    ``last``, ``all``, or names. More: :class:`~lmeval_dispersion.laboratory.analysis.Run`.
+    ``last``, ``all``, or names. More: :class:`~lmeval_dispersion.laboratory.analysis.StudyOptions`.
 
     Raises:
         UsageError: Too few n-grams recur, tokenizers differ, or what was asked for does not fit a model.

@@ -27,7 +27,7 @@ from torch import Tensor
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.geometry import Dispersion, Spectrum, dispersion_estimate, spectrum, vendi_score
 from lmeval_dispersion.laboratory import frames
-from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, Run, StudyResult, analyse
+from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, StudyOptions, StudyResult, analyse
 from lmeval_dispersion.laboratory.causal_model import (
     CONTROLS,
     CausalModel,
@@ -212,7 +212,7 @@ def law(
     contexts: Sequence[int] = CONTEXTS,
     held_out: DataLike | None = None,
     control: str | Sequence[str] | None = None,
-    **run: Unpack[Run],
+    **run: Unpack[StudyOptions],
 ) -> LawResult:
     """Perplexity against dispersion over the texts of ``data``, per layer.
 
@@ -221,7 +221,7 @@ def law(
     last-token variant (those below ``segment``). ``held_out``, a second source, is binned by itself; the line
     fitted on ``data`` is tested on it. ``control``: ``untrained``, ``shuffled`` or both, run beside the model
     on the same bins. ``layers``: ``last``, ``all``, or names. More:
-    :class:`~lmeval_dispersion.laboratory.analysis.Run`.
+    :class:`~lmeval_dispersion.laboratory.analysis.StudyOptions`.
 
     Raises:
         UsageError: What was asked for does not fit the model or the data, or a source has segments for fewer

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.installation import __version__
-from lmeval_dispersion.options import progress_bar
+from lmeval_dispersion.output import progress_bar
 
 FORMAT = "dispersion-lab/3"
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.laboratory import frames
-from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, Run, StudyResult, analyse
+from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, StudyOptions, StudyResult, analyse
 from lmeval_dispersion.laboratory.causal_model import as_controls, token_dispersions, unit_tokens
 from lmeval_dispersion.laboratory.frames import bounded, table, with_ends
 from lmeval_dispersion.model.loading import ModelLike
@@ -117,10 +117,10 @@ class CondensationResult(StudyResult):
 
     def _trends(self) -> list[dict[str, Any]]:
         models = list(dict.fromkeys(self.texts["model"]))
-        return [verdict(name, self.texts[self.texts["model"] == name], len(models)) for name in models]
+        return [shape_of_curve(name, self.texts[self.texts["model"] == name], len(models)) for name in models]
 
 
-def verdict(model: str, texts: pd.DataFrame, claims: int) -> dict[str, Any]:
+def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, Any]:
     """The shape of one model's curve of similarity by depth, by a rule that holds for ``claims`` models.
 
     Its ``verdict``: tokens grow ``alike`` where the curve only rises and ``apart`` where it only falls; it
@@ -227,14 +227,14 @@ def condensation(
     segments: int = 100,
     last: int = 3,
     control: str | Sequence[str] | None = None,
-    **run: Unpack[Run],
+    **run: Unpack[StudyOptions],
 ) -> CondensationResult:
     """Similarity of the tokens of a text, layer by layer, of one model or several.
 
     ``models``: one or several, such as a family by size, or a training by revision. ``segments`` texts of
     ``segment`` tokens are drawn from a file or Hub data set; ``last_mean`` averages the ``last`` depths.
     ``control``: ``untrained``, ``shuffled`` or both, run beside every model on the same texts. More:
-    :class:`~lmeval_dispersion.laboratory.analysis.Run`.
+    :class:`~lmeval_dispersion.laboratory.analysis.StudyOptions`.
 
     Raises:
         UsageError: What was asked for does not fit a model or the data.

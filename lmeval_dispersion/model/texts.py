@@ -33,7 +33,7 @@ _PARQUET_ROWS = 1024  # rows decoded at a time
 _HUB = re.compile(r"(?P<id>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
 
 
-class Text(NamedTuple):
+class SourceText(NamedTuple):
     """One text of a source."""
 
     id: int
@@ -73,7 +73,7 @@ class Texts:
         """Whether all texts belong to one running document (a text file)."""
         return self.path is not None and self.path.suffix == ".txt"
 
-    def __iter__(self) -> Iterator[Text]:
+    def __iter__(self) -> Iterator[SourceText]:
         self.read, self.skipped = 0, Counter(empty=0, undecodable=0)
         for value in self._values():
             number = self.read
@@ -83,7 +83,7 @@ class Texts:
             elif not value.strip():
                 self.skipped["empty"] += 1
             else:
-                yield Text(number, value)
+                yield SourceText(number, value)
 
     def report(self) -> str | None:
         """The documents that the latest pass skipped, as a sentence for stderr; None for none."""

@@ -22,7 +22,8 @@ from lmeval_screener.targets import Target, labelled, parse_targets
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.evidence import worth
 from lmeval_dispersion.harness.cli import failure_sentence
-from lmeval_dispersion.options import Output, add_examples, add_output, add_seed, progress_bar
+from lmeval_dispersion.options import add_examples, add_output, add_seed
+from lmeval_dispersion.output import Output, progress_bar
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.statistics import holm
 
@@ -187,7 +188,7 @@ def probe(
         UsageError: No such backend, one without log-likelihoods, or no figure of the task's.
         DispersionError: No checkpoint could be asked.
     """
-    from lmeval_dispersion.harness.seams import loaded_model
+    from lmeval_dispersion.harness.seams import loaded_lm
     from lmeval_dispersion.probing.questions import check_decoder
 
     answered: dict[str, Answered] = {}
@@ -199,7 +200,7 @@ def probe(
             try:
                 if target.refused:
                     raise DispersionError(target.refused[1])
-                lm = loaded_model(model, _arguments(target), model_args, check_decoder, **settings)
+                lm = loaded_lm(model, _arguments(target), model_args, check_decoder, **settings)
                 answered[target.label] = questions.ask(lm)
             except UsageError:
                 raise

@@ -13,7 +13,7 @@ from typing import Any
 from lmeval_dispersion.errors import MixedStoresError
 
 Identity = Mapping[str, str]
-Part = tuple[Path, Mapping[str, Any]]  # a store's folder and manifest
+StorePart = tuple[Path, Mapping[str, Any]]  # a store's folder and manifest
 
 # The model, and the shape of all prompts of a run: stores that are read as one share these.
 MODEL_KEYS = ("weights", "gguf", "adapter", "delta", "quantization", "dtype", "tokenizer", "add_bos_token")
@@ -87,7 +87,7 @@ def hashed(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def check_one_model(parts: Sequence[Part]) -> None:
+def check_one_model(parts: Sequence[StorePart]) -> None:
     """Refuse to read stores as one if they are of two models, or of one that was prompted in two ways."""
     first_place, first = parts[0]
     for place, manifest in parts[1:]:
@@ -107,7 +107,7 @@ def check_one_model(parts: Sequence[Part]) -> None:
             )
 
 
-def check_comparable(first: Sequence[Part], other: Sequence[Part]) -> list[str]:
+def check_comparable(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[str]:
     """Sentences that a comparison of two runs must carry: how their models differ. Other prompts are refused.
 
     Returns:

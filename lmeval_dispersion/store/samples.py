@@ -42,7 +42,7 @@ class Sample:
 
     doc: Any
     arguments: list[tuple[Any, ...]]  # of its requests
-    columns: dict[str, Any]  # of :func:`columns_of`
+    columns: dict[str, Any]  # of :func:`document_columns`
     answer: float | str  # to the first request: log-probability or text
     metrics: dict[str, Any]  # of lm-eval's own
     correct: float = math.nan  # the metric that judges
@@ -238,7 +238,7 @@ def _sample(file: Path, config: Mapping[str, Any], logged: Mapping[str, Any]) ->
     # 0.5, whose configurations have this key, keeps a list of the repeats of each request.
     later = "multiple_targets" in config
     answers = [repeats[0] if later else repeats for repeats in logged["filtered_resps"]]
-    columns = columns_of(
+    columns = document_columns(
         doc,
         arguments[0][0],
         [_answer(answer, kind)[1] for answer in answers],
@@ -256,7 +256,7 @@ def _sample(file: Path, config: Mapping[str, Any], logged: Mapping[str, Any]) ->
     return Sample(doc, arguments, columns, _answer(logged["resps"][0][0], kind)[0], metrics)
 
 
-def columns_of(
+def document_columns(
     doc: Any,
     prompt: str,
     answers: Sequence[Any],

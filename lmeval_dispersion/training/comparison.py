@@ -51,7 +51,7 @@ class Trained:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Report):
+class TrainingComparison(Report):
     """Every loss against base, by domain.
 
     Intervals are Student's t over seeds, Bonferroni-corrected for the number of comparisons: they hold
@@ -66,7 +66,7 @@ class Comparison(Report):
     trained: Sequence[Trained]
 
     @classmethod
-    def of(cls, results: Sequence[Mapping[str, Any]], domains: Sequence[str]) -> Comparison:
+    def of(cls, results: Sequence[Mapping[str, Any]], domains: Sequence[str]) -> TrainingComparison:
         """The comparison of trainings, by their ``result.json``; ``domains`` are their texts, in order."""
         names = [domain.replace("\\", "/").rstrip("/").split("/")[-1] for domain in domains]
         names = names if len(set(names)) == len(names) else list(domains)

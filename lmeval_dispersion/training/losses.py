@@ -30,6 +30,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Literal, get_args
 
 import torch
@@ -37,6 +38,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmeval_dispersion.errors import GeometryError, UsageError
+from lmeval_dispersion.training.loss_table import LOSS_TABLE
 from lmeval_dispersion.training.pairs import (
     Pairs,
     Points,
@@ -87,6 +89,7 @@ def push_away(
     return _by_layer(z, p, cosine - 1.0, counted)
 
 
+@wraps(push_away, assigned=())  # its signature
 def squeeze(z: Tensor, **options: Any) -> Tensor:
     """Plus the mean cosine distance over all pairs: the ablation that should make a model worse.
 
@@ -224,11 +227,7 @@ def decorrelation(
     return _by_layer(z, p, *squared_correlations(p, of_tokens=axis == "tokens"))
 
 
-_FUNCTIONS = (
-    *(push_away, cross_domain_push_away, squeeze, angular_spread),
-    *(orthogonalization, l2_repel, decorrelation),
-)
-LOSSES: dict[str, Callable[..., Tensor]] = {function.__name__: function for function in _FUNCTIONS}
+LOSSES: dict[str, Callable[..., Tensor]] = {name: globals()[name] for name in LOSS_TABLE}
 
 _PER_CALL = ("z", "mask", "segments", "domains", "generator")
 
@@ -240,7 +239,9 @@ class DispersionLoss(nn.Module):
     DispersionLoss(angular_spread, tau=0.5)
 
     Args:
-        name: Name of the loss's function.
+        loss: Name of a loss, or a function of your own: called as ``loss(z, mask=mask, segments=segments)``
+            for each layer's states (b, t, d), it returns a scalar that autograd differentiates. It gets
+            ``domains`` and ``generator`` too where it has arguments of these names.
         seed: Seed of the draw where ``max_tokens`` is given. The draw of call number k depends on the seed
             and k alone, so a run that goes on from ``calls = k`` draws the same tokens.
         options: Keyword arguments of the function.
@@ -253,20 +254,29 @@ class DispersionLoss(nn.Module):
         UsageError: There is no such loss, or its function takes no such option.
     """
 
-    def __init__(self, name: str, *, seed: int = 0, **options: Any) -> None:
+    def __init__(self, loss: str | Callable[..., Tensor], *, seed: int = 0, **options: Any) -> None:
         super().__init__()
-        if name not in LOSSES:
-            near = difflib.get_close_matches(name, LOSSES, n=1)
+        if isinstance(loss, str) and loss not in LOSSES:
+            near = difflib.get_close_matches(loss, LOSSES, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise UsageError(f"expected a loss of {', '.join(LOSSES)}, got {name!r}{hint}")
-        # Squeeze passes everything on to push-away.
-        parameters = inspect.signature(push_away if name == "squeeze" else LOSSES[name]).parameters
-        known = [option for option in parameters if option not in _PER_CALL]
-        for option in options:
-            if option not in known:
-                raise UsageError(f"expected options of {name} among {', '.join(known)}, got {option!r}")
-        self.name, self.options, self.seed, self.calls = name, options, seed, 0
-        self.needs_domains = "domains" in parameters
+            raise UsageError(f"expected a loss of {', '.join(LOSSES)}, got {loss!r}{hint}")
+        self.function = LOSSES[loss] if isinstance(loss, str) else loss
+        self.name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+        parameters = inspect.signature(getattr(self.function, "forward", self.function)).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            if missing := {"mask", "segments"} - set(parameters):
+                raise UsageError(
+                    f"expected a loss with the arguments z, mask and segments, got {self.name} without "
+                    f"{' and '.join(sorted(missing))}"
+                )
+            known = [option for option in parameters if option not in _PER_CALL]
+            for option in options:
+                if option not in known:
+                    raise UsageError(
+                        f"expected options of {self.name} among {', '.join(known)}, got {option!r}"
+                    )
+        self.options, self.seed, self.calls = options, seed, 0
+        self.needs_domains, self._draws = "domains" in parameters, "generator" in parameters
 
     def forward(
         self,
@@ -277,15 +287,20 @@ class DispersionLoss(nn.Module):
         domains: Tensor | None = None,
     ) -> Tensor:
         """The loss of states (b, t, d), or of each layer of a stack (l, b, t, d)."""
-        given: dict[str, Any] = {"mask": mask, "segments": segments}
+        given: dict[str, Any] = {"mask": mask, "segments": segments, **self.options}
         if self.needs_domains:
             if domains is None:
                 raise UsageError("expected `domains` of shape (b,), one number a sequence, got none")
             given["domains"] = domains
-        if self.options.get("max_tokens") is not None:
+        if self._draws and self.options.get("max_tokens") is not None:
             given["generator"] = torch.Generator(z.device).manual_seed(self.seed * 1_000_003 + self.calls)
         self.calls += 1
-        return LOSSES[self.name](z, **given, **self.options)
+        if self.function in LOSSES.values() or z.dim() == 3:
+            return self.function(z, **given)
+        values = [self.function(layer, **given) for layer in z]
+        if values[0].shape != ():
+            raise GeometryError(f"expected a scalar from {self.name}, got the shape {tuple(values[0].shape)}")
+        return torch.stack(values)
 
     def extra_repr(self) -> str:
         """The name and the options."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -75,7 +75,8 @@ class DispersionRegularizer:
 
     Args:
         model: A causal decoder of transformers, bare or wrapped.
-        loss: Name of a loss, see :mod:`lmeval_dispersion.training.losses`, or a ``DispersionLoss``.
+        loss: Name of a loss, see :mod:`lmeval_dispersion.training.losses`, a ``DispersionLoss``, or a
+            function of your own as ``DispersionLoss`` takes it.
         layers: States after blocks, by the names, words and indices of
             :mod:`lmeval_dispersion.model`: ``last`` (after the final norm), ``all``,
             ``early_half``, ``late_half``, ``layer.3``, ``[0, -1]``, ...
@@ -100,7 +101,7 @@ class DispersionRegularizer:
     def __init__(
         self,
         model: nn.Module,
-        loss: str | DispersionLoss = "angular_spread",
+        loss: str | Callable[..., Tensor] = "angular_spread",
         layers: str | Sequence[str | int] = "last",
         weight: float = 0.1,
         *,
@@ -115,7 +116,7 @@ class DispersionRegularizer:
         if mode not in ("add", "inject"):
             raise UsageError(f"expected a mode of add, inject, got {mode!r}")
         decoder = Decoder.of(model)
-        self.loss = DispersionLoss(loss, seed=seed, **options) if isinstance(loss, str) else loss
+        self.loss = loss if isinstance(loss, DispersionLoss) else DispersionLoss(loss, seed=seed, **options)
         self.layers = states_after_blocks(layers, len(decoder))
         self.weight, self.mode, self.loss_scale, self.step = float(weight), mode, 1.0, 0
         self.values: dict[str, Tensor] = {}

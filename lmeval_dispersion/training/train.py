@@ -24,9 +24,11 @@ from lmeval_dispersion.errors import TrainingError, UsageError
 from lmeval_dispersion.geometry import Dispersion
 from lmeval_dispersion.model import states_after_blocks
 from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.options import Output, add_column, add_examples, add_output, progress_bar, write_whole
+from lmeval_dispersion.options import add_column, add_examples, add_output
+from lmeval_dispersion.output import Output, progress_bar, write_whole
 from lmeval_dispersion.report import render
-from lmeval_dispersion.training.comparison import BASE, Comparison
+from lmeval_dispersion.training.comparison import BASE, TrainingComparison
+from lmeval_dispersion.training.loss_table import LOSS_TABLE
 
 if TYPE_CHECKING:
     import transformers
@@ -36,11 +38,6 @@ if TYPE_CHECKING:
 Blocks = NDArray[np.int32]
 _FULL_DISK = ("No space left", "Disk quota exceeded", "inline_container.cc")  # the last is torch.save's
 _HELD_OUT_TOKENS = 50_000  # of each domain, at most
-# Written out, not taken from the table of losses: `--help` does without torch.
-LOSS_NAMES = (
-    *("push_away", "cross_domain_push_away", "squeeze", "angular_spread"),
-    *("orthogonalization", "l2_repel", "decorrelation"),
-)
 
 
 def _option(metavar: str | None, help: str, default: Any = MISSING, type: Any = str, **more: Any) -> Any:
@@ -86,7 +83,7 @@ class Settings:
         None,
         "loss to train with; may be repeated (default: angular_spread)",
         ("angular_spread",),
-        choices=LOSS_NAMES,
+        choices=tuple(LOSS_TABLE),
     )
     seed: Sequence[int] = _option(
         "N", "train all once with this seed; may be repeated (default: 0)", (0,), _at_least(0, int, 2**32)
@@ -186,7 +183,7 @@ def run(args: argparse.Namespace) -> int:
             results = _all_trained(settings, folder, tokenizer, output)
         if not processes.is_main_process:
             return 0
-        document = Comparison.of(results, settings.data).document()
+        document = TrainingComparison.of(results, settings.data).document()
         document = dataclasses.replace(document, command=output.command)
         for name, form in (("comparison.json", "json"), ("comparison.md", "markdown")):
             write_whole(folder / name, render(document, form).encode())

@@ -9,7 +9,7 @@ Evaluation and prediction are the parent's own, with the dispersion of every cho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,14 +29,14 @@ class DispersionConfig:
     """The losses that the trainer adds to its own.
 
     Attributes:
-        loss: Name of a loss, see :mod:`lmeval_dispersion.training.losses`.
+        loss: As in :class:`~lmeval_dispersion.training.regularizer.DispersionRegularizer`.
         layers: As in :class:`~lmeval_dispersion.training.regularizer.DispersionRegularizer`.
         weight: Factor of the loss; a callback may change ``trainer.regularizer.weight`` between steps.
         seed: Seed of the draw of tokens.
         options: Options of the loss, such as ``{"max_tokens": 256}``.
     """
 
-    loss: str = "angular_spread"
+    loss: str | Callable[..., Tensor] = "angular_spread"
     layers: str | Sequence[str | int] = "last"
     weight: float = 0.1
     seed: int = 0

@@ -13,7 +13,8 @@ import numpy as np
 from lmeval_screener.figures import Difference, paired_difference
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import Output, add_examples, add_output
+from lmeval_dispersion.options import add_examples, add_output
+from lmeval_dispersion.output import Output
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.statistics import LEVEL
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lmeval_screener.registry.news import News
-    from lmeval_screener.result import Result
+    from lmeval_screener.result.result import Result
     from lmeval_screener.screened import Failed, Group, Screened
     from lmeval_screener.screening import screen
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_screener.targets import Target, label, labelled, run_and_step
+from lmeval_screener.targets.labels import labelled
+from lmeval_screener.targets.names import Target, label
+from lmeval_screener.targets.runs import run_and_step
 from lmeval_screener.yaml_fields import nearest
 
 HUB = "hub:"

@@ -19,21 +19,20 @@ from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
-    Output,
     add_examples,
     add_output,
     add_version,
     command_parser,
     exit_code_of,
-    progress_bar,
 )
+from lmeval_dispersion.output import Output, progress_bar
 from lmeval_screener.selection import add_ranking_options, add_selection_options
 
 if TYPE_CHECKING:
-    from lmeval_screener.result import Result
+    from lmeval_screener.result.result import Result
     from lmeval_screener.screened import Failed, Reading
     from lmeval_screener.screening import OnDone
-    from lmeval_screener.shortlist import Shortlist
+    from lmeval_screener.shortlist.choice import Shortlist
 
 _EVERY = 30.0  # seconds between two lines of progress
 _ABOUT = (
@@ -141,12 +140,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep what is measured in this SQLite file, and read only what is new (default: none)",
     )
     how.add_argument("--refresh", action="store_true", help="read again what the registry has")
-    how.add_argument(
-        "--engine",
-        choices=("process", "ray"),
-        default="process",
-        help="ray: over a cluster (RAY_ADDRESS), for folders and buckets (default: process)",
-    )
     show = parser.add_argument_group("what to show")
     add_output(show)
     show.add_argument(
@@ -216,7 +209,8 @@ def run(args: argparse.Namespace) -> int:
     from lmeval_screener.checkpoints.limits import Allowance
     from lmeval_screener.screening import Screening, add_named, floor_among, session_in
     from lmeval_screener.selection import select_targets, selection_of
-    from lmeval_screener.tokens import load_domain, load_token_set
+    from lmeval_screener.tokens.resolution import load_domain
+    from lmeval_screener.tokens.sets import load_token_set
 
     def notice(name: str, seconds: float) -> None:
         output.say(
@@ -263,11 +257,6 @@ def run(args: argparse.Namespace) -> int:
         base=args.base,
         rank_by=args.rank_by,
     )
-    if args.engine == "ray":
-        from lmeval_screener.reading.ray_reader import RayReader, check_ray
-
-        check_ray(selected.targets)
-        screening.reader_type = RayReader
     screening.since = args.since if args.registry is not None else None
     run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
     with session_in(args.registry, domain, reference, since=screening.since, **run_of) as session:

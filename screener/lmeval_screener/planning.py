@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.report import Column, Document, Section, Table
+from lmeval_screener.weights.formats import SAFETENSORS
 
 if TYPE_CHECKING:
     from lmeval_screener.selection import Selected
-    from lmeval_screener.targets import Target
-    from lmeval_screener.tokens import TokenSet
+    from lmeval_screener.targets.names import Target
+    from lmeval_screener.tokens.sets import TokenSet
 
 #: The Hub's quotas as it documents them (autumn 2026), requests in 300 s: anonymous, with a token.
 QUOTAS = {"api": (500, 1000), "resolvers": (3000, 5000)}
@@ -83,7 +84,7 @@ def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
     # names). A list leaves out the tokenizer's digest, which is one more; a name costs the listing.
     if listed is None:
         return row | {"api": 1, "resolvers": 4}
-    return row | {"resolvers": 3 if "model.safetensors" in listed.files else 5}
+    return row | {"resolvers": 3 if SAFETENSORS.single in listed.files else 5}
 
 
 def families_document() -> Document:
@@ -105,7 +106,7 @@ def families_document() -> Document:
 
 def domains_document() -> Document:
     """The bundled token sets, a row for each of their groups."""
-    from lmeval_screener.tokens import bundled_token_sets, described_groups
+    from lmeval_screener.tokens.sets import bundled_token_sets, described_groups
 
     names = bundled_token_sets()
     rows = [

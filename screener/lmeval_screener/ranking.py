@@ -30,8 +30,9 @@ from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference, ranks
 from lmeval_screener.screened import RANK_BY, TOKENIZER, Against, Next, RankBy, Ranks, Reading, Screened
-from lmeval_screener.targets import Target, labelled
-from lmeval_screener.tokens import Resolution
+from lmeval_screener.targets.labels import labelled
+from lmeval_screener.targets.names import Target
+from lmeval_screener.tokens.resolution import Resolution
 
 #: Chance that any two of a group are ordered although they do not differ.
 ERROR_RATE = 0.05

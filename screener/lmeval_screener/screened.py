@@ -17,9 +17,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from lmeval_dispersion.geometry import METRICS, Metric
+from lmeval_dispersion.statistics import LEVEL
 from lmeval_screener.figures import PARTS, Gap, Ratio, difference, ranks
-from lmeval_screener.targets import Target, label, shared_name, step_key, training_and_step
-from lmeval_screener.tokens import Resolution
+from lmeval_screener.targets.labels import shared_name
+from lmeval_screener.targets.names import Target, label
+from lmeval_screener.targets.runs import step_key, training_and_step
+from lmeval_screener.tokens.resolution import Resolution
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,7 +342,10 @@ class Group:
         return next((c for c in self.checkpoints if c.is_base), None)
 
     def rivals(self, metric: Metric) -> tuple[Screened, ...]:
-        """The best by G and the best by the ratio, where they differ and either figure separates them."""
+        """The best by G and the best by the ratio, where each figure separates them, the other way round.
+
+        They were chosen among all pairs of the group, so each test allows for as many (Bonferroni).
+        """
         among = [c for c in self.candidates if c.copy_of is None]
         if any(c.ratio is None for c in among[:1]):
             return ()
@@ -347,8 +353,9 @@ class Group:
         best = max(among, key=lambda c: c.ratio.mean if c.ratio else -math.inf, default=None)
         if not (first and first.ratio and best and best.ratio) or not best.ratio.above(first.ratio):
             return ()
-        sure = difference(first.gaps[metric], best.gaps[metric]).separated
-        return (first, best) if sure or best.ratio.minus(first.ratio).separated else ()
+        tests = difference(first.gaps[metric], best.gaps[metric]), best.ratio.minus(first.ratio)
+        level = (1 - LEVEL) / math.comb(len(among), 2)
+        return (first, best) if all(test.p < level for test in tests) else ()
 
 
 def title_of(family: str, scale: str, targets: Sequence[Target], tokenizer: str = "one tokenizer") -> str:

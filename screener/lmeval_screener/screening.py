@@ -21,18 +21,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
-from lmeval_dispersion.options import progress_bar
+from lmeval_dispersion.output import progress_bar
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ranked
 from lmeval_screener.reading import Reader
-from lmeval_screener.result import Gate, Result
+from lmeval_screener.result.result import Gate, Result
 from lmeval_screener.screened import RANK_BY, RANKED, Failed, RankBy, Reading
 from lmeval_screener.selection import Selected, Selection, select_targets
-from lmeval_screener.targets import Target, labelled, parse_target, parse_targets
 from lmeval_screener.targets.families import demo_targets, load_family
-from lmeval_screener.tokens import TokenSet, load_domain, load_token_set
+from lmeval_screener.targets.labels import labelled
+from lmeval_screener.targets.names import Target, parse_target, parse_targets
+from lmeval_screener.tokens.resolution import load_domain
+from lmeval_screener.tokens.sets import TokenSet, load_token_set
 from lmeval_screener.yaml_fields import nearest
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT = 60.0  # seconds for one checkpoint, everything included; the only time limit there is
+_SIDE_BY_SIDE = 16  # checkpoints that are read at once, for each quota
 _SCOUTS = 3  # checkpoints that are tried alone while the Hub does not answer; when all fail, no more are
 _PATIENCE = 0.25  # seconds without an answer or a failed connection after which the others go on
 
@@ -213,7 +216,6 @@ class Screening:
         base: The checkpoint that the others were trained from, likewise.
         session: A registry's, which knows what need not be read again and keeps what is read.
         since: Time from which the registry's news are given; None for none.
-        reader_type: The reader of the checkpoints: this process, or those of a cluster.
         keep_on_interrupt: Whether Ctrl-C and SIGTERM return what is done (main thread only).
     """
 
@@ -226,7 +228,6 @@ class Screening:
     fail_if_below: str | None = None
     session: Session | None = None
     since: str | None = None
-    reader_type: type[Reader] = Reader
     allowance: Allowance | None = None
     keep_on_interrupt: bool = False
     base: str | None = None
@@ -291,21 +292,21 @@ class Screening:
 
     async def _screened(self, selected: Selected) -> Result:
         start = time.perf_counter()
-        async with Hub(offline=_all_local(selected.targets) or None, allowance=self.allowance) as hub:
+        offline = (self.tokenizer is None and _all_local(selected.targets)) or None
+        async with Hub(offline=offline, allowance=self.allowance) as hub:
             known = self.session.find if self.session is not None else None
-            self._reader = self.reader_type(hub, self.domain, self.reference, known)
-            with contextlib.closing(self._reader):
-                await self._check_tokenizer()
-                targets, floor, base = await self._expanded(selected.targets)
-                readings = await self._readings(targets)
-                named = [] if base else await self._named_bases(readings)
-                comparable = await self._comparable([*readings, *named])
-                bases = [base] if base else []
+            self._reader = Reader(hub, self.domain, self.reference, known)
+            await self._check_tokenizer()
+            targets, floor, base = await self._expanded(selected.targets)
+            readings = await self._readings(targets)
+            named = [] if base else await self._named_bases(readings)
+            comparable = await self._comparable([*readings, *named])
+            bases = [base] if base else []
+            checkpoints = ranked(comparable, self.metric, self.rank_by, bases)
+            if unused := {r.target for r in named} - {c.target for c in checkpoints if c.is_base}:
+                comparable = [pair for pair in comparable if pair[0].target not in unused]
                 checkpoints = ranked(comparable, self.metric, self.rank_by, bases)
-                if unused := {r.target for r in named} - {c.target for c in checkpoints if c.is_base}:
-                    comparable = [pair for pair in comparable if pair[0].target not in unused]
-                    checkpoints = ranked(comparable, self.metric, self.rank_by, bases)
-        meters = [hub.meter, selected.meter, *self._reader.meters]
+        meters = [hub.meter, selected.meter]
         result = Result(
             domain=self.domain.name,
             task=self.domain.task,
@@ -326,12 +327,12 @@ class Screening:
         return replace(result, gate=Gate.of(result.groups, result.failed, floor.label))
 
     async def _check_tokenizer(self) -> None:
-        """Refuse a misspelt ``--tokenizer``, also where no checkpoint needs it."""
+        """Refuse a ``--tokenizer`` that cannot be opened; with a registry only a misspelt one."""
         try:
             if self.tokenizer is not None:
                 await self._reader.sources.tokenizer(self.tokenizer)
         except ScreeningError as error:
-            if error.code.endswith(("NotFound", "Name")):
+            if self.session is None or error.code.endswith(("NotFound", "Name")):
                 raise UsageError(str(error)) from error
 
     def _meaning_of_accuracies(self, targets: Sequence[Target]) -> str:
@@ -381,7 +382,7 @@ class Screening:
     async def _readings(self, targets: Sequence[Target], *, asked: bool = True) -> list[Reading]:
         """The readings of all that could be read, in the order of the targets; a failure costs no other."""
         # A checkpoint that waits for a quota holds a slot: those that need another have slots of their own.
-        slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(self._reader.side_by_side))
+        slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(_SIDE_BY_SIDE))
 
         async def work(target: Target) -> Reading | None:
             try:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import UsageError, printable
-from lmeval_screener.checkpoints import Meter
-from lmeval_screener.targets import Listed, Target, holds_weights, matching_paths, parse_targets
+from lmeval_screener.checkpoints.snapshot import Meter
+from lmeval_screener.targets.names import Listed, Target, matching_paths, parse_targets
+from lmeval_screener.weights.formats import holds_weights
 
 if TYPE_CHECKING:
     import datetime

@@ -53,6 +53,26 @@ def test_every_slice_is_estimated_by_a_fit_that_never_saw_it():
     assert folds.estimate != pytest.approx(again.estimate)
 
 
+@pytest.mark.parametrize("slope", [0.2, -0.2])
+def test_isotonic_calibration_is_the_least_of_the_greatest_means_of_the_other_slices(slope):
+    """Barlow's max-min formula over all runs of neighbours, against sklearn's pooling."""
+    pairs = drawn(np.random.default_rng(3), slices=14, documents=np.arange(20, 34), slope=slope)
+    found, rises = shrinkage.isotonic(pairs, 0), slope > 0
+    for i, estimate in enumerate(found):
+        others = np.delete(np.arange(14), i)
+        order = others[np.argsort(pairs.z[others, 0])][:: 1 if rises else -1]
+        y, n = pairs.accuracy[order], pairs.documents[order]
+        fit = [
+            max(
+                min(np.average(y[a : b + 1], weights=n[a : b + 1]) for b in range(k, 13))
+                for a in range(k + 1)
+            )
+            for k in range(13)
+        ]
+        x, fit = (np.array(values)[:: 1 if rises else -1] for values in (pairs.z[order, 0], fit))
+        assert estimate == pytest.approx(np.interp(pairs.z[i, 0], x, fit))
+
+
 @pytest.mark.parametrize(("slope", "low", "high"), [(0.0, 0.0, 0.2), (0.15, 0.95, 1.0)])
 def test_noise_leaves_the_labelled_accuracy_and_a_law_does_not(slope, low, high):
     rng = np.random.default_rng(0)

@@ -6,8 +6,12 @@ import datetime
 import itertools
 import json
 import os
+import re
 import shutil
 import sqlite3
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import numpy as np
@@ -166,6 +170,43 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
     )  # fmt: skip
 
 
+def test_runs_that_end_at_once_or_by_other_clocks_announce_each_checkpoint_once(night, tmp_path, monkeypatch):
+    """A clock that stands still or goes back: each run's end is after all that was stored before."""
+    start, clock = datetime.datetime(2026, 11, 23, 2, 15), itertools.chain([0] * 15, itertools.count(0, -1))
+    ticks = (start + datetime.timedelta(seconds=second) for second in clock)
+    monkeypatch.setattr(database, "_now", lambda: f"{next(ticks):%Y-%m-%d %H:%M:%S.%f}")
+    place = tmp_path / "models"
+    for name in ("low", "mid", "good", "best"):
+        model(place / name, name)
+        done = night.run(f"{place}/*", "--registry", night.store, "--since", "last", "--format", "json")
+        assert [row["checkpoint"] for row in json.loads(done.stdout)["rows"]] == [name]
+
+
+def test_a_run_waits_for_the_answer_of_the_one_that_ended_before(night, tmp_path, monkeypatch):
+    place, registry = model(tmp_path / "models" / "low", "low").parent, {"registry": night.store}
+    answer, waits, ended = database.Session.announced, [0.5], threading.Event()
+
+    def slowly(session):
+        ended.set()
+        time.sleep(waits.pop() if waits else 0)
+        answer(session)
+
+    monkeypatch.setattr(database.Session, "announced", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(screen, str(place), since="last", **registry)
+        assert ended.wait(60)
+        second = screen(str(place), since="last", **registry)
+    assert [[move.checkpoint for move in run.news.moves] for run in (first.result(), second)] == [["low"], []]
+    # One that was killed before its answer is waited for no longer than an answer takes, and repeated.
+    monkeypatch.setattr(database, "ANSWER", 0.3)
+    model(place / "mid", "mid")
+    monkeypatch.setattr(database.Session, "announced", dies)
+    with pytest.raises(MemoryError):
+        screen(str(place), since="last", **registry)
+    monkeypatch.setattr(database.Session, "announced", answer)
+    assert [move.checkpoint for move in screen(str(place), since="last", **registry).news.moves] == ["mid"]
+
+
 def dies(*_, **__):
     raise MemoryError
 
@@ -297,6 +338,8 @@ def test_python_has_the_news_of_the_command(night, tmp_path, hub):
     _, said, moves = night(*names)
     assert (told.answer()[0], told.answer()[1].partition(": ")[2]) == tuple(said)
     assert told.to_dict()["rows"] == list(moves.values())
+    heads = re.findall(r'<th scope="col"(?! class="[^"]*spare)[^>]*>(?:<button[^>]*>)?(\w+)', told.to_html())
+    assert heads == ["What", "Checkpoint", "How"]  # on a phone
     assert screen(names, registry=tmp_path / "p.db", since="last").news.moves == ()
     assert screen(names, registry=tmp_path / "p.db").news is None
     with pytest.raises(UsageError, match="expected registry="):

@@ -21,8 +21,6 @@ from tiny_models import WORDS, model, saved, text_file
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config
 
 from lmeval_dispersion.cli import main
-from lmeval_dispersion.training.losses import LOSSES
-from lmeval_dispersion.training.train import LOSS_NAMES
 
 MODEL = Path("angular_spread-seed0", "model", "model.safetensors")
 
@@ -264,7 +262,3 @@ def test_a_failed_start_blocks_nothing_and_a_full_disk_is_one_sentence(base, tmp
         result.unlink()  # as if it had been interrupted
     assert main(arguments(base, out, block=16)) == 2
     assert "block 8 -> 16" in capsys.readouterr().err
-
-
-def test_the_command_offers_every_loss():
-    assert set(LOSSES) == set(LOSS_NAMES)

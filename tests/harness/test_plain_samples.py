@@ -20,6 +20,7 @@ from scipy.stats import binomtest
 from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import read_run
+from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import HarnessError, MixedStoresError, UsageError
 from lmeval_dispersion.report import render
 from lmeval_dispersion.store import Store
@@ -143,7 +144,9 @@ def test_a_store_and_plain_samples_of_one_model_are_one_run(
     assert found.left_out[0] == 0
 
 
-def test_an_audit_of_samples_has_what_needs_no_vectors_and_says_the_way_to_the_rest(logged: Path) -> None:
+def test_an_audit_of_samples_has_what_needs_no_vectors_and_says_the_way_to_the_rest(
+    logged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def good(sample: dict[str, Any], line: int) -> None:
         if "acc" in sample:
             sample["acc"] = float(line < 4)
@@ -153,6 +156,8 @@ def test_an_audit_of_samples_has_what_needs_no_vectors_and_says_the_way_to_the_r
     assert "Samples of lm-eval hold no vectors" in report.answer()[1]
     assert "dispersion embed org/good --from-samples" in report.missing["mixtures"]
     assert set(report.missing) == {"mixtures", "calibration", "ranking"}
+    assert main(["audit", str(logged.parent / "good")]) == 0  # all that a run without vectors can show
+    assert "ranking not available: samples of lm-eval hold no vectors" in capsys.readouterr().err
     assert report.reliability.documents == report.answers.with_choices
     shown = render(report.document(), "table", width=80)
     assert "least accurate first" in shown

@@ -18,7 +18,7 @@ from harness_world import ARC, World, records
 
 from lmeval_dispersion.geometry import dispersion, dispersion_estimate
 from lmeval_dispersion.harness import recording
-from lmeval_dispersion.harness.records import DocRecord, DocState, Figure
+from lmeval_dispersion.harness.records import AggregatedMetric, DocRecord, DocState
 from lmeval_dispersion.harness.task import DispersionTask
 from lmeval_dispersion.store import read_store
 
@@ -131,7 +131,7 @@ def test_a_task_that_runs_twice_stores_its_latest_run(world: World, tmp_path: Pa
     assert results["configs"][ARC]["metadata"]["dispersion"]["documents"] == 3
 
 
-VALUE, ERROR = Figure("dispersion"), Figure("dispersion", error=True)
+VALUE, ERROR = AggregatedMetric("dispersion"), AggregatedMetric("dispersion", error=True)
 
 
 def task_records(*sizes: int) -> list[list[DocRecord]]:
@@ -175,7 +175,7 @@ def test_a_groups_figure_is_that_of_all_its_tasks_documents(sizes: tuple[int, ..
 def test_only_the_chosen_documents_count_each_once_and_too_few_are_nan() -> None:
     (records,) = task_records(6)
     assert type(pickle.loads(pickle.dumps(VALUE(records)))) is float
-    right = Figure("dispersion_correct")
+    right = AggregatedMetric("dispersion_correct")
     expected = dispersion_estimate(matrix(records[1::2])).mean
     assert right(records) == pytest.approx(expected, rel=1e-12)
     assert right([*records, *records[3:]]) == right(records[::-1]) == right(records)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import slow_gap
-from lmeval_screener.checkpoints import Snapshot
+from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshots import open_folder
+from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows
 from numpy.typing import NDArray

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lmeval_screener.figures import Ratio, gap
 from lmeval_screener.result.answer import course, not_screened, overlaps
 from lmeval_screener.screened import Group, Ranks
-from screenings import failed, ranking, result, screened
+from screenings import GAPS, failed, ranking, result, screened
 
 from lmeval_dispersion.installation import data_folder
 
@@ -89,6 +89,33 @@ def test_where_the_figures_disagree_about_the_best_the_report_says_so_first_and_
     # Where the ratio's best is no better than by rounding, nothing is said.
     members[5] = replace(members[5], ratio=figure(1.0015))
     assert result(members).answer()[0].startswith("Evaluate first: a, b, c (")
+
+
+NOISE = np.zeros(10)
+AHEAD, BEHIND = np.r_[2.0, np.zeros(8), -2.0], np.r_[-2.0, np.zeros(8), 2.0]
+
+
+@pytest.mark.parametrize(
+    ("by_g", "by_ratio", "alike", "appears"),  # alike -1: what is high by G is low by the ratio
+    [(NOISE, NOISE, 0.0, False), (NOISE, NOISE, 0.9, False), (NOISE, NOISE, -1.0, False),
+     (AHEAD, NOISE, 0.0, False), (NOISE, AHEAD, 0.0, False), (AHEAD, AHEAD, 0.0, False),
+     (AHEAD, BEHIND, 0.0, True)],
+)  # fmt: skip
+def test_noise_is_no_disagreement_though_the_pair_is_the_best_of_all(by_g, by_ratio, alike, appears):
+    """Ten siblings; each figure is a mean over ten tokens whose values scatter by 1."""
+    draw, said = np.random.default_rng(20261123), 0
+    for _ in range(200):
+        of_g, other = draw.normal(size=(2, 10, 10))
+        of_ratio = alike * of_g + np.sqrt(1 - alike**2) * other
+        members = []
+        for i, (g, r) in enumerate(zip(of_g + by_g[:, None], of_ratio + by_ratio[:, None], strict=True)):
+            without = [(v.sum() - v) / 9 for v in (g, r)]
+            known = {"left_out_domain": without[0], "left_out_reference": NOISE}
+            gaps = {"cosine": replace(GAPS["cosine"], mean=g.mean(), **known)}
+            ratio = Ratio(r.mean(), 0.1, 0.0, without[1], NOISE)
+            members.append(screened(f"m{i}", i + 1, gaps=gaps, ratio=ratio))
+        said += bool(Group("fam", "7B", tuple(members)).rivals("cosine"))
+    assert said >= 190 if appears else said <= 10
 
 
 def test_several_groups_get_a_sentence_each_up_to_four():

@@ -193,6 +193,18 @@ def test_a_misspelt_tokenizer_is_refused_where_no_checkpoint_needs_it(counted, c
     assert main(["m", "--tokenizer", "m", "-q"]) == 0
 
 
+@pytest.mark.parametrize("names", [["m"], ["--demo"]])
+def test_a_tokenizer_that_no_hub_can_be_asked_for_is_refused(counted, capsys, monkeypatch, names):
+    model("m")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    assert main([*names, "--tokenizer", "nosuch"]) == 2
+    said = capsys.readouterr().err
+    assert "--tokenizer nosuch: expected a folder or a file that is here, or a repository of the Hub" in said
+    assert "check the network" in said
+    # A nightly goes on: what needs the tokenizer keeps its last figures.
+    assert main([*names, "--tokenizer", "nosuch", "--registry", "r.db", "-q"]) == 0
+
+
 def test_a_misspelt_label_of_the_gate_is_refused_and_asks_nothing(counted, capsys):
     assert main(["--demo", "--fail-if-below", "sums-99"]) == 2
     assert "got 'sums-99'; did you mean sums-80" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_faults import header, status, truncated
-from lmeval_screener.checkpoints import Meter, http
+from lmeval_screener.checkpoints import http
 from lmeval_screener.checkpoints.http import (
     FIRST_WAIT,
     RANGES,
@@ -19,6 +19,7 @@ from lmeval_screener.checkpoints.http import (
 )
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 from yarl import URL
 

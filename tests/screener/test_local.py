@@ -15,8 +15,8 @@ from hub_faults import status, without
 from hub_server import HubServer
 from hub_wire import Reply
 from lmeval_screener import screen
-from lmeval_screener.checkpoints import Meter
-from lmeval_screener.checkpoints.snapshots import open_folder, read_ranges
+from lmeval_screener.checkpoints.folder import open_folder, read_ranges
+from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.cli import main
 from storages import expand, read
 

@@ -10,7 +10,7 @@ import pytest
 from checkpoints import head_and_embedding, header, write_checkpoint, write_index, write_safetensors
 from hub_client import read, refused
 from lmeval_screener import screen
-from lmeval_screener.checkpoints.snapshots import open_folder
+from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.weights.architectures import UNTIED_BY_DEFAULT, choose_tensor
 from lmeval_screener.weights.projection import find_projection
 
@@ -145,8 +145,8 @@ BASE = "screen org/base, which its "
 @pytest.mark.parametrize(
     ("files", "code", "says"),
     [
-        ({"weights.bin": "{}"}, "NoSafetensors", "only as weights.bin, which"),
-        ({f"pytorch_{name}.bin": "{}" for name in SHARDS}, "NoSafetensors", f"{SHARDS[1]}.bin, which"),
+        ({"weights.bin": "{}"}, "NoSafetensors", "only as weights.bin, where model.safetensors or"),
+        ({f"pytorch_{name}.bin": "{}" for name in SHARDS}, "NoSafetensors", f"{SHARDS[1]}.bin, where"),
         ({f"{name}.safetensors": "" for name in SHARDS}, "NoSafetensors", "no model.safetensors.index"),
         ({"README.md": CARD.replace("\n- org", " org")}, "NoSafetensors", f"{BASE}README.md"),
         ({"adapter_config.json": ADAPTER}, "AdapterOnly", f"{BASE}adapter_config.json"),

@@ -10,7 +10,8 @@ from hub_client import within
 from hub_wire import Loopback, Reply
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.checkpoints import FileEntry, http, snapshots
+from lmeval_screener.checkpoints import http, ranged
+from lmeval_screener.checkpoints.snapshot import FileEntry
 from lmeval_screener.checkpoints.web import WebFile, WebSnapshot
 from lmeval_screener.errors import ScreeningError
 from yarl import URL
@@ -88,7 +89,7 @@ class RawServer(Loopback):
 @pytest.fixture
 def read(tmp_path, monkeypatch):
     """Reads spans from a raw server; the bodies, and the server."""
-    monkeypatch.setattr(snapshots, "WHOLE", 1000)
+    monkeypatch.setattr(ranged, "WHOLE", 1000)
 
     def run(steps, spans=SPANS, **how):
         with RawServer(steps) as server:

@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from lmeval_screener.checkpoints import http, snapshots
+from lmeval_screener.checkpoints import http, ranged
 from lmeval_screener.checkpoints.http import FIRST_WAIT
 from lmeval_screener.errors import SCREENING_CODES
-from lmeval_screener.weights import FLOAT_DTYPES, rows
+from lmeval_screener.weights import rows
 from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS
+from lmeval_screener.weights.tensors import FLOAT_DTYPES
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = "".join(
@@ -43,7 +44,7 @@ def test_every_known_name_is_listed():
         f"Up to {http.CONNECTIONS} requests to one host",
         f"without a byte for {http.SILENCE:g} s is dead",
         f"within {rows.SLACK:.0%} of the needed ones".replace("%", " %"),
-        f"at most {snapshots.WHOLE / 2**20:g} MiB",
+        f"at most {ranged.WHOLE / 2**20:g} MiB",
         f"again after {FIRST_WAIT:g} s, ",
         "after five fruitless attempts" if http.ATTEMPTS == 5 else "a number that the page does not say",
         f"{', '.join(FLOAT_DTYPES[:-1])} and {FLOAT_DTYPES[-1]} are decoded",

@@ -19,7 +19,6 @@ from huggingface_hub import constants
 from lmeval_screener import screen
 from lmeval_screener.checkpoints.limits import Allowance
 from lmeval_screener.cli import main
-from lmeval_screener.reading import Reader
 from lmeval_screener.selection import add_selection_options, read_list, select_targets, selection_of
 from lmeval_screener.targets.families import load_families, load_family
 
@@ -199,7 +198,7 @@ def test_selected_checkpoints_cost_three_requests_and_known_ones_none(registry, 
 
 
 def test_a_limit_stops_cleanly_and_the_next_run_goes_on(registry, monkeypatch):
-    monkeypatch.setattr(Reader, "side_by_side", 2)
+    monkeypatch.setattr("lmeval_screener.screening._SIDE_BY_SIDE", 2)
     for number in range(8):
         registry.make(f"acme/m{number:02d}", seed=number)
     assert not screen(["acme/m00"]).failed  # brings the tokenizer

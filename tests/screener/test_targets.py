@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmeval_screener import screen
 from lmeval_screener.selection import query_of
-from lmeval_screener.targets import Target, labelled, parse_name, parse_target, parse_targets, run_and_step
+from lmeval_screener.targets import (
+    Target,
+    labelled,
+    parse_name,
+    parse_target,
+    parse_targets,
+    run_and_step,
+)
 
 from lmeval_dispersion.installation import data_folder
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 from hub_client import refused
-from lmeval_screener.checkpoints.snapshots import open_folder
+from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights import DTYPE_BITS, WeightFile
 from lmeval_screener.weights.rows import WeightFiles
+from lmeval_screener.weights.tensors import DTYPE_BITS, WeightFile
 from lmeval_screener.weights.torch_archive import locate
 
 FILE = "pytorch_model.bin"

@@ -11,7 +11,7 @@ from tiny_decoders import tiny_gpt2, tokens
 
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.report import render
-from lmeval_dispersion.training.comparison import Comparison
+from lmeval_dispersion.training.comparison import TrainingComparison
 from lmeval_dispersion.training.train import evaluated
 
 
@@ -44,7 +44,7 @@ def comparison(*shifts, losses=("squeeze",)):
         base, start = 100 + 50 * seed, {"seed": seed, "before": figures(400 + 20 * seed)}
         results.append(start | {"arm": "base", "after": figures(base)})
         results += [start | {"arm": loss, "after": figures(base * np.exp(shift / 100))} for loss in losses]
-    return Comparison.of(results, ["texts/d.txt"])
+    return TrainingComparison.of(results, ["texts/d.txt"])
 
 
 @pytest.mark.parametrize(

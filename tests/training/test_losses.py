@@ -1,6 +1,8 @@
 """Losses against slow loops and values by hand, what must not change them, draws of tokens, errors."""
 
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import slow_losses
@@ -12,17 +14,11 @@ from lmeval_dispersion.training import losses
 from lmeval_dispersion.training.losses import LOSSES, DispersionLoss
 
 B, T, D = 3, 9, 6
-VARIANTS = {
-    "push_away": losses.push_away,
+VARIANTS = {name: function for name, function in LOSSES.items() if name != "cross_domain_push_away"} | {
     "push_away in sequences": partial(losses.push_away, pairs="sequence"),
-    "squeeze": losses.squeeze,
-    "angular_spread": losses.angular_spread,
     "angular_spread tau 0.1": partial(losses.angular_spread, tau=0.1),
-    "orthogonalization": losses.orthogonalization,
     "orthogonalization margin 0.3": partial(losses.orthogonalization, margin=0.3),
-    "l2_repel": losses.l2_repel,
     "l2_repel median": partial(losses.l2_repel, tau="median", norm_weight=0.0),
-    "decorrelation": losses.decorrelation,
     "decorrelation tokens": partial(losses.decorrelation, axis="tokens"),
 }
 every_loss = pytest.mark.parametrize("loss", [pytest.param(loss, id=name) for name, loss in VARIANTS.items()])
@@ -298,3 +294,57 @@ def test_modules_hold_options_and_repeat_their_draws():
         assert float(DispersionLoss(name)(z, **options)) == float(function(z, **options)), name
     in_sequences = float(losses.squeeze(z, pairs="sequence"))
     assert float(DispersionLoss("squeeze", pairs="sequence")(z)) == in_sequences
+
+
+def own_loss(z, *, mask=None, segments=None, pull=1.0):
+    """One layer's states (b, t, d) -> a scalar, by plain autograd."""
+    assert segments is None
+    return pull * (z if mask is None else z[mask]).square().mean()
+
+
+class OwnModule(torch.nn.Module):
+    def forward(self, z, mask, **_):
+        return own_loss(z, mask=mask)
+
+
+@pytest.mark.parametrize(("loss", "name"), [(own_loss, "own_loss"), (OwnModule(), "OwnModule")])
+def test_a_function_of_ones_own_is_a_loss_a_layer(loss, name):
+    layers, mask = random_states(3, B, T, D), cases()["padded"][1]["mask"]
+    module = DispersionLoss(loss)
+    alone = [own_loss(z, mask=mask) for z in layers]
+    torch.testing.assert_close(module(layers, mask=mask), torch.stack(alone))
+    torch.testing.assert_close(module(layers[0], mask=mask), alone[0])
+    assert module.name == name
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda z: DispersionLoss(lambda z: z.mean()), UsageError, "got <lambda> without mask and seg"),
+        (
+            lambda z: DispersionLoss(own_loss, push=2.0),
+            UsageError,
+            "own_loss among pull, got 'push'",
+        ),
+        (
+            lambda z: DispersionLoss(lambda z, **_: z.mean(-1))(z),
+            GeometryError,
+            "a scalar from <lambda>",
+        ),
+    ],
+)
+def test_a_function_that_is_no_loss_is_refused(call, error, said):
+    with pytest.raises(error) as caught:
+        call(random_states(2, B, T, D))
+    assert said in str(caught.value)
+
+
+def test_the_loss_in_contributing_is_one():
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf-8")
+    (code,) = re.findall(r"^ {6}(def mean_square.*?)^- ", text, re.M | re.S)
+    space = vars(losses).copy()
+    exec(re.sub(r"^ {6}", "", code, flags=re.M), space)
+    z, given = cases()["packed and padded"]
+    groups = slow_losses.groups(z, given["mask"], given["segments"])
+    wanted = torch.stack([torch.stack(points).square().mean() for points in groups]).mean()
+    torch.testing.assert_close(space["mean_square"](z, **given), wanted)

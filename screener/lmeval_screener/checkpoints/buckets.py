@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from lmeval_screener.checkpoints import FileEntry, Snapshot
 from lmeval_screener.checkpoints.http import offline
 from lmeval_screener.checkpoints.hub import Hub, ResolvedSnapshot, items
 from lmeval_screener.checkpoints.limits import Account
+from lmeval_screener.checkpoints.snapshot import FileEntry, Snapshot
 from lmeval_screener.checkpoints.stores import FolderListing, Store
 from lmeval_screener.errors import ScreeningError
 

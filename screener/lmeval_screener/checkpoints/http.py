@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from lmeval_screener.checkpoints import Meter
 from lmeval_screener.checkpoints.limits import (
     LONGEST_WAIT,
     Account,
@@ -29,6 +28,7 @@ from lmeval_screener.checkpoints.limits import (
     asked_wait,
     rate_limited,
 )
+from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 
 if TYPE_CHECKING:

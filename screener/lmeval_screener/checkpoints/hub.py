@@ -26,7 +26,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import __version__
-from lmeval_screener.checkpoints import Cache, FileEntry, Meter, Snapshot, entry_of
+from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.folder import open_download
 from lmeval_screener.checkpoints.http import (
     CONTRADICTIONS,
     AgainError,
@@ -38,9 +39,11 @@ from lmeval_screener.checkpoints.http import (
     url_of,
 )
 from lmeval_screener.checkpoints.limits import Account, Allowance, Budget
-from lmeval_screener.checkpoints.snapshots import SMALL, FilePlace, RemoteSnapshot, open_download
+from lmeval_screener.checkpoints.ranged import FilePlace, RemoteSnapshot
+from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Meter, Snapshot, entry_of
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets import Listed, matching, step_key
+from lmeval_screener.targets.names import Listed
+from lmeval_screener.targets.runs import matching, step_key
 
 if TYPE_CHECKING:
     import aiohttp

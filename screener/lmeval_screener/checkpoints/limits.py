@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_screener.checkpoints import Meter
+from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 
 T = TypeVar("T")

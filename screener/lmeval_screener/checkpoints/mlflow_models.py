@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 from yarl import URL
 
-from lmeval_screener.checkpoints import Snapshot
 from lmeval_screener.checkpoints.http import SILENCE, environment_proxy
 from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.stores import in_thread
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets import Target, parse_target
+from lmeval_screener.targets.names import Target, parse_target
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ def _explained(error: Exception, what: str) -> ScreeningError:
 def _name_version_alias(address: str) -> tuple[str, str | None, str | None]:
     """Name, version or stage, and alias of ``models:/NAME[/VERSION|@ALIAS]``."""
     parts = _NAME.fullmatch(address)
-    assert parts is not None, "targets.names lets no other through"
+    assert parts is not None, "parse_name lets no other through"
     return parts[1], parts[2], parts[3]
 
 

@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from lmeval_screener.checkpoints import SERVICES, Cache, FileEntry, Meter, Snapshot
+from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshots import open_folder
+from lmeval_screener.checkpoints.snapshot import SERVICES, FileEntry, Meter, Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets import Target, parse_target
+from lmeval_screener.targets.names import Target, parse_target
+from lmeval_screener.weights.formats import GGUF
 
 #: The files that a tokenizer is read from, best first.
 _TOKENIZERS = ("tokenizer.json", "vocab.json")
@@ -60,7 +62,7 @@ class Sources:
         if (
             target.tokenizer is None
             or any(name in files for name in _TOKENIZERS)
-            or all(path.endswith(".gguf") for path in files)
+            or all(path.endswith(GGUF.suffix) for path in files)
         ):
             return snapshot
         return WithTokenizer(snapshot, *await self.tokenizer(target.tokenizer))
@@ -113,7 +115,9 @@ class Sources:
                     # No checkpoint's own budget: the next one reads it too, each within its own time.
                     snapshot = await self._opened(target, Budget(math.inf))
                 except ScreeningError as error:
-                    raise ScreeningError(error.code, f"--tokenizer {text}: {error}") from error
+                    hub = "expected a folder or a file that is here, or a repository of the Hub: "
+                    said = f"--tokenizer {text}: {hub * target.on_hub}{error}"
+                    raise ScreeningError(error.code, said) from error
                 names = {_TOKENIZERS[0]: name} if name else {n: n for n in _TOKENIZERS if n in snapshot.files}
                 if not names or not set(names.values()) <= set(snapshot.files):
                     raise ScreeningError(

@@ -19,13 +19,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from lmeval_screener.checkpoints import FileEntry, Meter, Snapshot, entry_of, side_by_side, single_file
 from lmeval_screener.checkpoints.http import AgainError, retried
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Account, Budget
-from lmeval_screener.checkpoints.snapshots import RangedSnapshot
+from lmeval_screener.checkpoints.ranged import RangedSnapshot
+from lmeval_screener.checkpoints.snapshot import (
+    FileEntry,
+    Meter,
+    Snapshot,
+    entry_of,
+    side_by_side,
+    single_file,
+)
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets import WEIGHTS, Target, joined, run_checkpoints, step_key
+from lmeval_screener.targets.names import Target
+from lmeval_screener.targets.runs import joined, run_checkpoints, step_key
+from lmeval_screener.weights.formats import SUFFIXES
 
 T = TypeVar("T")
 
@@ -103,7 +112,7 @@ class StoreSource:
         """The checkpoint at an address; see `Source.snapshot`."""
         store, path = self._store_and_path(target.repo)
         address = joined(store.address, path)
-        folder, name = path.rpartition("/")[::2] if path.endswith(WEIGHTS) else (path, "")
+        folder, name = path.rpartition("/")[::2] if path.endswith(SUFFIXES) else (path, "")
         account = self._hub.account(budget)
         listing = await self._listed(store, folder, account)
         if name and name not in listing.files:
@@ -174,7 +183,7 @@ class StoreSource:
 
     async def _checkpoints(self, store: Store, path: str, budget: Budget) -> list[str]:
         """The checkpoints of a training run's folder, or the path itself where it is none."""
-        if path.endswith(WEIGHTS):
+        if path.endswith(SUFFIXES):
             return [path]
         search = run_checkpoints(path)
         try:
@@ -344,7 +353,7 @@ def _is_glob(text: str) -> bool:
 
 
 def _weights(listing: FolderListing) -> list[str]:
-    return [name for name in listing.files if name.endswith(WEIGHTS)]
+    return [name for name in listing.files if name.endswith(SUFFIXES)]
 
 
 def _first_names(listing: FolderListing) -> str:

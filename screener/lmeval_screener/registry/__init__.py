@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import Output, add_examples, add_output
+from lmeval_dispersion.options import add_examples, add_output
+from lmeval_dispersion.output import Output
 from lmeval_screener.selection import add_ranking_options
 
 if TYPE_CHECKING:
     from lmeval_screener.registry.database import Session
-    from lmeval_screener.tokens import TokenSet
+    from lmeval_screener.tokens.sets import TokenSet
 
 #: The options that each action has a use for.
 _TAKES = {"query": "domain family scale top base", "show": "", "diff": "domain since base"}

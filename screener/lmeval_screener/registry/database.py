@@ -27,14 +27,15 @@ import numpy as np
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_dispersion.installation import __version__
-from lmeval_screener.checkpoints import Snapshot
-from lmeval_screener.checkpoints.snapshots import LocalSnapshot
+from lmeval_screener.checkpoints.folder import LocalSnapshot
+from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import figures_of, numbers_of
 from lmeval_screener.screened import Reading
-from lmeval_screener.targets import Target
-from lmeval_screener.tokens import Resolution, TokenSet
+from lmeval_screener.targets.names import Target
+from lmeval_screener.tokens.resolution import Resolution
+from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 
 #: Raised when G or the rule that picks rows changes: what an older method measured is read again.
@@ -58,6 +59,8 @@ _OTHERS = ", ".join(f"'{code}'" for code in sorted(NOT_OF_WEIGHTS))
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _BEGIN = "BEGIN IMMEDIATE"  # no other process writes until the block of a connection ends
 _WAIT = 120.0  # seconds that a statement waits for another process; each holds the file for milliseconds
+ANSWER = 10.0  # seconds from the end of a run to its answer, which the next run waits for
+_STAMP = "%Y-%m-%d %H:%M:%S.%f"
 _APPLICATION = 0x4C4D5352  # the mark of a registry in the file's header
 #: File systems that several machines share: SQLite's write-ahead log needs memory that all writers share.
 _NETWORK = frozenset(
@@ -299,7 +302,7 @@ class Session:
         self._resolutions: dict[str, Resolution] = {}
         self._opened: dict[Target, tuple[str, str]] = {}
         self._taken: set[Target] = set()
-        self.ended = self.bases = ""  # of the run's groups, a `place` a line
+        self.ended, self.bases, self._announces = "", "", announces  # each base of a group: a `place` a line
         (stored,) = connection.execute("SELECT file FROM pragma_database_list")
         self._full_since = "" if stored["file"] else _now()
         values = {
@@ -437,7 +440,7 @@ class Session:
             "identity": identity, "requested": target.revision or "", "file": target.file or "",
             "tokens": self.tokens,
         }  # fmt: skip
-        now, code = _now(), error and error.code
+        now, code = self._moment(), error and error.code
         row = self.connection.execute(
             "SELECT * FROM seen WHERE identity = :identity AND requested = :requested AND file = :file "
             "AND tokens = :tokens ORDER BY first DESC",
@@ -466,7 +469,7 @@ class Session:
             for seen in lost:
                 self._keep_seen(seen.target, seen.identity, "", gone)
             # No other process writes now: all that it sees was seen before this moment, or is after it.
-            self.ended = _now()
+            self.ended = self._moment("SELECT max(first) FROM seen")
             self.connection.execute(
                 "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ?, "
                 "bases = ? WHERE run = ?",
@@ -474,6 +477,24 @@ class Session:
             )
 
         self._write(write)
+        # What a run that ended just before announces is no news of this one; a killed one never answers.
+        since = datetime.datetime.fromisoformat(self.ended) - datetime.timedelta(seconds=ANSWER)
+        where = "tokens = ? AND metric = ? AND announced = '' AND ended > ? AND ended < ?"
+        others = [self.tokens, self.metric, f"{since:{_STAMP}}", self.ended]
+        deadline = time.monotonic() + ANSWER * self._announces
+        while (
+            time.monotonic() < deadline
+            and self.connection.execute(f"SELECT 1 FROM runs WHERE {where}", others).fetchone()
+        ):
+            time.sleep(0.05)
+
+    def _moment(self, also: str = "SELECT NULL") -> str:
+        """Now, and after the end of every run and what ``also`` selects, whatever other clocks say."""
+        query = f"SELECT max(stamp) FROM (SELECT max(ended) AS stamp FROM runs UNION ALL {also})"
+        (last,), now = self.connection.execute(query).fetchone(), _now()
+        if last is None or now > last:
+            return now
+        return f"{datetime.datetime.fromisoformat(last) + datetime.timedelta(microseconds=1):{_STAMP}}"
 
     def announced(self) -> None:
         """Say that a nightly's answer was given: what it announced is not announced again."""
@@ -609,4 +630,4 @@ def _put(connection: sqlite3.Connection, table: str, **values: Any) -> None:
 
 
 def _now() -> str:
-    return f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M:%S.%f}"
+    return f"{datetime.datetime.now(datetime.timezone.utc):{_STAMP}}"

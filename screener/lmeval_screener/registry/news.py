@@ -58,11 +58,11 @@ class Move:
 
     what: Annotated[str, Col("What")]
     checkpoint: Annotated[str, Col("Checkpoint")]
-    group: Annotated[str | None, Col("Group", drop=2)] = None
-    rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
-    G: Annotated[float | None, Col("G", ".3f", drop=1)] = None
-    ratio: Annotated[float | None, Col("Ratio", ".3f", drop=1)] = None
-    gain: Annotated[float | None, Col("Δ G", ".3f", error="se")] = None
+    group: Annotated[str | None, Col("Group", drop=4)] = None
+    rank: Annotated[int | None, Col("Rank", "d", short="#", drop=2)] = None
+    G: Annotated[float | None, Col("G", ".3f", drop=3)] = None
+    ratio: Annotated[float | None, Col("Ratio", ".3f", drop=3)] = None
+    gain: Annotated[float | None, Col("Δ G", ".3f", error="se", drop=1)] = None
     se: float | None = None
     standing: Literal["above", "level", "below", "first", "copy"] | None = None
     text: Annotated[str, Col("How")] = ""

@@ -31,7 +31,8 @@ from lmeval_screener.screened import (
     tie_cells,
     tied_with,
 )
-from lmeval_screener.targets import Target, labelled
+from lmeval_screener.targets.labels import labelled
+from lmeval_screener.targets.names import Target
 
 #: Errors that say that a repository, a revision or a folder is no longer there.
 _GONE = frozenset({"RepoNotFound", "RevisionNotFound", "FolderNotFound"})

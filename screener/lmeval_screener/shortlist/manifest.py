@@ -19,9 +19,9 @@ import yaml
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.installation import __version__
 from lmeval_screener.screened import Screened
-from lmeval_screener.shortlist import Shortlist
-from lmeval_screener.targets import Target
-from lmeval_screener.tokens import TokenSet
+from lmeval_screener.shortlist.choice import Shortlist
+from lmeval_screener.targets.names import Target
+from lmeval_screener.tokens.sets import TokenSet
 
 SCHEMA = "screen-checkpoints-shortlist/2"
 FILE = "manifest.json"

@@ -23,7 +23,8 @@ from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.screened import RANKED, title_of
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
-from lmeval_screener.targets import Target, labelled
+from lmeval_screener.targets.labels import labelled
+from lmeval_screener.targets.names import Target
 
 Outcome = Literal["works", "misleads", "chance", "unknown"]
 LEVEL = 0.05

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
-from lmeval_screener.targets import Target, parse_target
+from lmeval_screener.targets.names import Target, parse_target
 from lmeval_screener.yaml_fields import bundled_yaml, load_yaml, mistake, nearest
 
 

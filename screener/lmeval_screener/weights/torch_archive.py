@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights import DTYPE_BITS, Header, Tensor, WeightFile
+from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor, WeightFile
 
 #: torch's names of element types -> those of safetensors.
 DTYPES = {

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import GeometryError, printable
 from lmeval_dispersion.geometry import Metric
-from lmeval_screener.checkpoints import Meter, Snapshot, side_by_side
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.snapshot import Snapshot, side_by_side
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.copies import sketch
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, gaps, ratio
 from lmeval_screener.screened import Reading
-from lmeval_screener.targets import REPOSITORY, Target, label, parse_target
-from lmeval_screener.tokens import RESOLUTIONS, Resolution, TokenSet, resolve
+from lmeval_screener.targets.names import REPOSITORY, Target, label, parse_target
+from lmeval_screener.tokens.resolution import RESOLUTIONS, Resolution, resolve
+from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
+from lmeval_screener.weights.formats import GGUF, TRANSFORMERS
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows_and_norm
 from lmeval_screener.weights.rows import PiecedRows, sliced_error
 
@@ -37,10 +39,8 @@ class Reader:
     """Reads checkpoints for one pair of token sets; resolutions are shared by checkpoints of one tokenizer.
 
     ``known`` is called with every opened checkpoint: it gives the kept reading, or raises the kept
-    `ScreeningError`. ``meters`` count the bytes and requests of a reader on other machines.
+    `ScreeningError`.
     """
-
-    side_by_side = 16
 
     def __init__(
         self,
@@ -49,7 +49,6 @@ class Reader:
         reference: TokenSet,
         known: Known | None = None,
     ) -> None:
-        self.meters: list[Meter] = []
         self.reached = False
         self._known = known
         self.sources = Sources(hub)
@@ -134,9 +133,6 @@ class Reader:
         self.reached |= snapshot.revision is not None
         return snapshot
 
-    def close(self) -> None:
-        """End the readers on other machines: none here."""
-
     async def _resolution(
         self, digest: str, vocabulary: Callable[[], Awaitable[Vocabulary]], over: Resolution | None
     ) -> Resolution:
@@ -194,9 +190,9 @@ def _is_gguf(snapshot: Snapshot, target: Target) -> bool:
     """Whether a GGUF file is meant: it was named, or there are no other weights that can be read."""
     if target.file is not None:
         return True
-    others = (".safetensors", ".bin")
+    others = tuple(kind.suffix for kind in TRANSFORMERS)
     names = list(snapshot.files)
-    return any(n.endswith(".gguf") for n in names) and not any(n.endswith(others) for n in names)
+    return any(n.endswith(GGUF.suffix) for n in names) and not any(n.endswith(others) for n in names)
 
 
 def _base_target(adapter: Adapter, target: Target) -> Target:

@@ -1,0 +1,1 @@
+"""``dispersion race``: from a screened list to its best checkpoint. Its modules are private."""

@@ -1,0 +1,64 @@
+"""The cache of what was read of checkpoints: a folder of entries that check themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+from pathlib import Path
+
+# Names of files that are being written: of this process, also where others share the folder over a network.
+_TOKEN, _NUMBERS = os.urandom(4).hex(), itertools.count()
+
+
+class Cache:
+    """A folder of entries, each found by its kind and key, each checking itself, written atomically.
+
+    An entry is a file: one line of JSON (``{"key": …, "sha256": …}``), then the content. A damaged entry or
+    one of another key counts as missing. Deleting the folder costs only the reading again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _place(self, kind: str, key: str) -> tuple[str, str]:
+        """Folder and name of an entry."""
+        name = hashlib.sha256(key.encode()).hexdigest()[:40]
+        return f"{self.folder}/{kind}/{name[:2]}", name
+
+    def read(self, kind: str, key: str) -> bytes | None:
+        """Content of an entry; None if there is none, or it is damaged."""
+        try:
+            with open("/".join(self._place(kind, key)), "rb") as file:
+                raw = file.read()
+        except OSError:
+            return None
+        head, newline, content = raw.partition(b"\n")
+        try:
+            entry = json.loads(head)
+        except (ValueError, RecursionError):
+            return None
+        if not newline or not isinstance(entry, dict) or entry.get("key") != key:
+            return None
+        return content if entry.get("sha256") == hashlib.sha256(content).hexdigest() else None
+
+    def write(self, kind: str, key: str, *content: bytes) -> None:
+        """Keep content, in one piece or several; on a full or read-only disk nothing is kept."""
+        (folder, name), digest = self._place(kind, key), hashlib.sha256()
+        for piece in content:
+            digest.update(piece)
+        head = json.dumps({"key": key, "sha256": digest.hexdigest()}).encode()
+        # The final name appears only with all of the content behind it, whatever interrupts us.
+        temporary = f"{folder}/.new-{os.getpid()}-{_TOKEN}-{next(_NUMBERS)}"
+        try:
+            if not os.path.isdir(folder):  # to try to make it takes a hundred times as long
+                os.makedirs(folder, exist_ok=True)
+            with open(temporary, "xb") as file:
+                file.write(head + b"\n")
+                file.writelines(content)
+            os.replace(temporary, f"{folder}/{name}")
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)

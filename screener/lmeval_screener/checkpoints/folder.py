@@ -1,0 +1,126 @@
+"""Checkpoints in folders on this machine: named by the user, or downloaded by huggingface_hub."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Meter, entry_of, single_file
+from lmeval_screener.errors import ScreeningError
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_LFS, _POINTER = b"version https://git-lfs", 1024  # how a pointer of git-lfs begins; it has fewer bytes
+
+
+@dataclass
+class LocalSnapshot:
+    """A checkpoint in a folder; see `Snapshot`. Nothing travels, nothing is cached."""
+
+    repo: str
+    folder: Path
+    files: Mapping[str, FileEntry]
+    revision: str | None = None
+    meter: Meter = field(default_factory=Meter)
+    parameters: int | None = None
+    base: str = ""
+    is_local: bool = True
+    cache: Cache | None = None
+
+    async def look_up(self, path: str) -> FileEntry:
+        """A file; see `Snapshot.look_up`."""
+        return entry_of(self, path)
+
+    async def small_file(self, path: str) -> bytes:
+        """Whole content of a file; see `Snapshot.small_file`."""
+        (body,) = await self.ranges(path, [(0, entry_of(self, path).size)])
+        return body
+
+    async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bytes of a file; see `Snapshot.ranges`."""
+        return await asyncio.to_thread(read_ranges, self.folder / entry_of(self, path).path, ranges)
+
+
+def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
+    """A checkpoint in a folder, or a file of weights with the configuration and tokenizer beside it, if any.
+
+    A folder is laid out as by ``save_pretrained`` or in the Hub's cache (``…/snapshots/COMMIT``).
+    """
+    place = Path(path).expanduser()
+    if place.is_file():
+        return LocalSnapshot(str(path), place.parent, single_file(_files(place.parent), place.name))
+    if not place.is_dir():
+        raise ScreeningError(
+            "FolderNotFound", f"expected a folder, got {str(path)!r}, which is none; check the path"
+        )
+    files = _files(place)
+    if not files and not any(place.iterdir()):
+        raise ScreeningError(
+            "FolderNotFound",
+            f"{path} is empty; name a folder with config.json and *.safetensors, or a training run's folder "
+            "with checkpoint-*, step_* or iter_* in it",
+        )
+    return LocalSnapshot(str(path), place, files)
+
+
+def open_download(cache: Path, repo: str, revision: str) -> LocalSnapshot | None:
+    """A checkpoint that huggingface_hub downloaded; None if this revision is not in its cache."""
+    folder = cache / f"models--{repo.replace('/', '--')}"
+    reference = folder / "refs" / revision
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    place = folder / "snapshots" / commit
+    if not _COMMIT.fullmatch(commit) or not place.is_dir():
+        return None
+    return LocalSnapshot(repo, place, _files(place), revision=commit)
+
+
+def _files(folder: Path) -> dict[str, FileEntry]:
+    files = {}
+    try:
+        for place in sorted(folder.iterdir()):
+            name = place.name
+            broken = place.is_symlink() and not place.exists()  # said where it is read
+            if name.startswith(".") or not (place.is_file() or broken):
+                continue
+            size, digest = 0 if broken else place.stat().st_size, None
+            if name.endswith((".json", ".model", ".txt", ".tiktoken")) and size <= SMALL and not broken:
+                digest = f"sha256:{hashlib.sha256(place.read_bytes()).hexdigest()}"
+            files[name] = FileEntry(name, size, digest)
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    return files
+
+
+def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Bytes ``[begin, end)`` of a file on disk, for each range."""
+    bodies = []
+    try:
+        with place.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < _POINTER and file.read(len(_LFS)) == _LFS:
+                why = f"{place} is a git-lfs pointer, not the file itself; run: git lfs pull"
+                raise ScreeningError("FileNotFound", why)
+            for begin, end in ranges:
+                file.seek(begin)
+                bodies.append(file.read(end - begin))
+    except OSError as error:
+        raise _unreadable(place, error) from error
+    for (begin, end), body in zip(ranges, bodies, strict=True):
+        if len(body) != end - begin:
+            raise ScreeningError(
+                "BadResponse", f"{place} ended before byte {end}; is it still being written?"
+            )
+    return bodies
+
+
+def _unreadable(place: Path, error: OSError) -> ScreeningError:
+    if place.is_symlink() and not place.exists():
+        why = f"{place} links to {os.readlink(place)}, which is gone (a cache that was purged?)"
+        return ScreeningError("FileNotFound", f"{why}; download it again")
+    return ScreeningError(
+        "FileNotFound", f"cannot read {place}: {error}; is it still there, and yours to read?"
+    )

@@ -1,0 +1,168 @@
+"""One checkpoint at one revision, wherever it is: its files, and bytes of them.
+
+`Sources` (source.py) opens them: the Hub, a folder, an object store, a registry. Everything above
+(which tensor, which rows, which tokenizer) is written against `Snapshot` only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.errors import ScreeningError
+
+#: Which service a scheme of an address means.
+SERVICES = {
+    **dict.fromkeys(("s3", "s3a"), "S3"),
+    **dict.fromkeys(("gs", "gcs"), "Google Cloud Storage"),
+    **dict.fromkeys(("az", "azure", "abfs", "abfss"), "Azure"),
+}
+#: End of the name of a GGUF model's part: its number, and how many there are.
+PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+#: Small files are at most so long: the largest tokenizers have some 40 MB. In a folder, those up to this size
+#: get a digest from their content; weights do not need one.
+SMALL = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file of a checkpoint, as its listing gives it.
+
+    Attributes:
+        path: Path inside the repository or folder, with ``/``.
+        size: Bytes; negative where its listing does not say, see `Snapshot.look_up`.
+        digest: ``sha256:<hex>`` of the content (large files of the Hub, small files of a folder), or
+            ``git:<hex>``, the git blob id, which is a hash of the content too; ``xet:<hex>`` likewise.
+            ``etag:<hex>`` stands for a file's address and the version that its storage names. None if
+            unknown. Files with equal digests are equal; digests of different kinds say nothing.
+    """
+
+    path: str
+    size: int
+    digest: str | None
+
+    def fits(self, body: bytes) -> bool:
+        """Whether a whole content is this file's, by size and digest."""
+        kind, _, digest = (self.digest or "").partition(":")
+        if len(body) != self.size:
+            return False
+        if kind == "sha256":
+            return hashlib.sha256(body).hexdigest() == digest
+        if kind == "git":
+            return hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest() == digest
+        return True
+
+
+@dataclass(slots=True)
+class Meter:
+    """Traffic of one checkpoint; stays zero for a folder and a cached one.
+
+    Attributes:
+        bytes_read: Bytes of bodies as they travelled, failed attempts included, HTTP headers not.
+        requests: HTTP requests, retries and redirect hops included.
+        above: Counts the same beside that of others.
+    """
+
+    bytes_read: int = 0
+    requests: int = 0
+    above: Meter | None = field(default=None, compare=False, repr=False)
+
+    def add(self, *, bytes_read: int = 0, requests: int = 0) -> None:
+        """Count traffic."""
+        self.bytes_read += bytes_read
+        self.requests += requests
+        if self.above is not None:
+            self.above.add(bytes_read=bytes_read, requests=requests)
+
+
+class Snapshot(Protocol):
+    """One checkpoint at one revision.
+
+    Attributes:
+        repo: ``org/name`` after renames were followed; the path for a folder, the address for a storage.
+        revision: The commit, 40 hex digits; None for a folder and a storage.
+        files: Every file by path.
+        meter: Its traffic so far.
+        parameters: Parameters as the Hub counts them from the safetensors headers; None if it does not say.
+        base: The repository that it was trained from, by the Hub's listing; empty where that names none.
+        is_local: Whether its files lie on this machine, where reading costs nothing.
+        cache: Where rows and headers are kept; None for a folder, and for files without a version.
+    """
+
+    repo: str
+    revision: str | None
+    files: Mapping[str, FileEntry]
+    meter: Meter
+    parameters: int | None
+    base: str
+    is_local: bool
+    cache: Cache | None
+
+    async def look_up(self, path: str) -> FileEntry:
+        """A file with its digest and, of weights, its size, asked for where the listing does not say them."""
+        ...
+
+    async def small_file(self, path: str) -> bytes:
+        """Whole content of a small file (config, index, tokenizer), checked against its digest."""
+        ...
+
+    async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bytes ``[begin, end)`` of a file for each range, in the order given, read side by side."""
+        ...
+
+
+def entry_of(snapshot: Snapshot, path: str) -> FileEntry:
+    """A file of a checkpoint, which has to be there."""
+    if (entry := snapshot.files.get(path)) is None:
+        at = f" at revision {snapshot.revision}" if snapshot.revision else ""
+        raise ScreeningError("FileNotFound", f"{snapshot.repo} has no {path}{at}; {elsewhere(snapshot)}")
+    return entry
+
+
+def elsewhere(snapshot: Snapshot) -> str:
+    """The next step where a checkpoint is broken as it lies there."""
+    return "ask for another revision" if snapshot.revision else "copy, download or upload it again"
+
+
+def content_key(snapshot: Snapshot, path: str) -> str:
+    """Name under which what was read from a file may be cached: by its content, else by commit and path."""
+    return entry_of(snapshot, path).digest or f"{snapshot.repo}@{snapshot.revision}/{path}"
+
+
+def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:
+    """The files of a checkpoint that is one file of weights: it or its parts, small ones, and no index."""
+    whole = PART.sub(".gguf", name)
+    parts = {path for path in files if name.endswith(".gguf") and PART.sub(".gguf", path) == whole}
+    return {
+        path: entry
+        for path, entry in files.items()
+        if path == name or path in parts or path.endswith((".json", ".txt", ".model", ".tiktoken"))
+        if not path.endswith(".index.json")
+    }
+
+
+async def side_by_side(works: Iterable[Coroutine[Any, Any, Any]], most: int | None = None) -> list[Any]:
+    """Results of works done at the same time; when one fails, the others are stopped before it is raised."""
+    import asyncio  # what declares options needs none
+
+    if most is not None:
+        results: dict[int, Any] = {}
+        waiting = enumerate(works)
+
+        async def some() -> None:
+            for place, work in waiting:
+                results[place] = await work
+
+        await side_by_side(some() for _ in range(most))
+        return [results[place] for place in range(len(results))]
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

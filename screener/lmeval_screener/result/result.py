@@ -1,0 +1,555 @@
+"""The result of a screening, in every form: the sentences stand in ``screening.jinja`` beside this module.
+
+The JSON contract, ``screen-checkpoints/3``, is documented in docs/reference/screening.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lmeval_dispersion.geometry import Metric
+from lmeval_dispersion.report import Chart, Column, Report, Row, Table
+from lmeval_dispersion.report.cells import json_value, shown
+from lmeval_dispersion.report.declared import listed
+from lmeval_dispersion.report.document import fields_of
+from lmeval_screener import copies
+from lmeval_screener.figures import difference
+from lmeval_screener.ranking import Agreement, agreements
+from lmeval_screener.result import answer
+from lmeval_screener.screened import (
+    RANK_BY,
+    RANKED,
+    Failed,
+    Group,
+    RankBy,
+    Screened,
+    entry,
+    flat_row,
+    grouped,
+)
+
+if TYPE_CHECKING:
+    from lmeval_screener.registry.news import News
+    from lmeval_screener.shortlist.choice import Shortlist
+    from lmeval_screener.shortlist.verdict import Verdict
+
+SCHEMA = "screen-checkpoints/3"
+_SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
+_DRAWN = 40  # checkpoints of a group that a chart shows
+_LONG = 40  # rows of a group that a terminal shows whole
+_TOP, _BOTTOM = 15, 3  # rows that it shows of a longer one, beside those tied with the last of the top
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Whether any checkpoint of a group is clearly below ``reference``, which none may fall behind."""
+
+    reference: str
+    below: tuple[str, ...]
+    compared: int
+    not_compared: int
+    failed: str | None = None
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
+        """The gate of a screening, by the label of its reference."""
+        # Of those that failed, a registry may have figures.
+        everyone = {f.label for f in failed} | {c.label for group in groups for c in group.candidates}
+        everyone.add(reference)
+        others = len(everyone) - 1
+        places = [(group, c) for group in groups for c in group.checkpoints if c.label == reference]
+        if not places:
+            return cls(reference, (), 0, others, next(f.error for f in failed if f.label == reference))
+        group, floor = places[0]
+        below = [c.label for c in group.candidates if c.rank > floor.rank and not floor.tied_to(c.rank)]
+        compared = sum(c is not floor for c in group.candidates)
+        return cls(reference, tuple(below), compared, others - compared)
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was compared, and nothing is below."""
+        return not self.below and self.compared > 0
+
+
+@dataclass(frozen=True, repr=False)
+class Result(Report):
+    """A whole screening.
+
+    Attributes:
+        domain: Name of the domain token set.
+        task: The task that was named; empty for none.
+        answers: Name of the set of answers that the ratio is over; empty where it is T of G.
+        reference: Name of the reference token set.
+        metric: The metric of the G that ranks.
+        ranked_by: ``gap``, ``ratio`` or ``both``, the mean rank of the two.
+        base: Label of the base that the others were trained from; empty where it is not known.
+        checkpoints: Screened checkpoints in the order of their groups, best first inside.
+        failed: The others, with the reason.
+        seconds: Wall time of the whole.
+        bytes_read: Bytes that travelled, those of failed checkpoints and of listings included.
+        requests: Requests likewise.
+        gate: The answer of ``--fail-if-below``; None where it was not asked for.
+        chosen: The short list that the report shows; None for all checkpoints.
+        accuracy: The supplied accuracies, in words; empty where nothing says.
+        news: What a registry says is new; None where that was not asked for.
+    """
+
+    template: ClassVar[str] = "screening.jinja"
+    schema: ClassVar[str] = SCHEMA
+    libraries: ClassVar[Sequence[str]] = ("numpy", "huggingface-hub")
+    guide: ClassVar[str] = "docs/reference/screening.md"
+
+    domain: str
+    reference: str
+    metric: Metric
+    checkpoints: tuple[Screened, ...]
+    failed: tuple[Failed, ...]
+    seconds: float
+    bytes_read: int
+    requests: int
+    gate: Gate | None = None
+    chosen: Shortlist | None = None
+    accuracy: str = ""
+    news: News | None = None
+    task: str = ""
+    answers: str = ""
+    ranked_by: RankBy = RANK_BY
+    base: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What the checkpoints were screened for: the task that was named, else the domain."""
+        return self.task or self.domain
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups in order, each with its checkpoints best first."""
+        return grouped(self.checkpoints)
+
+    @property
+    def _everyone(self) -> int:
+        """How many were to be screened: a registry has older figures of some that failed."""
+        return len({c.label for c in self.checkpoints} | {f.label for f in self.failed})
+
+    @property
+    def best(self) -> Screened:
+        """The best checkpoint of the first group; an IndexError where nothing was screened."""
+        return self.groups[0].candidates[0]
+
+    @property
+    def exit_code(self) -> int:
+        """Exit status of the command.
+
+        4 below the gate, 1 where there is no answer, 5 where the news are worth an evaluation, 3 where some
+        failed: the first that is so.
+        """
+        if self.gate is not None and not self.gate.passed:
+            return 4 if self.gate.below else 1
+        if self.news is not None and self.news.worth:
+            return 5
+        return (3 if self.checkpoints else 1) if self.failed else 0
+
+    def shortlist(self, k: int, *, audit_sample: int = 0, seed: int = 0) -> Shortlist:
+        """The K best of each group, those without a clear order with the K-th, and some others at random.
+
+        Args:
+            k: How many of each group.
+            audit_sample: How many others of each group to add at random.
+            seed: Of the random sample.
+        """
+        from lmeval_screener.shortlist.choice import shortlist
+
+        return shortlist(self.groups, self.metric, k, audit_sample=audit_sample, seed=seed)
+
+    def verify(self, *results: str | Path) -> Verdict:
+        """Whether the order agrees with results: of the short list where there is one, else of all.
+
+        Args:
+            results: lm-eval's results or folders of them, CSV files, or ``hub:TASK``.
+        """
+        from lmeval_screener.shortlist.manifest import manifest_dict, manifest_of
+        from lmeval_screener.shortlist.verdict import verify
+
+        everything = max((len(group.checkpoints) for group in self.groups), default=1)
+        chosen = self.chosen or self.shortlist(everything)
+        content = manifest_dict(self.head(), chosen, tasks=(), command="")
+        return verify(manifest_of(content, "the screening"), [str(source) for source in results])
+
+    def shown(self, chosen: Shortlist) -> Result:
+        """The same result as the report of a short list shows it."""
+        of = {c: choice for choice in chosen.groups for c in choice.group.checkpoints}
+        checkpoints = tuple(
+            replace(c, chosen=of[c].why.get(c), inclusion_probability=of[c].probability(c)) if c in of else c
+            for c in self.checkpoints
+        )
+        return replace(self, checkpoints=checkpoints, chosen=chosen)
+
+    @cached_property
+    def agreement(self) -> list[Agreement]:
+        """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
+        rated = [
+            (c.gaps[self.metric].mean, c.accuracy, group.name)
+            for group in self.groups
+            for c in group.checkpoints
+            if c.accuracy is not None
+        ]
+        return agreements(
+            [gap for gap, _, _ in rated],
+            [accuracy for _, accuracy, _ in rated],
+            [name for _, _, name in rated],
+        )
+
+    # --- forms for programs -----------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract ``screen-checkpoints/3`` as plain Python values."""
+        content = self.head() | {"answer": self.answer()}
+        content["checkpoints"] = [entry for entries in self._entries.values() for entry in entries.values()]
+        if self.agreement:
+            content["agreement"] = json_value(self.agreement)
+        if self.chosen is not None:
+            content["shortlist"] = self.chosen.to_dict()
+        return content
+
+    def head(self) -> dict[str, Any]:
+        """The contract without its entries."""
+        return {
+            "schema": SCHEMA,
+            "domain": self.domain,
+            "task": self.task or None,
+            "answers": self._answers(),
+            "reference": self.reference,
+            "metric": self.metric,
+            "ranked_by": self.ranked_by,
+            "base": self.base or None,
+            "se_covers": "choice of tokens",  # not training: runs that differ in their seed alone differ too
+            "checkpoints": [],
+            "tokens": self._tokens(),
+            "failed": [
+                {name: getattr(f, name) for name in ("label", "repo", "revision", "error", "message")}
+                for f in self.failed
+            ],
+            "totals": {
+                "checkpoints": len(self.checkpoints),
+                "bytes_read": self.bytes_read,
+                "requests": self.requests,
+                "seconds": round(self.seconds, 3),
+            },
+            **({} if self.gate is None else {"gate": json_value(self.gate) | {"passed": self.gate.passed}}),
+        }
+
+    @cached_property
+    def _entries(self) -> dict[Group, dict[Screened, dict[str, Any]]]:
+        """The JSON entries of a short list, else of all; a training in the order of its steps."""
+        return {
+            group: {
+                c: entry(c, group)
+                for c in (group.steps and group.trajectory) or group.checkpoints
+                if self.chosen is None or c.chosen is not None
+            }
+            for group in self.groups
+        }
+
+    def rows(self) -> Sequence[Row]:
+        """The rows of CSV and of the data frame: one checkpoint each."""
+        return [flat_row(entry) for entries in self._entries.values() for entry in entries.values()]
+
+    def _tokens(self) -> list[dict[str, Any]]:
+        """T and R of each tokenizer group, once: the members compare the same pieces at the same rows."""
+        first = {c.family: c.resolution for c in reversed(self.checkpoints)}
+        return [
+            {"family": family}
+            | {
+                side: {
+                    "variants": sorted({"space" if t.text.startswith(" ") else "bare" for t in tokens}),
+                    "pieces": {token.piece: token.id for token in tokens},
+                }
+                for side, tokens in (
+                    ("domain", resolution.domain),
+                    ("reference", resolution.reference),
+                    *([("answers", resolution.answers)] if resolution.answers else []),
+                )
+            }
+            for family, resolution in reversed(first.items())
+        ]
+
+    def _answers(self) -> dict[str, Any] | None:
+        """The answers that the ratio is over, and how many tokens they are in each tokenizer group."""
+        counts = {c.family: len(c.resolution.answers) for c in self.checkpoints if c.resolution.answers}
+        return {"name": self.answers, "tokens": counts} if self.answers else None
+
+    # --- the report -------------------------------------------------------------------------------------
+
+    def tables(self) -> Mapping[str, Table]:
+        """The rankings of the groups, their figures, what failed, what was read."""
+        tables, everyone = dict[str, Table](), list[Row]()
+        for place, (group, entries) in enumerate(self._entries.items()):
+            members = list(entries)
+            first = [] if group.steps else answer.first_of(group, group.rivals(self.metric))
+            rows = [
+                flat_row(entries[c])
+                | self._cells(c, group)
+                | {"called": _marked(f"{group.names[c]}{' (base)' * c.is_base}", c, first)}
+                for c in members
+            ]
+            everyone += rows
+            excerpt = _excerpt(members, training=bool(group.steps))
+            decimals = answer.decimals(members, self.metric)
+            shares = all((c.accuracy or 0) <= 1 for c in members)
+            ranking = self._ranking(decimals, ".3f" if shares else ".1f", group)
+            figures = _figures(self.metric, decimals, group)
+            tables[f"ranking{place}"] = _table(rows, ranking, f"ranking-{group.anchor}", excerpt)
+            tables[f"figures{place}"] = _table(rows, figures, f"figures-{group.anchor}", excerpt)
+        agreement = [
+            fields_of(line)
+            | {
+                "group": line.group or _SCOPES[line.scope],
+                "permutations": line.reason or f"{'all' if line.exact else 'drawn'}: {line.permutations:,}",
+            }
+            for line in self.agreement
+        ]
+        tokens = [
+            {
+                "family": tokens["family"],
+                "set": name,
+                "variant": " and ".join(tokens[side]["variants"]),
+                "tokens": " ".join(f"{piece}:{row}" for piece, row in tokens[side]["pieces"].items()),
+            }
+            for tokens in self._tokens()
+            for side, name in (
+                ("domain", f"T, {self.domain}"),
+                ("reference", f"R, {self.reference}"),
+                ("answers", f"T of the ratio, answers of {self.answers}"),
+            )
+            if side in tokens
+        ]
+        return tables | {
+            "failed": _table(_failures(self.failed), _FAILED, "failed"),
+            "read": _table(everyone, _READ, "read"),
+            "agreement": _table(agreement, _AGREEMENT, "agreement"),
+            "tokens": _table(tokens, _TOKENS, "tokens"),
+        }
+
+    def _cells(self, c: Screened, group: Group) -> dict[str, Any]:
+        """The cells of a row that only readers need."""
+        change, error = self._change(c, group)
+        return {
+            "reach": None if error is None else 2 * error,
+            "delta": change,
+            "delta_se": error,
+            "ties": answer.ranks_of(c.ties),
+            "chosen": c.chosen,
+            "commit": c.revision[:12] if c.revision else "a folder",
+        }
+
+    def _ranking(self, decimals: int, accuracy: str, group: Group) -> list[Column]:
+        """The columns of a ranking, each figure with what it is."""
+        T, R = f"{self.domain} tokens", f"those of {self.reference}"
+        R = "everyday words" if self.reference == "reference" else R
+        gap = f"how far the model keeps {T} from one another and from {R}"
+        answers = group.checkpoints[0].resolution.answers
+        of_ratio = f"{len(answers)} answer tokens of {self.answers}" if answers else T
+        ratio = f"spread of {of_ratio} over {R}'; a clear order needs both"
+        against = "ratio minus the base's, with its paired standard error"
+        error = f"2 standard errors to the {'step before' if group.steps else 'next rank'}"
+        return [
+            Column("rank", "Rank", "d", short="#"),
+            Column("called", "Step" if group.steps else "Checkpoint"),
+            Column(
+                f"gap_{self.metric}",
+                "G",
+                f".{decimals}f",
+                "",
+                gap,
+                dots="below",
+                reach="reach",
+                whisker=error,
+            ),
+            Column("ratio", "Ratio", ".3f", hint=ratio),
+            Column("against_base", "Against the base", ".5f", "against_base_se", against, drop=1),
+            Column("ties", "Ties", hint="ranks without a clear order", drop=1),
+            Column("chosen", "Chosen", drop=2),
+            Column("accuracy", "Accuracy", accuracy, short="Acc.", drop=3),
+        ]
+
+    def _change(self, c: Screened, group: Group) -> tuple[float | None, float | None]:
+        """The difference to the next rank and its error; along a training, from the step before."""
+        steps = group.steps
+        if not steps:
+            return (c.next.difference, c.next.se) if c.next else (None, None)
+        if c not in steps[1:]:
+            return None, None
+        change = difference(c.gaps[self.metric], steps[steps.index(c) - 1].gaps[self.metric])
+        return change.mean, change.se
+
+    def charts(self) -> Mapping[str, Chart]:
+        """G of each group, along a training the ratio too, and accuracy against G."""
+        drawn: dict[str, Chart] = {}
+        for place, group in enumerate(self.groups):
+            best, count = group.names[group.checkpoints[0]], len(group.checkpoints)
+            if group.steps:
+                draw = partial(_draw, "steps", group, self.metric)
+                caption = f"G along the training of {group.title}"
+                description = f"G against the training step; largest at {best}."
+            else:
+                draw = partial(_draw, "dots", group.checkpoints[:_DRAWN], self.metric)
+                most = f", the {_DRAWN} best of {count}" if count > _DRAWN else ""
+                caption, description = f"G of each checkpoint{most}", f"Dots of G, best first, from {best}."
+            to = "step before" if group.steps else "next rank"
+            lines = f"Lines: two standard errors of the difference to the {to} (choice of tokens, not seed)."
+            meaning = lines if count > 1 else ""
+            drawn[f"ranking{place}"] = Chart(draw, caption, description, meaning, f"gap-{group.anchor}")
+            if any(c.ratio for c in group.steps):
+                drawn[f"ratio{place}"] = Chart(
+                    partial(_draw, "ratios", group, self.metric),
+                    f"Ratio along the training of {group.title}",
+                    "within(T) / within(R) of rows times the final norm, against the training step.",
+                    name=f"ratio-{group.anchor}",
+                )
+        if self.agreement:
+            drawn["accuracy"] = Chart(
+                partial(_draw, "accuracies", self.groups, self.metric),
+                "Accuracy against G",
+                "One point a checkpoint with an accuracy, by group.",
+                name="accuracy",
+            )
+        return drawn
+
+    def context(self) -> Mapping[str, Any]:
+        """The sentences of each group, notes, and facts of all."""
+        members = [c for entries in self._entries.values() for c in entries]
+        whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
+        return {
+            "sentences": [
+                answer.sentences(group, self.metric, self.subject) for group in self.groups[: answer.GROUPS]
+            ],
+            "most_failed": len(self.failed) > self._everyone / 2,
+            "failures": answer.failures(self.failed, self._everyone),
+            "notes": answer.who((note, c) for c in members for note in c.notes),
+            "unknown": [*answer.unknown(members, alone=len(members) == 1), *self._without_base()],
+            "ranked": RANKED[members[0].ranked_by].replace("highest", "Higher") if members else "",
+            "copies": copies.said(members),
+            "agreed": whole[0] if whole else None,
+            "facts_of_all": self._facts() if self.checkpoints else None,
+        }
+
+    def _without_base(self) -> list[str]:
+        """Which groups are not compared with the base, though there is one."""
+        alone = [group.title for group in self.groups if group.base is None or group.base.ratio is None]
+        if not self.base or not alone:
+            return []
+        why = next(
+            (f.error for f in self.failed if f.label == self.base), "other tokenizer or scale, or no ratio"
+        )
+        return [f"Not compared with the base {self.base} ({why}): {listed(alone)}."]
+
+    def _facts(self) -> dict[str, str]:
+        tokens = self.checkpoints[0].resolution
+        facts = {
+            "Tokens": f"T: {len(tokens.domain)} of {self.domain}, R: {len(tokens.reference)} of "
+            f"{self.reference}; digit scheme: {tokens.digit_scheme}",
+            "Ratio over": f"{len(tokens.answers)} answer tokens of {self.answers}" if tokens.answers else "",
+            "Words of T that are no single token": ", ".join(word.strip() for word in tokens.dropped),
+            "Words of R that are no single token": ", ".join(w.strip() for w in tokens.dropped_reference),
+            "Read": f"{len(self.checkpoints)} screened, {len(self.failed)} failed; "
+            f"{shown(self.bytes_read, 'bytes')} in {self.requests} requests",
+        }
+        return {name: text for name, text in facts.items() if text}
+
+
+def _draw(name: str, of: Any, metric: Metric) -> dict[str, Any]:
+    """A chart by its function in `charts`, which is imported only where a page is drawn."""
+    from lmeval_screener.result import charts
+
+    specification: dict[str, Any] = getattr(charts, name)(of, metric)
+    return specification
+
+
+# --- tables: columns over the rows of CSV ---------------------------------------------------------------
+
+
+def _marked(name: str, c: Screened, first: Sequence[Screened | str]) -> str:
+    """A name of a ranking, marked where the answer has it."""
+    return f"▶ {name}" if c in first else f"  {name}" if first else name
+
+
+def _figures(metric: Metric, decimals: int, group: Group) -> list[Column]:
+    """Both figures with their errors, and the parts of G."""
+    parts = {
+        "within_domain": ("within(T)", ""),
+        "between": ("between(T, R)", "T, R"),
+        "within_reference": ("within(R), control", "in R"),
+    }
+    change = "Δ from previous" if group.steps else "Δ to next"
+    return [
+        Column("called", "Step" if group.steps else "Checkpoint"),
+        Column(f"gap_{metric}", "G", f".{decimals}f", f"gap_{metric}_se"),
+        Column("delta", change, ".4f", "delta_se", short="Δ", drop=2),
+        Column("ratio", "Ratio", ".3f", "ratio_se"),
+        *(
+            Column(f"{name}_{metric}", heading, ".3f", f"{name}_{metric}_se", short=short, drop=3)
+            for name, (heading, short) in parts.items()
+        ),
+    ]
+
+
+_READ = [
+    Column("label", "Checkpoint"),
+    Column("commit", "Commit", drop=3),
+    Column("tensor", "Rows of", drop=2),
+    Column("dtype", "Type", drop=1),
+    Column("bytes_read", "Read", "bytes"),
+    Column("requests", "Requests", "d"),
+]
+_FAILED = [Column("label", "Checkpoint"), Column("error", "Error"), Column("message", "Why, and what to do")]
+_AGREEMENT = [
+    Column("group", "Group"),
+    Column("n", "n", "d"),
+    Column("spearman", "Spearman", ".3f"),
+    Column("spearman_p", "p", "p-value"),
+    Column("permutations", "Permutations", drop=1),
+]
+_TOKENS = [
+    Column("family", "Family"),
+    Column("set", "Set"),
+    Column("variant", "Variant"),
+    Column("tokens", "Piece:row"),
+]
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column], name: str, excerpt: Sequence[int] = ()) -> Table:
+    """Rows under the columns of which some cell is filled."""
+    filled = [column for column in columns if any(row.get(column.key) not in (None, "") for row in rows)]
+    return Table(rows, filled, "", name, excerpt=excerpt)
+
+
+def _excerpt(members: Sequence[Screened], *, training: bool) -> tuple[int, ...]:
+    """Rows of a long ranking that short texts show: the top, what is tied with its last, and the bottom."""
+    count = len(members)
+    if count <= _LONG:
+        return ()
+    if training:
+        # A course needs its ends and what lies between, evenly.
+        return tuple(sorted({round(i * (count - 1) / (_TOP + _BOTTOM)) for i in range(_TOP + _BOTTOM + 1)}))
+    last = members[_TOP - 1]
+    cut = [place for place in range(_TOP, count) if last.tied_to(members[place].rank)]
+    return tuple(sorted({*range(_TOP), *cut[: _LONG - _TOP - _BOTTOM], *range(count - _BOTTOM, count)}))
+
+
+def _failures(failed: Sequence[Failed]) -> list[Row]:
+    """The rows of failures, alike ones in one."""
+    equal: dict[tuple[str, str], list[Failed]] = {}
+    for f in failed:
+        message = f.message.replace(f.label, "ORG/NAME").replace(f.repo, "ORG/NAME")
+        equal.setdefault((f.error, message), []).append(f)
+    rows: list[Row] = []
+    for (error, message), alike in equal.items():
+        some = ", ".join(f.label for f in alike[:3]) + (", …" if len(alike) > 3 else "")
+        label = some if len(alike) == 1 else f"{len(alike)} checkpoints: {some}"
+        said = alike[0].message if len(alike) == 1 else message
+        rows.append({"label": label, "error": error, "message": said})
+    return rows

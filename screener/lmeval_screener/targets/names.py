@@ -1,0 +1,323 @@
+"""Names and addresses: which checkpoint a user means by a text."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from lmeval_dispersion.errors import printable
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.targets.runs import checkpoints_in, joined, names_in, step_key
+from lmeval_screener.weights.formats import GGUF, SUFFIXES, holds_weights
+
+#: A repository of the Hub, with or without an organisation.
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_GGUF_CHOICE = re.compile(r"[\w-][\w.-]*", re.ASCII)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_BUCKET = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(/.*)?", re.ASCII)
+_MODEL = re.compile(r"models:/[^/@:]+([/@][^/@]+)?")
+_HOSTS = {"huggingface.co", "www.huggingface.co", "hf.co"}
+_FORMS = "ORGANISATION/NAME, ORGANISATION/NAME@REVISION, a folder, or an address such as s3://BUCKET/FOLDER"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The entry of a repository in a list of many."""
+
+    commit: str
+    files: tuple[str, ...]
+    parameters: int | None
+    gated: bool
+    base: str = ""  # see `Snapshot`
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One checkpoint to screen.
+
+    Attributes:
+        repo: Repository on the Hub, the path of a folder or file, or an address such as ``s3://bucket/run``.
+        revision: Branch, tag or commit; None for the default branch or a folder; may be a glob before it
+            is expanded.
+        family: Name of the family that lists it; None where it was given by name.
+        scale: Scale that the family states; None where the headers have to tell.
+        local: Whether ``repo`` is a folder or a file.
+        accuracy: Accuracy that somebody measured, None otherwise.
+        negative_control: Whether it is known not to have learned what the others learned.
+        file: A GGUF file of it, or a quantisation that names one; None for the checkpoint's own weights.
+        refused: Code and sentence where ``repo`` is something that cannot be parsed.
+        tokenizer: Where a tokenizer is read if the checkpoint stores none: what may be written for a
+            checkpoint, or a tokenizer's file; None for nowhere else.
+        listed: What a list of repositories said of it, its commit above all; None where it was named.
+        labelled: Its name in reports (:func:`labelled`); None before all that is screened is known.
+    """
+
+    repo: str
+    revision: str | None = None
+    family: str | None = None
+    scale: str | None = None
+    local: bool = False
+    accuracy: float | None = None
+    negative_control: bool = False
+    file: str | None = None
+    refused: tuple[str, str] | None = None
+    tokenizer: str | None = None
+    listed: Listed | None = field(default=None, compare=False, repr=False)
+    labelled: str | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def scheme(self) -> str | None:
+        """The beginning of its address, such as ``s3``; None for a folder and a repository of the Hub."""
+        scheme, mark, _ = self.repo.partition(":/")
+        return scheme.lower() if mark and not self.local else None
+
+    @property
+    def on_hub(self) -> bool:
+        """Whether ``repo`` is a repository of the Hub."""
+        return not self.local and self.scheme is None
+
+    @property
+    def name(self) -> str:
+        """``repo``, ``repo@revision`` or ``repo:file``, as a user would write it."""
+        return label(self.shown, self.revision, self.file)
+
+    @property
+    def label(self) -> str:
+        """Its name in reports; as the user wrote it before that is settled."""
+        return self.labelled or self.name
+
+    @property
+    def shown(self) -> str:
+        """``repo`` as a report may show it: no control characters, nor secrets of a web address."""
+        if self.scheme not in ("http", "https"):
+            return printable(self.repo)
+        return printable(re.sub("(?<=://)[^/]*@", "", self.repo.partition("?")[0]))
+
+    @property
+    def is_glob(self) -> bool:
+        """Whether the revision stands for several."""
+        return self.revision is not None and any(sign in self.revision for sign in "*?[")
+
+
+def parse_targets(
+    texts: Iterable[str], tokenizer: str | None = None, left_out: list[str] | None = None
+) -> list[Target]:
+    """The targets that texts name: of a glob what matches, of a training run or a folder its checkpoints.
+
+    Runs and globs in a storage are expanded when they are screened: that takes requests. Other folders beside
+    checkpoints are added to ``left_out``.
+    """
+    targets: list[Target] = []
+    for path in (path for text in texts for path in matching_paths(text) or [text]):
+        target = parse_target(path, tokenizer)
+        folders = checkpoints_in(target.repo) if target.local else []
+        if target.local and not folders and not holds_model(names_in(target.repo)[1]):
+            names = [name for name in sorted(names_in(target.repo)[0], key=step_key) if name[0] != "."]
+            held = {place: names_in(place)[1] for place in (joined(target.repo, name) for name in names)}
+            folders = [place for place, files in held.items() if holds_model(files)]
+            if folders and left_out is not None:
+                left_out += [place for place in held if place not in folders]
+        if target.refused is None and not folders:
+            target = _further_down(target) if target.local else _not_local(target, path)
+        targets += [replace(target, repo=str(Path(folder))) for folder in folders] or [target]
+    return targets
+
+
+def _not_local(target: Target, path: str) -> Target:
+    """A name without owner; refused where it is a family's, or nearly that of something here."""
+    from lmeval_screener.yaml_fields import bundled_yaml
+
+    if not target.on_hub or "/" in path or target.revision is not None:
+        return target
+    families = bundled_yaml(Path(__file__).with_name("families.yaml"))["families"]
+    family = next((name for name in families if name.lower() == target.repo.lower()), None)
+    near = difflib.get_close_matches(target.repo, os.listdir(), n=1, cutoff=0.8)
+    if family is None and not near:
+        return target
+    why = f"a family: write --family {family}" if family else f"no folder here; did you mean {near[0]}?"
+    why = f"expected a checkpoint, got {path!r}, {why} (the Hub's repository is hf://{path})"
+    return replace(target, refused=("BadName", why))
+
+
+def _further_down(target: Target) -> Target:
+    """A checkpoint on disk; a folder without any is refused with the glob of those that lie further down."""
+    for pattern in () if holds_model(names_in(target.repo)[1]) else ("*/*", "*/*/*"):
+        if place := next(glob.iglob(f"{glob.escape(target.repo)}/{pattern}/config.json"), None):
+            why = f"expected a checkpoint, got {target.repo}, which holds folders of them, such as "
+            why += f"{os.path.dirname(place)}; name them all: '{joined(target.repo, pattern)}'"
+            return replace(target, refused=("FolderNotFound", why))
+    return target
+
+
+def holds_model(files: Collection[str]) -> bool:
+    """Whether a folder's files are those of a checkpoint, be it broken."""
+    return "config.json" in files or holds_weights(files)
+
+
+def matching_paths(text: str) -> list[str]:
+    """The folders and files of weights on disk that a glob stands for, by step; empty for another text."""
+    path = os.path.expanduser(text.removeprefix("file://"))
+    if "://" in path or "\0" in path or not glob.has_magic(path) or os.path.exists(path):
+        return []
+    return sorted((p for p in glob.glob(path) if p.endswith(SUFFIXES) or os.path.isdir(p)), key=step_key)
+
+
+def parse_target(text: str, tokenizer: str | None = None) -> Target:
+    """The target of `parse_name`; a text that means nothing is ``refused``, and costs no other its run."""
+    try:
+        return replace(parse_name(text), tokenizer=tokenizer)
+    except ScreeningError as error:
+        return Target(text, refused=(error.code, str(error)))
+
+
+def parse_name(text: str) -> Target:
+    r"""The repository, folder, file or address that a user means.
+
+    A folder is what exists as one, or what is written like a path (``./x``, ``/x``, ``~/x``, ``C:\x``). A
+    repository may be written as its address (``https://huggingface.co/ORG/NAME/tree/REVISION``; the host of
+    HF_ENDPOINT counts too), as ``hf://ORG/NAME@REVISION``, and with slashes at its end. A GGUF model is its
+    file (``x/model.gguf``), or named behind a colon: ``ORG/NAME:Q4_K_M``, ``FOLDER:model-Q8_0.gguf``.
+    A file of weights stands for itself. Addresses of storages (``s3://…``, ``https://…`` of another host,
+    ``hf://buckets/…``, ``models:/…``) are taken as they are.
+    """
+    if text.startswith("models:/") and not text.startswith("models://"):
+        if not _MODEL.fullmatch(text) or not text.isprintable():
+            forms = "NAME, models:/NAME/VERSION, models:/NAME/STAGE, models:/NAME@ALIAS or models:/NAME/*"
+            raise _bad(text, f"a registered model is models:/{forms}")
+        return Target(text)
+    if text.startswith("file://"):
+        return parse_name(unquote(text.removeprefix("file://")) or ".")
+    if (local := _on_disk(text)) is not None:
+        return local
+    rest, colon, choice = text.rpartition(":")
+    if colon and _GGUF_CHOICE.fullmatch(choice) and len(rest) > 1 and not re.fullmatch(r"\w+://[^/]*", rest):
+        return replace(parse_name(rest), file=choice)
+    scheme, mark, rest = text.partition("://")
+    if not mark:
+        first, slash, inside = text.partition("/")
+        here = os.path.lexists(text) or (slash and (not inside or os.path.isdir(first)))
+        if here or text.endswith(SUFFIXES) or re.match(r"[./~\\]|[A-Za-z]:[\\/]", text):
+            raise _missing(text)
+        name, at, revision = text.partition("@")
+        if at and not revision:
+            raise _bad(text, "there is no revision behind the @")
+    elif scheme in ("http", "https"):
+        if (address := _storage_address(text)) is not None:
+            return Target(address)
+        name, revision = _page_of_revision(text)
+    elif scheme == "hf" and rest.startswith("buckets/"):
+        return Target(_bucket(text, rest.removeprefix("buckets/")))
+    elif scheme == "hf":
+        name, _, revision = rest.partition("@")
+        name, revision = name.rstrip("/").removeprefix("models/"), revision.rstrip("/")
+        if name.startswith(("datasets/", "spaces/")) or name.count("/") > 1:
+            raise _bad(text, "only a model's repository as a whole is read: hf://ORGANISATION/NAME")
+    elif _SCHEME.fullmatch(scheme) and rest.strip("/") and rest.isprintable():
+        return Target(text.rstrip("/"))
+    else:
+        raise _bad(text, "an address has a scheme before :// and a place behind it")
+    name = name.rstrip("/")
+    if not REPOSITORY.fullmatch(name) or ".." in name:
+        raise _bad(text)
+    return Target(name, revision or None)
+
+
+def _missing(text: str) -> ScreeningError:
+    """Why nothing can be read at a path, and which name is near."""
+    path, near = os.path.expanduser(text), list[str]()
+    if os.path.lexists(path):
+        why = ", a link that leads nowhere" if os.path.islink(path) else ", which is neither"
+    elif glob.has_magic(path):
+        why = ", which matches nothing"
+    else:
+        why = f"; there is no such {'file' if text.endswith(SUFFIXES) else 'folder'}"
+        folder, name = os.path.split(path.rstrip("/"))
+        here = [joined(folder, entry) for entries in names_in(folder or ".") for entry in entries]
+        near = difflib.get_close_matches(joined(folder, name), here, n=1)
+    why += f"; did you mean {near[0]}?" if near else ": check the path"
+    hub = f" (the Hub's repository is hf://{text})" if REPOSITORY.fullmatch(text) and "/" in text else ""
+    return ScreeningError("FolderNotFound", f"expected a folder or a file of weights, got {text!r}{why}{hub}")
+
+
+def _on_disk(text: str) -> Target | None:
+    """The folder or file of weights that exists; None where there is neither."""
+    path = Path(text)
+    try:
+        path = path.expanduser()
+        is_file, is_folder = path.is_file(), bool(text) and path.is_dir()
+    except (OSError, RuntimeError, ValueError):  # an unknown ~user, a NUL, a name that is too long
+        return None
+    if is_file and path.suffix == GGUF.suffix:
+        return Target(str(path.parent), local=True, file=path.name)
+    if is_folder or (is_file and path.name.endswith(SUFFIXES)):
+        return Target(str(path), local=True)
+    if is_file:
+        raise ScreeningError(
+            "FolderNotFound",
+            f"expected a folder or a file of weights ({', '.join(SUFFIXES)}), got the file {text!r}; give "
+            f"the folder that has config.json and the tokenizer beside it: {path.parent}",
+        )
+    return None
+
+
+def _storage_address(text: str) -> str | None:
+    """The address of a file, folder or bucket, which is read as it is; None for a model's page on the Hub."""
+    from huggingface_hub import constants
+
+    try:
+        address, endpoint = urlsplit(text), urlsplit(constants.ENDPOINT)
+        port = address.port
+    except ValueError:
+        raise _bad(text) from None
+    if not address.hostname or port == 0 or not text.isprintable():
+        raise _bad(text, "its host is missing")
+    if address.netloc != endpoint.netloc and address.netloc not in _HOSTS:
+        return text
+    parts = [part for part in address.path.split("/") if part]
+    if parts[:1] == ["buckets"]:
+        below = parts[4:] if parts[3:4] in (["tree"], ["resolve"]) else parts[3:]
+        return _bucket(text, "/".join([*parts[1:3], *map(unquote, below)]))
+    return None
+
+
+def _bucket(text: str, name: str) -> str:
+    """``hf://buckets/NAMESPACE/NAME[/FOLDER]``."""
+    if not _BUCKET.fullmatch(name.rstrip("/")):
+        raise _bad(text, "a bucket is hf://buckets/NAMESPACE/NAME, with a folder behind it or without")
+    return f"hf://buckets/{name.rstrip('/')}"
+
+
+def _page_of_revision(text: str) -> tuple[str, str]:
+    """Repository and revision of a page's address on the Hub."""
+    parts = [part for part in urlsplit(text).path.split("/") if part]
+    if parts[:1] == ["models"] or parts[1:] == ["models"]:
+        raise _bad(text, "it is a list of models; write 'ORG/*', --author or --tag")
+    if parts[:1] in (["datasets"], ["spaces"], ["papers"], ["collections"]):
+        raise _bad(text, f"it is of {parts[0]}, not of a model")
+    # gpt2/tree/main: repositories of the first days have no organisation.
+    cut = 1 if parts[1:2] in ([], ["tree"], ["blob"], ["resolve"], ["commit"]) else 2
+    name, verb, revision = "/".join(parts[:cut]), parts[cut : cut + 1], parts[cut + 1 :]
+    if verb in ([], ["commits"]):
+        return name, ""
+    if verb in (["tree"], ["commit"]) and revision[:1] == ["refs"]:
+        return name, "/".join(revision)
+    if verb in (["tree"], ["commit"]) and len(revision) == 1:
+        return name, unquote(revision[0])
+    whole = f"{name}@{unquote(revision[0])}" if revision else name
+    raise _bad(text, f"it is no page of a revision as a whole; give the checkpoint: {whole}")
+
+
+def _bad(text: str, why: str = "") -> ScreeningError:
+    return ScreeningError("BadName", f"expected {_FORMS}, got {text!r}" + (f": {why}" if why else ""))
+
+
+def label(repo: str, revision: str | None, file: str | None = None) -> str:
+    """``repo``, ``repo@revision``, or either with ``:file``."""
+    name = repo if revision is None else f"{repo}@{revision}"
+    return name if file is None else f"{name}:{file}"

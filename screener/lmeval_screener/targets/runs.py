@@ -1,0 +1,136 @@
+"""Training runs: which folders are a run's checkpoints, and in which order its steps come."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Collection, Generator, Iterable
+from pathlib import Path
+
+from lmeval_screener.weights.formats import SAFETENSORS
+
+# checkpoint-500 (Trainer, TRL), step-500 (torchtitan), step_500 (NeMo-RL), epoch_0_step_500 and
+# model--step=500-consumed_samples=... (NeMo), iter_0000500 (Megatron), global_step500 (DeepSpeed, verl).
+_STEP_FOLDER = re.compile(
+    r"(?:.+[-_])?(?:checkpoint|ckpt|global_step|step|iteration|iter)[-_=]?(\d+)"
+    r"(?:[-_](?:hf|last|final|consumed_samples.*|tokens?.*))?",
+    re.IGNORECASE,
+)
+_STORE_FOLDERS = ("checkpoints", "checkpoint")  # where some trainers keep the folders of steps
+_DEPTH = 3  # how far below a step's folder its model may lie: actor/huggingface, policy/weights/hf
+
+#: Names of the folders and of the files in a folder.
+Names = tuple[Collection[str], Collection[str]]
+
+
+def matching(names: Iterable[str], pattern: str) -> list[str]:
+    """The revisions that a glob stands for, in the order of their steps."""
+    return sorted({n for n in names if fnmatch.fnmatchcase(n, pattern)}, key=step_key)
+
+
+def step_key(revision: str) -> tuple[tuple[int, str], ...]:
+    """Sort key that puts ``step1000`` before ``step2000`` before ``step10000``."""
+    parts = re.split(r"(\d+)", revision)
+    return tuple((int(part), "") if index % 2 else (-1, part) for index, part in enumerate(parts))
+
+
+def step_number(revision: str) -> float | None:
+    """The training step that a revision's name carries: the number after ``step``, else its first number.
+
+    >>> step_number("stage1-step140000-tokens588B"), step_number("iter_500"), step_number("main")
+    (140000.0, 500.0, None)
+    """
+    number = re.search(r"step[-_=]?(\d+)", revision, re.IGNORECASE) or re.search(r"(\d+)", revision)
+    return float(number.group(1)) if number else None
+
+
+def checkpoints_in(folder: str) -> list[str]:
+    """The checkpoints of a training run's folder on disk; see `run_checkpoints`."""
+    search = run_checkpoints(folder)
+    try:
+        wanted = next(search)
+        while True:
+            wanted = search.send([names_in(path) for path in wanted])
+    except StopIteration as end:
+        return list(end.value)
+
+
+def names_in(folder: str) -> Names:
+    """The names in a folder on disk; empty where it cannot be listed: it is refused when it is opened."""
+    _, folders, files = next(os.walk(folder), ("", [], []))
+    return folders, files
+
+
+def run_checkpoints(folder: str) -> Generator[list[str], list[Names], list[str]]:
+    """The checkpoints of a training run's folder, by step; empty where it is none.
+
+    They lie in folders named after a step (``checkpoint-500``, ``step_500``, ``iter_0000500``,
+    ``global_step500``), in ``folder`` or in its ``checkpoints``; the model itself may lie deeper, as in
+    ``global_step_500/actor/huggingface``. A model in the run's own folder, the final one, comes last.
+    Folders to list, wherever they are, are yielded; the names in each have to be sent back.
+    """
+    (top,) = yield [folder]
+    inner = [joined(folder, name) for name in _STORE_FOLDERS if name in top[0]]
+    listings = yield inner
+    for place, (folders, _) in zip([folder, *inner], [top, *listings], strict=True):
+        steps = sorted(filter(_STEP_FOLDER.fullmatch, folders), key=step_key)
+        if steps:
+            models = yield from _models_in([joined(place, step) for step in steps])
+            return [*models, *([folder] if _has_weights(top[1]) else [])]
+    # Of `.` and `..` the name is in the whole path.
+    name = os.path.basename(os.path.abspath(folder)) if folder else ""
+    if _STEP_FOLDER.fullmatch(name):
+        models = yield from _models_in([folder])
+        return models if models != [folder] else []
+    return []
+
+
+def _models_in(steps: list[str]) -> Generator[list[str], list[Names], list[str]]:
+    """The nearest folder with configuration and weights, from each one down; else with either; else itself.
+
+    Shards of a distributed checkpoint are safetensors too, often above the folder where they are joined.
+    """
+    whole: dict[str, str] = {}
+    either: dict[str, str] = {}
+    level = [(step, step) for step in steps]
+    for _ in range(_DEPTH + 1):
+        listings = yield [place for _, place in level]
+        below = []
+        for (step, place), (folders, files) in zip(level, listings, strict=True):
+            has_config, has_weights = "config.json" in files, _has_weights(files)
+            if has_config and has_weights:
+                whole.setdefault(step, place)
+            elif has_config or has_weights:
+                either.setdefault(step, place)
+            below += [(step, joined(place, name)) for name in sorted(folders) if not name.startswith(".")]
+        level = [(step, place) for step, place in below if step not in whole]
+    return [whole.get(step) or either.get(step) or step for step in steps]
+
+
+def _has_weights(names: Collection[str]) -> bool:
+    return any(name.endswith(SAFETENSORS.suffix) for name in names)
+
+
+def joined(path: str, name: str) -> str:
+    """A path below another one, either of which may be empty."""
+    return f"{path}/{name}" if path and name else path or name
+
+
+def run_and_step(folder: str) -> tuple[str, str] | None:
+    """The folder of a training run and the name of one of its steps, of a checkpoint's folder; else None.
+
+    >>> run_and_step("out/run1/checkpoint-500"), run_and_step("titan/checkpoint/step-50"), run_and_step("a/b")
+    (('out/run1', 'checkpoint-500'), ('titan', 'step-50'), None)
+    """
+    path = Path(folder)
+    for place in (path, *list(path.parents)[:_DEPTH]):
+        if _STEP_FOLDER.fullmatch(place.name):
+            run = place.parent.parent if place.parent.name in _STORE_FOLDERS else place.parent
+            return str(run), place.name
+    return None
+
+
+def training_and_step(repo: str, requested_revision: str | None, *, local: bool) -> tuple[str, str | None]:
+    """The training of a screened checkpoint, and its step's name: a revision, or a folder of a run."""
+    return (run_and_step(repo) or (repo, None)) if local else (repo, requested_revision)

@@ -1,0 +1,146 @@
+"""The rows that stand for T, R and a task's answers in a vocabulary.
+
+Resolving looks each word of T and R up as one exact piece, in the one variant that its group names (``7``
+bare, ``␣the`` spaced), without falling back to the other: the leading space is a direction of its own. What
+is missing is dropped and listed, rows of T are taken out of R, and sets that end up too small are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from dataclasses import dataclass, replace
+
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.tokens.sets import (
+    Token,
+    TokenSet,
+    load_token_set,
+    lookup,
+    shown,
+    with_reason,
+)
+from lmeval_screener.tokens.vocabulary import DigitScheme, Vocabulary
+
+# Part of every kept resolution's key: raise it when the rule or the layout of an entry changes.
+RESOLUTIONS = 6
+DOMAIN = "math"  # where neither a domain nor a task is named
+
+
+def load_domain(name: str | None = None, task: str | None = None) -> TokenSet:
+    """T of G and of the ratio: a domain's set, and the answers of a task or those known of the domain.
+
+    With a task alone, G is over the domain that its answers name, or over the answers.
+    """
+    from lmeval_screener.tokens.answers import LEAST, answers_of_domain, load_answers
+
+    answers = load_answers(task) if task else answers_of_domain(name or DOMAIN)
+    if answers is None or not (task or answers.tasks):
+        return load_token_set(name or DOMAIN)  # it consists of answers itself, or they are not known
+    if name or answers.domain:
+        words = load_token_set(name or answers.domain)
+    else:
+        words = TokenSet(answers.name, "domain", LEAST, {}, "")
+    digest = hashlib.sha256(f"{words.digest} {answers.digest}".encode()).hexdigest()
+    tasks: tuple[str, ...] = (task,) if task else ()
+    if task and task.endswith((".yaml", ".yml")):
+        task, tasks = answers.name, tuple(name for name in answers.tasks if not set("*?[") & set(name))
+    return replace(words, answers=answers, task=task or "", tasks=tasks, digest=digest)
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The rows that stand for T and R in one vocabulary."""
+
+    domain: tuple[Token, ...]  # T in the order of the token set
+    reference: tuple[Token, ...]  # R likewise, without the rows of T
+    dropped: tuple[str, ...]  # surface forms of T that are no single piece
+    dropped_reference: tuple[str, ...]  # the same of R
+    never_made: tuple[str, ...]  # those of them whose piece is there but never made of text, with the reason
+    shared: tuple[Token, ...]  # tokens of R that are rows of T, and so were taken out of R
+    one_row: tuple[str, ...]  # words of one set that the vocabulary puts on one row, which counts once
+    digit_scheme: DigitScheme  # how numbers are cut up, see `Vocabulary.digit_scheme`
+    vocabulary: int  # rows that the tokenizer names: its last id + 1; a padded matrix has more
+    answers: tuple[Token, ...] = ()  # T of the ratio, none of them in R; empty where none are known
+
+    @property
+    def of_ratio(self) -> tuple[Token, ...]:
+        """T of the ratio."""
+        return self.answers or self.domain
+
+    @property
+    def compared(self) -> tuple[Token, ...]:
+        """All tokens whose rows are read: T, R, and T of the ratio."""
+        return *self.domain, *self.reference, *self.answers
+
+    @property
+    def domain_ids(self) -> list[int]:
+        """Row ids of T, in its order."""
+        return [token.id for token in self.domain]
+
+    @property
+    def reference_ids(self) -> list[int]:
+        """Row ids of R, in its order."""
+        return [token.id for token in self.reference]
+
+    @classmethod
+    def from_json(cls, content: bytes | str) -> Resolution:
+        """The resolution that `to_json` wrote."""
+        fields = json.loads(content)
+        for name, value in fields.items():
+            if name in ("domain", "reference", "shared", "answers"):
+                fields[name] = tuple(Token(*token) for token in value)
+            elif isinstance(value, list):
+                fields[name] = tuple(value)
+        return cls(**fields)
+
+    def to_json(self) -> str:
+        """Everything."""
+        return json.dumps(vars(self))
+
+
+def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
+    """The rows of T and R in a vocabulary, by the rule in the module's docstring."""
+    tokens, dropped, doubled = lookup(domain, vocabulary)
+    answers: tuple[Token, ...] = ()
+    if domain.answers is not None:
+        from lmeval_screener.tokens.answers import resolve_answers
+
+        # Those that a vocabulary lacks are an error only where they were asked for.
+        with contextlib.nullcontext() if domain.task else contextlib.suppress(ScreeningError):
+            answers = resolve_answers(domain.answers, vocabulary, reference)
+    tokens = tokens if domain.groups else list(answers)
+    rows_of_domain = {token.id for token in tokens}
+    everyday, dropped_reference, doubled_reference = lookup(reference, vocabulary)
+    kept = tuple(token for token in everyday if token.id not in rows_of_domain)
+    shared = tuple(token for token in everyday if token.id in rows_of_domain)
+    _check_count(domain, len(tokens), dropped)
+    taken = f", {len(shared)} belong to {domain.name}" if shared else ""
+    _check_count(reference, len(kept), dropped_reference, taken)
+    missing = dict.fromkeys((*dropped, *dropped_reference))
+    return Resolution(
+        domain=tuple(tokens),
+        reference=kept,
+        dropped=tuple(dropped),
+        dropped_reference=tuple(dropped_reference),
+        never_made=tuple(
+            with_reason(text, vocabulary).strip() for text in missing if vocabulary.never_made(text)
+        ),
+        shared=shared,
+        one_row=(*doubled, *doubled_reference),
+        digit_scheme=vocabulary.digit_scheme(),
+        vocabulary=vocabulary.size,
+        answers=tuple(tokens) if {token.id for token in answers} == rows_of_domain else answers,
+    )
+
+
+def _check_count(words: TokenSet, count: int, dropped: list[str], also: str = "") -> None:
+    if count < words.min_tokens:
+        asked = len({text for group in words.groups.values() for text in group.texts()})
+        missing = f"; no single token: {shown(dropped)}" if dropped else ""
+        raise ScreeningError(
+            "TooFewTokens",
+            f"{words.name}: expected at least {words.min_tokens} single tokens, found {count} of {asked}"
+            f"{also}{missing}; take more groups or a token set made for this vocabulary",
+        )

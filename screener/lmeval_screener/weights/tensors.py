@@ -1,0 +1,128 @@
+"""Stored tensors: where their bytes lie in a file, and those bytes as numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmeval_screener.checkpoints.snapshot import FileEntry, Snapshot, content_key
+
+#: Bits per element of every dtype that the format knows; sub-byte ones count in bits.
+DTYPE_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+#: Dtypes whose numbers are the weights themselves. Everything else is packed or scaled.
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+#: Those that may have scales beside them.
+SCALED_DTYPES = ("F8_E4M3", "F8_E5M2")
+
+
+class Tensor(NamedTuple):
+    """A tensor of one file, at its absolute byte range ``[begin, end)``.
+
+    Attributes:
+        strides: Elements between neighbours, dimension by dimension; None: they lie end to end.
+        entry: Of a tensor in an archive, whose exact place is not known yet: offset of its entry and the
+            entry's name; see ``torch_archive.locate``.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    strides: tuple[int, ...] | None = None
+    entry: tuple[int, str] | None = None
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The header of a file of weights.
+
+    Attributes:
+        tensors: Every tensor by name, as stored.
+        slices: Offsets of those that torch's distributed checkpoint stored as a slice under the usual name
+            (``DCP_SHARDING_INFO``); None where the entry is no list of offsets.
+        pairs: The values of a GGUF header that are read, by key.
+    """
+
+    tensors: Mapping[str, Tensor]
+    slices: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
+    pairs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all tensors together; those that share their bytes count once."""
+        return sum({(t.begin, t.end): t.elements for t in self.tensors.values() if t.elements}.values())
+
+
+class WeightFile:
+    """A file of weights whose header is to be read; `keep` keeps on disk what turned out right.
+
+    ``guess`` is how many bytes its header may have, which a first request reads.
+    """
+
+    def __init__(self, snapshot: Snapshot, entry: FileEntry, guess: int = 65_536) -> None:
+        self.snapshot, self.path, self.size = snapshot, entry.path, entry.size
+        self.what, self.guess = f"{entry.path} of {snapshot.repo}", guess
+        self._fetched: dict[str, bytes] = {}
+
+    async def read(self, begin: int, end: int) -> bytes:
+        """The bytes ``[begin, end)``."""
+        cache, key = self.snapshot.cache, f"{content_key(self.snapshot, self.path)}[{begin}:{end}]"
+        body = cache.read("headers", key) if cache else None
+        if body is None:
+            (body,) = await self.snapshot.ranges(self.path, [(begin, end)])
+            self._fetched[key] = body
+        return body
+
+    def keep(self) -> None:
+        """Keep what was read."""
+        for key, body in self._fetched.items():
+            if self.snapshot.cache:
+                self.snapshot.cache.write("headers", key, body)
+
+
+def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
+    """Rows of a matrix as float32: exact but for F64, which is rounded (beyond float32's range to infinity).
+
+    Returns:
+        Array of shape (rows, width).
+    """
+    flat: NDArray[np.float32]
+    if dtype == "BF16":
+        flat = (np.frombuffer(body, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    elif dtype in _CODES:
+        flat = _CODES[dtype][np.frombuffer(body, np.uint8)]
+    else:
+        with np.errstate(over="ignore"):
+            flat = np.frombuffer(body, f"<f{DTYPE_BITS[dtype] // 8}").astype(np.float32)
+    return flat.reshape(-1, width)
+
+
+def _codes() -> dict[str, NDArray[np.float32]]:
+    """All 256 values of the 8-bit floats (OCP 8-bit formats): parts of float16, or an exponent alone."""
+    code = np.arange(256, dtype="<u2")
+    e4m3 = ((code & 0x7F) << 7 | (code & 0x80) << 8).view("<f2").astype(np.float32) * np.float32(256)
+    e4m3[[0x7F, 0xFF]] = np.nan
+    e8m0 = np.where(code == 255, np.nan, np.exp2(code - 127.0))
+    e5m2 = (code << 8).view("<f2")
+    return {"F8_E4M3": e4m3, "F8_E5M2": e5m2.astype(np.float32), "F8_E8M0": e8m0.astype(np.float32)}
+
+
+_CODES = _codes()

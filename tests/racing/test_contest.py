@@ -1,0 +1,126 @@
+"""The error of a whole race, its margin, and that nobody who is clearly behind goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lmeval_dispersion.racing.contest import Contest, Scores, run
+
+Array = NDArray[np.float64]
+Table = Callable[[np.random.Generator], tuple[Array, Array]]
+N = 200
+
+
+def _drawn(chances: Any, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Right or wrong of checkpoints that share how hard a question is; probabilities near the chances."""
+    hard = rng.random(N)
+    own = rng.random((len(chances), N))
+    mixed = np.where(rng.random((len(chances), N)) < 0.6, hard, own)
+    chances = np.asarray(chances)[:, None]
+    return (mixed < chances).astype(float), np.clip(chances + 0.2 * (own - 0.5), 0, 1)
+
+
+PLANTED: dict[str, Table] = {
+    "all equal": lambda rng: _drawn([0.6] * 8, rng),
+    "a giant, last": lambda rng: _drawn([0.4] * 7 + [0.9], rng),
+    "near ties, the best last": lambda rng: _drawn([0.6] * 7 + [0.64], rng),
+    "each a little better than the one before": lambda rng: _drawn(np.linspace(0.5, 0.68, 8), rng),
+    "continuous": lambda rng: (_drawn(np.linspace(0.5, 0.6, 8), rng)[1],) * 2,
+    "rarely right, then far ahead": lambda rng: (
+        (
+            np.where(
+                rng.random((6, N)) < np.array([[0.0]] * 5 + [[0.04]]), 1.0, np.array([[0.02]] * 5 + [[0.0]])
+            ),
+        )
+        * 2
+    ),
+}
+
+
+def _raced(
+    score: Array, probability: Array, rng: np.random.Generator, *, side_by_side: bool = False, **settings: Any
+) -> Contest:
+    order = rng.permutation(score.shape[1])
+    contest = Contest(score.shape[1], side_by_side=len(score) if side_by_side else 0, **settings)
+
+    def ask(i: int) -> Callable[[int, int], Scores]:
+        return lambda a, b: Scores(score[i][order[a:b]], probability[i][order[a:b]])
+
+    if not side_by_side:
+        for i in range(len(score)):
+            run(contest, str(i), ask(i))
+        return contest
+    going = {str(i): 0 for i in range(len(score))}
+    while going:
+        label = str(rng.choice(sorted(going)))
+        at = going[label]
+        going[label] = end = min(at + 25, contest.questions)
+        if contest.add(label, ask(int(label))(at, end)) != "running":
+            del going[label]
+    return contest
+
+
+def _wrong(table: Table, races: int, **settings: Any) -> float:
+    """Share of races whose best is worse than the truly best by more than the margin."""
+    rng, wrong = np.random.default_rng(7), 0
+    for _ in range(races):
+        score, probability = table(rng)
+        contest = _raced(score, probability, rng, **settings)
+        assert contest.best is not None
+        means = score.mean(axis=1)
+        wrong += bool(means.max() > means[int(contest.best)] + contest.margin + 1e-9)
+    return wrong / races
+
+
+@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_the_best_is_rarely_lost(name: str, side_by_side: bool) -> None:
+    assert _wrong(PLANTED[name], 60, side_by_side=side_by_side) <= 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("margin", [0.0, 0.01])
+@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_the_level_holds(name: str, side_by_side: bool, margin: float) -> None:
+    """Two thousand races a case: at most the error, and a bit for chance."""
+    assert _wrong(PLANTED[name], 2000, side_by_side=side_by_side, margin=margin) <= 0.06
+
+
+def test_the_clearly_worse_are_dropped_early_and_equal_ones_are_asked_all() -> None:
+    rng = np.random.default_rng(1)
+    score, probability = _drawn([0.95, 0.2, 0.2], rng)
+    contest = _raced(score, probability, rng)
+    assert contest.best == "0"
+    assert contest.standing["1"] == contest.standing["2"] == "behind"
+    assert contest.asked < N + 4 * 25
+    same = _raced(score[[0, 0]], probability[[0, 0]], rng, margin=0.0)
+    assert same.best == "0"
+    assert same.asked == 2 * N
+
+
+def test_what_differs_by_less_than_the_margin_is_not_told_apart() -> None:
+    rng = np.random.default_rng(2)
+    score = (rng.random((1, N)) < 0.5).astype(float).repeat(2, axis=0)
+    score[1, 0] = 1 - score[1, 0]
+    contest = _raced(score, score, rng, margin=0.05)
+    assert contest.standing["1"] == "within"
+    assert contest.asked < 2 * N
+
+
+def test_probability_drops_sooner_but_never_names_the_best() -> None:
+    rng = np.random.default_rng(4)
+    score, probability = _drawn([0.7, 0.55], rng)
+    plain, quick = (
+        _raced(score, probability, np.random.default_rng(5), by_probability=by) for by in (False, True)
+    )
+    assert quick.standing["1"] == "behind"
+    assert quick.asked < plain.asked
+    surer = _raced(score[::-1].copy(), np.array([[0.9] * N, [0.1] * N]), rng, by_probability=True)
+    assert surer.best is not None
+    assert surer._mean(surer.best) == max(map(surer._mean, surer.answered))
