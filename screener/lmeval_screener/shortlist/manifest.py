@@ -136,7 +136,7 @@ def manifest_dict(
         "schema": SCHEMA,
         "version": __version__,
         "command": command,
-        **{name: head[name] for name in ("domain", "reference", "metric")},
+        **{name: head[name] for name in ("domain", "task", "reference", "metric", "ranked_by", "base")},
         "tasks": list(tasks),
         **chosen.to_dict(),
         "candidates": [
@@ -189,6 +189,9 @@ class Manifest:
     audit_sample: int
     candidates: tuple[Candidate, ...]
     place: str
+    task: str = ""
+    ranked_by: str = ""
+    base: str = ""
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -220,6 +223,7 @@ def manifest_of(content: Mapping[str, Any], place: str) -> Manifest:
             int(content["audit_sample"]),
             tuple(_candidate(entry) for entry in content["candidates"]),
             place,
+            *(str(content.get(name) or "") for name in ("task", "ranked_by", "base")),  # of late
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
