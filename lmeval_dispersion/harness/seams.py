@@ -70,7 +70,7 @@ Parts = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class RunningEvaluation:
     """The running evaluation as lm-eval knows it and does not hand it to tasks.
 
     Every value may be None: nothing here may decide a metric.
@@ -108,7 +108,7 @@ class Evaluation:
         return path / str(model) if model else path
 
 
-def running_evaluation() -> Evaluation:
+def running_evaluation() -> RunningEvaluation:
     """Read what lm-eval's ``evaluate`` and ``simple_evaluate`` know, if they are among the callers."""
     known: dict[str, Any] = {}
     frame = sys._getframe(1)
@@ -132,7 +132,7 @@ def running_evaluation() -> Evaluation:
                 if "lm" in scope:
                     known.setdefault("lm", getattr(scope["lm"], "lm", scope["lm"]))
         frame = frame.f_back  # type: ignore[assignment]
-    return Evaluation(**known)
+    return RunningEvaluation(**known)
 
 
 def _requests_by_document(instances: Sequence[Any]) -> dict[int, list[Any]]:
@@ -470,7 +470,7 @@ def more_tasks(folder: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def before_weights(check: Callable[[Any, Evaluation], None]) -> Iterator[None]:
+def before_weights(check: Callable[[Any, RunningEvaluation], None]) -> Iterator[None]:
     """Let ``check`` refuse the class of the model that lm-eval makes, then the model with its tokenizer."""
     get_model, tokenizer = registry.get_model, HFLM._create_tokenizer
 

@@ -82,7 +82,7 @@ class Contest:
         return standing
 
     def fail(self, label: str) -> None:
-        """Take out a checkpoint that cannot be asked on; those that it alone had dropped are running again."""
+        """Take out a checkpoint that cannot be asked on; those that it alone dropped are running again."""
         self.standing[label] = "failed"
         if self.side_by_side:  # else it was never a reference
             self.judge_again()
