@@ -214,7 +214,7 @@ def run(args: argparse.Namespace) -> int:
 
     def notice(name: str, seconds: float) -> None:
         output.say(
-            f"screen-checkpoints: the server's quota of {name} is used up; going on in {seconds:.0f} s"
+            f"screen-checkpoints: the server's rate limit of {name} is reached; going on in {seconds:.0f} s"
         )
 
     allowance = Allowance(args.max_requests, notice)
@@ -380,10 +380,10 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder")
     parser.add_argument(
         "results",
-        nargs="+",
+        nargs="*",
         metavar="RESULTS",
         help="lm-eval's results_*.json, or folders of them (PATH:TASK where they hold several tasks); a CSV "
-        "file with the columns repo,accuracy; or hub:TASK",
+        "file with the columns repo,accuracy; or hub:TASK. None: those of MANIFEST, a race's folder",
     )
     parser.add_argument(
         "--hours-per-model",
@@ -407,7 +407,9 @@ def run_verify(args: argparse.Namespace) -> int:
     from lmeval_screener.shortlist.manifest import read_manifest
     from lmeval_screener.shortlist.verdict import verify
 
-    output.write(verify(read_manifest(args.manifest), args.results, hours=args.hours_per_model).document())
+    folder = args.manifest if args.manifest.is_dir() else args.manifest.parent
+    results = args.results or [str(folder)]
+    output.write(verify(read_manifest(args.manifest), results, hours=args.hours_per_model).document())
     return 0
 
 

@@ -29,7 +29,17 @@ from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference, ranks
-from lmeval_screener.screened import RANK_BY, TOKENIZER, Against, Next, RankBy, Ranks, Reading, Screened
+from lmeval_screener.screened import (
+    RANK_BY,
+    TOKENIZER,
+    Against,
+    Next,
+    RankBy,
+    Ranks,
+    Reading,
+    Screened,
+    Side,
+)
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target
 from lmeval_screener.tokens.resolution import Resolution
@@ -258,7 +268,8 @@ def against_base(base: Ratio, ratios: Mapping[K, Ratio], copies: Collection[K] =
     clear = holm({key: gain.p for key, gain in gains.items()})
     against = {}
     for key, ratio in ratios.items():
-        gain, side = gains[key], "level"
+        gain = gains[key]
+        side: Side = "level"
         if key in copies or (len(base.marks) > 0 and np.array_equal(ratio.marks, base.marks)):
             side = "equal"
         elif key in clear and abs(gain.mean) > ratio.rounding_from(base):

@@ -235,7 +235,7 @@ class Screening:
     on_done: OnDone | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings that are none."""
+        """Validate the settings."""
         if self.metric not in METRICS:
             raise UsageError(f"expected a metric of {', '.join(METRICS)}, got {self.metric!r}")
         if self.rank_by not in RANKED:

@@ -30,7 +30,7 @@ from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.folder import open_download
 from lmeval_screener.checkpoints.http import (
     CONTRADICTIONS,
-    AgainError,
+    RetryError,
     Transport,
     contradiction,
     is_redirect,
@@ -212,7 +212,7 @@ class Hub:
     async def api(
         self, address: str, what: str, revision: str, account: Account, parse: Callable[[Any], T]
     ) -> tuple[T, aiohttp.ClientResponse]:
-        """An answer of the API, understood; what is not the Hub's is asked for again."""
+        """Request an address of the API and parse its JSON; a reply that is not the Hub's JSON is retried."""
         transport, url = self.transport, url_of(address)
         assert transport is not None
 
@@ -337,9 +337,9 @@ class Hub:
         url = url_of(f"{self.endpoint}/{name}")
         if _PROBE not in kept.files:
             return False
-        with contextlib.suppress(ScreeningError, AgainError):
+        with contextlib.suppress(ScreeningError, RetryError):
             async with await transport.request("HEAD", url, {}, account) as response:
-                transport.raise_if_passing(response)
+                transport.raise_if_transient(response)
                 if response.status < 400:
                     return response.headers.get("X-Repo-Commit") == kept.commit
         return False
@@ -356,7 +356,7 @@ class ResolvedSnapshot(RemoteSnapshot):
         """Where a file lies, by HEAD."""
         transport = self._online(path)
 
-        def believe(response: aiohttp.ClientResponse, *, final: bool) -> FileEntry:
+        def checked(response: aiohttp.ClientResponse, *, final: bool) -> FileEntry:
             entry = entry_of(self, path)
             if problem := resolve_problem(response.headers, entry, self.revision, final=final):
                 raise contradiction(f"{path} of {self.repo} resolves wrongly: {problem}")
@@ -366,7 +366,7 @@ class ResolvedSnapshot(RemoteSnapshot):
             return entry
 
         def far_enough(response: aiohttp.ClientResponse) -> bool:
-            entry = believe(response, final=False)
+            entry = checked(response, final=False)
             return transport.leads_away(response) or (entry.size < 0 and is_known(entry))
 
         asked = transport.followed("HEAD", self._url(path), {}, self._account, far_enough)
@@ -375,7 +375,7 @@ class ResolvedSnapshot(RemoteSnapshot):
                 return await transport.redirect(response, self.meter)
             if not 200 <= response.status < 300:
                 raise self._refused(response)
-            believe(response, final=True)
+            checked(response, final=True)
             return response.url
 
     def _is_final(self, url: URL) -> bool:
@@ -457,7 +457,7 @@ class HubSnapshot(ResolvedSnapshot):
 
 
 def understood(body: bytes, asked: str, parse: Callable[[Any], T]) -> T:
-    """An answer of the API; an `AgainError` where it is not the Hub's JSON."""
+    """An answer of the API; an `RetryError` where it is not the Hub's JSON."""
     try:
         return parse(json.loads(body))
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
@@ -465,7 +465,7 @@ def understood(body: bytes, asked: str, parse: Callable[[Any], T]) -> T:
             "BadResponse",
             f"the server's answer about {asked} is not the Hub's JSON; check HF_ENDPOINT and any proxy",
         )
-        raise AgainError(error, attempts=CONTRADICTIONS) from None
+        raise RetryError(error, attempts=CONTRADICTIONS) from None
 
 
 def parse_listing(info: Any) -> RepoFiles:
@@ -493,7 +493,7 @@ def parse_references(refs: Any) -> list[str]:
 
 
 def file_entry(item: Any) -> FileEntry:
-    """A file as a listing names it; sizes and digests that are none count as unknown."""
+    """A file as a listing names it; invalid sizes and digests count as unknown."""
     size, oid, sha256 = item.get("size"), item.get("blobId"), (item.get("lfs") or {}).get("sha256")
     digest = None
     if isinstance(sha256, str) and _SHA256.fullmatch(sha256):

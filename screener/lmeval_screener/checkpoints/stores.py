@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from lmeval_screener.checkpoints.http import AgainError, retried
+from lmeval_screener.checkpoints.http import RetryError, retried
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Account, Budget
 from lmeval_screener.checkpoints.ranged import RangedSnapshot
@@ -310,9 +310,9 @@ class FileSystem(Store):
             raise _unreachable(f"{self.address} cannot be opened", error) from error
 
 
-def _unreachable(what: str, error: Exception) -> AgainError:
+def _unreachable(what: str, error: Exception) -> RetryError:
     reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    return AgainError(ScreeningError("Unreachable", f"{what} ({reason}); check the address and the network"))
+    return RetryError(ScreeningError("Unreachable", f"{what} ({reason}); check the address and the network"))
 
 
 def version_digest(*parts: object) -> str:
@@ -328,7 +328,7 @@ def changed(what: str) -> ScreeningError:
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Result of a blocking call; a thread that hangs is left behind and holds up not even the exit."""
+    """Result of a blocking call, run in a daemon thread, so a call that hangs cannot delay exit."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

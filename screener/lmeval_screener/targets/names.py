@@ -104,6 +104,12 @@ class Target:
         """Whether the revision stands for several."""
         return self.revision is not None and any(sign in self.revision for sign in "*?[")
 
+    def arguments(self, commit: str | None = None) -> dict[str, str]:
+        """The arguments with which transformers and lm-eval load it, at a commit where one is known."""
+        place = str(Path(self.repo).resolve()) if self.local else self.repo
+        more = {"revision": commit or self.revision, "gguf_file": self.file}
+        return {"pretrained": place} | {key: value for key, value in more.items() if value is not None}
+
 
 def parse_targets(
     texts: Iterable[str], tokenizer: str | None = None, left_out: list[str] | None = None
@@ -310,7 +316,7 @@ def _page_of_revision(text: str) -> tuple[str, str]:
     if verb in (["tree"], ["commit"]) and len(revision) == 1:
         return name, unquote(revision[0])
     whole = f"{name}@{unquote(revision[0])}" if revision else name
-    raise _bad(text, f"it is no page of a revision as a whole; give the checkpoint: {whole}")
+    raise _bad(text, f"that page is not a whole revision; give the checkpoint: {whole}")
 
 
 def _bad(text: str, why: str = "") -> ScreeningError:

@@ -231,7 +231,7 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     if len(tensor.shape) != 2 or tensor.dtype in _INTEGERS:
         raise cannot(
             "NoOutputProjection",
-            f"{head} of {what} is no matrix of weights: {tensor.dtype} of shape {tensor.shape}",
+            f"{head} of {what} is not a matrix of weights: {tensor.dtype} of shape {tensor.shape}",
             "check what the file is",
         )
     holders = [h.pairs for h in headers.values() if "tokenizer.ggml.tokens" in h.pairs]

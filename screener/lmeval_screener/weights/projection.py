@@ -208,7 +208,7 @@ async def _find(
 ) -> OutputProjection:
     files = WeightFiles(snapshot)
     adapters = [path for path in ADAPTERS if path in snapshot.files]
-    warnings = [f"{path} lies beside the weights and was not applied to them" for path in adapters[:1]]
+    warnings = [f"{path} is stored with the weights and was not applied to them" for path in adapters[:1]]
     holders: dict[str, list[str]] = {}
     slices = [] if sharded else slice_files(snapshot.files)
     if sharded:
