@@ -25,7 +25,7 @@ from lmeval_screener.copies import originals
 from lmeval_screener.figures import difference, numbers_of
 from lmeval_screener.ranking import clear_above
 from lmeval_screener.registry.database import Seen, identity_of, last_seen
-from lmeval_screener.registry.queries import is_gone, named, ranked
+from lmeval_screener.registry.queries import is_gone, named, ranked_rows
 from lmeval_screener.result.answer import unknown
 from lmeval_screener.screened import RANK_BY, RankBy, Reading, Screened, grouped
 from lmeval_screener.targets.names import Target
@@ -227,7 +227,7 @@ def news(
     origin = base and (identity_of(base, base.repo), base.revision or "", base.file or "")
     origin = origin if origin in live else None
     fresh = [p for p in arrived if p != origin and (*p, now[p].state) not in announced]
-    in_order = partial(ranked, metric=metric, rank_by=rank_by, base=origin and live[origin].target)
+    in_order = partial(ranked_rows, metric=metric, rank_by=rank_by, base=origin and live[origin].target)
     standings = _standings(fresh, live, then, metric, in_order, origin)
     groups = grouped(in_order(list(live.values())))
     ranks = {id(c.gaps): (c, group) for group in groups for c in group.checkpoints}

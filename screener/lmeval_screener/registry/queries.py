@@ -20,7 +20,7 @@ from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
 from lmeval_screener.copies import said
 from lmeval_screener.registry.database import NOT_OF_WEIGHTS, Seen, folder_is_gone, identity_of, last_seen
-from lmeval_screener.result.answer import GROUPS, sentences, unknown
+from lmeval_screener.result.answer import GROUPS, group_sentences, unknown
 from lmeval_screener.screened import (
     RANK_BY,
     Group,
@@ -68,7 +68,7 @@ def is_gone(seen: Seen) -> bool:
     return seen.error in _GONE or (not seen.error and folder_is_gone(seen.identity))
 
 
-def ranked(
+def ranked_rows(
     seen: Sequence[Seen], metric: Metric, rank_by: RankBy = RANK_BY, base: Target | None = None
 ) -> list[Screened]:
     """All that was measured, ranked in groups of one tokenizer and scale.
@@ -164,7 +164,7 @@ def query(
     tokens, domain, reference = sets_of(connection, domain)
     seen = named(last_seen(connection, tokens))
     gone = [entry.target.label for entry in seen if is_gone(entry)]
-    checkpoints = ranked([entry for entry in seen if entry.target.label not in gone], metric)
+    checkpoints = ranked_rows([entry for entry in seen if entry.target.label not in gone], metric)
     groups = grouped(c for c in checkpoints if family in (None, c.family) and scale in (None, c.scale))
     kept = {entry.target.label: f"as of {entry.as_of}: {entry.error}" for entry in seen if entry.as_of}
     rows = [
@@ -183,7 +183,7 @@ def query(
         for entry in seen
         if entry.error and entry.target.label not in gone
     ]
-    best = [" ".join(sentences(group, metric, domain)) for group in groups[:GROUPS]]
+    best = [" ".join(group_sentences(group, metric, domain)) for group in groups[:GROUPS]]
     if len(groups) > 1:
         best = [f"{group.title}: {said}" for group, said in zip(groups, best, strict=False)]
     members = [c for group in groups for c in group.checkpoints]
@@ -241,7 +241,7 @@ def history(connection: sqlite3.Connection, text: str) -> Document:
         stands = rows[0].error in NOT_OF_WEIGHTS and len(rows) > 1 and not rows[1].error
         sentence += f", and its figures as of {rows[1].last[:10]} stand" if stands else ""
     sentence += "."
-    everyone = ranked(named(last_seen(connection, sets_of(connection, rows[0].domain)[0])), "cosine")
+    everyone = ranked_rows(named(last_seen(connection, sets_of(connection, rows[0].domain)[0])), "cosine")
     mine = {
         c.label for c in everyone if (identity_of(c.target, c.repo), c.target.file or "") == (identity, file)
     }

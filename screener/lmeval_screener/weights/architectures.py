@@ -251,7 +251,7 @@ def model_types(config: Mapping[str, Any]) -> list[str]:
     return [level["model_type"] for level in levels(config) if isinstance(level.get("model_type"), str)]
 
 
-def final_norm(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, bool, bool] | None:
+def norm_of_type(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, bool, bool] | None:
     """A final norm's kind, whether it multiplies by 1 + weight, whether it has one; None: unknown."""
     if model_type == "hf_olmo":  # OLMo as first released, and DataDecide: by settings (olmo/model.py)
         kinds: dict[Any, NormKind] = {"default": "layer", "low_precision": "layer", "rms": "rms"}
