@@ -7,11 +7,9 @@ checkpoints in the screen's order (`label`), whether they were right (`score`), 
 right answer (`probability`).
 """
 
+import copy
 import json
-import os
 import random
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -60,13 +58,19 @@ def write_task(folder: Path) -> None:
 
 
 def evaluate(label: str, folder: Path, out: Path) -> Path:
-    """The results of a checkpoint, by the command as a user runs it."""
-    words = {"--model_args": f"pretrained={data_folder('demo') / label}", "--tasks": "sums"}
-    words |= {"--include_path": folder, "--output_path": out / label, "--device": "cpu", "--batch_size": 64}
-    command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--log_samples"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(out / "cache")}
-    command += [str(word) for pair in words.items() for word in pair]
-    subprocess.run(command, check=True, capture_output=True, env=environment)
+    """The results of a checkpoint with its samples, as lm-eval's command writes them."""
+    from lm_eval import simple_evaluate
+    from lm_eval.loggers import EvaluationTracker
+    from lm_eval.tasks import TaskManager
+
+    model = {"pretrained": str(data_folder("demo") / label)}
+    tracker = EvaluationTracker(output_path=str(out / label))
+    tasks = {"tasks": ["sums"], "task_manager": TaskManager(include_path=str(folder), include_defaults=False)}
+    how = {"device": "cpu", "batch_size": 64, "bootstrap_iters": 0, "evaluation_tracker": tracker}
+    results = simple_evaluate(model="hf", model_args=model, **tasks, **how)
+    samples = results.pop("samples")
+    tracker.save_results_aggregated(results=results, samples=copy.deepcopy(samples))
+    tracker.save_results_samples(task_name="sums", samples=samples["sums"])
     return out / label
 
 

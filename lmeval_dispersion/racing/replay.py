@@ -139,10 +139,10 @@ def raced(answers: Mapping[str, Scores], order: Any, **settings: Any) -> Contest
 
 def _told(contest: Contest, mine: Scores) -> int:
     """After how many questions one of the contest's tests first tells something; all where none does."""
-    whole, rival = len(mine.score), contest._rival("")
-    if rival is None:
+    whole, rivals = len(mine.score), contest._rivals("")
+    if not rivals:
         return whole
-    differences, chances = (a - b for a, b in zip(mine, contest.answered[rival], strict=True))
+    differences, chances = (a - b for a, b in zip(mine, contest.answered[rivals[0]], strict=True))
     tests = [log_won(differences, whole), log_won(differences, whole, contest.margin)]
     if contest.by_probability:
         tests.append(log_won(chances, whole))

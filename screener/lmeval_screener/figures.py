@@ -142,7 +142,7 @@ def paired_difference(mean: float, *left_out: Array) -> FigureDifference:
     return FigureDifference(mean, jackknife_se(*left_out), min(map(len, left_out)) - 1)
 
 
-def places_of(means: Sequence[float]) -> list[int]:
+def rank_places(means: Sequence[float]) -> list[int]:
     """Rank of each mean, 1 for the largest; equal means share the better rank."""
     values = -np.asarray(means, dtype=np.float64)
     return [1 + int(place) for place in np.searchsorted(np.sort(values), values, side="left")]

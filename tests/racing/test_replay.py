@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ def test_a_replay_asks_what_a_race_asks(margin: float, by_probability: bool) -> 
         order = rng.permutation(len(answers["0"].score))
         contest = Contest(len(order), **settings)
         for label, mine in answers.items():
-            run(contest, label, lambda a, b, mine=mine: Scores(*(part[order[a:b]] for part in mine)))
+            shown = Scores(*(part[order] for part in mine))
+            run(contest, label, lambda a, b, shown=shown: Scores(*(part[a:b] for part in shown)))
         found = raced(answers, order, **settings)
         assert found.standing == contest.standing
         assert found.asked == contest.asked
@@ -50,22 +51,20 @@ def test_a_replay_asks_what_a_race_asks(margin: float, by_probability: bool) -> 
         ([0.9, 0.3, 0.2], False, "would have named the same best, 0, in 40 of 40 orders", "Where it named"),
         ([0.9, 0.3, 0.2], False, "They were raced in the order given.", "alphabetical"),
         ([0.9, 0.3, 0.2], True, "The results came in alphabetical order", "order given"),
-        ([0.6, 0.601, 0.599, 0.6], True, "Where it named another, that was worse by", "in 40 of 40"),
+        ([0.6, 0.6, 0.6, 0.6], True, "Where it named another, that was worse by", "in 40 of 40"),
     ],
 )
 def test_the_sentences_of_a_replay(chances: list[float], shuffled: bool, stands: str, not_there: str) -> None:
     answers = planted(np.random.default_rng(5), chances, 200)
-    result = replay(answers, ["sums"], orders=40, shuffled=shuffled, margin=0.05)
+    result = replay(answers, ["sums"], orders=40, shuffled=shuffled, margin=0.2)
     text = " ".join(render(result.document(), "markdown").split())
     assert stands in text
     assert not_there not in text
     assert f"with {100 * result.share[0]:.0f} % of the questions (median;" in text
     assert sum(row.named for row in result.checkpoints) == 40
     assert result.share[1] <= result.share[0] <= result.share[2] <= 1
-    assert (
-        result.checkpoints[0].score - result.lost
-        <= min(r.score for r in result.checkpoints if r.named) + 1e-9
-    )
+    lowest = min(row.score for row in result.checkpoints if row.named)
+    assert result.checkpoints[0].score - result.lost == pytest.approx(lowest)
     assert faults(result.to_dict()) == []
 
 
@@ -83,7 +82,7 @@ def test_where_the_best_is_never_named_the_sentence_says_so() -> None:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three checkpoints of the demo family, evaluated by lm-eval's own command."""
+    """Three checkpoints of the demo family, evaluated by lm-eval."""
     folder = tmp_path_factory.mktemp("results")
     demo_answers.write_task(folder)
     for label in ("sums-20", "sums-80", "sums-00"):
@@ -132,15 +131,14 @@ def test_the_demo_takes_a_second_and_needs_no_torch(tmp_path: Path) -> None:
         "import sys; from lmeval_dispersion.cli import main; code = main(['race', '--demo']); "
         "assert not {'torch', 'transformers', 'lm_eval', 'pandas'} & set(sys.modules); sys.exit(code)"
     )
-    start = time.process_time()
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
-    )
-    assert time.process_time() - start < 5
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith("Best: sums-80, 100.0 % of sums; better than all others raced")
-    assert lines[1].startswith("3 of 11 checkpoints loaded, ")
-    assert len(lines) <= 26
+    command, before = [sys.executable, "-c", code], resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime < 2  # on a machine that does other work too
+    text = " ".join(done.stdout.split())
+    assert text.startswith("Best: sums-80, 100.0 % of sums; better than all others raced")
+    assert "3 of 11 checkpoints loaded, " in text
+    assert len(done.stdout.splitlines()) <= 26
 
 
 def test_a_race_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:

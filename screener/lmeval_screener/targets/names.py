@@ -34,6 +34,7 @@ class Listed:
     files: tuple[str, ...]
     parameters: int | None
     gated: bool
+    base: str = ""  # see `Snapshot`
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,12 @@ class Target:
     def is_glob(self) -> bool:
         """Whether the revision stands for several."""
         return self.revision is not None and any(sign in self.revision for sign in "*?[")
+
+    def arguments(self, commit: str | None = None) -> dict[str, str]:
+        """The arguments with which transformers and lm-eval load it, at a commit where one is known."""
+        place = str(Path(self.repo).resolve()) if self.local else self.repo
+        more = {"revision": commit or self.revision, "gguf_file": self.file}
+        return {"pretrained": place} | {key: value for key, value in more.items() if value is not None}
 
 
 def parse_targets(
