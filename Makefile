@@ -46,7 +46,7 @@ $(VENV)/.docs: $(VENV)/.dev
 # The reference pages come from the programs; `make docs` fails on a page that is not today's, and on a link that leads nowhere.
 docs: $(VENV)/.docs
 	$(BIN)/python -m cogapp --check docs/reference/*.md
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Does G order checkpoints? From nothing: fine-tunes and 48 random mixtures. Remove build/validity to begin anew.
 VALIDITY := OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.validity

@@ -14,6 +14,7 @@ relation and of difference between the two parts; its columns:
 import argparse
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,20 +46,20 @@ def calibrated(folder, seed, options):
     run = read_run(sliced_store(folder / str(seed), seed=seed, **options))
     labelled = np.flatnonzero(run.documents["part"] == "labelled")
     fitted = fit_calibrator(labels_of(run, labelled))
-    calibrator = fitted.content
+    calibrator = fitted.calibrator
     # One that beats nothing is estimated from too; `force` would also pass over a shift.
-    whole, *rows = predict({**calibrator, "beats_trivial": True}, run).slices
+    whole, *rows = predict(replace(calibrator, beats_trivial=True), run).slices
     given = [row for row in rows if row.reason is None]
     error = np.array([row.predicted - row.true for row in given])
-    blind = np.array([calibrator["labelled"]["accuracy"] - row.true for row in given])
+    blind = np.array([calibrator.labelled.accuracy - row.true for row in given])
     return {
-        "used": calibrator["beats_trivial"],
+        "used": calibrator.beats_trivial,
         "refused": 1 - len(given) / len(rows),
         "covered": [row.low <= row.true <= row.high for row in given],
         "whole": [whole.low <= whole.true <= whole.high] if whole.reason is None else [],
         "error": 100 * np.abs(error),
         "blind": 100 * np.abs(blind),
-        "claimed": fitted.estimators[0 if calibrator["beats_trivial"] else -1].worth,
+        "claimed": fitted.estimators[0 if calibrator.beats_trivial else -1].worth,
         "scores": [run.score[run.documents["subject"] == row.slice] for row in given],
     }
 

@@ -74,9 +74,8 @@ def main() -> None:
                 for _ in range(groups):
                     gaps, ratios = siblings(draw, count, noise, metric, copies)
                     # All pairs of a large group take too long one by one: no figure of them.
-                    pairwise += count <= FEW and any(
-                        difference(a, b).separated for a, b in itertools.combinations(gaps, 2)
-                    )
+                    pairs = itertools.starmap(difference, itertools.combinations(gaps, 2))
+                    pairwise += count <= FEW and any(abs(pair.mean) > 2 * pair.se for pair in pairs)
                     counted += is_ordered(gaps)
                     together += is_ordered(gaps, ratios)
                     best = max(gaps[: -(-count // 2)], key=lambda g: g.mean)

@@ -17,6 +17,7 @@ from lmeval_dispersion.report.document import SITE
 _AUDIT = "lmeval_dispersion.auditing.commands"
 _HARNESS = "lmeval_dispersion.harness.cli"
 _LABORATORY = "lmeval_dispersion.laboratory.commands"
+_RACE = "lmeval_dispersion.racing.commands"
 _SCREEN = "lmeval_screener.cli"
 
 # Job -> name -> (module, the extra that the command needs in the end, summary). A module's COMMANDS
@@ -29,6 +30,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         "registry": ("lmeval_screener.registry", "", "ask what screenings found, and what has moved"),
     },
     "evaluate with dispersion": {
+        "race": (_RACE, "", "the best of a list: evaluate, and ask the clearly worse no more"),
         "probe": (
             "lmeval_dispersion.probing.probe",
             "models",

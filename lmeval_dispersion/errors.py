@@ -17,7 +17,7 @@ LIBRARIES = {
     "models": ("torch", "transformers", "accelerate", "datasets", "lm_eval"),
     "quantized": ("bitsandbytes",),
     "adapters": ("peft",),
-    "knn": ("faiss",),
+    "ray": ("ray", "pydantic"),
 }
 
 
@@ -26,9 +26,9 @@ _ARGUMENTS = {
     name: name.replace("-", "_")
     for name in (
         *("audit-sample", "bin-size", "bins", "control", "demo", "device", "domain", "dtype"),
-        *("family", "force", "held-out", "knn", "layer", "metric", "ngram", "occurrences"),
+        *("family", "force", "held-out", "layer", "metric", "ngram", "occurrences"),
         *("pack", "quantize", "reference", "refresh", "registry", "seed", "segment", "segments", "since"),
-        *("timeout", "tokenizer", "where"),
+        *("gpus-per-checkpoint", "timeout", "tokenizer", "where"),
     )
 } | {"batch-size": "batch", "feature": "features", "shortlist": "k", "slice": "by", "study": "folder"}
 _OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w-])(?:[ =](\d[\w.]*)|=(\w+))?")

@@ -12,6 +12,8 @@ WORTH: dict[Literal["squares", "probability"], Mapping[int, tuple[int, int, int]
     "squares": {25: (16, 11, 25)},
     "probability": {5: (25, 20, 30), 10: (44, 34, 56), 25: (61, 45, 86)},
 }
+#: Accuracy lost where what the screen listed was raced, against evaluating all; 95 % interval; on what.
+LOST: tuple[float, float, float, str] | None = None  # not measured
 _ASKED = {"squares": "without answers", "probability": "scored by the probability of the right answer"}
 
 

@@ -21,7 +21,7 @@ Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Na
 _OTHER_NAMES = {"--top": "--shortlist", "--layers": "--layer", "--seeds": "--seed", "--batch": "--batch-size"}
 # Options of earlier versions that have no heir -> what to do in their place.
 _GONE = {
-    "--search": "name an organisation and a pattern, such as 'Qwen/*Math*', or select with --author and --tag",
+    "--search": "name an organisation and a pattern, such as 'Qwen/*Math*', or use --author and --tag",
     "--collection": "write its checkpoints into a file, one a line, and name that with --from",
 }
 
@@ -60,12 +60,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = message.startswith("unrecognized arguments: ")
-        words = [word for word in message.split() if unknown and word.startswith("--")]
-        meant = [self._meant(word) for word in words]
+        meant = [self._meant(word) for word in message.split() if unknown and word.startswith("--")]
         hint = f"; did you mean {', '.join(filter(None, meant))}?" if any(meant) else ""
-        gone = [_GONE[word] for word in (word.partition("=")[0] for word in words) if word in _GONE]
-        if gone and "--from" in self._option_string_actions:
-            hint = f"; {gone[0]}"
+        if "--from" in self._option_string_actions:
+            hint = next((f"; {advice}" for option, advice in _GONE.items() if f" {option}" in message), hint)
         self.exit(2, f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
 
     def _meant(self, word: str) -> str:
@@ -150,12 +148,6 @@ def add_format(
     parser.set_defaults(formats=tuple(formats))
 
 
-def add_metric(parser: argparse._ActionsContainer) -> None:
-    """``--metric``, the distance that G is of."""
-    choices = ("cosine", "euclidean")
-    parser.add_argument("--metric", default="cosine", choices=choices, help="distance of G (default: cosine)")
-
-
 def add_output(parser: argparse._ActionsContainer, formats: Sequence[str] = FORMATS) -> None:
     """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; ``Output.of`` reads them."""
     add_format(parser, formats)
@@ -218,3 +210,27 @@ def add_metrics(parser: argparse._ActionsContainer) -> None:
 def add_seed(parser: argparse._ActionsContainer) -> None:
     """Add ``--seed N``."""
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all draws (default: 0)")
+
+
+def add_lm_eval(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
+    """Add the options of lm_eval that say how a model is loaded and asked, by its names; their group."""
+    group = parser.add_argument_group("as for lm_eval")
+    group.add_argument("--model", default="hf", metavar="NAME", help="backend (default: hf)")
+    group.add_argument(
+        "--model_args", default="", metavar="K=V,K=V", help="more arguments of the backend (default: none)"
+    )
+    group.add_argument("--batch_size", metavar="N", help="number or auto (default: the backend's own)")
+    group.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 (default: the backend's own)")
+    group.add_argument(
+        "--num_fewshot", type=int, metavar="N", help="examples before a question (default: the task's own)"
+    )
+    group.add_argument("--include_path", metavar="FOLDER", help="a folder with more tasks (default: none)")
+    group.add_argument(
+        "--apply_chat_template",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="NAME",
+        help="ask in the model's chat template (default: plain prompts)",
+    )
+    return group

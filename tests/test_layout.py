@@ -12,7 +12,7 @@ PACKAGES = (ROOT / "lmeval_dispersion", ROOT / "screener/lmeval_screener")
 ALLOWED = {"add_arguments", "run", "main"}
 # Names of the screener that its own move gives up.
 ALLOWED |= {
-    *("Agreement", "Compared", "Difference", "Group", "Store", "accuracies", "against_base", "agreement"),
+    *("Compared", "Difference", "Group", "Store", "accuracies", "against_base"),
     *("dots", "final_norm", "manifest_of", "ranked", "ranks", "read_manifest", "resolve", "sentences"),
     "shown",
 }

@@ -87,6 +87,13 @@ def test_figures_are_explained_once_and_the_names_of_the_answer_are_marked(resul
     assert re.findall(r"▶ (\S+)", shown(replace(result, checkpoints=tuple(many)))) == ["best"]
 
 
+def test_equal_input_gives_equal_bytes_however_long_it_took(result):
+    slower = tuple(replace(c, seconds=2 * c.seconds) for c in result.checkpoints)
+    other = replace(result, checkpoints=slower, seconds=99.0)
+    for form in ("html", "table"):
+        assert render(other.document(), form, details=True) == render(result.document(), form, details=True)
+
+
 def test_the_demo_fits_one_look():
     assert len((CAPTURES / "screen-80.txt").read_text("utf-8").splitlines()) <= 22
 
@@ -155,7 +162,7 @@ def test_wrong_answers_have_another_mark_only_where_data_says_so(result):
         replace(c, target=replace(c.target, negative_control=not i)) for i, c in enumerate(result.checkpoints)
     ]
     marked = replace(result, checkpoints=tuple(members))
-    assert '"control"' in json.dumps(marked.charts()["accuracy"].specification())
+    assert '"control: trained on wrong answers"' in json.dumps(marked.charts()["accuracy"].specification())
 
 
 def test_the_page_draws_sorts_and_asks_for_nothing(result, tmp_path):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from lmeval_dispersion.auditing.calibrator import (
     CLUSTERS,
     FEATURES,
     TRIVIAL,
-    calibrator_json,
+    Calibrator,
     fit_calibrator,
     no_gain,
 )
@@ -109,16 +109,17 @@ class Calibration(RunReport):
     whole: Sequence[LabelError]
     enough_for_five_points: int
     points: Sequence[HeldOut]
-    _calibrator: Mapping[str, Any] = field(default_factory=dict)
+    _calibrator: Calibrator
+    _isotonic: Estimator | None
 
     @property
-    def calibrator(self) -> Mapping[str, Any]:
-        """The content of the file ``dispersion-calibrator/2``."""
+    def calibrator(self) -> Calibrator:
+        """The fit, which ``dispersion predict`` reads from a file."""
         return self._calibrator
 
     def save(self, path: str | Path) -> None:
         """Write the calibrator's file, which ``dispersion predict`` reads."""
-        Path(path).write_text(calibrator_json(self._calibrator), "utf-8")
+        Path(path).write_text(self._calibrator.to_json(), "utf-8")
 
     def estimator(self, name: str) -> Estimator | None:
         """The row of an estimate, by its name or its feature."""
@@ -178,7 +179,8 @@ class Calibration(RunReport):
             "ours": self.estimators[0],
             "alone": self.estimators[-1],
             "dispersion": self.estimator("dispersion"),
-            "no_gain": no_gain(self._calibrator["validation"]),
+            "isotonic": self._isotonic,
+            "no_gain": no_gain(self._calibrator.validation),
             "where": slices_of(self.slices, self.by),
             "used": [FEATURES[name] for name in self.used],
             "draws": self.whole[min(3, len(self.whole) - 1)] if self.whole else None,
@@ -216,7 +218,7 @@ def calibrate(
     if where is not None:
         run = labels_of(run, rows_where(run, where))
     fitted = fit_calibrator(run, by=by, features=features, seed=seed)
-    content = fitted.content
+    calibrator = fitted.calibrator
     scores, rng = run.score[run.labelled], np.random.default_rng(seed)
     about = run.describe()
     return Calibration(
@@ -224,25 +226,26 @@ def calibrate(
         revision=about["revision"],
         layer=run.layer,
         tasks=about["tasks"],
-        by=content["by"],
-        slices=content["validation"]["slices"],
-        documents_a_slice=content["documents_a_slice"],
+        by=calibrator.by,
+        slices=len(calibrator.slices),
+        documents_a_slice=calibrator.documents_a_slice,
         documents=len(scores),
         accuracy=float(scores.mean()),
-        better=content["beats_trivial"],
-        features=list(content["features"]),
-        used=content["used"],
-        level=content["level"],
+        better=calibrator.beats_trivial,
+        features=list(calibrator.features),
+        used=calibrator.used,
+        level=calibrator.level,
         half_width=fitted.half_width,
         cautions=(answers or answers_of(run)).cautions,
         estimators=fitted.estimators,
         whole=[label_error(scores, k, rng) for k in LABELS if labels and k < len(scores)],
         enough_for_five_points=labels_enough(scores),
         points=[
-            HeldOut(part["slice"], part["documents"], float(estimate), part["accuracy"])
-            for part, estimate in zip(content["slices"], fitted.held_out, strict=True)
+            HeldOut(part.slice, part.documents, float(estimate), part.accuracy)
+            for part, estimate in zip(calibrator.slices, fitted.held_out, strict=True)
         ],
-        _calibrator=content,
+        _calibrator=calibrator,
+        _isotonic=fitted.isotonic,
     )
 
 

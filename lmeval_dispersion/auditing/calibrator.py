@@ -12,8 +12,9 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import pandas as pd
@@ -54,12 +55,6 @@ _MUST_AGREE = {
     "num_fewshot": "number of few-shot examples",
 }
 _NAMES = {"model": "model", "revision": "revision"}  # compared where no identity is known
-_KEYS = {
-    *_NAMES, *_MUST_AGREE, "tasks", "labelled", "by", "features", "intercept", "used", "slices", "folds",
-    "error_size", "validation", "ranges", "documents_a_slice", "level", "atc_threshold",
-    "beats_trivial",
-}  # fmt: skip
-
 
 # --- slices and what they show -----------------------------------------------------------------------------
 
@@ -154,19 +149,115 @@ def vector_clusters(run: AuditRun, rows: Rows, count: int, *, seed: int = 0) -> 
 # --- the fit -----------------------------------------------------------------------------------------------
 
 
-class Fitted(NamedTuple):
-    """A calibrator's file, and what it was judged by.
+class Validation(TypedDict):
+    """Errors of a calibrator in points, each slice held out in turn, and of the labelled accuracy alone."""
+
+    slices: int
+    mae: float
+    trivial_mae: float
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The documents that a calibrator was fitted to: ids by task, such as ``0-99,120``, and their digest."""
+
+    documents: int
+    accuracy: float
+    doc_ids: Mapping[str, str]
+    documents_sha256: str
+
+
+@dataclass(frozen=True)
+class FittedSlice:
+    """A labelled slice: what it shows, and its scaled error by the fit of the ``fold`` that left it out."""
+
+    slice: str
+    documents: int
+    accuracy: float
+    features: Mapping[str, float]
+    score: float
+    fold: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrator:
+    """A fit as its file ``dispersion-calibrator/2`` holds it; docs/reference/audit.md has the formula.
 
     Attributes:
-        content: Of the file.
+        by: The column, or :data:`CLUSTERS`, that made the slices.
+        coefficients: Of the standardised ``features``; ``used`` are those that are not 0.
+        level: Of the intervals, in (0, 1).
+        ranges: Lowest and highest value of each feature, and of the ``estimate``, that gets a number.
+    """
+
+    model: str
+    revision: str | None
+    layer: str
+    width: int
+    prompt_format: str | None
+    chat_template: str | None
+    num_fewshot: Any
+    tasks: Mapping[str, Any]
+    identity: Mapping[str, Any] | None = None
+    by: str
+    documents_a_slice: Sequence[int]
+    labelled: Labelled
+    features: Mapping[str, Mapping[str, float]]
+    atc_threshold: float | None
+    beats_trivial: bool
+    intercept: float
+    used: Sequence[str]
+    coefficients: Sequence[float]
+    validation: Validation
+    error_size: shrinkage.ErrorSize
+    level: float
+    folds: Sequence[shrinkage.Fit]
+    ranges: Mapping[str, Sequence[float]]
+    slices: Sequence[FittedSlice]
+    seed: int = 0
+    run_created: str | None = None
+    version: str = __version__
+
+    def to_json(self) -> str:
+        """The file."""
+        content = {"format": FORMAT, "protocol": "natural", **asdict(self)}
+        return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, name: str | Path = "the calibrator") -> Calibrator:
+        """Read :meth:`to_json`; UsageError, with the file's ``name``, for anything else."""
+        content = json.loads(text)
+        kind = content.get("format") if isinstance(content, dict) else None
+        if not str(kind).startswith("dispersion-calibrator/"):
+            raise UsageError(f"{name} is not a calibrator; `dispersion calibrate RUN -o {name}` writes one")
+        if kind != FORMAT:
+            raise UsageError(
+                f"{name} was written as {kind!r} and this version reads {FORMAT}; calibrate again"
+            )
+        if missing := sorted(f.name for f in fields(cls) if f.default is MISSING and f.name not in content):
+            raise UsageError(f"{name} lacks {missing[0]!r}; it is damaged, calibrate again")
+        content = {field.name: content[field.name] for field in fields(cls) if field.name in content}
+        content["labelled"] = Labelled(**content["labelled"])
+        content["error_size"] = shrinkage.ErrorSize(**content["error_size"])
+        content["folds"] = [shrinkage.Fit(**fold) for fold in content["folds"]]
+        return cls(**{**content, "slices": [FittedSlice(**part) for part in content["slices"]]})
+
+
+class Fitted(NamedTuple):
+    """A calibrator, and what it was judged by.
+
+    Attributes:
+        calibrator: Of the file.
         estimators: This estimate, every feature alone, the model's own confidence, and the labelled accuracy.
+        isotonic: Isotonic regression on dispersion alone; None where that is no feature.
         held_out: This estimate of every slice by the fit to the others, shape (slices,): its errors are those
             of the first estimator, also where the file holds the labelled accuracy.
         half_width: Of the interval of the mean slice.
     """
 
-    content: dict[str, Any]
+    calibrator: Calibrator
     estimators: list[Estimator]
+    isotonic: Estimator | None
     held_out: Array
     half_width: float
 
@@ -206,52 +297,52 @@ def fit_calibrator(
     score = np.abs(folds.estimate - pairs.accuracy) / size.at(pairs.documents)
     level = shrinkage.level_reached(len(score))
     about = run.describe()
-    content = {
-        "format": FORMAT,
-        "protocol": "natural",
+    rows, accuracy = run.labelled, float(run.score[run.labelled].mean())
+    labelled = Labelled(len(rows), accuracy, document_ids(run, rows), documents_digest(run))
+    calibrator = Calibrator(
         **{key: about[key] for key in (*_NAMES, *_MUST_AGREE, "tasks")},
-        "identity": run.store.manifest.get("identity"),
-        "by": made_by,
-        "documents_a_slice": [int(pairs.documents.min()), int(pairs.documents.max())],
-        "labelled": _labelled_documents(run),
-        "features": {
+        identity=run.store.manifest.get("identity"),
+        by=made_by,
+        documents_a_slice=[int(pairs.documents.min()), int(pairs.documents.max())],
+        labelled=labelled,
+        features={
             name: {"centre": float(c), "scale": float(s)}
             for name, c, s in zip(names, centre, scale, strict=True)
         },
-        "atc_threshold": None if math.isnan(threshold) else threshold,
-        "beats_trivial": beats,
-        "intercept": float(fit.intercept),
-        "used": [name for name, value in zip(names, fit.coefficients, strict=True) if value],
-        "coefficients": fit.coefficients.tolist(),
-        "validation": {"slices": len(score), "mae": ours.mae, "trivial_mae": blind.mae},
-        "error_size": size._asdict(),
-        "level": level,
-        "folds": [
-            {"intercept": float(fold.intercept), "coefficients": fold.coefficients.tolist()}
-            for fold in folds.fits
-        ],
-        "ranges": {
+        atc_threshold=None if math.isnan(threshold) else threshold,
+        beats_trivial=beats,
+        intercept=fit.intercept,
+        used=[name for name, value in zip(names, fit.coefficients, strict=True) if value],
+        coefficients=fit.coefficients,
+        validation={"slices": len(score), "mae": ours.mae, "trivial_mae": blind.mae},
+        error_size=size,
+        level=level,
+        folds=folds.fits,
+        ranges={
             **{name: list(shrinkage.fitted_range(raw[:, j])) for j, name in enumerate(names)},
             "estimate": list(shrinkage.fitted_range(fit.value(pairs.z))),
         },
-        "slices": [
-            {
-                "slice": part.name,
-                "documents": len(part.rows),
-                "accuracy": float(pairs.accuracy[i]),
-                "features": dict(zip(names, raw[i].tolist(), strict=True)),
-                "score": float(score[i]),
-                "fold": int(folds.fold[i]),
-            }
+        slices=[
+            FittedSlice(
+                part.name,
+                len(part.rows),
+                float(pairs.accuracy[i]),
+                dict(zip(names, raw[i].tolist(), strict=True)),
+                float(score[i]),
+                int(folds.fold[i]),
+            )
             for i, part in enumerate(slices)
         ],
-        "seed": seed,
-        "run_created": about["created"],
-        "version": __version__,
-    }
+        seed=seed,
+        run_created=about["created"],
+    )
+    isotonic = None
+    if "dispersion" in names:
+        monotone = shrinkage.cross_fitted(pairs, [(names.index("dispersion"),)], shrinkage.isotonic_fit)
+        isotonic = Estimator.of("isotonic calibration", pairs, monotone.estimate, trivial.estimate, seed=seed)
     mean_size = float(size.at(pairs.documents.mean()))
     half = float(np.sort(score)[shrinkage.conformal_rank(len(score), level) - 1]) * mean_size
-    return Fitted(content, estimators, tested.estimate, half)
+    return Fitted(calibrator, estimators, isotonic, tested.estimate, half)
 
 
 def _varied_features(
@@ -299,16 +390,6 @@ def _single_estimators(
 # --- which documents were labelled -------------------------------------------------------------------------
 
 
-def _labelled_documents(run: AuditRun) -> dict[str, Any]:
-    rows = run.labelled
-    return {
-        "documents": len(rows),
-        "accuracy": float(run.score[rows].mean()),
-        "doc_ids": document_ids(run, rows),
-        "documents_sha256": documents_digest(run),
-    }
-
-
 def documents_digest(run: AuditRun) -> str:
     """Of the files that hold the documents of a run: whether two runs are one and the same."""
     digests = sorted(str(manifest["sha256"][DOCUMENTS]) for _, manifest in run.store.parts)
@@ -344,36 +425,23 @@ def _ranges(ids: Rows) -> str:
 # --- the file ----------------------------------------------------------------------------------------------
 
 
-def calibrator_json(calibrator: Mapping[str, Any]) -> str:
-    """The file of a calibrator."""
-    return json.dumps(calibrator, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def read_calibrator(path: str | Path) -> dict[str, Any]:
+def read_calibrator(path: str | Path) -> Calibrator:
     """Read a calibrator."""
     file = Path(path)
     try:
-        content = json.loads(file.read_text("utf-8"))
+        return Calibrator.from_json(file.read_text("utf-8"), file)
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
             f"expected a calibrator from `dispersion calibrate`, got {file}: {reason}; "
             "`dispersion calibrate RUN -o FILE` writes one"
         ) from None
-    kind = content.get("format") if isinstance(content, dict) else None
-    if not str(kind).startswith("dispersion-calibrator/"):
-        raise UsageError(f"{file} is not a calibrator; `dispersion calibrate RUN -o {file}` writes one")
-    if kind != FORMAT:
-        raise UsageError(f"{file} was written as {kind!r} and this version reads {FORMAT}; calibrate again")
-    if missing := sorted(_KEYS - set(content)):
-        raise UsageError(f"{file} lacks {missing[0]!r}; it is damaged, calibrate again")
-    return dict(content)
 
 
-def check_fits(calibrator: Mapping[str, Any], run: AuditRun) -> list[str]:
+def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
     """Notes on what could not be compared, where the calibrator may speak about this run."""
     about, notes = run.describe(), []
-    ours, theirs = calibrator.get("identity"), run.store.manifest.get("identity")
+    ours, theirs = calibrator.identity, run.store.manifest.get("identity")
     compared = dict(_MUST_AGREE)
     if ours is None or theirs is None:
         compared = {**_NAMES, **_MUST_AGREE}
@@ -381,16 +449,16 @@ def check_fits(calibrator: Mapping[str, Any], run: AuditRun) -> list[str]:
             f"{'The calibrator' if ours is None else 'The run'} says nothing about its weights, adapter or "
             "quantisation: only the model's name and revision were compared."
         )
-    elif different := _different(ours, theirs, same_tasks=set(about["tasks"]) == set(calibrator["tasks"])):
+    elif different := _different(ours, theirs, same_tasks=set(about["tasks"]) == set(calibrator.tasks)):
         fields = ", ".join(f"{key} {ours.get(key)!r}, now {theirs.get(key)!r}" for key in different)
         raise fitted_elsewhere(f"on another model: {fields}")
     for key, name in compared.items():
-        if calibrator[key] != about[key]:
-            raise fitted_elsewhere(f"for {name} {calibrator[key]!r}, and the run has {about[key]!r}")
+        if (ours := getattr(calibrator, key)) != about[key]:
+            raise fitted_elsewhere(f"for {name} {ours!r}, and the run has {about[key]!r}")
     for task, version in about["tasks"].items():
-        if task not in calibrator["tasks"]:
-            raise fitted_elsewhere(f"on {', '.join(calibrator['tasks'])}, and the run has task {task!r}")
-        if (fitted_on := calibrator["tasks"][task]) != version:
+        if task not in calibrator.tasks:
+            raise fitted_elsewhere(f"on {', '.join(calibrator.tasks)}, and the run has task {task!r}")
+        if (fitted_on := calibrator.tasks[task]) != version:
             raise fitted_elsewhere(
                 f"on version {fitted_on} of task {task!r}, and the run has version {version}"
             )
@@ -415,16 +483,16 @@ def _different(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, same_tasks
     ]
 
 
-def check_worth(calibrator: Mapping[str, Any], name: str | Path) -> None:
+def check_worth(calibrator: Calibrator, name: str | Path) -> None:
     """Raise UsageError where the calibrator did not beat knowing nothing when it was validated."""
-    if not calibrator["beats_trivial"]:
+    if not calibrator.beats_trivial:
         raise UsageError(
-            f"{name} should not be used: {no_gain(calibrator['validation'])}; take the labelled accuracy "
-            f"({calibrator['labelled']['accuracy']:.3f}), or see what it would say with --force"
+            f"{name} should not be used: {no_gain(calibrator.validation)}; take the labelled accuracy "
+            f"({calibrator.labelled.accuracy:.3f}), or see what it would say with --force"
         )
 
 
-def no_gain(validation: Mapping[str, Any]) -> str:
+def no_gain(validation: Validation) -> str:
     """Why a calibrator that did not beat the labelled accuracy alone should not be used."""
     ours, blind = validation["mae"], validation["trivial_mae"]
     if ours == blind:

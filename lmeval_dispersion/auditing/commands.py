@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from lmeval_dispersion.auditing.calibration import calibrate
-from lmeval_dispersion.auditing.calibrator import CLUSTERS, FEATURES, calibrator_json
+from lmeval_dispersion.auditing.calibrator import CLUSTERS, FEATURES
 from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.auditing.prediction import predict
 from lmeval_dispersion.auditing.ranking import rank
@@ -131,15 +131,10 @@ def run_calibrate(args: argparse.Namespace) -> int:
     """Run ``dispersion calibrate``."""
     output, file = report_beside(args, "json") if args.output else (Output.of(args), None)
     calibration = calibrate(
-        args.run,
-        where=args.where,
-        layer=args.layer,
-        by=args.slice,
-        features=args.feature,
-        seed=args.seed,
+        args.run, where=args.where, layer=args.layer, by=args.slice, features=args.feature, seed=args.seed
     )
     if file:
-        file.write_text(calibrator_json(calibration.calibrator))
+        file.write_text(calibration.calibrator.to_json())
     output.write(calibration.document())
     if file and calibration.better:
         output.say(f"next: dispersion predict {args.output} RUN")

@@ -54,32 +54,32 @@ class Difference:
     """
 
     slice: Annotated[str, Col("Slice")]
-    documents: Annotated[int, Col("Documents", "d", short="Docs")]
-    dispersion: Annotated[float, Col("Dispersion", ".4f", drop=4)] = math.nan
+    documents: Annotated[int, Col("Documents", "d", short="Docs", drop=1)]
+    dispersion: Annotated[float, Col("Dispersion", ".4f", drop=5)] = math.nan
     dispersion_baseline: float = math.nan
     dispersion_difference: Annotated[
         float,
         Col("Δ dispersion", "+.4f", short="Δ disp.", dots="both", reach="dispersion_low dispersion_high"),
     ] = math.nan
-    dispersion_low: Annotated[float, Col("95 % from", "+.4f", short="from")] = math.nan
-    dispersion_high: Annotated[float, Col("to", "+.4f")] = math.nan
+    dispersion_low: Annotated[float, Col("95 % from", "+.4f", short="from", drop=1)] = math.nan
+    dispersion_high: Annotated[float, Col("to", "+.4f", drop=1)] = math.nan
     labelled: int = 0
-    accuracy: Annotated[float, Col("Accuracy", ".1%", drop=3)] = math.nan
+    accuracy: Annotated[float, Col("Accuracy", ".1%", drop=4)] = math.nan
     accuracy_baseline: float = math.nan
     accuracy_difference: Annotated[float, Col("Δ accuracy", "+.1%", short="Δ acc.")] = math.nan
-    accuracy_low: Annotated[float, Col("95 % from", "+.1%", short="from")] = math.nan
-    accuracy_high: Annotated[float, Col("to", "+.1%")] = math.nan
-    gained: Annotated[int | None, Col("Gained", "d", drop=6)] = None
-    lost: Annotated[int | None, Col("Lost", "d", drop=6)] = None
-    accuracy_p: Annotated[float, Col("p", "p-value", drop=2)] = math.nan
+    accuracy_low: Annotated[float, Col("95 % from", "+.1%", short="from", drop=1)] = math.nan
+    accuracy_high: Annotated[float, Col("to", "+.1%", drop=1)] = math.nan
+    gained: Annotated[int | None, Col("Gained", "d", drop=7)] = None
+    lost: Annotated[int | None, Col("Lost", "d", drop=7)] = None
+    accuracy_p: Annotated[float, Col("p", "p-value", drop=3)] = math.nan
     probability: float = math.nan
     probability_baseline: float = math.nan
     probability_difference: Annotated[
-        float, Col("Δ right answer", "+.3f", error="probability_se", hint=_PROBABILITY, drop=5)
+        float, Col("Δ right answer", "+.3f", error="probability_se", hint=_PROBABILITY, drop=6)
     ] = math.nan
     probability_se: float = math.nan
     probability_p: float = math.nan
-    reason: Annotated[str | None, Col("Remark", drop=1)] = None
+    reason: Annotated[str | None, Col("Remark", drop=2)] = None
 
     @property
     def change(self) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from lmeval_dispersion.auditing.calibration import Calibration
 from lmeval_dispersion.auditing.calibrator import (
     CLUSTERS,
     FEATURES,
+    Calibrator,
+    Validation,
     among,
     available_features,
     check_fits,
@@ -59,14 +61,6 @@ class Prediction:
     prompt_tokens: Annotated[float | None, Col("Tokens", ".0f", drop=8)] = None
     reason: Annotated[str | None, Col("No estimate because", drop=1)] = None
     too_small: bool = False
-
-
-class Validation(TypedDict):
-    """Errors of a calibrator in points, each slice held out in turn, and of the labelled accuracy alone."""
-
-    slices: int
-    mae: float
-    trivial_mae: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -139,7 +133,7 @@ class Predictions(RunReport):
 
 
 def predict(
-    calibrator: Calibration | Mapping[str, Any] | str | Path,
+    calibrator: Calibration | Calibrator | str | Path,
     run: AuditRun | str | Path,
     *,
     where: str | None = None,
@@ -167,7 +161,7 @@ def predict(
     name: str | Path = "the calibrator"
     if isinstance(calibrator, Calibration):
         calibrator = calibrator.calibrator
-    elif not isinstance(calibrator, Mapping):
+    elif not isinstance(calibrator, Calibrator):
         name, calibrator = calibrator, read_calibrator(calibrator)
     run = _run_for(calibrator, run)
     notes = check_fits(calibrator, run)
@@ -176,59 +170,59 @@ def predict(
     rows, fitted = _unlabelled_rows(calibrator, run, where)
     if fitted:
         notes.append(f"{fitted} documents of this run were labelled for the calibrator and are left out.")
-    by = by or str(calibrator["by"])
+    by = by or calibrator.by
     parts = _slices(calibrator, run, rows, by)
     if not parts:
         raise UsageError(f"no document to estimate has a value of {by!r}; choose another column")
-    names = list(calibrator["features"])
+    names = list(calibrator.features)
     if lacking := sorted(set(names) - set(available_features(run, rows))):
         others = " ".join(f"--feature={name}" for name in names if name not in lacking)
         raise UsageError(
             f"some documents of the run have no {FEATURES[lacking[0]]}, which this calibrator was fitted "
             f"with; calibrate without it: {others}"
         )
-    threshold = math.nan if calibrator["atc_threshold"] is None else calibrator["atc_threshold"]
+    threshold = math.nan if calibrator.atc_threshold is None else calibrator.atc_threshold
     raw = slice_features(run, [part.rows for part in parts], names, threshold)
-    labelled = np.array([[part["features"][name] for name in names] for part in calibrator["slices"]])
+    labelled = np.array([[part.features[name] for name in names] for part in calibrator.slices])
     shift = shrinkage.shift(labelled, raw[~np.isnan(raw).any(axis=1)])
     shifted = None if shift is None else names[shift]
     unlike = f"not like the labelled slices in {FEATURES[shifted]}" if shifted and not force else None
-    applied = _Applied.of(calibrator, raw, np.array([len(part.rows) for part in parts]))
+    applied = _Applied(calibrator, raw, np.array([len(part.rows) for part in parts]))
     slices = [_prediction(run, part, applied, i, unlike) for i, part in enumerate(parts)]
     whole = _whole(run, parts, slices, applied)
     return Predictions(
         model=str(run.store.manifest.get("model")),
         layer=run.layer,
         by=by,
-        labelled_accuracy=calibrator["labelled"]["accuracy"],
+        labelled_accuracy=calibrator.labelled.accuracy,
         notes=notes,
-        level=applied.level,
-        exchangeable=by == calibrator["by"] and by != CLUSTERS and shifted is None,
+        level=calibrator.level,
+        exchangeable=by == calibrator.by and by != CLUSTERS and shifted is None,
         shifted=shifted,
-        beats_trivial=calibrator["beats_trivial"],
-        used=calibrator["used"],
-        validation=calibrator["validation"],
+        beats_trivial=calibrator.beats_trivial,
+        used=calibrator.used,
+        validation=calibrator.validation,
         slices=[whole, *(slices if len(slices) > 1 else [])],
         _short=short,
     )
 
 
-def _run_for(calibrator: Mapping[str, Any], run: AuditRun | str | Path) -> AuditRun:
+def _run_for(calibrator: Calibrator, run: AuditRun | str | Path) -> AuditRun:
     """The run, in the calibrator's layer; another model is refused before its vectors are read."""
     if isinstance(run, AuditRun):
         return run
-    store, layer = read_store(run), calibrator["layer"]
-    if store.model == calibrator["model"] and layer not in store.layers:
+    store, layer = read_store(run), calibrator.layer
+    if store.model == calibrator.model and layer not in store.layers:
         raise fitted_elsewhere(f"for layer {layer!r}, and the run has {', '.join(store.layers)}")
     return AuditRun.of(store, layer if layer in store.layers else None)
 
 
-def _unlabelled_rows(calibrator: Mapping[str, Any], run: AuditRun, where: str | None) -> tuple[Rows, int]:
+def _unlabelled_rows(calibrator: Calibrator, run: AuditRun, where: str | None) -> tuple[Rows, int]:
     """The rows to estimate, without those that were fitted on, and how many those are."""
     rows = np.arange(len(run)) if where is None else rows_where(run, where)
     fitted = np.empty(0, dtype=np.int64)
-    if calibrator["labelled"].get("documents_sha256") == documents_digest(run):
-        fitted = np.intersect1d(rows, rows_of_ids(run, calibrator["labelled"].get("doc_ids", {})))
+    if calibrator.labelled.documents_sha256 == documents_digest(run):
+        fitted = np.intersect1d(rows, rows_of_ids(run, calibrator.labelled.doc_ids))
     left = np.setdiff1d(rows, fitted)
     if not len(left):
         raise UsageError(
@@ -238,50 +232,30 @@ def _unlabelled_rows(calibrator: Mapping[str, Any], run: AuditRun, where: str | 
     return left, len(fitted)
 
 
-def _slices(calibrator: Mapping[str, Any], run: AuditRun, rows: Rows, by: str) -> list[Slice]:
+def _slices(calibrator: Calibrator, run: AuditRun, rows: Rows, by: str) -> list[Slice]:
     if by != CLUSTERS:
         return among(by_column(run, by), rows)
-    a_slice = float(np.mean([part["documents"] for part in calibrator["slices"]]))
-    return vector_clusters(run, rows, round(len(rows) / a_slice), seed=calibrator.get("seed", 0))
+    a_slice = float(np.mean([part.documents for part in calibrator.slices]))
+    return vector_clusters(run, rows, round(len(rows) / a_slice), seed=calibrator.seed)
 
 
-class _Applied(NamedTuple):
-    """A calibrator applied to slices: their features, their estimates, and the parts of their intervals."""
+class _Applied:
+    """A calibrator applied to slices with features ``raw`` (S, F): estimates and their intervals."""
 
-    names: list[str]
-    raw: Array
-    documents: Rows
-    value: Array
-    folds: Array
-    fold: Rows
-    score: Array
-    error: Array
-    level: float
-    ranges: Mapping[str, Sequence[float]]
-    fewest: int
+    def __init__(self, calibrator: Calibrator, raw: Array, documents: Rows) -> None:
+        self.calibrator, self.raw, self.documents = calibrator, raw, documents
+        self.names = list(calibrator.features)
+        scales = calibrator.features.values()
+        z = (raw - [f["centre"] for f in scales]) / [f["scale"] for f in scales]
+        self.value = shrinkage.Fit(calibrator.intercept, calibrator.coefficients).value(z)
+        self.folds = np.array([fit.predict(z) for fit in calibrator.folds])
+        self.error = calibrator.error_size.at(np.minimum(documents, calibrator.documents_a_slice[1]))
 
-    @classmethod
-    def of(cls, content: Mapping[str, Any], raw: Array, documents: Rows) -> _Applied:
-        features, slices = content["features"].values(), content["slices"]
-        z = (raw - [f["centre"] for f in features]) / [f["scale"] for f in features]
-        fits = [
-            shrinkage.Fit(float(f["intercept"]), np.asarray(f["coefficients"], dtype=np.float64))
-            for f in (content, *content["folds"])
-        ]
-        fewest, most = content["documents_a_slice"]
-        return cls(
-            names=list(content["features"]),
-            raw=raw,
-            documents=documents,
-            value=fits[0].value(z),
-            folds=np.array([fit.predict(z) for fit in fits[1:]]),
-            fold=np.array([part["fold"] for part in slices], dtype=np.int64),
-            score=np.array([part["score"] for part in slices], dtype=np.float64),
-            error=shrinkage.ErrorSize(**content["error_size"]).at(np.minimum(documents, most)),
-            level=float(content["level"]),
-            ranges=content["ranges"],
-            fewest=int(fewest),
-        )
+    def interval(self, i: int) -> tuple[float, float]:
+        """Of the estimate of the slice at place ``i``."""
+        fold = [part.fold for part in self.calibrator.slices]
+        score = np.array([part.score for part in self.calibrator.slices])
+        return shrinkage.jackknife_plus(self.folds[fold, i], score * self.error[i], self.calibrator.level)
 
 
 def _prediction(run: AuditRun, part: Slice, applied: _Applied, i: int, unlike: str | None) -> Prediction:
@@ -290,18 +264,17 @@ def _prediction(run: AuditRun, part: Slice, applied: _Applied, i: int, unlike: s
     row = replace(_empty(run, part), **features)
     if unlike:
         return replace(row, reason=unlike)
-    if n < applied.fewest:
-        reason = f"{n} documents, and the smallest fitted slice has {applied.fewest}"
+    fewest, ranges = applied.calibrator.documents_a_slice[0], applied.calibrator.ranges
+    if n < fewest:
+        reason = f"{n} documents, and the smallest fitted slice has {fewest}"
         return replace(row, reason=reason, too_small=True)
     for name, value in {**features, "estimate": float(applied.value[i])}.items():
-        low, high = applied.ranges[name]
+        low, high = ranges[name]
         if not low <= value <= high:
             name = FEATURES.get(name, name)
             reason = f"outside what was fitted: {name} {value:.4g}, fitted from {low:.4g} to {high:.4g}"
             return replace(row, reason=reason)
-    low, high = shrinkage.jackknife_plus(
-        applied.folds[applied.fold, i], applied.score * applied.error[i], applied.level
-    )
+    low, high = applied.interval(i)
     return replace(row, predicted=float(np.clip(applied.value[i], 0.0, 1.0)), low=low, high=high)
 
 
@@ -320,7 +293,7 @@ def _whole(
     shared = applied.folds[:, used] @ weight
     variance = float(np.square(weight * applied.error[used]).sum()) + (len(shared) - 1) * float(shared.var())
     # A level above that of its slices would be no honest sum of them.
-    half = student_quantile((1 + applied.level) / 2, len(shared) - 1) * math.sqrt(variance)
+    half = student_quantile((1 + applied.calibrator.level) / 2, len(shared) - 1) * math.sqrt(variance)
     name = "all documents" if len(used) == len(slices) else f"{len(used)} of {len(slices)} slices"
     means: dict[str, Any] = dict(zip(applied.names, (weight @ applied.raw[used]).tolist(), strict=True))
     return replace(

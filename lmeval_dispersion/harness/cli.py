@@ -172,9 +172,6 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
         "--correct", metavar="[FILTER/]METRIC", help="what tells correct answers (default: the task's own)"
     )
     group.add_argument(
-        "--base-url", metavar="URL", help="a vLLM server that runs the prompts (default: this process does)"
-    )
-    group.add_argument(
         "--force", action="store_true", help="go on where documents are missing or answers disagree"
     )
     add_examples(
@@ -203,7 +200,6 @@ def _embed(args: argparse.Namespace) -> int:
             tasks=args.task.split(",") if args.task else None,
             judge=args.correct,
             force=args.force,
-            base_url=args.base_url,
         )
     print(folder)
     if not args.quiet:

@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from lmeval_dispersion.errors import HarnessError, UsageError
-from lmeval_dispersion.harness import recording, vllm
+from lmeval_dispersion.harness import recording
 from lmeval_dispersion.harness.records import DocState, Prompt, TaskMetrics, Vectors
 from lmeval_dispersion.harness.samples import LoggedTask, read_task
 from lmeval_dispersion.harness.saving import manifest_of, model_identity, write
@@ -50,8 +50,6 @@ class _Job:
     judge: str | None
     force: bool
     notes: list[str]
-    recorders: Mapping[str, recording.MakesRecorder]
-    engine: dict[str, Any]  # of a server, for the manifest
 
 
 def stores_from_samples(
@@ -63,7 +61,6 @@ def stores_from_samples(
     tasks: Sequence[str] | None = None,
     judge: str | None = None,
     force: bool = False,
-    base_url: str | None = None,
 ) -> Path:
     """Fill a store for each task of a run's samples; returns the folder of them all.
 
@@ -77,32 +74,17 @@ def stores_from_samples(
         raise UsageError(f"{run.file} has no samples of {unknown[0]!r}; it has {', '.join(run.samples)}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("several processes were launched and each would run all prompts; launch one")
-    wanted = [vllm.LAYER] if base_url and not layers else split_names(layers)
-    if base_url and (others := [name for name in wanted if name != vllm.LAYER]):
-        raise UsageError(
-            f"vllm gives the layer {vllm.LAYER!r} alone, not {others[0]!r}; leave --layer out, or --base-url"
-        )
     logged_tasks = [read_task(run, task, judge, allow_holes=force) for task in chosen]
     lm = _model(run, arguments)
-    notes = _model_notes(run, lm, arguments)
-    engine: dict[str, Any] = {}
-    recorders: Mapping[str, recording.MakesRecorder] = recording.PREFILL
-    if base_url:
-        server = vllm.VllmServer(base_url, str(arguments["pretrained"]))
-        recorders = vllm.recorders(server)
-        engine, more = _check_server(server, lm, logged_tasks, force)
-        notes += more
     job = _Job(
         run=run,
         lm=lm,
         arguments=dict(arguments),
         output=Path(output).expanduser(),
-        layers=tuple(dict.fromkeys(site.name for site in resolve(lm.model, wanted))),
+        layers=tuple(dict.fromkeys(site.name for site in resolve(lm.model, split_names(layers)))),
         judge=judge,
         force=force,
-        notes=notes,
-        recorders=recorders,
-        engine=engine,
+        notes=_model_notes(run, lm, arguments),
     )
     for task in logged_tasks:
         _store_task(job, task)
@@ -167,28 +149,6 @@ def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[
     return notes
 
 
-def _check_server(
-    server: vllm.VllmServer, lm: Any, tasks: Sequence[LoggedTask], force: bool
-) -> tuple[dict[str, Any], list[str]]:
-    """Manifest entries and notes of a server whose states are those of transformers; refused if not."""
-    prompts = [(task.kind, document.prompt) for task in tasks for document in task.documents]
-    agreement = vllm.check_server(server, lm, prompts)
-    entries: dict[str, Any] = {"engine": "vllm", "engine_model": server.model}
-    notes = ["vllm gives no log-probabilities of prompts: query_perplexity is not known"]
-    if agreement is not None:
-        print(f"vllm: {agreement}", file=sys.stderr)
-        if not agreement.holds:
-            differs = f"vllm does not give the states of transformers: {agreement}"
-            if not force:
-                raise HarnessError(
-                    f"{differs}: it divides them by their length, or runs another model, precision, layer or "
-                    f"tokenizer; start it with `{server.command}`, or leave --base-url out"
-                )
-            notes.append(differs)
-        entries["engine_check"] = asdict(agreement)
-    return entries, notes
-
-
 def _store_task(job: _Job, task: LoggedTask) -> None:
     """Fill one task's store, unless it is there."""
     folder = job.output / task.store_name
@@ -198,7 +158,6 @@ def _store_task(job: _Job, task: LoggedTask) -> None:
         "lm_eval": job.run.results.get("lm_eval_version"),
         "sha256": sha256(job.run.samples[task.name]),
         "judge": job.judge,
-        "engine": job.engine.get("engine"),
     }
     limit = (job.run.results.get("config") or {}).get("limit")
     manifest = manifest_of(job.lm, job.arguments, task.prompts, {task.store_name: task.version}, limit)
@@ -223,7 +182,7 @@ def _store_task(job: _Job, task: LoggedTask) -> None:
     metrics = TaskMetrics(task.store_name, records)
     notes = [*task.notes, *job.notes, *far]
     manifest["figures"] = {**metrics.summary(), "correct_by": task.correct_by}
-    manifest["samples"] = {**source, **job.engine, **agreement, "notes": notes}
+    manifest["samples"] = {**source, **agreement, "notes": notes}
     write(folder, metrics, task.category, manifest)
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     print(
@@ -265,7 +224,7 @@ def _run_parts(job: _Job, kind: str, unique: Mapping[str, Prompt], run_key: str,
         if file.exists():
             _load(file, chunk)
         else:
-            recording.prefill(job.lm, kind, chunk, job.recorders)
+            recording.prefill(job.lm, kind, chunk)
             _save(file, chunk)
 
 

@@ -10,7 +10,7 @@ batch are matched to requests by their tokens: sorting, padding, grouping and ba
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,13 @@ from torch import Tensor
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness.install import task_names
 from lmeval_dispersion.harness.records import DocState, Prompt, Vectors
-from lmeval_dispersion.harness.seams import Evaluation, add_request_types, one_sentence, pool_groups, shadowed
+from lmeval_dispersion.harness.seams import (
+    RunningEvaluation,
+    add_request_types,
+    one_sentence,
+    pool_groups,
+    shadowed,
+)
 from lmeval_dispersion.model.capture import resolve
 
 
@@ -116,10 +122,6 @@ class TokenRecorder(Recorder):
         """The state that the next request wants; None for nothing."""
         raise NotImplementedError
 
-    def expect(self, wanted: Wanted, tokens: list[int]) -> None:
-        """Prepare for the row of these tokens."""
-        self.by_tokens.setdefault(_key(np.array(tokens, dtype=np.int64)), []).append(wanted)
-
     def loglikelihood_tokens(self, original: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
         """In place of HFLM's method: note the requests, then let it run."""
         self.by_tokens = {}
@@ -127,7 +129,8 @@ class TokenRecorder(Recorder):
             wanted = self.plan(context, continuation)
             self.planned.append(wanted)
             if wanted is not None:
-                self.expect(wanted, (context + continuation)[-(self.lm.max_length + 1) :][:-1])
+                tokens = (context + continuation)[-(self.lm.max_length + 1) :][:-1]
+                self.by_tokens.setdefault(_key(np.array(tokens, dtype=np.int64)), []).append(wanted)
         answers = original(requests, *args, **kwargs)
         self.flush()
         return answers
@@ -344,7 +347,7 @@ def check_model(lm: Any, tasks: str) -> None:
         )
 
 
-def check_choice(lm: Any, evaluation: Evaluation) -> None:
+def check_choice(lm: Any, evaluation: RunningEvaluation) -> None:
     """Raise HarnessError before weights are loaded if a class or model cannot run the tasks as asked for."""
     ours = {*task_names()} & {task for task in evaluation.tasks or () if isinstance(task, str)}
     if ours and not evaluation.predict_only:
@@ -357,14 +360,10 @@ def check_choice(lm: Any, evaluation: Evaluation) -> None:
         )
 
 
-def prefill(
-    lm: Any, kind: str, prompts: Sequence[Prompt], recorders: Mapping[str, MakesRecorder] = PREFILL
-) -> None:
-    """Run prompts for their states, and for answers where transformers runs; they hold both then."""
-    answers = _recorded(lm, kind, prompts, recorders[kind])
-    if recorders is PREFILL:
-        for prompt, answer in zip(prompts, answers, strict=True):
-            prompt.answer = answer[0] if isinstance(answer, tuple) else answer
+def prefill(lm: Any, kind: str, prompts: Sequence[Prompt]) -> None:
+    """Run prompts for their states and answers; they hold both then."""
+    for prompt, answer in zip(prompts, _recorded(lm, kind, prompts, PREFILL[kind]), strict=True):
+        prompt.answer = answer[0] if isinstance(answer, tuple) else answer
 
 
 def _method(kind: str) -> Callable[..., list[Any]]:

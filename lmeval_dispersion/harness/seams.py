@@ -1,6 +1,7 @@
 """The seams to lm-eval: all that works around it, and nothing else does.
 
-lm-eval has no public way to do eight things that a dispersion task or a probe needs. Each is done here, once:
+lm-eval has no public way to do nine things that a dispersion task, a probe or a race needs. Each is done
+here, once:
 
 ===================================  ==================================================  ==================
 a task needs                         what is done                                        upstream
@@ -22,6 +23,8 @@ a word before weights are loaded,    :func:`before_weights`, in our own command 
 and a refusal in one sentence        :func:`one_sentence`
 a task's requests, asked of many     :func:`loaded_tasks`, :func:`built_requests`,       none
 models                               :func:`right_choices`, :func:`loaded_lm`
+some documents evaluated, by one     :func:`evaluated`: lm-eval's ``evaluate`` over         none
+model after the other                requests that are built once
 ===================================  ==================================================  ==================
 
 The rest of the harness does not ask which lm-eval is installed.
@@ -30,10 +33,14 @@ The rest of the harness does not ask which lm-eval is installed.
 from __future__ import annotations
 
 import difflib
+import gc
+import json
+import random
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from importlib.metadata import version
@@ -41,13 +48,19 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from datasets import disable_progress_bars
 from lm_eval.api import registry
 from lm_eval.api.group import Group
 from lm_eval.api.task import ConfigurableTask, Task
-from lm_eval.defaults import DEFAULT_OTHER_SEED
+from lm_eval.defaults import DEFAULT_OTHER_SEED as DEFAULT_OTHER_SEED
+from lm_eval.defaults import DEFAULT_RANDOM_SEED
+from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
-from lm_eval.utils import simple_parse_args_string
+from lm_eval.utils import handle_non_serializable, sanitize_list
+from lm_eval.utils import simple_parse_args_string as simple_parse_args_string
+from transformers.utils.logging import disable_progress_bar
 
 from lmeval_dispersion import errors
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
@@ -57,7 +70,7 @@ Parts = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class RunningEvaluation:
     """The running evaluation as lm-eval knows it and does not hand it to tasks.
 
     Every value may be None: nothing here may decide a metric.
@@ -95,7 +108,7 @@ class Evaluation:
         return path / str(model) if model else path
 
 
-def running_evaluation() -> Evaluation:
+def running_evaluation() -> RunningEvaluation:
     """Read what lm-eval's ``evaluate`` and ``simple_evaluate`` know, if they are among the callers."""
     known: dict[str, Any] = {}
     frame = sys._getframe(1)
@@ -119,7 +132,7 @@ def running_evaluation() -> Evaluation:
                 if "lm" in scope:
                     known.setdefault("lm", getattr(scope["lm"], "lm", scope["lm"]))
         frame = frame.f_back  # type: ignore[assignment]
-    return Evaluation(**known)
+    return RunningEvaluation(**known)
 
 
 def _requests_by_document(instances: Sequence[Any]) -> dict[int, list[Any]]:
@@ -287,9 +300,9 @@ def shadowed(lm: Any, replacements: Mapping[str, Callable[..., Any]]) -> Iterato
 
 
 def loaded_tasks(
-    name: str, num_fewshot: int | None = None, include_path: str | Sequence[str] | None = None
+    names: str, num_fewshot: int | None = None, include_path: str | Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """The tasks of a name, a task's or a group's, with lm-eval's number and seed of examples.
+    """The tasks of ``NAME,NAME``, tasks or groups, with lm-eval's number and seed of examples.
 
     A dispersion task's name gives the stock task.
 
@@ -298,15 +311,18 @@ def loaded_tasks(
     """
     from lm_eval.tasks import TaskManager
 
+    disable_progress_bar()
+    disable_progress_bars()
     ours = [] if install.status().state == "enabled" else [str(install.tasks_path())]
     theirs = [include_path] if isinstance(include_path, str) else include_path or ()
     manager = TaskManager(include_path=[*ours, *theirs])
-    stock = name.removesuffix("_dispersion")
-    if stock not in manager.all_tasks:
-        near = difflib.get_close_matches(stock, manager.all_tasks, n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "`dispersion run ls tasks` lists them"
-        raise UsageError(f"lm-eval has no task {stock!r}; {hint}")
-    tasks: dict[str, Any] = manager.load([stock])["tasks"]
+    stock = [name.strip().removesuffix("_dispersion") for name in names.split(",")]
+    for name in stock:
+        if name not in manager.all_tasks:
+            near = difflib.get_close_matches(name, manager.all_tasks, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else "`dispersion run ls tasks` lists them"
+            raise UsageError(f"lm-eval has no task {name!r}; {hint}")
+    tasks: dict[str, Any] = manager.load(stock)["tasks"]
     for task in tasks.values():
         # A task that has none by its configuration keeps none.
         number = (
@@ -316,16 +332,111 @@ def loaded_tasks(
     return tasks
 
 
+def build_requests(task: Any, **options: Any) -> None:
+    """Build a task's requests without lm-eval's progress bar, which no option turns off."""
+    with redirect_stderr(StringIO()):
+        task.build_all_requests(rank=0, world_size=1, **options)
+
+
 def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[int, list[Any]]:
     """Index of each chosen document -> its requests; with a model, in its chat template."""
     task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
     chosen = sorted(documents)
-    options = {"apply_chat_template": True, "chat_template": lm.apply_chat_template} if lm else {}
-    with redirect_stderr(StringIO()):  # a progress bar that no option turns off
-        task.build_all_requests(samples=chosen, rank=0, world_size=1, **options)
+    # Examples as turns of their own, as lm_eval's command has it by default.
+    template = getattr(lm, "apply_chat_template", None)
+    options = {"apply_chat_template": True, "fewshot_as_multiturn": True, "chat_template": template}
+    every = len(chosen) == len(task.eval_docs)  # a selection is searched once a document
+    build_requests(task, samples=None if every else chosen, **(options if lm else {}))
     requests = _requests_by_document(task.instances)
-    later = hasattr(task, "process_instances")  # 0.4 numbers the documents by their place in the selection
-    return {doc_id if later else chosen[doc_id]: found for doc_id, found in requests.items()}
+    return {doc_id if _is_later(task) else chosen[doc_id]: found for doc_id, found in requests.items()}
+
+
+def _is_later(task: Any) -> bool:
+    """Whether it is 0.5's, which knows documents by their index: 0.4 numbers those of a selection anew."""
+    return hasattr(task, "process_instances")
+
+
+class _Index(list[int]):
+    """A selection for 0.5, whose log takes the index of a document for a place in it."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+
+def evaluated(
+    lm: Any,
+    tasks: Mapping[str, Any],
+    requests: Mapping[str, Mapping[int, Sequence[Any]]],
+    **options: Any,
+) -> dict[str, Any]:
+    """lm-eval's results, samples included, of some documents of tasks.
+
+    ``requests`` are those of :func:`built_requests`, by task and document; they stay as they were.
+    """
+    samples: dict[str, list[int]] = {}
+    with ExitStack() as stack:
+        for name, of_document in requests.items():
+            task, chosen = tasks[name], sorted(of_document)
+            samples[name] = _Index(chosen) if _is_later(task) else chosen
+            numbers = chosen if _is_later(task) else range(len(chosen))
+            numbered = [(number, of_document[i]) for number, i in zip(numbers, chosen, strict=True)]
+            task._instances = [_fresh(request, n) for n, found in numbered for request in found]
+            kept: dict[str, Callable[..., Any]] = {
+                "build_all_requests": lambda original, **_: None,
+                # lm-eval's goes through all documents of the split, in every block.
+                "doc_iterator": partial(_documents, [(n, found[0].doc) for n, found in numbered]),
+            }
+            stack.enter_context(shadowed(task, kept))
+        stack.enter_context(redirect_stderr(StringIO()))
+        random.seed(DEFAULT_RANDOM_SEED)
+        np.random.seed(DEFAULT_OTHER_SEED)
+        torch.manual_seed(DEFAULT_OTHER_SEED)
+        chosen_tasks = {"tasks": {name: tasks[name] for name in requests}, "groups": {}}
+        return evaluate(lm, chosen_tasks, samples=samples, bootstrap_iters=0, **options)  # type: ignore[no-any-return]
+
+
+def _fresh(request: Any, number: int) -> Any:
+    """A request without answers, of the document that lm-eval knows by a number."""
+    request = copy(request)
+    request.resps, request.filtered_resps, request.doc_id = [], {}, number
+    return request
+
+
+def _documents(numbered: Sequence[tuple[int, Any]], original: Any, **_: Any) -> Iterator[tuple[int, Any]]:
+    return iter(numbered)
+
+
+def logged_line(sample: Mapping[str, Any]) -> str:
+    """A sample of :func:`evaluated` as a line of the file that lm-eval writes with ``--log_samples``."""
+    arguments = {
+        f"gen_args_{i}": {f"arg_{j}": part for j, part in enumerate(parts)}
+        for i, parts in enumerate(sample["arguments"])
+    }
+    texts = {key: sanitize_list(sample[key]) for key in ("resps", "filtered_resps")}
+    logged = {**sample, **texts, "arguments": arguments, "target": str(sample["target"])}
+    return json.dumps(logged, default=handle_non_serializable, ensure_ascii=False) + "\n"
+
+
+def filters_of(task: Any) -> list[str]:
+    """Names of a task's filters, each of which judges every answer."""
+    return [part.name for part in (task._scorers if _is_later(task) else task._filters)]
+
+
+def halve_batch(lm: Any) -> bool:
+    """Let lm-eval's model for transformers take half as much at once; False where that cannot be."""
+    sizes, size = getattr(lm, "batch_sizes", {}), getattr(lm, "batch_size_per_gpu", 1)
+    if isinstance(size, int):
+        lm.batch_size_per_gpu = max(1, size // 2)
+        return size > 1
+    sizes.update({place: max(1, number // 2) for place, number in sizes.items()})  # of "auto"
+    return bool(sizes)
+
+
+def free_memory() -> None:
+    """Give the memory of a model that nobody refers to back, the GPU's too."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def right_choices(task: Any, request: Any, count: int) -> tuple[int, ...]:
@@ -359,7 +470,7 @@ def more_tasks(folder: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def before_weights(check: Callable[[Any, Evaluation], None]) -> Iterator[None]:
+def before_weights(check: Callable[[Any, RunningEvaluation], None]) -> Iterator[None]:
     """Let ``check`` refuse the class of the model that lm-eval makes, then the model with its tokenizer."""
     get_model, tokenizer = registry.get_model, HFLM._create_tokenizer
 
@@ -383,8 +494,6 @@ def loaded_lm(
     name: str, arguments: Mapping[str, Any], more: str, check: Callable[[Any], None], **settings: Any
 ) -> Any:
     """A model of lm-eval, checked before its weights are loaded; UsageError: there is no such backend."""
-    from transformers.utils.logging import disable_progress_bar
-
     disable_progress_bar()
     try:
         backend = registry.get_model(name)

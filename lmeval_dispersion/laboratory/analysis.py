@@ -208,19 +208,12 @@ class Analysis:
         return self.drawn(name, texts, draw)[0]
 
     def over(
-        self,
-        name: str,
-        causal: CausalModel,
-        drawn: Segments,
-        layers: Sequence[str],
-        reduce: Reduce,
-        *,
-        losses: bool = False,
+        self, name: str, causal: CausalModel, drawn: Segments, layers: Sequence[str], reduce: Reduce
     ) -> Units:
-        """Run all segments, a batch a unit, each of which keeps an array a layer and ``nll`` for losses."""
+        """Run all segments, a batch a unit, each of which keeps an array a layer."""
 
         def do(rows: NDArray[np.int64]) -> Unit:
-            return causal.run(drawn, rows, layers, reduce, losses=losses)
+            return causal.run(drawn, rows, layers, reduce)
 
         return self.study.blocks(name, len(drawn.tokens), causal.batch, do)
 

@@ -40,15 +40,6 @@ _CONTROL = {
     "help": "also run the model at random weights, or each text's tokens in random order; may be repeated "
     "(default: none)",
 }
-_KNN = {
-    "nargs": "?",
-    "type": int,
-    "const": True,
-    "default": False,
-    "metavar": "N",
-    "help": "build a kNN-LM of so many tokens, 100000 where none are named, from each candidate and measure "
-    "it (default: none)",
-}
 _HELD_OUT = {"metavar": "FILE|HUB_ID", "help": "a second text, binned by itself (default: none)"}
 
 
@@ -79,12 +70,11 @@ _ANALYSES = {
         {
             "--segment": _number(512, "length of one", "TOKENS"),
             "--sizes": _several((10, 50, 100), "segments a draw"),
-            "--knn": _KNN,
         },
         ("layer.-1.attn", "layer.-1.ffn"),
         (
             "MODEL --data texts.txt",
-            "MODEL --data texts.txt --layer layer.3.attn --layer layer.3.ffn --knn -o sublayers.html",
+            "MODEL --data texts.txt --layer layer.3.attn --layer layer.3.ffn -o sublayers.html",
         ),
     ),
     "condensation": _Analysis(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -22,7 +19,7 @@ from lmeval_screener.targets import Target, labelled, parse_targets
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.evidence import worth
 from lmeval_dispersion.harness.cli import failure_sentence
-from lmeval_dispersion.options import add_examples, add_output, add_seed
+from lmeval_dispersion.options import add_examples, add_lm_eval, add_output, add_seed
 from lmeval_dispersion.output import Output, progress_bar
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.statistics import holm
@@ -188,7 +185,7 @@ def probe(
         UsageError: No such backend, one without log-likelihoods, or no figure of the task's.
         DispersionError: No checkpoint could be asked.
     """
-    from lmeval_dispersion.harness.seams import loaded_lm
+    from lmeval_dispersion.harness.seams import free_memory, loaded_lm
     from lmeval_dispersion.probing.questions import check_decoder
 
     answered: dict[str, Answered] = {}
@@ -200,7 +197,7 @@ def probe(
             try:
                 if target.refused:
                     raise DispersionError(target.refused[1])
-                lm = loaded_lm(model, _arguments(target), model_args, check_decoder, **settings)
+                lm = loaded_lm(model, target.arguments(), model_args, check_decoder, **settings)
                 answered[target.label] = questions.ask(lm)
             except UsageError:
                 raise
@@ -210,7 +207,7 @@ def probe(
                 said = str(error) if isinstance(error, DispersionError) else failure_sentence(error)
                 failed.append(NotProbed(target.label, said or f"{type(error).__name__}: {error}"))
             del lm
-            _free()
+            free_memory()
     if not answered:
         first = f"{failed[0].label}: {failed[0].message}"
         several = f"none of the {len(failed)} checkpoints could be probed; the first: "
@@ -219,20 +216,6 @@ def probe(
     asked = len(next(iter(answered.values())).right)
     notes = sorted({f"No squares: {a.no_squares}." for a in answered.values() if a.no_squares})
     return Probe(questions.name, asked, questions.of, questions.seed, figure, rows, failed, notes)
-
-
-def _arguments(target: Target) -> dict[str, Any]:
-    """lm-eval's arguments for a checkpoint."""
-    place = str(Path(target.repo).resolve()) if target.local else target.repo
-    more = {"revision": target.revision, "gguf_file": target.file}
-    return {"pretrained": place} | {key: value for key, value in more.items() if value is not None}
-
-
-def _free() -> None:
-    """Give the memory of a model back, the GPU's too."""
-    gc.collect()
-    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -257,25 +240,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--answers", metavar="SET", help="set of answer tokens for squares, a file (default: the task's own)"
     )
     add_seed(parser)
-    group = parser.add_argument_group("as for lm_eval")
-    group.add_argument("--model", default="hf", metavar="NAME", help="backend (default: hf)")
-    group.add_argument(
-        "--model_args", default="", metavar="K=V,K=V", help="more arguments of the backend (default: none)"
-    )
-    group.add_argument("--batch_size", metavar="N", help="number or auto (default: the backend's own)")
-    group.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 (default: the backend's own)")
-    group.add_argument(
-        "--num_fewshot", type=int, metavar="N", help="examples before a question (default: the task's own)"
-    )
-    group.add_argument("--include_path", metavar="FOLDER", help="a folder with more tasks (default: none)")
-    group.add_argument(
-        "--apply_chat_template",
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="NAME",
-        help="ask in the model's chat template (default: plain prompts)",
-    )
+    add_lm_eval(parser)
     add_output(parser)
     add_examples(
         parser,

@@ -22,8 +22,8 @@ from lmeval_dispersion.racing.rule import is_below
 
 Array = NDArray[np.float64]
 #: ``running``: asked on. ``complete``: was asked everything. ``behind``: clearly worse than another.
-#: ``within``: better than another by no more than the margin, if at all.
-Standing = Literal["running", "complete", "behind", "within"]
+#: ``within``: better than another by no more than the margin, if at all. ``failed``: could not be asked on.
+Standing = Literal["running", "complete", "behind", "within", "failed"]
 
 ERROR, MARGIN, BLOCK = 0.05, 0.01, 25
 _FIRST, _RATIO = 0.8, 0.2  # shares of the error: of the first reference, and of each next to the one before
@@ -81,13 +81,25 @@ class Contest:
             self._references.append(label)
         return standing
 
+    def fail(self, label: str) -> None:
+        """Take out a checkpoint that cannot be asked on; those that it alone dropped are running again."""
+        self.standing[label] = "failed"
+        if self.side_by_side:  # else it was never a reference
+            self.judge_again()
+
+    def judge_again(self) -> None:
+        """Compare all with all that is known by now, whatever the order in which it came."""
+        for label, standing in self.standing.items():
+            if standing != "failed":
+                self.add(label, NOTHING)
+
     def _judged(self, label: str, mine: Scores) -> Standing:
         if len(mine.score) == self.questions:
             return "complete"
-        rival = self._rival(label)
-        if rival is None:
-            return "running"
-        theirs = self.answered[rival]
+        found = (self._against(self.answered[rival], mine) for rival in self._rivals(label))
+        return next((standing for standing in found if standing != "running"), "running")
+
+    def _against(self, theirs: Scores, mine: Scores) -> Standing:
         n = min(len(mine.score), len(theirs.score))
         difference = mine.score[:n] - theirs.score[:n]
         allowed = self._allowed()
@@ -102,12 +114,12 @@ class Contest:
             return "within"
         return "running"
 
-    def _rival(self, label: str) -> str | None:
-        """The checkpoint that a running one is compared with."""
+    def _rivals(self, label: str) -> list[str]:
+        """The checkpoints that a running one is compared with, the best first."""
         if not self.side_by_side:
-            return self._references[-1] if self._references else None
-        others = [other for other in self.answered if other != label]
-        return max(others, key=self._mean, default=None)
+            return self._references[-1:]
+        others = [other for other in self.answered if other != label and self.standing[other] != "failed"]
+        return sorted(others, key=self._mean, reverse=True)
 
     def _allowed(self) -> float:
         """The error of one comparison."""

@@ -2,163 +2,187 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import comb
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
-from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores
-from lmeval_dispersion.report import Col, Report, Table
+import numpy as np
+
+from lmeval_dispersion.evidence import LOST
+from lmeval_dispersion.racing.contest import BLOCK, NOTHING, Contest, Scores
+from lmeval_dispersion.report import Chart, Col, Report, Table
+from lmeval_dispersion.report.cells import short_names
+from lmeval_dispersion.report.declared import listed
+from lmeval_dispersion.statistics import LEVEL
 
 #: ``unfinished``: was still in when the race was interrupted.
 Status = Literal["best", "behind", "within", "unfinished", "not loaded", "failed"]
+_COLOURS: Mapping[Status, str] = {"best": "var(--series-1)", "within": "var(--series-2)"}
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Raced:
-    """One checkpoint of a race.
+    """One checkpoint of a race; the score is the mean over the questions that it was asked."""
 
-    Attributes:
-        rank: In the screen's order, from 1; None where there was no screen.
-        questions: How many it was asked.
-        score: Mean of the metric over these; None without one. ``se`` is its standard error over questions.
-        seconds: To load it and ask it; None where that is not known.
-        message: Why it failed; empty otherwise.
-    """
-
-    rank: Annotated[int | None, Col("Screen", "d", short="#", drop=1)]
+    rank: Annotated[int | None, Col("Screen", "d", short="#", drop=1)]  # from 1; None without a screen
     label: Annotated[str, Col("Checkpoint")]
     questions: Annotated[int, Col("Questions", "d", short="Asked")]
     score: Annotated[float | None, Col("Score", ".3f", error="se", dots="both")]
-    se: float | None
-    status: Annotated[Status, Col("Status")]
-    seconds: Annotated[float | None, Col("Seconds", ".0f", drop=2)]
-    message: str
+    se: float | None  # standard error over questions
+    status: Status
+    outcome: Annotated[str, Col("Status")]  # the same in words
+    seconds: float | None  # to load it and ask it
+    message: str  # why it failed
 
 
 @dataclass(frozen=True, repr=False)
 class Race(Report):
-    """The best of the checkpoints that were raced.
-
-    Attributes:
-        best: Its label; None where no checkpoint was asked everything.
-        error: Chance, at most, that a checkpoint better by more than ``margin`` was dropped for it.
-        loaded: How many checkpoints were asked anything, of ``of`` on the list.
-        questions: Asked of all together, of ``questions_all`` that all on the list could be asked.
-        seconds: Of the whole race; None where that is not known.
-        seed: Of the order of the questions.
-        checkpoints: The best, the others that were asked by score, those that failed, those not loaded.
-        audit_sample: Labels of checkpoints outside the list that were drawn at random and raced as well.
-    """
+    """The best of a race; of the checkpoints, those asked come first, then those that failed or were not."""
 
     template: ClassVar[str] = "race.jinja"
     schema: ClassVar[str] = "dispersion-race/1"
-    libraries: ClassVar[Sequence[str]] = ("lm-eval", "torch", "transformers")
+    libraries: ClassVar[Sequence[str]] = ("numpy", "lm-eval", "torch", "transformers")
     guide: ClassVar[str] = "docs/reference/race.md"
 
-    best: str | None
+    best: str | None  # None: no checkpoint was asked everything
     task: str
     metric: str
-    error: float
+    error: float  # chance, at most, that a checkpoint better by more than the margin was dropped
     margin: float
     by_probability: bool
-    loaded: int
+    loaded: int  # of all ``of`` on the list
     of: int
-    questions: int
-    questions_all: int
+    questions: int  # asked of all together
+    questions_all: int  # that all on the list could be asked
     seconds: float | None
-    seed: int
+    seed: int  # of the order of the questions
     checkpoints: Sequence[Raced]
-    audit_sample: Sequence[str]
+    audit_sample: Sequence[str]  # labels of random others that were raced beside the list
     notes: Sequence[str]
     _answered: Mapping[str, Scores] = field(default_factory=dict)
 
     def tables(self) -> dict[str, Table]:
-        """The checkpoints."""
-        return {"checkpoints": Table.of(self.checkpoints, "Checkpoints")}
+        """The checkpoints; on a terminal those that were asked or failed, and others up to a dozen."""
+        table = Table.of(self.checkpoints, f"The same questions in one random order (seed {self.seed})")
+        shown = max(12, sum(row.status != "not loaded" for row in self.checkpoints))
+        return {"race": replace(table, excerpt=range(shown) if len(table.rows) > shown else ())}
+
+    def charts(self) -> dict[str, Chart]:
+        """The mean so far against the questions asked, a line a checkpoint, with an interval at its end."""
+        asked = [row for row in self.checkpoints if row.label in self._answered]
+        values = list[dict[str, Any]]()
+        for row, name in zip(asked, short_names([row.label for row in asked]), strict=True):
+            scores = self._answered[row.label].score
+            for n in sorted({*range(BLOCK, len(scores), max(BLOCK, len(scores) // 60)), len(scores)}):
+                so_far = {"questions": n, "score": scores[:n].mean()}
+                values.append({"name": name, "status": row.status, **so_far})
+            low, high = (scores.mean() + sign * (row.se or 0.0) for sign in (-2, 2))
+            says = f"{row.label} {scores.mean():.3f}, {row.outcome}"
+            values[-1] |= {"low": low, "high": high, "says": says}
+        kinds = list(dict.fromkeys(row.status for row in asked))
+        colours = {"domain": kinds, "range": [_COLOURS.get(kind, "var(--axis)") for kind in kinds]}
+        questions = {"field": "questions", "type": "quantitative", "title": "Questions asked"}
+        encoding = {"x": questions, "color": {"field": "status", "title": None, "scale": colours}}
+        y = {"type": "quantitative", "title": self.metric, "scale": {"zero": False}}
+        score: dict[str, Any] = {"y": {"field": "score", **y}}
+        said = {"field": "says", "type": "nominal"}
+        ends: dict[str, Any] = {"transform": [{"filter": "isValid(datum.says)"}]}
+        text = {"type": "text", "align": "left", "dx": 8, "fontSize": 12}
+        layers = [
+            {"mark": "line", "encoding": {**score, "detail": {"field": "name"}}},
+            {**ends, "mark": "rule", "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}}},
+            {**ends, "mark": "point", "encoding": {**score, "description": said, "tooltip": said}},
+            {**ends, "mark": text, "encoding": {**score, "text": {"field": "name"}}},
+        ]
+        drawn = {"data": {"values": values}, "height": 320, "encoding": encoding, "layer": layers}
+        meaning = "A line ends where its checkpoint was dropped, with ± two standard errors over questions."
+        numbers = "; ".join(value["says"] for value in values if "says" in value)
+        return {"race": Chart(drawn, "Score against questions asked", numbers, meaning)} if asked else {}
+
+    def context(self) -> dict[str, Any]:
+        """The parts of the sentences."""
+        best = self._answered[self.best].score if self.best else np.zeros(1)
+        right = bool(np.isin(best, (0, 1)).all())
+        rivals = [row for row in self._judged() if row.label != self.best]
+        early = [row.label for row in rivals if row.outcome.startswith("behind after")]
+        left_out = any(row.rank and row.status == "not loaded" for row in self.checkpoints)
+        return {
+            "amount": f"{100 * best.mean():.1f} %" if right else f"{self.metric} {best.mean():.3f}",
+            "rivals": {row.status for row in rivals},
+            "unfinished": [row.label for row in rivals if row.status == "unfinished"],
+            "by_probability": self.by_probability
+            and any(not np.isnan(self._answered[label].probability).any() for label in early),
+            "sample": self._sampled(),
+            "lost": LOST if left_out else None,
+        }
+
+    def _judged(self) -> list[Raced]:
+        return [row for row in self.checkpoints if row.questions and row.status != "failed"]
+
+    def _sampled(self) -> str:
+        """What random others that were raced beside the list say of those that were not loaded."""
+        others = [row for row in self._judged() if row.label in self.audit_sample]
+        whole = [row for row in self._judged() if row.questions == self.questions_all // self.of]
+        best = max((row.score or 0.0 for row in whole if row not in others), default=None)
+        if not others or best is None or any(row.status == "unfinished" for row in others):
+            return ""
+        better = [row.label for row in whole if row in others and (row.score or 0.0) - best > self.margin]
+        n, left = len(others), len(others) + sum(row.status == "not loaded" for row in self.checkpoints)
+        more = f" by more than {self.margin:g}" if self.margin else ""
+        if better:
+            return f"Of {n} random others, {listed(better)} did better{more}: race more of the list."
+        # The most that a sample without any does not rule out (hypergeometric).
+        most = max(k for k in range(left) if comb(left - k, n) > (1 - LEVEL) * comb(left, n))
+        of = f"of the {left} that the screen left out at most {most} would ({100 * LEVEL:.0f} % confidence)"
+        return f"None of {n} random others did better{more}; {of}."
 
 
 def race_of(
-    contest: Contest,
-    *,
-    task: str,
-    metric: str,
-    of: int,
-    seed: int = 0,
-    ranks: Mapping[str, int] = _NONE,
-    seconds: Mapping[str, float] = _NONE,
-    wall: float | None = None,
-    failed: Mapping[str, str] = _NONE,
-    not_loaded: Sequence[str] = (),
-    audit_sample: Sequence[str] = (),
-    notes: Sequence[str] = (),
-) -> Race:
-    """The result of a contest.
+    contest: Contest, *, task: str, metric: str, of: int, seed: int = 0, wall: float | None = None,
+    ranks: Mapping[str, int] = _NONE, seconds: Mapping[str, float] = _NONE, failed: Mapping[str, str] = _NONE,
+    not_loaded: Sequence[str] = (), audit_sample: Sequence[str] = (), notes: Sequence[str] = (),
+) -> Race:  # fmt: skip
+    """The result of a contest, interrupted or not, whose arguments are attributes of :class:`Race`.
 
-    Args:
-        contest: All answers; those of interrupted checkpoints too.
-        task: What was asked, as a reader calls it.
-        metric: The task's own, whose values the scores are.
-        of: Checkpoints on the whole list, from which those raced were taken.
-        seed: Of the order of the questions.
-        ranks: Label -> rank in the screen's order.
-        seconds: Label -> seconds to load it and ask it.
-        wall: Seconds of the whole race; by default the sum of ``seconds``.
-        failed: Label -> why it could not be loaded or asked, in a sentence.
-        not_loaded: Labels that were not raced, in the screen's order.
-        audit_sample: Labels among those raced that are random others, beside the list's first.
-        notes: Sentences that a reader of the numbers should know.
+    By label, ``ranks`` are those of the screen, ``seconds`` those to load and ask (their sum is the race's
+    without ``wall``), and ``failed`` says why, in a sentence; ``not_loaded`` is in the screen's order.
     """
-    best = contest.best if contest.best not in failed else None
-    rows = []
-    for label in {**contest.answered, **dict.fromkeys(failed), **dict.fromkeys(not_loaded)}:
+    best, rows = contest.best, []
+    for label in {**contest.answered, **dict.fromkeys([*failed, *not_loaded])}:
         scores = contest.answered.get(label, NOTHING).score
-        n = len(scores)
-        mean = float(scores.mean()) if n else None
-        error = float(scores.std(ddof=1) / math.sqrt(n)) if n > 1 else None
-        status = _status(contest, label, best) if n and label not in failed else None
-        rows.append(
-            Raced(
-                ranks.get(label), label, n, mean, error,
-                status or ("failed" if label in failed else "not loaded"),
-                seconds.get(label), failed.get(label, ""),
-            )
-        )  # fmt: skip
-    last = ("failed", "not loaded")
-    rows.sort(
-        key=lambda row: (row.label != best, row.status in last and last.index(row.status) + 1,
-                         -(row.score or 0.0) if row.status not in last else row.rank or math.inf)
-    )  # fmt: skip
+        n, mean = len(scores), float(scores.mean()) if len(scores) else None
+        se = float(scores.std(ddof=1)) / n**0.5 if n > 1 else None
+        status, outcome = _status(contest, label, best) if n else ("not loaded", "not loaded")
+        if label in failed and label != best:
+            status = outcome = "failed"
+        times = (seconds.get(label), failed.get(label, ""))
+        rows.append(Raced(ranks.get(label), label, n, mean, se, status, outcome, *times))
+    last = ["failed", "not loaded"]
+    rows.sort(key=lambda row: (1 + last.index(row.status),) if row.status in last else (0, -(row.score or 0)))
+    rows.sort(key=lambda row: row.label != best)
+    took = sum(seconds.values()) if wall is None and seconds else wall
     return Race(
-        best=best,
-        task=task,
-        metric=metric,
-        error=contest.error,
-        margin=contest.margin,
-        by_probability=contest.by_probability,
-        loaded=len(contest.answered),
-        of=of,
-        questions=contest.asked,
-        questions_all=of * contest.questions,
-        seconds=wall if wall is not None else sum(seconds.values()) if seconds else None,
-        seed=seed,
-        checkpoints=rows,
-        audit_sample=list(audit_sample),
-        notes=list(notes),
-        _answered=dict(contest.answered),
-    )
+        best, task, metric, contest.error, contest.margin, contest.by_probability, len(contest.answered), of,
+        contest.asked, of * contest.questions, took, seed, rows, list(audit_sample), list(notes),
+        dict(contest.answered),
+    )  # fmt: skip
 
 
-def _status(contest: Contest, label: str, best: str | None) -> Status:
-    """Of a checkpoint that was asked something; complete ones are behind by more than the margin."""
-    standing = contest.standing[label]
+def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str]:
+    """Of a checkpoint that was asked something; that a dropped one is not much better says no more."""
+    standing, by = contest.standing[label], f"{contest.margin:g}"
     if standing == "running":
-        return "unfinished"
-    if standing != "complete":
-        return standing
+        return "unfinished", "unfinished"
+    if standing == "behind":
+        return "behind", f"behind after {len(contest.answered[label].score):,}"
+    if standing == "within":
+        return "within", f"at most {by} better"
     if best is None or label == best:
-        return "best"
-    lost = contest.answered[best].score.mean() - contest.answered[label].score.mean()
-    return "behind" if lost > contest.margin + 1e-12 else "within"
+        return "best", "best"
+    behind = (
+        contest.answered[best].score.mean() - contest.answered[label].score.mean() > contest.margin + 1e-12
+    )
+    return ("behind", "behind") if behind else ("within", f"within {by}" if contest.margin else "equal")

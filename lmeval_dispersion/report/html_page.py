@@ -125,10 +125,11 @@ class _Page:
         hints = [(column.heading, column.hint) for column in table.columns if column.hint]
         new = [pair for pair in hints if pair not in self._hints_shown]
         self._hints_shown.update(new)
+        own = {column.key for column in table.columns}
         rows = [
             [
                 {
-                    "text": _value(cell(row, column) + _ends(row, column), row.get(column.key)),
+                    "text": _value(cell(row, column) + _ends(row, column, own), row.get(column.key)),
                     "value": number(row.get(column.key)),
                     "error": number(row.get(column.error)) if column.error else None,
                     "kind": kind,
@@ -169,9 +170,9 @@ class _Page:
         }
 
 
-def _ends(row: Row, column: Column) -> str:
-    """The ends of an interval that a terminal draws, where the row has them in no column of its own."""
-    ends = [shown(row.get(key), column.format) for key in column.reach.split()]
+def _ends(row: Row, column: Column, own: set[str]) -> str:
+    """The ends of an interval that a terminal draws, where they have no columns of their ``own``."""
+    ends = [shown(row.get(key), column.format) for key in column.reach.split() if key not in own]
     return f" ({ends[0]}–{ends[1]})" if len(ends) == 2 and all(ends) else ""
 
 
@@ -209,14 +210,14 @@ def _least(text: str, kind: str) -> int:
 
 
 def _value(text: str, value: object) -> Markup:
-    """The text of a value, escaped: a number's with true minus signs, a long name's may break at slashes."""
+    """The text of a value, escaped: a number's with true minus signs; a long name may break in itself."""
     from markupsafe import Markup, escape
 
     if text == "undefined":
         return Markup('<span class="undefined">undefined</span>')
     if number(value) is not None:
         text = text.replace("-", "−")
-    return Markup(escape(text).replace("/", Markup("/<wbr>"))) if len(text) > 30 else escape(text)
+    return Markup(re.sub("[/_]", r"\g<0><wbr>", str(escape(text)))) if len(text) > _SHORT else escape(text)
 
 
 def _prose(text: str) -> Markup:

@@ -67,10 +67,21 @@
     return [value, ...(head.dataset.error ? [cell.dataset.error ?? ""] : [])].map(quoted).join(",");
   };
   const csvOf = (table) => [...table.rows]
+    .filter((row) => !row.hidden)
     .map((row) => [...row.cells].map((cell, at) => csvCell(cell, table.tHead.rows[0].cells[at])).join(","))
     .join("\n");
   for (const table of document.querySelectorAll("table[data-name]")) {
     const name = `${table.dataset.name}.csv`;
+    const rows = [...table.tBodies[0].rows];
+    if (rows.length >= 25) { // rows without the text that is searched are hidden
+      const [type, ariaLabel] = ["search", `Search ${rows.length} rows`];
+      const field = Object.assign(document.createElement("input"), { type, ariaLabel, placeholder: ariaLabel });
+      field.addEventListener("input", () => {
+        for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(field.value.toLowerCase());
+        say(`${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`);
+      });
+      table.parentElement.before(field);
+    }
     const hides = (kind) => table.tHead.querySelector(`.${kind}`) !== null;
     const showAll = ({ currentTarget }) => {
       table.classList.add("whole");
@@ -136,6 +147,7 @@
     for (const other of document.querySelectorAll("tr.met")) other.classList.remove("met");
     row.closest("details")?.setAttribute("open", "");
     row.classList.add("met");
+    row.hidden = false;
     row.scrollIntoView({ block: "center" });
   });
 })();

@@ -102,7 +102,7 @@ def judged_task(
     config = (results.get("configs") or {}).get(task)
     if not isinstance(config, dict) or "output_type" not in config:
         raise HarnessError(f"{run.file} has no configuration of task {task!r}; run it with lm-eval 0.4.13")
-    filters = _by_filter(file, config)
+    filters = by_filter(file.read_text("utf-8"), file, config)
     count = ((results.get("n-samples") or {}).get(task) or {}).get("effective")
     notes = _holes(file, filters, count, allow_holes)
     first, (named_filter, metric) = next(iter(filters)), split_judge(judge)
@@ -195,11 +195,11 @@ def read_logged(place: str | Path) -> Store:
 # --- one line of a file ------------------------------------------------------------------------------------
 
 
-def _by_filter(file: Path, config: Mapping[str, Any]) -> dict[str, dict[int, Sample]]:
-    """Filter -> index -> sample, of all lines of a file."""
+def by_filter(text: str, file: Path, config: Mapping[str, Any]) -> dict[str, dict[int, Sample]]:
+    """Filter -> index -> sample, of the lines of a file."""
     filters: dict[str, dict[int, Sample]] = {}
     # Not splitlines: lm-eval leaves U+2028 and its like as they are inside a text.
-    for number, line in enumerate(file.read_text("utf-8").split("\n"), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         logged = _json(line, f"{file}: line {number}")

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     add_examples,
-    add_metric,
     add_output,
     add_version,
     command_parser,
     exit_code_of,
 )
 from lmeval_dispersion.output import Output, progress_bar
-from lmeval_screener.selection import add_selection_options
+from lmeval_screener.selection import add_ranking_options, add_selection_options
 
 if TYPE_CHECKING:
     from lmeval_screener.result.result import Result
@@ -118,19 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="tokenizer of checkpoints that store none: a checkpoint or a tokenizer's file (default: none)",
     )
-    add_metric(how)
-    how.add_argument(
-        "--rank-by",
-        choices=("gap", "ratio", "both"),
-        help="the figure that ranks; both: the mean rank of the two. A clear order needs both "
-        "(default: ratio)",
-    )
-    how.add_argument(
-        "--base",
-        metavar="CHECKPOINT",
-        help="what the others were trained from, their zero point: says which lie above it and which below "
-        "by the ratio (default: none)",
-    )
+    add_ranking_options(how)
     how.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
     )
@@ -220,7 +207,6 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
 
     from lmeval_screener.checkpoints.limits import Allowance
-    from lmeval_screener.screened import RANK_BY
     from lmeval_screener.screening import Screening, add_named, floor_among, session_in
     from lmeval_screener.selection import select_targets, selection_of
     from lmeval_screener.tokens.resolution import load_domain
@@ -228,7 +214,7 @@ def run(args: argparse.Namespace) -> int:
 
     def notice(name: str, seconds: float) -> None:
         output.say(
-            f"screen-checkpoints: the server's quota of {name} is used up; going on in {seconds:.0f} s"
+            f"screen-checkpoints: the server's rate limit of {name} is reached; going on in {seconds:.0f} s"
         )
 
     allowance = Allowance(args.max_requests, notice)
@@ -269,7 +255,7 @@ def run(args: argparse.Namespace) -> int:
         allowance=allowance,
         keep_on_interrupt=True,
         base=args.base,
-        rank_by=args.rank_by or RANK_BY,
+        rank_by=args.rank_by,
     )
     screening.since = args.since if args.registry is not None else None
     run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
@@ -394,10 +380,10 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder")
     parser.add_argument(
         "results",
-        nargs="+",
+        nargs="*",
         metavar="RESULTS",
         help="lm-eval's results_*.json, or folders of them (PATH:TASK where they hold several tasks); a CSV "
-        "file with the columns repo,accuracy; or hub:TASK",
+        "file with the columns repo,accuracy; or hub:TASK. None: those of MANIFEST, a race's folder",
     )
     parser.add_argument(
         "--hours-per-model",
@@ -421,7 +407,9 @@ def run_verify(args: argparse.Namespace) -> int:
     from lmeval_screener.shortlist.manifest import read_manifest
     from lmeval_screener.shortlist.verdict import verify
 
-    output.write(verify(read_manifest(args.manifest), args.results, hours=args.hours_per_model).document())
+    folder = args.manifest if args.manifest.is_dir() else args.manifest.parent
+    results = args.results or [str(folder)]
+    output.write(verify(read_manifest(args.manifest), results, hours=args.hours_per_model).document())
     return 0
 
 

@@ -116,11 +116,6 @@ class Difference(NamedTuple):
     freedom: float
 
     @property
-    def separated(self) -> bool:
-        """Whether the difference is more than two standard errors from 0: of one pair, taken by itself."""
-        return bool(abs(self.mean) > 2 * self.se)
-
-    @property
     def p(self) -> float:
         """Two-sided p-value of no difference, by Student's t; 1 where the two are one and the same."""
         if self.mean == 0:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import UsageError, printable
 from lmeval_screener.checkpoints.snapshot import Meter
-from lmeval_screener.targets.names import Listed, Target, holds_weights, matching_paths, parse_targets
+from lmeval_screener.targets.names import Listed, Target, matching_paths, parse_targets
+from lmeval_screener.weights.formats import holds_weights
 
 if TYPE_CHECKING:
     import datetime
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _PAGE = 1000  # repositories that one request may list
 _SECONDS = 60.0  # for one page
-_EXPAND = ("sha", "siblings", "safetensors", "gated", "lastModified")
+_EXPAND = ("sha", "siblings", "safetensors", "gated", "lastModified", "tags")
 _NAME_COLUMNS = ("repo", "checkpoint", "name", "model", "repository", "id", "model_id")
 _AUTHOR = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -129,6 +130,24 @@ def add_selection_options(parser: argparse._ActionsContainer) -> None:
     )
     lists = "a list of checkpoints, one a line or a CSV file's first column; - is standard input"
     several("--from", "FILE", f"{lists} (default: none)")
+
+
+def add_ranking_options(parser: argparse._ActionsContainer) -> None:
+    """Add ``--metric``, ``--rank-by`` and ``--base``."""
+    of = ("cosine", "euclidean")
+    parser.add_argument("--metric", default="cosine", choices=of, help="distance of G (default: cosine)")
+    parser.add_argument(
+        "--rank-by",
+        choices=("gap", "ratio", "both"),
+        default="ratio",
+        help="the figure that ranks; both: their mean rank. A clear order needs both (default: ratio)",
+    )
+    parser.add_argument(
+        "--base",
+        metavar="CHECKPOINT",
+        help="what the others were trained from, their zero point: says which lie above it and which below "
+        "by the ratio (default: what all others of a group name)",
+    )
 
 
 def selection_of(args: argparse.Namespace) -> Selection:
@@ -302,6 +321,6 @@ def _parse_page(page: Any) -> list[_Entry]:
         if info.get("sha") and info.get("siblings") is not None:
             files = parse_listing(info)
             is_gated = info.get("gated") not in (None, False)
-            listed = Listed(files.commit, tuple(files.files), files.parameters, is_gated)
+            listed = Listed(files.commit, tuple(files.files), files.parameters, is_gated, files.base)
         entries.append((text(info["id"]), info.get("lastModified") or "", listed))
     return entries

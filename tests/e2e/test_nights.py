@@ -6,6 +6,7 @@ import datetime
 import itertools
 import json
 import os
+import re
 import shutil
 import sqlite3
 import threading
@@ -337,6 +338,8 @@ def test_python_has_the_news_of_the_command(night, tmp_path, hub):
     _, said, moves = night(*names)
     assert (told.answer()[0], told.answer()[1].partition(": ")[2]) == tuple(said)
     assert told.to_dict()["rows"] == list(moves.values())
+    heads = re.findall(r'<th scope="col"(?! class="[^"]*spare)[^>]*>(?:<button[^>]*>)?(\w+)', told.to_html())
+    assert heads == ["What", "Checkpoint", "How"]  # on a phone
     assert screen(names, registry=tmp_path / "p.db", since="last").news.moves == ()
     assert screen(names, registry=tmp_path / "p.db").news is None
     with pytest.raises(UsageError, match="expected registry="):

@@ -85,6 +85,7 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(site, distributions):
     assert whole == {"sums-00", "sums-10", "sums-20", "sums-80"}
     assert len(list((data / "demo").glob("*/model-00001-of-00002.safetensors"))) == 11
     assert distributions[0].stat().st_size < 6_000_000
+    assert next(site.glob("*/METADATA")).read_text("utf-8").startswith("Metadata-Version: 2.4\n")
 
 
 def test_the_wheel_carries_the_notice_of_the_questions_that_it_ships(site):

@@ -1,8 +1,4 @@
-"""Stores from samples: what goes on, what is refused or noted, and a vLLM server in place of transformers.
-
-`test_task.py` compares each kind of task. The server here plants defects (`engine_server.py`);
-`scripts/try_vllm.sh` runs the real one.
-"""
+"""Stores from samples: what goes on, what is refused or noted; `test_task.py` compares each kind of task."""
 
 from __future__ import annotations
 
@@ -15,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from engine_server import serving
-from harness_world import check_same_store, tiny_llama
+from harness_world import tiny_llama
 
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import from_samples as module
 from lmeval_dispersion.harness import recording
-from lmeval_dispersion.harness.vllm import agreement
 from lmeval_dispersion.store import Store
 from lmeval_dispersion.store.samples import LoggedRun
 
@@ -55,11 +49,11 @@ def test_a_killed_run_goes_on_and_equal_prompts_run_once(
     monkeypatch.setattr(module, "_PART", 3)
     prefill, ran, killed = recording.prefill, list[int](), True
 
-    def counted(lm: Any, kind: str, prompts: Any, recorders: Any) -> None:
+    def counted(lm: Any, kind: str, prompts: Any) -> None:
         if killed and ran:
             raise KeyboardInterrupt
         ran.append(len(prompts))
-        prefill(lm, kind, prompts, recorders)
+        prefill(lm, kind, prompts)
 
     monkeypatch.setattr(recording, "prefill", counted)
     with pytest.raises(KeyboardInterrupt):
@@ -155,67 +149,3 @@ def test_samples_of_another_model_or_tokenizer_are_refused(
     renamed.save_pretrained(other)
     with pytest.raises(HarnessError, match="the samples are of another tokenizer: its eos token is"):
         from_samples(logged, "renamed", other)
-
-
-def test_a_server_gives_the_store_of_transformers(
-    stock: Stock, from_samples: FromSamples, model_folder: Path, tmp_path: Path
-) -> None:
-    tasks = ["mmlu_anatomy", "gsm8k", "wikitext"]
-    settings: dict[str, Any] = {"gen_kwargs": {"max_gen_toks": 300}, "num_fewshot": 1, "limit": 6}
-    logged, _ = stock(*tasks, families=("mmlu", "gsm8k", "wikitext"), **settings)
-    refusals = (
-        ("unit", r"differ by up to \d+.*it divides them by their length.*vllm serve"),
-        ("below", r"vllm does not give the states of transformers: \d+ states"),
-        ("shifted", r"another model, precision, layer or tokenizer; start it with `vllm"),
-        ("short", r"expected \d+ states from .* got \d+"),
-        ("none/other", r"status 404\): .*Not Found"),
-    )
-    with serving(model_folder) as server:
-        for task in tasks:
-            expected = from_samples(logged, f"{task}/hf", layers="last+norm", tasks=[task])
-            store = from_samples(logged, f"{task}/vllm", base_url=server, tasks=[task])
-            assert store.layers == ["norm"]
-            check_same_store(store, expected)
-            assert store.documents["query_perplexity"].isna().all()
-            assert store.documents["truncated"].any() == (task == "gsm8k")
-            samples = store.manifest["samples"]
-            assert (samples["engine"], samples["engine_model"]) == ("vllm", "tiny")
-            assert samples["engine_check"]["states"] > 1
-            assert samples["engine_check"]["difference_max"] < 1e-4
-            assert any("gives no log-probabilities" in note for note in samples["notes"])
-        with pytest.raises(UsageError, match="other samples, another model or other layers"):
-            from_samples(logged, "gsm8k/vllm", layers="norm", tasks=["gsm8k"])
-        for defect, message in refusals:
-            with pytest.raises(HarnessError, match=message):
-                from_samples(logged, "refused", base_url=f"{server}/{defect}", tasks=tasks[:1])
-            assert not list((tmp_path / "refused").rglob("manifest.json"))
-        store = from_samples(logged, "forced", base_url=f"{server}/unit", tasks=tasks[:1], force=True)
-        assert "does not give the states of transformers" in " ".join(store.manifest["samples"]["notes"])
-        with pytest.raises(UsageError, match="vllm gives the layer 'norm' alone, not 'last'"):
-            from_samples(logged, "refused", base_url=server, layers="last")
-    with pytest.raises(HarnessError, match=r"no server answers at http://127\.0\.0\.1:9/v1/models"):
-        from_samples(logged, "refused", base_url="http://127.0.0.1:9", tasks=tasks[:1])
-
-
-def test_the_tolerance_is_fixed_by_the_precision() -> None:
-    random = np.random.default_rng(0)
-    alone = random.normal(size=(8, 1024)) + 3.0
-    lengths = np.linalg.norm(alone, axis=1, keepdims=True)
-    noise = random.normal(size=alone.shape)
-    noise *= lengths / np.linalg.norm(noise, axis=1, keepdims=True)
-    for share, dtype, holds in (
-        (0.009, "float32", True),
-        (0.02, "float32", False),
-        (0.045, "bfloat16", True),
-        (0.045, "float16", True),
-        (0.055, "bfloat16", False),
-    ):
-        assert agreement(alone + share * noise, alone, dtype).holds == holds
-    # Parallel shifts move few vectors' directions much, and the dispersion all the same.
-    both = agreement(alone + 0.049 * lengths * np.ones(1024) / 32.0, alone, "bfloat16")
-    assert both.difference_max < 0.05
-    assert abs(both.dispersion - both.hf_dispersion) > 0.0025
-    assert not both.holds
-    with pytest.raises(HarnessError, match="width 32, and the model has 1024"):
-        agreement(alone[:, :32], alone, "float32")
-    assert agreement(alone[:1], alone[:1], "float32").holds

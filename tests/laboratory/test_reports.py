@@ -14,7 +14,7 @@ import pytest
 from lmeval_dispersion.laboratory.comparison import StudiesCompared, bounds_together, clear_of_zero
 from lmeval_dispersion.laboratory.context_clusters import ClustersResult, ratio_interval
 from lmeval_dispersion.laboratory.perplexity_law import LawResult, correlations
-from lmeval_dispersion.laboratory.sublayer_choice import SublayersResult, agreement, recommendation
+from lmeval_dispersion.laboratory.sublayer_choice import SublayersResult, recommendation
 from lmeval_dispersion.laboratory.token_condensation import CondensationResult, model_tables
 from lmeval_dispersion.report import render
 from lmeval_dispersion.statistics import fisher, resampled_correlations
@@ -94,8 +94,8 @@ def test_a_correlation_that_is_undefined_or_has_no_interval_is_said_so(dispersio
     assert ("a correlation with a constant" in result.to_html()) == ("undefined" in words)
 
 
-def sublayer_result(rng, lead, pool=500, costs=None):
-    """Candidates of which attn leads by ``lead``, and ``costs`` so much against ffn as a kNN-LM's key."""
+def sublayer_result(rng, lead, pool=500):
+    """Candidates of which attn leads by ``lead``."""
     attn, ffn, before = "layer.2.attn", "layer.2.ffn", "layer.1"
     rows = [
         (layer, 50, draw, base + rng.normal() * 0.01)
@@ -105,16 +105,7 @@ def sublayer_result(rng, lead, pool=500, costs=None):
     draws = pd.DataFrame(rows, columns=["layer", "segments", "draw", "dispersion"])
     chosen = recommendation(draws, pool)
     summary = draws.groupby(["layer", "segments"])["dispersion"].agg(mean="mean", sd="std", draws="count")
-    measured = differences = None
-    if costs is not None:
-        # The recommended one is first in one pair and second in the other.
-        ends = [(attn, before, -0.2, -0.1), (ffn, attn, -costs[1], -costs[0]), (ffn, before, -1.0, 1.0)]
-        differences = pd.DataFrame(ends, columns=["first", "second", "low", "high"])
-        differences["difference"] = (differences["low"] + differences["high"]) / 2
-        chosen = chosen.assign(knn=agreement(chosen["layer"].item(), differences))
-        columns = ("base_perplexity", "perplexity", "gain", "gain_low", "gain_high", "keys")
-        measured = pd.DataFrame({"layer": [attn, ffn, before]}).assign(**dict.fromkeys(columns, 1.0))
-    return SublayersResult(MANIFEST, summary.reset_index(), chosen, draws, measured, differences)
+    return SublayersResult(MANIFEST, summary.reset_index(), chosen, draws)
 
 
 @pytest.mark.parametrize(
@@ -123,16 +114,12 @@ def sublayer_result(rng, lead, pool=500, costs=None):
         (0.1, {}, "Key the datastore by layer.2.attn: layer.2.attn lies above layer.2.ffn by 0."),
         (0.0, {}, "No recommendation: "),
         (0.1, {"pool": 50}, ", and a draw is the whole text, so nothing says how sure that is"),
-        (0.1, {"costs": (-0.03, -0.01)}, "LM agrees with this recommendation: layer.2.attn costs -0."),
-        (0.1, {"costs": (0.01, 0.03)}, "LM contradicts this recommendation: layer.2.attn costs -0."),
-        (0.1, {"costs": (0.01, 0.03)}, "; +0.0200 (+0.0100 to +0.0300) against layer.2.ffn nats a token."),
-        (0.1, {"costs": (-0.01, 0.03)}, "kNN-LMs do not clearly differ: layer.2.attn costs -0."),
     ],
 )
-def test_a_key_is_recommended_and_agrees_only_where_it_is_sure(lead, options, words):
+def test_a_key_is_recommended_only_where_it_is_sure(lead, options, words):
     answer = sublayer_result(np.random.default_rng(0), lead, **options).answer()
     assert words in answer[-1]
-    assert len(answer) == 1 + ("costs" in options)
+    assert len(answer) == 1
     assert ("(10 of 10 draws)" in answer[0]) == answer[0].startswith("Key ")
 
 
@@ -140,7 +127,7 @@ def test_two_names_of_one_layer_do_not_differ():
     rows = [(layer, 50, draw, 0.8 + draw / 100) for draw in range(10) for layer in ("last", "norm")]
     draws = pd.DataFrame(rows, columns=["layer", "segments", "draw", "dispersion"])
     summary = draws.groupby(["layer", "segments"])["dispersion"].agg(mean="mean", sd="std", draws="count")
-    result = SublayersResult(MANIFEST, summary.reset_index(), recommendation(draws, 500), draws, None, None)
+    result = SublayersResult(MANIFEST, summary.reset_index(), recommendation(draws, 500), draws)
     assert result.answer()[0].endswith(
         "do not clearly differ (last lies above norm by 0.0000 in every draw)."
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from lmeval_dispersion import sublayers
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.laboratory.analysis import draw_segments
-from lmeval_dispersion.laboratory.sublayer_choice import Votes, agreement
 from lmeval_dispersion.model.loading import load_model
 from lmeval_dispersion.model.texts import Texts
 
@@ -59,47 +57,3 @@ def test_a_model_without_the_sub_layer_lists_what_there_is(place, data):
         sublayers(path, data, segment=30)
     found = sublayers(path, data, segment=30, layers="layer.0,last", sizes=(20,))
     assert set(found.summary["layer"]) == {"layer.0", "last"}
-
-
-def test_neighbours_vote_as_a_slow_knn_would():
-    faiss = pytest.importorskip("faiss")
-    rng = np.random.default_rng(2)
-    keys, queries = (rng.normal(size=shape).astype(np.float32) for shape in ((24, 5), (2, 3, 5)))
-    values, targets = rng.integers(0, 3, 24), rng.integers(0, 3, (2, 3))
-    index = faiss.IndexFlatL2(5)
-    index.add(keys)
-    votes = Votes(index, values, queries, targets, scaled=2)
-    distances = np.square(queries.reshape(-1, 1, 5) - keys).sum(axis=2).astype(float)
-    scale = np.median(distances.min(axis=1))
-    for temperature in (0.3, 2.0):
-        got = votes.probability(temperature, slice(None)).ravel()
-        for away, target, p in zip(distances, targets.ravel(), got, strict=True):
-            weights = [math.exp(-far / scale / temperature) for far in away]
-            right = sum(w for w, value in zip(weights, values, strict=True) if value == target)
-            assert p == pytest.approx(right / sum(weights), rel=1e-3)
-    model, every = np.full((2, 3), 0.25), slice(None)
-    weight, temperature = votes.best(model, every)
-    mean = {
-        (w, t): -np.log((1 - w) * model + w * votes.probability(t, every)).mean()
-        for w in (0.0, 0.4, weight)
-        for t in (0.3, 1.0, temperature)
-    }
-    assert mean[weight, temperature] == min(mean.values())
-
-
-def test_a_knn_lm_is_built_and_measured_on_segments_of_its_own(model, data):
-    pytest.importorskip("faiss")
-    with pytest.raises(UsageError, match="at least 10 segments for a kNN-LM, got 7; pass a larger knn= or"):
-        sublayers(model, data, segment=30, sizes=(20,), knn=90)
-    found = sublayers(model, data, segment=30, sizes=(20,), knn=True)
-    knn = found.knn.set_index("layer")
-    assert knn["keys"].tolist() == [(60 - 2 * 6) * 29] * 2
-    assert knn["base_perplexity"].nunique() == 1
-    assert (knn["perplexity"] < knn["base_perplexity"]).all()  # a random model knows less than its neighbours
-    best = knn["perplexity"].idxmin()
-    assert found.recommendation["lowest_perplexity"].item() == best
-    verdict = agreement(found.recommendation["layer"].item(), found.knn_differences)
-    assert found.recommendation["knn"].item() == verdict
-    difference = found.knn_differences.iloc[0]
-    first, second = (knn.loc[difference[which], "perplexity"] for which in ("first", "second"))
-    assert difference["difference"] == pytest.approx(np.log(first / second), abs=1e-9)

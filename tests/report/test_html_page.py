@@ -295,6 +295,22 @@ def test_phone_width_scrolls_tables_not_the_page(browser):
     browser.wait("document.querySelector('#a-line .wide svg').getBoundingClientRect().width > 800")
 
 
+def test_a_long_table_can_be_searched_and_a_short_one_needs_no_field(built, tmp_path):
+    assert 'type="search"' not in built.replace("[type", "")
+    long = [{"repo": f"Org/m{i}", "gap": i} for i in range(30)]
+    (tmp_path / "page.html").write_text(page(Table(long, COLUMNS[:2], "Long"), Table(ROWS, COLUMNS, "Short")))
+    with Browser() as tab:
+        tab.open(tmp_path / "page.html")
+        field = "document.querySelectorAll('input[type=search]')"
+        assert tab.value(f"[{field}.length, {field}[0].placeholder]") == [1, "Search 30 rows"]
+        tab.value(f"{field}[0].value = 'org/M2'; {field}[0].dispatchEvent(new Event('input')) && 0")
+        shown = "[...document.querySelectorAll('tbody tr')].filter(row => row.checkVisibility()).length"
+        assert tab.value(shown) == 11 + len(ROWS)
+        assert tab.value("document.getElementById('status').textContent") == "11 of 30 rows"
+        assert len(saved(tab, "document.querySelector('.save button')")[1].splitlines()) == 12
+        assert tab.console == []
+
+
 def test_a_mark_says_on_hover_where_it_stands(browser):
     mark = "document.querySelector('#a-line .wide .mark-symbol path')"
     browser.value(f"{mark}.dispatchEvent(new PointerEvent('pointermove', {{bubbles: true}})) && 0")

@@ -13,7 +13,7 @@ from storages import Storage, azurite, fake_gcs, moto
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five attempts within a fraction of a second."""
-    monkeypatch.setattr(http, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(http, "FIRST_BACKOFF", 0.01)
 
 
 @pytest.fixture(autouse=True)

@@ -96,19 +96,12 @@ AHEAD, BEHIND = np.r_[2.0, np.zeros(8), -2.0], np.r_[-2.0, np.zeros(8), 2.0]
 
 
 @pytest.mark.parametrize(
-    ("by_g", "by_ratio", "alike", "least", "most"),
-    [
-        (NOISE, NOISE, 0.0, 0.0, 0.05),
-        (NOISE, NOISE, 0.9, 0.0, 0.05),
-        (NOISE, NOISE, -1.0, 0.0, 0.05),  # what is high by G is low by the ratio
-        (AHEAD, NOISE, 0.0, 0.0, 0.05),
-        (NOISE, AHEAD, 0.0, 0.0, 0.05),
-        (AHEAD, AHEAD, 0.0, 0.0, 0.05),
-        (AHEAD, BEHIND, 0.0, 0.95, 1.0),
-    ],
-    ids=["noise", "alike", "opposite", "only G", "only ratio", "they agree", "they disagree"],
-)
-def test_noise_is_no_disagreement_though_the_pair_is_the_best_of_all(by_g, by_ratio, alike, least, most):
+    ("by_g", "by_ratio", "alike", "appears"),  # alike -1: what is high by G is low by the ratio
+    [(NOISE, NOISE, 0.0, False), (NOISE, NOISE, 0.9, False), (NOISE, NOISE, -1.0, False),
+     (AHEAD, NOISE, 0.0, False), (NOISE, AHEAD, 0.0, False), (AHEAD, AHEAD, 0.0, False),
+     (AHEAD, BEHIND, 0.0, True)],
+)  # fmt: skip
+def test_noise_is_no_disagreement_though_the_pair_is_the_best_of_all(by_g, by_ratio, alike, appears):
     """Ten siblings; each figure is a mean over ten tokens whose values scatter by 1."""
     draw, said = np.random.default_rng(20261123), 0
     for _ in range(200):
@@ -122,7 +115,7 @@ def test_noise_is_no_disagreement_though_the_pair_is_the_best_of_all(by_g, by_ra
             ratio = Ratio(r.mean(), 0.1, 0.0, without[1], NOISE)
             members.append(screened(f"m{i}", i + 1, gaps=gaps, ratio=ratio))
         said += bool(Group("fam", "7B", tuple(members)).rivals("cosine"))
-    assert least <= said / 200 <= most
+    assert said >= 190 if appears else said <= 10
 
 
 def test_several_groups_get_a_sentence_each_up_to_four():

@@ -199,8 +199,7 @@ def test_a_tokenizer_that_no_hub_can_be_asked_for_is_refused(counted, capsys, mo
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     assert main([*names, "--tokenizer", "nosuch"]) == 2
     said = capsys.readouterr().err
-    assert "--tokenizer nosuch: expected a folder or a file that is here, or a repository of the Hub: " in said
-    assert "failed" in said
+    assert "--tokenizer nosuch: expected a folder or a file that is here, or a repository of the Hub" in said
     assert "check the network" in said
     # A nightly goes on: what needs the tokenizer keeps its last figures.
     assert main([*names, "--tokenizer", "nosuch", "--registry", "r.db", "-q"]) == 0

@@ -10,9 +10,9 @@ from checkpoints import head_and_embedding, write_checkpoint
 from hub_faults import header, status, truncated
 from lmeval_screener.checkpoints import http
 from lmeval_screener.checkpoints.http import (
-    FIRST_WAIT,
+    FIRST_BACKOFF,
     RANGES,
-    AgainError,
+    RetryError,
     Transport,
     environment_proxy,
     retried,
@@ -159,7 +159,7 @@ def test_every_request_goes_through_the_proxy(hub, tmp_path, monkeypatch):
 
 def test_waits_between_attempts_grow_and_stay_within_the_budget(monkeypatch):
     """0.25 s and more, twice as long each time; the last attempt's error is the one that is raised."""
-    monkeypatch.setattr(http, "FIRST_WAIT", FIRST_WAIT)
+    monkeypatch.setattr(http, "FIRST_BACKOFF", FIRST_BACKOFF)
     slept, attempts = [], []
 
     async def sleep(seconds):
@@ -167,7 +167,7 @@ def test_waits_between_attempts_grow_and_stay_within_the_budget(monkeypatch):
 
     async def fails():
         attempts.append(len(attempts) + 1)
-        raise AgainError(ScreeningError("ServerError", f"attempt {len(attempts)}; try again"))
+        raise RetryError(ScreeningError("ServerError", f"attempt {len(attempts)}; try again"))
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     with pytest.raises(ScreeningError, match="attempt 5"):

@@ -25,7 +25,7 @@ def let_go(bucket, count):
     """How many of some requests leave at once."""
 
     async def work():
-        tasks = [asyncio.ensure_future(bucket.turn(Budget(60))) for _ in range(count)]
+        tasks = [asyncio.ensure_future(bucket.acquire(Budget(60))) for _ in range(count)]
         await asyncio.sleep(0.01)
         gone = sum(task.done() for task in tasks)
         for task in tasks:
@@ -40,7 +40,7 @@ def let_go(bucket, count):
 def test_no_more_leave_than_are_left(left, expected):
     bucket = Quota("api")
     assert let_go(bucket, 1) == 1
-    bucket.done(told(left, 200))
+    bucket.release(told(left, 200))
     assert let_go(bucket, 20) == expected
 
 
@@ -48,7 +48,7 @@ def test_until_a_server_says_something_few_leave_and_a_silent_one_sets_no_limit(
     bucket = Quota("api")
     assert let_go(bucket, 40) == UNSTATED
     for _ in range(UNSTATED):
-        bucket.done({})
+        bucket.release({})
     assert let_go(bucket, 40) == 40
 
 
@@ -56,26 +56,26 @@ def test_answers_that_overtake_one_another_do_not_add_room():
     bucket = Quota("api")
     assert let_go(bucket, 3) == 3
     for left in (5, 7, 6):
-        bucket.done(told(left, 200))
-    assert bucket.room() == 5
-    bucket.done(told(9, 290))  # a new window
-    assert bucket.room() == 10, "and one that nobody asked for"
+        bucket.release(told(left, 200))
+    assert bucket.available() == 5
+    bucket.release(told(9, 290))  # a new window
+    assert bucket.available() == 10, "and one that nobody asked for"
 
 
 def test_a_cancelled_request_gives_its_turn_back():
     bucket = Quota("api")
     assert let_go(bucket, 1) == 1
-    bucket.done(told(2, 200))
+    bucket.release(told(2, 200))
 
     async def work():
-        first = [asyncio.ensure_future(bucket.turn(Budget(60))) for _ in range(2)]
+        first = [asyncio.ensure_future(bucket.acquire(Budget(60))) for _ in range(2)]
         await asyncio.sleep(0)
-        waiting = [asyncio.ensure_future(bucket.turn(Budget(60))) for _ in range(2)]
+        waiting = [asyncio.ensure_future(bucket.acquire(Budget(60))) for _ in range(2)]
         await asyncio.sleep(0)
         waiting[0].cancel()
         await asyncio.sleep(0)
         assert all(task.done() for task in first)
-        bucket.done(None)  # it failed on its way: nobody counted it
+        bucket.release(None)  # it failed on its way: nobody counted it
         await asyncio.wait_for(waiting[1], 1)
 
     asyncio.run(work())
@@ -84,11 +84,11 @@ def test_a_cancelled_request_gives_its_turn_back():
 def test_too_long_a_wait_is_refused_to_all_that_wait():
     async def work():
         bucket = Quota("api")
-        bucket.hold(100)
-        waiting = asyncio.ensure_future(bucket.turn(Budget(60)))
+        bucket.throttle(100)
+        waiting = asyncio.ensure_future(bucket.acquire(Budget(60)))
         await asyncio.sleep(0)
-        bucket.hold(3600)
-        for turn in (waiting, bucket.turn(Budget(60))):
+        bucket.throttle(3600)
+        for turn in (waiting, bucket.acquire(Budget(60))):
             with pytest.raises(ScreeningError, match=r"try again in 36\d\d s|try again in 3600 s") as error:
                 await turn
             assert error.value.code == "RateLimited"

@@ -145,8 +145,8 @@ BASE = "screen org/base, which its "
 @pytest.mark.parametrize(
     ("files", "code", "says"),
     [
-        ({"weights.bin": "{}"}, "NoSafetensors", "only as weights.bin, which"),
-        ({f"pytorch_{name}.bin": "{}" for name in SHARDS}, "NoSafetensors", f"{SHARDS[1]}.bin, which"),
+        ({"weights.bin": "{}"}, "NoSafetensors", "only as weights.bin, where model.safetensors or"),
+        ({f"pytorch_{name}.bin": "{}" for name in SHARDS}, "NoSafetensors", f"{SHARDS[1]}.bin, where"),
         ({f"{name}.safetensors": "" for name in SHARDS}, "NoSafetensors", "no model.safetensors.index"),
         ({"README.md": CARD.replace("\n- org", " org")}, "NoSafetensors", f"{BASE}README.md"),
         ({"adapter_config.json": ADAPTER}, "AdapterOnly", f"{BASE}adapter_config.json"),
@@ -173,7 +173,7 @@ def test_an_adapter_beside_its_base_and_a_stale_index_are_noted(tmp_path):
     write_safetensors(folder / "adapter_model.safetensors", {"x.lora_A.weight": ("F32", matrix())})
     (folder / "adapter_config.json").write_text("{}")
     projection = found(folder)
-    note = "adapter_model.safetensors lies beside the weights and was not applied to them"
+    note = "adapter_model.safetensors is stored with the weights and was not applied to them"
     assert (projection.file, projection.warnings) == ("model.safetensors", (note,))
     write_index(folder, {"lm_head.weight": "model-00001-of-00002.safetensors"})
     projection = found(folder)

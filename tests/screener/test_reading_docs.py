@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from lmeval_screener.checkpoints import http, ranged
-from lmeval_screener.checkpoints.http import FIRST_WAIT
+from lmeval_screener.checkpoints.http import FIRST_BACKOFF
 from lmeval_screener.errors import SCREENING_CODES
 from lmeval_screener.weights import rows
 from lmeval_screener.weights.architectures import EMBEDDINGS, HEADS
@@ -45,8 +45,8 @@ def test_every_known_name_is_listed():
         f"without a byte for {http.SILENCE:g} s is dead",
         f"within {rows.SLACK:.0%} of the needed ones".replace("%", " %"),
         f"at most {ranged.WHOLE / 2**20:g} MiB",
-        f"again after {FIRST_WAIT:g} s, ",
-        "after five fruitless attempts" if http.ATTEMPTS == 5 else "a number that the page does not say",
+        f"retried after {FIRST_BACKOFF:g} s, ",
+        "after five attempts without progress" if http.ATTEMPTS == 5 else "a number the page lacks",
         f"{', '.join(FLOAT_DTYPES[:-1])} and {FLOAT_DTYPES[-1]} are decoded",
     ],
 )

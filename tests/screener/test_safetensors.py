@@ -78,9 +78,9 @@ def test_a_corrupt_header_is_refused(fields):
     assert refusal.value.code == "BadHeader"
 
 
-def opened(folder):
+def opened(folder, guess=65_536):
     snapshot = open_folder(folder)
-    return WeightFile(snapshot, snapshot.files["model.safetensors"])
+    return WeightFile(snapshot, snapshot.files["model.safetensors"], guess)
 
 
 @pytest.mark.parametrize("off", [-16, -10, -8, -1, 1, 8, 10, 16])
@@ -108,8 +108,8 @@ def test_no_bytes_end_in_anything_but_a_header_or_its_error(body, size):
 
 
 def test_a_header_longer_than_the_first_request_is_read_in_two(tmp_path):
-    file = opened(write_checkpoint(tmp_path / "m", head_and_embedding()))
-    whole, pieced = (asyncio.run(read_header(file, guess=guess)) for guess in (65_536, 20))
+    folder = write_checkpoint(tmp_path / "m", head_and_embedding())
+    whole, pieced = (asyncio.run(read_header(opened(folder, guess))) for guess in (65_536, 20))
     assert pieced.tensors == whole.tensors
     assert whole.tensors.keys() == head_and_embedding().keys()
 

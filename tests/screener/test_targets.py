@@ -62,7 +62,7 @@ def test_names_of_the_hub_and_addresses(monkeypatch, text, repo, revision):
         ("org/name@", "BadName", "no revision behind the @"),
         ("https://huggingface.co/datasets/org/name", "BadName", "of datasets, not of a model"),
         ("https://huggingface.co/org/name/blob/main/config.json", "BadName", "checkpoint: org/name@main"),
-        ("https://huggingface.co/org/name/discussions", "BadName", "no page of a revision"),
+        ("https://huggingface.co/org/name/discussions", "BadName", "not a whole revision"),
         ("https://huggingface.co/models?search=x", "BadName", "write 'ORG/*'"),
         ("https://[", "BadName", "expected"),
         ("hf://datasets/org/name", "BadName", "only a model's repository"),

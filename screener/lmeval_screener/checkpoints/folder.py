@@ -28,6 +28,7 @@ class LocalSnapshot:
     revision: str | None = None
     meter: Meter = field(default_factory=Meter)
     parameters: int | None = None
+    base: str = ""
     is_local: bool = True
     cache: Cache | None = None
 
@@ -54,9 +55,7 @@ def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
     if place.is_file():
         return LocalSnapshot(str(path), place.parent, single_file(_files(place.parent), place.name))
     if not place.is_dir():
-        raise ScreeningError(
-            "FolderNotFound", f"expected a folder, got {str(path)!r}, which is none; check the path"
-        )
+        raise ScreeningError("FolderNotFound", f"{str(path)!r} is not a folder; check the path")
     files = _files(place)
     if not files and not any(place.iterdir()):
         raise ScreeningError(

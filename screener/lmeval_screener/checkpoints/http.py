@@ -1,7 +1,7 @@
-"""HTTP as the screener needs it: one session of aiohttp, metered, retried, careful with the token.
+"""HTTP for the screener: one aiohttp session with retries, exponential backoff, rate limits and metering.
 
-Answers that may pass (429, 5xx, broken connections, deliveries that contradict themselves) are tried again
-with growing waits; what stays wrong ends in a `ScreeningError`. The token goes to the Hub's own origin only.
+Transient failures (429, 5xx, broken connections, answers that contradict the request) are retried with
+backoff; a lasting failure ends in a `ScreeningError`. The token goes to the Hub's own origin only.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from lmeval_screener.checkpoints.limits import (
     Allowance,
     Budget,
     Quota,
-    asked_wait,
     rate_limited,
+    retry_after,
 )
 from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Fruitless attempts at one thing before giving up; the waits between them grow from `FIRST_WAIT`.
+#: Attempts without progress before giving up; the backoff between retries doubles from `FIRST_BACKOFF` (s).
 ATTEMPTS = 5
-FIRST_WAIT = 0.25
-#: Attempts at an answer that contradicts the request, where nothing right came from the same file yet.
+FIRST_BACKOFF = 0.25
+#: The same for an answer that contradicts the request, while no range of the same file came right.
 CONTRADICTIONS = 3
 #: Requests to one host at a time, all checkpoints together.
 CONNECTIONS = 128
@@ -56,13 +56,13 @@ _LONGEST_FIELD = 65_536
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
-class AgainError(Exception):
-    """An attempt failed in a way that may pass."""
+class RetryError(Exception):
+    """A transient failure: retry after ``wait`` seconds (None: exponential backoff)."""
 
     def __init__(self, error: ScreeningError, *, wait: float | None = None, attempts: int = ATTEMPTS) -> None:
         super().__init__(str(error))
         self.error, self.wait, self.attempts = error, wait, attempts
-        self.fruitful = False  # whether it got further than the one before
+        self.progressed = False  # whether it got further than the attempt before
 
 
 def url_of(address: str) -> URL:
@@ -72,11 +72,11 @@ def url_of(address: str) -> URL:
     return URL(address, encoded=True)
 
 
-def contradiction(what: str, code: str = "BadResponse") -> AgainError:
+def contradiction(what: str, code: str = "BadResponse") -> RetryError:
     """An answer that contradicts the request, the listing or an earlier answer."""
     if code == "BadResponse":
         what = f"{what}; try again, and check the endpoint and any proxy on the way"
-    return AgainError(ScreeningError(code, what), attempts=CONTRADICTIONS)
+    return RetryError(ScreeningError(code, what), attempts=CONTRADICTIONS)
 
 
 def offline(what: str) -> ScreeningError:
@@ -103,22 +103,22 @@ def misdirected(host: str | None, where: str) -> ScreeningError:
 
 
 async def retried(attempt: Callable[[], Awaitable[T]], budget: Budget) -> T:
-    """Result of the first attempt that succeeds."""
-    fruitless = 0
+    """Result of the first attempt that succeeds; retries with backoff, each wait up to half as long again."""
+    failures = 0
     while True:
         try:
             result = await attempt()
             budget.trouble = None
             return result
-        except AgainError as again:
-            budget.trouble = again.error
-            fruitless = 0 if again.fruitful else fruitless + 1
-            wait = again.wait
+        except RetryError as retry:
+            budget.trouble = retry.error
+            failures = 0 if retry.progressed else failures + 1
+            wait = retry.wait
             if wait is None:
-                wait = FIRST_WAIT * 2 ** max(fruitless - 1, 0)
+                wait = FIRST_BACKOFF * 2 ** max(failures - 1, 0)
             wait *= 1 + random.random() / 2
-            if fruitless >= again.attempts or wait > budget.remaining:
-                raise again.error from again
+            if failures >= retry.attempts or wait > budget.remaining:
+                raise retry.error from retry
         await asyncio.sleep(wait)
 
 
@@ -185,13 +185,13 @@ class Transport:
     async def request(
         self, method: str, url: URL, headers: Mapping[str, str], account: Account
     ) -> aiohttp.ClientResponse:
-        """The answer to one request when its quota has room, to be entered; no retries, no redirects."""
+        """The answer to one request within its rate limit, to be entered; no retries, no redirects."""
         counted = self.is_hub(url)
         if counted and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
         self.allowance.begin(account.meter)
         quota = self.quota(url)
-        await quota.turn(account.budget)
+        await quota.acquire(account.budget)
         answered = None
         try:
             self.allowance.requests += counted
@@ -209,7 +209,7 @@ class Transport:
         except _broken() as error:
             raise _unreachable(error, url) from error
         finally:
-            quota.done(answered)
+            quota.release(answered)
 
     async def followed(
         self,
@@ -224,7 +224,7 @@ class Transport:
             response = await self.request(method, url, headers, account)
             try:
                 if not is_redirect(response) or until(response):
-                    self.raise_if_passing(response)
+                    self.raise_if_transient(response)
                     return response
                 url = await self.redirect(response, account.meter)
             except BaseException:
@@ -297,20 +297,20 @@ class Transport:
             self._proxies[origin] = environment_proxy(url)
         return self._proxies[origin]
 
-    def raise_if_passing(self, response: aiohttp.ClientResponse) -> None:
-        """Raise `AgainError` for an answer that may pass: 408, 5xx, and 429 (then the others wait too)."""
+    def raise_if_transient(self, response: aiohttp.ClientResponse) -> None:
+        """Raise `RetryError` for 408, 5xx and 429 (which throttles every request of its quota)."""
         status, host = response.status, response.url.host
         if status == 429:
-            wait = asked_wait(response.headers)
+            wait = retry_after(response.headers)
             if wait:
-                self.quota(response.url).hold(wait)
+                self.quota(response.url).throttle(wait)
                 if wait > LONGEST_WAIT:
                     raise rate_limited(host, wait)
-            raise AgainError(rate_limited(host, wait), wait=None if wait is None else 0.0)
+            raise RetryError(rate_limited(host, wait), wait=None if wait is None else 0.0)
         if status == 408 or status >= 500:
-            raise AgainError(
-                ScreeningError("ServerError", f"{host} answered {status} again and again; try again later"),
-                wait=asked_wait(response.headers) if status == 503 else None,
+            raise RetryError(
+                ScreeningError("ServerError", f"{host} answered {status} repeatedly; try again later"),
+                wait=retry_after(response.headers) if status == 503 else None,
             )
 
 
@@ -339,7 +339,7 @@ def _unreachable(error: Exception, url: URL) -> Exception:
     text = re.sub(r"\?\S*", "", " ".join(text.split())[:200])  # one line, and no signature of an address
     reason = f"{type(error).__name__}: {text}".rstrip(": ")
     what = f"the connection to {url.host} failed ({reason}); check the network and the address"
-    return AgainError(ScreeningError("Unreachable", what))
+    return RetryError(ScreeningError("Unreachable", what))
 
 
 async def piece_of(response: aiohttp.ClientResponse, meter: Meter) -> bytes:

@@ -30,7 +30,7 @@ from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.folder import open_download
 from lmeval_screener.checkpoints.http import (
     CONTRADICTIONS,
-    AgainError,
+    RetryError,
     Transport,
     contradiction,
     is_redirect,
@@ -55,6 +55,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{40})\b")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+#: A tag by which the Hub says what a model was trained from, as its card has it.
+_TRAINED_FROM = re.compile(r"base_model:(?:finetune|adapter):([\w.-]+/[\w.-]+)", re.ASCII)
 _TOKEN = re.compile(r"[!-~]+")
 #: Listings of repositories with thousands of files have some megabytes.
 _LISTING_LIMIT = 64 * 2**20
@@ -72,17 +74,18 @@ class RepoFiles:
     commit: str
     files: Mapping[str, FileEntry]
     parameters: int | None
+    base: str = ""  # see `Snapshot`
 
     def to_json(self) -> bytes:
         """The listing as an entry of the cache."""
         files = [[entry.path, entry.size, entry.digest] for entry in self.files.values()]
-        return json.dumps([self.repo, self.commit, files, self.parameters]).encode()
+        return json.dumps([self.repo, self.commit, files, self.parameters, self.base]).encode()
 
     @classmethod
     def from_json(cls, content: bytes) -> RepoFiles:
         """The listing of an entry of the cache."""
-        repo, commit, files, parameters = json.loads(content)
-        return cls(repo, commit, {path: FileEntry(path, *known) for path, *known in files}, parameters)
+        repo, commit, files, *others = json.loads(content)
+        return cls(repo, commit, {path: FileEntry(path, *known) for path, *known in files}, *others)
 
 
 class Hub:
@@ -169,7 +172,7 @@ class Hub:
                 raise self._gated(repo)
             else:
                 files = {path: FileEntry(path, -1, None) for path in listed.files}
-                listing = RepoFiles(repo, listed.commit, files, listed.parameters)
+                listing = RepoFiles(repo, listed.commit, files, listed.parameters, listed.base)
         elif not await self._unmoved(listing, asked, account):
             listing = await self._listing(repo, asked, account)
         return HubSnapshot(self, listing, account)
@@ -209,7 +212,7 @@ class Hub:
     async def api(
         self, address: str, what: str, revision: str, account: Account, parse: Callable[[Any], T]
     ) -> tuple[T, aiohttp.ClientResponse]:
-        """An answer of the API, understood; what is not the Hub's is asked for again."""
+        """Request an address of the API and parse its JSON; a reply that is not the Hub's JSON is retried."""
         transport, url = self.transport, url_of(address)
         assert transport is not None
 
@@ -334,9 +337,9 @@ class Hub:
         url = url_of(f"{self.endpoint}/{name}")
         if _PROBE not in kept.files:
             return False
-        with contextlib.suppress(ScreeningError, AgainError):
+        with contextlib.suppress(ScreeningError, RetryError):
             async with await transport.request("HEAD", url, {}, account) as response:
-                transport.raise_if_passing(response)
+                transport.raise_if_transient(response)
                 if response.status < 400:
                     return response.headers.get("X-Repo-Commit") == kept.commit
         return False
@@ -353,7 +356,7 @@ class ResolvedSnapshot(RemoteSnapshot):
         """Where a file lies, by HEAD."""
         transport = self._online(path)
 
-        def believe(response: aiohttp.ClientResponse, *, final: bool) -> FileEntry:
+        def checked(response: aiohttp.ClientResponse, *, final: bool) -> FileEntry:
             entry = entry_of(self, path)
             if problem := resolve_problem(response.headers, entry, self.revision, final=final):
                 raise contradiction(f"{path} of {self.repo} resolves wrongly: {problem}")
@@ -363,7 +366,7 @@ class ResolvedSnapshot(RemoteSnapshot):
             return entry
 
         def far_enough(response: aiohttp.ClientResponse) -> bool:
-            entry = believe(response, final=False)
+            entry = checked(response, final=False)
             return transport.leads_away(response) or (entry.size < 0 and is_known(entry))
 
         asked = transport.followed("HEAD", self._url(path), {}, self._account, far_enough)
@@ -372,7 +375,7 @@ class ResolvedSnapshot(RemoteSnapshot):
                 return await transport.redirect(response, self.meter)
             if not 200 <= response.status < 300:
                 raise self._refused(response)
-            believe(response, final=True)
+            checked(response, final=True)
             return response.url
 
     def _is_final(self, url: URL) -> bool:
@@ -388,6 +391,7 @@ class HubSnapshot(ResolvedSnapshot):
     def __init__(self, hub: Hub, listing: RepoFiles, account: Account) -> None:
         super().__init__(hub, listing.repo, listing.files, account)
         self.revision, self.parameters, self._listing = listing.commit, listing.parameters, listing
+        self.base = listing.base
         self.cache = hub.cache  # a commit's file is the same tomorrow, with or without a digest
 
     def _keep(self) -> None:
@@ -453,7 +457,7 @@ class HubSnapshot(ResolvedSnapshot):
 
 
 def understood(body: bytes, asked: str, parse: Callable[[Any], T]) -> T:
-    """An answer of the API; an `AgainError` where it is not the Hub's JSON."""
+    """An answer of the API; an `RetryError` where it is not the Hub's JSON."""
     try:
         return parse(json.loads(body))
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
@@ -461,7 +465,7 @@ def understood(body: bytes, asked: str, parse: Callable[[Any], T]) -> T:
             "BadResponse",
             f"the server's answer about {asked} is not the Hub's JSON; check HF_ENDPOINT and any proxy",
         )
-        raise AgainError(error, attempts=CONTRADICTIONS) from None
+        raise RetryError(error, attempts=CONTRADICTIONS) from None
 
 
 def parse_listing(info: Any) -> RepoFiles:
@@ -471,11 +475,14 @@ def parse_listing(info: Any) -> RepoFiles:
     entries = [file_entry(item) for item in items(info.get("siblings", []))]
     weights = info.get("safetensors")
     parameters = weights.get("total") if isinstance(weights, dict) else None
+    tags = [tag for tag in items(info.get("tags") or []) if isinstance(tag, str)]
+    bases = {found[1] for tag in tags if (found := _TRAINED_FROM.fullmatch(tag))}
     return RepoFiles(
         info.get("id") or "",
         info["sha"],
         {entry.path: entry for entry in entries},
         parameters if type(parameters) is int and parameters > 0 else None,
+        bases.pop() if len(bases) == 1 else "",
     )
 
 
@@ -486,7 +493,7 @@ def parse_references(refs: Any) -> list[str]:
 
 
 def file_entry(item: Any) -> FileEntry:
-    """A file as a listing names it; sizes and digests that are none count as unknown."""
+    """A file as a listing names it; invalid sizes and digests count as unknown."""
     size, oid, sha256 = item.get("size"), item.get("blobId"), (item.get("lfs") or {}).get("sha256")
     digest = None
     if isinstance(sha256, str) and _SHA256.fullmatch(sha256):

@@ -1,8 +1,8 @@
-"""Limits: the time of a checkpoint, the quotas of servers as their answers tell them, the user's own.
+"""Limits: a checkpoint's time budget, servers' rate limits, and the user's own allowance.
 
 The Hub counts requests in windows of five minutes, by kind: ``api``, ``resolvers`` and ``pages``. Every
-answer says what is left of its quota (``RateLimit: "api";r=12;t=87``) and how large it is. A request leaves
-when there is room for all that are on their way; else it waits, and the clock of its checkpoint stands.
+answer states what is left of its quota (``RateLimit: "api";r=12;t=87``) and how large it is. A request
+is sent when the quota also covers those in flight; else it waits, and the clock of its checkpoint stops.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 #: Seconds that a server may ask to wait; the Hub's windows have 300.
 LONGEST_WAIT = 900.0
-#: Requests that are on their way while a quota has not yet said what is left.
+#: Requests in flight while a server has not yet stated what is left of its quota.
 UNSTATED = 16
-#: Refusals of a quota for which one checkpoint's clock stands: a server that refuses on and on is no quota.
+#: Refusals (429) for which a checkpoint's clock stops: a server that keeps refusing has no quota.
 PATIENCE = 8
-#: Servers tell seconds without fractions.
+#: Servers state whole seconds.
 _ROUNDING = 0.5
-#: Seconds of waiting that are not worth a word.
-_WORTH_A_WORD = 2.0
+#: Waits shorter than this, in seconds, are not reported.
+_REPORTED_WAIT = 2.0
 
 _LEFT = re.compile(r'"(?P<name>[^"]*)"\s*;\s*r\s*=\s*(?P<left>\d+)\s*;\s*t\s*=\s*(?P<seconds>\d+)')
 
@@ -103,69 +103,69 @@ class Account:
 
 
 class Quota:
-    """One quota of one host."""
+    """The rate limit of one host for one kind of request."""
 
     def __init__(self, name: str, notice: Notice | None = None) -> None:
         self.name, self._notice = name, notice
         self._left: int | None = None
-        self._resets = self._held_until = self._noticed = 0.0
-        self._silent = False
-        self._refusals = self._flying = 0
-        self._news = asyncio.Event()
+        self._resets = self._throttled_until = self._noticed = 0.0
+        self._unlimited = False
+        self._refusals = self._in_flight = 0
+        self._changed = asyncio.Event()
 
-    def room(self) -> float:
-        """How many requests may leave now."""
+    def available(self) -> float:
+        """How many requests may be sent now."""
         now = time.monotonic()
-        if now < self._held_until:
+        if now < self._throttled_until:
             return 0
         if self._left is not None and now >= self._resets:
             self._left = None
         if self._left is None:
-            return math.inf if self._silent else UNSTATED - self._flying
-        return self._left - self._flying
+            return math.inf if self._unlimited else UNSTATED - self._in_flight
+        return self._left - self._in_flight
 
-    async def turn(self, budget: Budget) -> None:
-        """Wait until one request may leave; `done` must follow.
+    async def acquire(self, budget: Budget) -> None:
+        """Wait until one request may be sent; `release` must follow.
 
-        The budget's clock stands meanwhile, unless the quota was refused `PATIENCE` times since the budget
+        The budget's clock stops meanwhile, unless the quota was refused `PATIENCE` times since the budget
         met it.
         """
-        while self.room() <= 0:
+        while self.available() <= 0:
             now = time.monotonic()
-            if self._held_until - now > LONGEST_WAIT:
-                raise rate_limited(self.name, self._held_until - now)
+            if self._throttled_until - now > LONGEST_WAIT:
+                raise rate_limited(self.name, self._throttled_until - now)
             opens = self._resets if self._left is not None else 0.0
-            opens = self._held_until if now < self._held_until else opens
-            if self._notice is not None and opens - now > _WORTH_A_WORD and opens > self._noticed:
-                self._noticed = opens + _WORTH_A_WORD
+            opens = self._throttled_until if now < self._throttled_until else opens
+            if self._notice is not None and opens - now > _REPORTED_WAIT and opens > self._noticed:
+                self._noticed = opens + _REPORTED_WAIT
                 self._notice(self.name, opens - now)
             clock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
             if self._refusals - budget.refusals.setdefault(self, self._refusals) < PATIENCE:
                 clock = budget.paused()
-            self._news.clear()
+            self._changed.clear()
             with clock, contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._news.wait(), opens - now + 0.001 if opens > now else None)
-        self._flying += 1
+                await asyncio.wait_for(self._changed.wait(), opens - now + 0.001 if opens > now else None)
+        self._in_flight += 1
 
-    def done(self, headers: Mapping[str, str] | None) -> None:
-        """One request has been answered, with these headers, or has failed (None)."""
-        self._flying -= 1
+    def release(self, headers: Mapping[str, str] | None) -> None:
+        """One request was answered, with these headers, or failed (None)."""
+        self._in_flight -= 1
         if headers is not None:
-            self._hear(headers)
-        self._news.set()
+            self._update(headers)
+        self._changed.set()
 
-    def hold(self, seconds: float) -> None:
-        """The server asked to wait: no request of this quota leaves before."""
+    def throttle(self, seconds: float) -> None:
+        """Send no request of this quota for so many seconds, as the server asks."""
         now = time.monotonic()
-        self._refusals += now >= self._held_until
-        self._held_until = max(self._held_until, now + seconds)
+        self._refusals += now >= self._throttled_until
+        self._throttled_until = max(self._throttled_until, now + seconds)
         self._left = None
-        self._news.set()
+        self._changed.set()
 
-    def _hear(self, headers: Mapping[str, str]) -> None:
+    def _update(self, headers: Mapping[str, str]) -> None:
         stated = _LEFT.search(headers.get("RateLimit", ""))
         if stated is None:
-            self._silent = self._left is None
+            self._unlimited = self._left is None
             return
         self.name, left = stated["name"], int(stated["left"])
         resets = time.monotonic() + int(stated["seconds"]) + _ROUNDING
@@ -199,8 +199,8 @@ class Allowance:
             )
 
 
-def asked_wait(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a server asks to wait, by ``Retry-After`` or ``RateLimit``; None if it does not say."""
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds to wait before a retry, by ``Retry-After`` or ``RateLimit``; None if neither says."""
     value = headers.get("Retry-After", "")
     if re.fullmatch(r"\d+(\.\d+)?", value):
         return float(value)

@@ -1,7 +1,7 @@
 """S3, Google Cloud Storage and Azure: listed and read by ranges through obstore (extra ``cloud``).
 
 obstore's own retries are switched off: each attempt is one request that the meter counts. Every range asks
-for the listed version (``If-Match``, for which obstore's ``get_ranges`` has no place) and is believed only if
+for the listed version (``If-Match``, for which obstore's ``get_ranges`` has no place) and is accepted only if
 begin, end, total and ETag are the expected ones: an object that is replaced in between is an error.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.installation import __version__
-from lmeval_screener.checkpoints.http import CONNECTIONS, SILENCE, AgainError, contradiction, untrusted
+from lmeval_screener.checkpoints.http import CONNECTIONS, SILENCE, RetryError, contradiction, untrusted
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Account
 from lmeval_screener.checkpoints.snapshot import SERVICES, FileEntry, Meter
@@ -104,7 +104,7 @@ class ObjectStore(Store):
             async for piece in result.stream(min_chunk_size=_PIECE):
                 meter.add(bytes_read=len(piece))
                 received += bytes(piece)
-        except (AgainError, ScreeningError, asyncio.CancelledError):
+        except (RetryError, ScreeningError, asyncio.CancelledError):
             raise
         except FileNotFoundError as error:
             raise changed(f"{self.address}/{path}") from error
@@ -183,12 +183,12 @@ class ObjectStore(Store):
             return changed(place)
         if status == 429 or "<Code>SlowDown</Code>" in text or "<Code>ServerBusy</Code>" in text:
             code, what = "RateLimited", f"{where} allows no more requests now ({status}); try again later"
-            return AgainError(ScreeningError(code, what))
+            return RetryError(ScreeningError(code, what))
         if "redirect" in words:
             return _denied(f"{place} lies in another region; set AWS_REGION to the bucket's")
         if status == 408 or status >= 500:
-            what = f"{where} answered {status} again and again; try again later"
-            return AgainError(ScreeningError("ServerError", what))
+            what = f"{where} answered {status} repeatedly; try again later"
+            return RetryError(ScreeningError("ServerError", what))
         if "non-partial response" in text:
             return contradiction(
                 f"the server of {where} ignores Range and would send all of {path}; ask its operator, or "
@@ -201,7 +201,7 @@ class ObjectStore(Store):
             return untrusted(f"{where}'s server")
         if "error sending request" in text or "body error" in text or "HttpError" in text:
             what = f"the connection to {where} failed; check the network, and the endpoint in use"
-            return AgainError(ScreeningError("Unreachable", what))
+            return RetryError(ScreeningError("Unreachable", what))
         return contradiction(f"{place} cannot be read ({reason}); {settings}")
 
 

@@ -20,7 +20,7 @@ from lmeval_screener.checkpoints.folder import read_ranges
 from lmeval_screener.checkpoints.http import (
     ATTEMPTS,
     RANGES,
-    AgainError,
+    RetryError,
     Transport,
     contradiction,
     drained,
@@ -56,6 +56,7 @@ class RangedSnapshot:
         self.files = files
         self.meter = account.meter
         self.parameters: int | None = None
+        self.base = ""
         self.is_local = False
         # A file without a version may be another one tomorrow.
         self.cache: Cache | None = cache if all(entry.digest for entry in files.values()) else None
@@ -131,10 +132,10 @@ class RangedSnapshot:
                     raise contradiction(
                         f"a range of {path} of {self.repo} has the wrong length, {length} for {end - begin}"
                     )
-            except AgainError as again:
-                again.fruitful = len(received) > before
+            except RetryError as retry:
+                retry.progressed = len(received) > before
                 if path in self._proven:  # the server is right as a rule
-                    again.attempts = ATTEMPTS
+                    retry.attempts = ATTEMPTS
                 raise
             if path not in self._proven:
                 self._proven.add(path)
@@ -233,7 +234,7 @@ class RemoteSnapshot(RangedSnapshot):
                 if resolved is not None and place.address is resolved:
                     place.address, place.etag, place.refused = None, None, place.refused + 1
                 what = f"{host} refuses the signed address of {path} of {self.repo}; try again later"
-                raise AgainError(ScreeningError("AccessDenied", what), wait=0.0)
+                raise RetryError(ScreeningError("AccessDenied", what), wait=0.0)
 
     async def _address(self, path: str, place: FilePlace) -> URL:
         """Where the ranges of a file are read; resolved by one request for all that ask at the same time."""

@@ -19,6 +19,7 @@ from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import SERVICES, FileEntry, Meter, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import Target, parse_target
+from lmeval_screener.weights.formats import GGUF
 
 #: The files that a tokenizer is read from, best first.
 _TOKENIZERS = ("tokenizer.json", "vocab.json")
@@ -61,7 +62,7 @@ class Sources:
         if (
             target.tokenizer is None
             or any(name in files for name in _TOKENIZERS)
-            or all(path.endswith(".gguf") for path in files)
+            or all(path.endswith(GGUF.suffix) for path in files)
         ):
             return snapshot
         return WithTokenizer(snapshot, *await self.tokenizer(target.tokenizer))
@@ -115,8 +116,8 @@ class Sources:
                     snapshot = await self._opened(target, Budget(math.inf))
                 except ScreeningError as error:
                     hub = "expected a folder or a file that is here, or a repository of the Hub: "
-                    what = f"{hub * target.on_hub}{error}"
-                    raise ScreeningError(error.code, f"--tokenizer {text}: {what}") from error
+                    said = f"--tokenizer {text}: {hub * target.on_hub}{error}"
+                    raise ScreeningError(error.code, said) from error
                 names = {_TOKENIZERS[0]: name} if name else {n: n for n in _TOKENIZERS if n in snapshot.files}
                 if not names or not set(names.values()) <= set(snapshot.files):
                     raise ScreeningError(
@@ -137,6 +138,7 @@ class WithTokenizer:
         self.files: Mapping[str, FileEntry] = {**checkpoint.files, **added}
         self.meter: Meter = checkpoint.meter
         self.parameters, self.is_local = checkpoint.parameters, checkpoint.is_local
+        self.base = checkpoint.base
         self.cache: Cache | None = checkpoint.cache
         self.checkpoint, self._other, self._names = checkpoint, other, dict(names)
 

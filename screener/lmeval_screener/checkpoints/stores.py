@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from lmeval_screener.checkpoints.http import AgainError, retried
+from lmeval_screener.checkpoints.http import RetryError, retried
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Account, Budget
 from lmeval_screener.checkpoints.ranged import RangedSnapshot
@@ -32,8 +32,9 @@ from lmeval_screener.checkpoints.snapshot import (
     single_file,
 )
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets.names import WEIGHTS, Target
+from lmeval_screener.targets.names import Target
 from lmeval_screener.targets.runs import joined, run_checkpoints, step_key
+from lmeval_screener.weights.formats import SUFFIXES
 
 T = TypeVar("T")
 
@@ -111,7 +112,7 @@ class StoreSource:
         """The checkpoint at an address; see `Source.snapshot`."""
         store, path = self._store_and_path(target.repo)
         address = joined(store.address, path)
-        folder, name = path.rpartition("/")[::2] if path.endswith(WEIGHTS) else (path, "")
+        folder, name = path.rpartition("/")[::2] if path.endswith(SUFFIXES) else (path, "")
         account = self._hub.account(budget)
         listing = await self._listed(store, folder, account)
         if name and name not in listing.files:
@@ -182,7 +183,7 @@ class StoreSource:
 
     async def _checkpoints(self, store: Store, path: str, budget: Budget) -> list[str]:
         """The checkpoints of a training run's folder, or the path itself where it is none."""
-        if path.endswith(WEIGHTS):
+        if path.endswith(SUFFIXES):
             return [path]
         search = run_checkpoints(path)
         try:
@@ -309,9 +310,9 @@ class FileSystem(Store):
             raise _unreachable(f"{self.address} cannot be opened", error) from error
 
 
-def _unreachable(what: str, error: Exception) -> AgainError:
+def _unreachable(what: str, error: Exception) -> RetryError:
     reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    return AgainError(ScreeningError("Unreachable", f"{what} ({reason}); check the address and the network"))
+    return RetryError(ScreeningError("Unreachable", f"{what} ({reason}); check the address and the network"))
 
 
 def version_digest(*parts: object) -> str:
@@ -327,7 +328,7 @@ def changed(what: str) -> ScreeningError:
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Result of a blocking call; a thread that hangs is left behind and holds up not even the exit."""
+    """Result of a blocking call, run in a daemon thread, so a call that hangs cannot delay exit."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -352,7 +353,7 @@ def _is_glob(text: str) -> bool:
 
 
 def _weights(listing: FolderListing) -> list[str]:
-    return [name for name in listing.files if name.endswith(WEIGHTS)]
+    return [name for name in listing.files if name.endswith(SUFFIXES)]
 
 
 def _first_names(listing: FolderListing) -> str:

@@ -23,14 +23,13 @@ from lmeval_screener.checkpoints.ranged import FilePlace, RemoteSnapshot
 from lmeval_screener.checkpoints.snapshot import PART, FileEntry, Snapshot, side_by_side
 from lmeval_screener.checkpoints.stores import changed, version_digest
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets.names import WEIGHTS, Target
+from lmeval_screener.targets.names import Target
+from lmeval_screener.weights.formats import SUFFIXES, TRANSFORMERS
 
 if TYPE_CHECKING:
     import aiohttp
 
 _SMALL = ("config.json", "tokenizer.json", "vocab.json")
-_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 class WebFile(NamedTuple):
@@ -62,7 +61,7 @@ class WebServers:
         if transport is None:
             raise offline(target.shown)
         url = URL(target.repo, encoded="%" in target.repo and target.repo.isascii())
-        file = url.name if url.name.endswith((*WEIGHTS, ".json")) else ""
+        file = url.name if url.name.endswith((*SUFFIXES, ".json")) else ""
         base, account = url.parent if file else url, self._hub.account(budget)
 
         async def probed(name: str) -> WebFile | None:
@@ -85,17 +84,17 @@ class WebServers:
                     stem, parts = file.removesuffix(part[0]), min(int(part[2]), 1000)
                     names += [f"{stem}-{number:05d}-of-{part[2]}.gguf" for number in range(1, parts + 1)]
             return snapshot_of(await existing(names))
-        files = await existing([*_SMALL, *_INDICES, *_WEIGHTS])
-        for weights, index in zip(_WEIGHTS, _INDICES, strict=True):
-            if weights in files:
+        usual = [*(kind.single for kind in TRANSFORMERS), *(kind.index for kind in TRANSFORMERS)]
+        files = await existing([*_SMALL, *usual])
+        for kind in TRANSFORMERS:
+            if kind.single in files:
                 return snapshot_of(files)
-            if index in files:
-                shards = _shards(await snapshot_of(files).small_file(index))
+            if kind.index in files:
+                shards = _shards(await snapshot_of(files).small_file(kind.index))
                 return snapshot_of(files | await existing(shards))
         raise ScreeningError(
             "FolderNotFound",
-            f"{target.shown} has none of {', '.join((*_WEIGHTS, *_INDICES))}; name the folder that has, or a "
-            "file of weights",
+            f"{target.shown} has none of {', '.join(usual)}; name the folder that has, or a file of weights",
         )
 
 

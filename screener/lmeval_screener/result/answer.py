@@ -56,7 +56,7 @@ def _errors(failed: Sequence[Failed], most: int | None = None) -> str:
 
 
 def who(texts: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, str]:
-    """Whom each text concerns: the label of a single checkpoint, else how many."""
+    """Map each note to its checkpoint's label, or to how many checkpoints share it."""
     labels: dict[str, list[str]] = {}
     for text, c in texts:
         labels.setdefault(text, []).append(c.label)

@@ -13,6 +13,8 @@ from lmeval_screener.screened import Group, Screened
 from lmeval_screener.targets.runs import step_number
 
 _LINE = "var(--axis)"
+# By whether it is known not to have learned what the others learned, as two of the demo.
+_KINDS = ["checkpoint", "control: trained on wrong answers"]
 _POINT = {"type": "point", "filled": True, "size": 80}
 # A mark's words on hover and for screen readers, in the digits of the tables.
 _SAYS = {channel: {"field": "says", "type": "nominal"} for channel in ("description", "tooltip")}
@@ -26,7 +28,7 @@ def dots(members: Sequence[Screened], metric: Metric) -> dict[str, Any]:
             "checkpoint": name,
             "G": c.gaps[metric].mean,
             "error": c.gaps[metric].mean - 2 * (c.next.se if c.next else 0.0),
-            "kind": _kind(c),
+            "kind": _KINDS[c.target.negative_control],
             "says": f"{c.label}; rank {c.rank}; G {c.gaps[metric].mean:.{digits}f}"
             + (f"; ratio {c.ratio.mean:.3f}" if c.ratio else "")
             + (f"; ties {ranks}" if (ranks := ranks_of(c.ties)) else ""),
@@ -73,7 +75,7 @@ def accuracies(groups: Sequence[Group], metric: Metric) -> dict[str, Any]:
                 "group": group.title,
                 "G": c.gaps[metric].mean,
                 "accuracy": c.accuracy,
-                "kind": _kind(c),
+                "kind": _KINDS[c.target.negative_control],
             }
             for group in groups
             for c in group.checkpoints
@@ -98,19 +100,13 @@ def accuracy_points(values: Sequence[Mapping[str, Any]], metric: str) -> dict[st
     return {"data": {"values": values}, "height": 340, "encoding": {"x": x, "y": y}, "layer": layers}
 
 
-def _kind(c: Screened) -> str:
-    """Whether a checkpoint is known not to have learned what the others learned."""
-    return "control" if c.target.negative_control else "checkpoint"
-
-
 def _marks(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Another mark for controls, where there are some."""
-    kinds = ["checkpoint", "control"]
-    if all(value["kind"] == kinds[0] for value in values):
+    if all(value["kind"] == _KINDS[0] for value in values):
         return {}
     ranges = {"shape": ["circle", "diamond"], "color": ["var(--series-1)", "var(--series-7)"]}
     return {
-        channel: {"field": "kind", "title": None, "scale": {"domain": kinds, "range": marks}}
+        channel: {"field": "kind", "title": None, "scale": {"domain": _KINDS, "range": marks}}
         for channel, marks in ranges.items()
     }
 

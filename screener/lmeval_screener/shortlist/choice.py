@@ -7,6 +7,7 @@ missed.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from lmeval_screener.screened import Group, Screened
 
 Why = Literal["rank", "tied", "audit"]
 CAP = 2  # times K: what a list holds at most
+LEAST, SHARE = 3, 1 / 3  # of a group, that a race takes; with those tied at most half
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +33,14 @@ class GroupChoice:
         why: Why each of them is: ``rank`` for the K best, ``tied`` for those behind them that have no clear
             order with the K-th, up to the cap, ``audit`` for those drawn at random from the others.
         tied_behind: How many behind the K-th have no clear order with it, those beyond the cap included.
+        cap: The most that the list may hold.
     """
 
     group: Group
     k: int
     why: Mapping[Screened, Why]
     tied_behind: int
+    cap: int
 
     def of(self, *reasons: Why) -> tuple[Screened, ...]:
         """The members chosen for any of these reasons, best first."""
@@ -56,11 +60,6 @@ class GroupChoice:
     def chosen(self) -> tuple[Screened, ...]:
         """All that is to be evaluated: the list, then the audit sample."""
         return (*self.listed, *self.audit)
-
-    @property
-    def cap(self) -> int:
-        """The most that the list may hold."""
-        return CAP * self.k
 
     def probability(self, checkpoint: Screened) -> float:
         """The probability with which a member was to be evaluated: 1 on the list, else the audit's share."""
@@ -138,31 +137,35 @@ class Shortlist:
 
 
 def shortlist(
-    groups: Sequence[Group], metric: Metric, k: int, *, audit_sample: int = 0, seed: int = 0
+    groups: Sequence[Group], metric: Metric, k: int | None, *, audit_sample: int = 0, seed: int = 0
 ) -> Shortlist:
-    """The short list of a screening."""
-    if k < 1:
+    """The short list of a screening; without a K a third of each group, as a race takes it."""
+    if k is not None and k < 1:
         raise UsageError(f"expected --shortlist of at least 1, got {k}")
     if audit_sample < 0:
         raise UsageError(f"expected --audit-sample of at least 0, got {audit_sample}")
     groups = [replace(group, checkpoints=group.candidates) for group in groups if group.candidates]
     choices = tuple(_choice(group, metric, k, audit_sample, seed) for group in groups)
-    return Shortlist(k, audit_sample, seed, choices)
+    return Shortlist(k or max(choice.k for choice in choices), audit_sample, seed, choices)
 
 
-def _choice(group: Group, metric: Metric, k: int, audit_sample: int, seed: int) -> GroupChoice:
+def _choice(group: Group, metric: Metric, k: int | None, audit_sample: int, seed: int) -> GroupChoice:
+    total, cap = len(group.checkpoints), CAP * (k or 0)
+    if k is None:
+        k = min(total, max(LEAST, math.ceil(total * SHARE)))
+        cap = max(k, total // 2)
     members = sorted(group.checkpoints, key=lambda c: c.copy_of is not None)  # a copy takes no other's place
     tied = [c for c in members[k:] if members[k - 1].tied_to(c.rank) and c.copy_of is None]
-    listed = tied[: (CAP - 1) * k]
+    listed = tied[: cap - k]
     # The best by each figure, where the two disagree.
-    rivals = [c for c in group.rivals(metric) if c not in (*members[:k], *listed)][: (CAP - 1) * k]
-    listed = [*listed[: (CAP - 1) * k - len(rivals)], *rivals]
+    rivals = [c for c in group.rivals(metric) if c not in (*members[:k], *listed)][: cap - k]
+    listed = [*listed[: cap - k - len(rivals)], *rivals]
     tied += [c for c in rivals if c not in tied]
     why: dict[Screened, Why] = {**dict.fromkeys(members[:k], "rank"), **dict.fromkeys(listed, "tied")}
     others = sorted((c for c in members if c not in why), key=lambda c: (c.name, c.revision or ""))
     draw = np.random.default_rng([seed, zlib.crc32(f"{group.family}\n{group.scale}".encode())])
     places = draw.choice(len(others), min(audit_sample, len(others)), replace=False) if others else ()
-    return GroupChoice(group, k, why | dict.fromkeys((others[i] for i in places), "audit"), len(tied))
+    return GroupChoice(group, k, why | dict.fromkeys((others[i] for i in places), "audit"), len(tied), cap)
 
 
 def _ordinal(number: int) -> str:

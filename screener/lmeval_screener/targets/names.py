@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from lmeval_dispersion.errors import printable
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.runs import checkpoints_in, joined, names_in, step_key
+from lmeval_screener.weights.formats import GGUF, SUFFIXES, holds_weights
 
 #: A repository of the Hub, with or without an organisation.
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -23,11 +24,6 @@ _BUCKET = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(/.*)?", re.ASCII)
 _MODEL = re.compile(r"models:/[^/@:]+([/@][^/@]+)?")
 _HOSTS = {"huggingface.co", "www.huggingface.co", "hf.co"}
 _FORMS = "ORGANISATION/NAME, ORGANISATION/NAME@REVISION, a folder, or an address such as s3://BUCKET/FOLDER"
-#: How files of weights end; a file of another kind is no checkpoint.
-WEIGHTS = (".safetensors", ".bin", ".gguf")
-# Those of formats that are not read too: such a checkpoint is refused by name, not left out.
-_FORMATS = (*WEIGHTS, ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".distcp")
-_NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scheduler.bin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +34,7 @@ class Listed:
     files: tuple[str, ...]
     parameters: int | None
     gated: bool
+    base: str = ""  # see `Snapshot`
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +104,12 @@ class Target:
         """Whether the revision stands for several."""
         return self.revision is not None and any(sign in self.revision for sign in "*?[")
 
+    def arguments(self, commit: str | None = None) -> dict[str, str]:
+        """The arguments with which transformers and lm-eval load it, at a commit where one is known."""
+        place = str(Path(self.repo).resolve()) if self.local else self.repo
+        more = {"revision": commit or self.revision, "gguf_file": self.file}
+        return {"pretrained": place} | {key: value for key, value in more.items() if value is not None}
+
 
 def parse_targets(
     texts: Iterable[str], tokenizer: str | None = None, left_out: list[str] | None = None
@@ -158,11 +161,6 @@ def _further_down(target: Target) -> Target:
     return target
 
 
-def holds_weights(files: Iterable[str]) -> bool:
-    """Whether a file may hold weights, of a model or of an adapter, in a format that is read or another."""
-    return any(path.endswith(_FORMATS) and path.rpartition("/")[2] not in _NO_WEIGHTS for path in files)
-
-
 def holds_model(files: Collection[str]) -> bool:
     """Whether a folder's files are those of a checkpoint, be it broken."""
     return "config.json" in files or holds_weights(files)
@@ -173,7 +171,7 @@ def matching_paths(text: str) -> list[str]:
     path = os.path.expanduser(text.removeprefix("file://"))
     if "://" in path or "\0" in path or not glob.has_magic(path) or os.path.exists(path):
         return []
-    return sorted((p for p in glob.glob(path) if p.endswith(WEIGHTS) or os.path.isdir(p)), key=step_key)
+    return sorted((p for p in glob.glob(path) if p.endswith(SUFFIXES) or os.path.isdir(p)), key=step_key)
 
 
 def parse_target(text: str, tokenizer: str | None = None) -> Target:
@@ -210,7 +208,7 @@ def parse_name(text: str) -> Target:
     if not mark:
         first, slash, inside = text.partition("/")
         here = os.path.lexists(text) or (slash and (not inside or os.path.isdir(first)))
-        if here or text.endswith(WEIGHTS) or re.match(r"[./~\\]|[A-Za-z]:[\\/]", text):
+        if here or text.endswith(SUFFIXES) or re.match(r"[./~\\]|[A-Za-z]:[\\/]", text):
             raise _missing(text)
         name, at, revision = text.partition("@")
         if at and not revision:
@@ -244,7 +242,7 @@ def _missing(text: str) -> ScreeningError:
     elif glob.has_magic(path):
         why = ", which matches nothing"
     else:
-        why = f"; there is no such {'file' if text.endswith(WEIGHTS) else 'folder'}"
+        why = f"; there is no such {'file' if text.endswith(SUFFIXES) else 'folder'}"
         folder, name = os.path.split(path.rstrip("/"))
         here = [joined(folder, entry) for entries in names_in(folder or ".") for entry in entries]
         near = difflib.get_close_matches(joined(folder, name), here, n=1)
@@ -261,15 +259,15 @@ def _on_disk(text: str) -> Target | None:
         is_file, is_folder = path.is_file(), bool(text) and path.is_dir()
     except (OSError, RuntimeError, ValueError):  # an unknown ~user, a NUL, a name that is too long
         return None
-    if is_file and path.suffix == ".gguf":
+    if is_file and path.suffix == GGUF.suffix:
         return Target(str(path.parent), local=True, file=path.name)
-    if is_folder or (is_file and path.name.endswith(WEIGHTS)):
+    if is_folder or (is_file and path.name.endswith(SUFFIXES)):
         return Target(str(path), local=True)
     if is_file:
         raise ScreeningError(
             "FolderNotFound",
-            f"expected a folder or a file of weights ({', '.join(WEIGHTS)}), got the file {text!r}; give the "
-            f"folder that has config.json and the tokenizer beside it: {path.parent}",
+            f"expected a folder or a file of weights ({', '.join(SUFFIXES)}), got the file {text!r}; give "
+            f"the folder that has config.json and the tokenizer beside it: {path.parent}",
         )
     return None
 
@@ -318,7 +316,7 @@ def _page_of_revision(text: str) -> tuple[str, str]:
     if verb in (["tree"], ["commit"]) and len(revision) == 1:
         return name, unquote(revision[0])
     whole = f"{name}@{unquote(revision[0])}" if revision else name
-    raise _bad(text, f"it is no page of a revision as a whole; give the checkpoint: {whole}")
+    raise _bad(text, f"that page is not a whole revision; give the checkpoint: {whole}")
 
 
 def _bad(text: str, why: str = "") -> ScreeningError:

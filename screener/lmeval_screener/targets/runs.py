@@ -8,6 +8,8 @@ import re
 from collections.abc import Collection, Generator, Iterable
 from pathlib import Path
 
+from lmeval_screener.weights.formats import SAFETENSORS
+
 # checkpoint-500 (Trainer, TRL), step-500 (torchtitan), step_500 (NeMo-RL), epoch_0_step_500 and
 # model--step=500-consumed_samples=... (NeMo), iter_0000500 (Megatron), global_step500 (DeepSpeed, verl).
 _STEP_FOLDER = re.compile(
@@ -107,7 +109,7 @@ def _models_in(steps: list[str]) -> Generator[list[str], list[Names], list[str]]
 
 
 def _has_weights(names: Collection[str]) -> bool:
-    return any(name.endswith(".safetensors") for name in names)
+    return any(name.endswith(SAFETENSORS.suffix) for name in names)
 
 
 def joined(path: str, name: str) -> str:

@@ -96,7 +96,7 @@ class Resolution:
         return cls(**fields)
 
     def to_json(self) -> str:
-        """Everything."""
+        """The resolution as JSON."""
         return json.dumps(vars(self))
 
 

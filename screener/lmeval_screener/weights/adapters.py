@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.architectures import EMBEDDINGS, FINAL_NORMS, HEADS, NOT_THE_MODEL, WRAPPERS
+from lmeval_screener.weights.formats import ADAPTERS, SAFETENSORS, TRANSFORMERS, safetensors_files
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm, find_projection, read_json
-from lmeval_screener.weights.rows import Matrix, Rows, WeightFiles, safetensors_files
+from lmeval_screener.weights.rows import Matrix, Rows, WeightFiles
 from lmeval_screener.weights.tensors import FLOAT_DTYPES, Tensor
 
 CONFIG = "adapter_config.json"
-FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _PREFIX = "base_model.model."
 #: Endings of a module's name whose tensors are read.
 _PART = re.compile(
@@ -152,9 +152,10 @@ class Adapter:
 
 def is_adapter(snapshot: Snapshot) -> bool:
     """An adapter holds no weights of a model's own; a training leaves other .bin files beside it."""
-    archives = any(path.startswith("pytorch_model") for path in snapshot.files)
-    has_weights = archives or safetensors_files(snapshot.files)
-    return CONFIG in snapshot.files and not has_weights and any(name in snapshot.files for name in FILES)
+    stems = tuple(kind.single.removesuffix(kind.suffix) for kind in TRANSFORMERS if kind is not SAFETENSORS)
+    others = any(path.startswith(stems) for path in snapshot.files)
+    has_weights = others or safetensors_files(snapshot.files)
+    return CONFIG in snapshot.files and not has_weights and any(name in snapshot.files for name in ADAPTERS)
 
 
 async def read_adapter(snapshot: Snapshot) -> Adapter:
@@ -168,7 +169,7 @@ async def read_adapter(snapshot: Snapshot) -> Adapter:
             "changes; merge it into its base, or write the name into the file",
         )
     revision = settings.get("revision")
-    files, file = WeightFiles(snapshot), next(name for name in FILES if name in snapshot.files)
+    files, file = WeightFiles(snapshot), next(name for name in ADAPTERS if name in snapshot.files)
     tensors = (await files.header(file)).tensors
     modules: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():

@@ -218,7 +218,7 @@ def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: lis
     if not ties:
         raise cannot(
             "NoOutputProjection",
-            f"config.json says that embeddings are not tied, but beside {embedding} no head is stored",
+            f"config.json says that embeddings are not tied, but no head is stored, only {embedding}",
             "it may be a base model without a head, or an incomplete upload",
         )
     return embedding, True

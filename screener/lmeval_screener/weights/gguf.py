@@ -205,10 +205,15 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
     return tuple(parts)
 
 
+async def read_header(file: WeightFile) -> Header:
+    """Header of a GGUF file."""
+    return await _Walk(file).header()
+
+
 async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     """Where a GGUF model keeps its output projection and its vocabulary."""
-    files = {name: WeightFile(snapshot, await snapshot.look_up(name)) for name in names}
-    headers = {name: await _Walk(file).header() for name, file in files.items()}
+    files = WeightFiles(snapshot)
+    headers = {name: await files.header(name) for name in names}
     places = {tensor: name for name, header in headers.items() for tensor in header.tensors}
     what = f"{names[0]} of {snapshot.repo}"
     if len(places) != sum(len(header.tensors) for header in headers.values()):
@@ -226,7 +231,7 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
     if len(tensor.shape) != 2 or tensor.dtype in _INTEGERS:
         raise cannot(
             "NoOutputProjection",
-            f"{head} of {what} is no matrix of weights: {tensor.dtype} of shape {tensor.shape}",
+            f"{head} of {what} is not a matrix of weights: {tensor.dtype} of shape {tensor.shape}",
             "check what the file is",
         )
     holders = [h.pairs for h in headers.values() if "tokenizer.ggml.tokens" in h.pairs]
@@ -244,14 +249,14 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
         tied=head != "output.weight",
         parameters=sum(header.parameters for header in headers.values()),
         warnings=(*(() if plain else (quantised,)), *head_bias(places)),
-        norm=_final_norm(snapshot, headers, places),
+        norm=_final_norm(files, headers, places),
     )
     return GgufModel(projection, f"sha256:{digest}", vocabulary)
 
 
-def _final_norm(snapshot: Snapshot, headers: Mapping[str, Header], places: Mapping[str, str]) -> StoredNorm:
+def _final_norm(files: WeightFiles, headers: Mapping[str, Header], places: Mapping[str, str]) -> StoredNorm:
     """Where the final norm is. Its weight is what multiplies: converters add the 1 that Gemma's omits."""
-    files, name = WeightFiles(snapshot, headers), "output_norm.weight"
+    name = "output_norm.weight"
     stated = [header.pairs.get("general.architecture") for header in headers.values()]
     architecture = next((word for word in stated if isinstance(word, str)), None)
     file = places.get(name)
@@ -307,7 +312,6 @@ class _Walk:
             pairs[name] = value
         described = [await self._tensor() for _ in range(tensors)]
         stored = self._placed(described, pairs.get("general.alignment", 32))
-        self._file.keep()
         return Header(stored, pairs={name: value for name, value in pairs.items() if _KEPT.fullmatch(name)})
 
     async def _need(self, end: int) -> None:

@@ -23,26 +23,30 @@ from numpy.typing import NDArray
 from lmeval_screener.checkpoints.snapshot import Snapshot, elsewhere, side_by_side
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import architectures as names
+from lmeval_screener.weights.formats import (
+    ADAPTERS,
+    ARCHIVE,
+    DISTRIBUTED,
+    SAFETENSORS,
+    TRANSFORMERS,
+    UNREAD,
+    Format,
+    safetensors_files,
+)
 from lmeval_screener.weights.rows import (
     Rows,
     ScaledRows,
     WeightFiles,
     pieced,
-    safetensors_files,
     scaled,
     slice_files,
     sliced_error,
 )
 from lmeval_screener.weights.tensors import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_ARCHIVE = "pytorch_model.bin"
-_ARCHIVE_INDEX = "pytorch_model.bin.index.json"
 #: First request of a shard's header: so many bytes per tensor and some, enough for nearly all names.
 _PER_TENSOR, _SOME = 140, 2048
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-_PICKLED = (".bin", ".pth", ".pt", ".ckpt", ".msgpack", ".h5")
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,29 +188,31 @@ def _of_one_direction(rows: NDArray[np.float32]) -> bool:
 
 async def find_projection(snapshot: Snapshot) -> OutputProjection:
     """The output projection of a checkpoint in transformers' layout."""
+    sharded = _sharded(snapshot)
     config, index = await side_by_side(
         [
             read_json(snapshot, "config.json", "BadConfig"),
-            read_json(snapshot, _index(snapshot) or "", "BadIndex"),
+            read_json(snapshot, sharded.index if sharded else "", "BadIndex"),
         ]
     )
     try:
-        return await _find(snapshot, config, index)
+        return await _find(snapshot, config, sharded, index)
     except ScreeningError as error:
         if error.code != "QuantizedTensor" or not (base := await _base_model(snapshot)):
             raise
         raise ScreeningError(error.code, f"{str(error).partition('; ')[0]}; screen {base}") from error
 
 
-async def _find(snapshot: Snapshot, config: Mapping[str, Any], index: Mapping[str, Any]) -> OutputProjection:
+async def _find(
+    snapshot: Snapshot, config: Mapping[str, Any], sharded: Format | None, index: Mapping[str, Any]
+) -> OutputProjection:
     files = WeightFiles(snapshot)
-    adapters = [path for path in ("adapter_model.safetensors", "adapter_model.bin") if path in snapshot.files]
-    warnings = [f"{path} lies beside the weights and was not applied to them" for path in adapters[:1]]
-    index_name = _index(snapshot)
+    adapters = [path for path in ADAPTERS if path in snapshot.files]
+    warnings = [f"{path} is stored with the weights and was not applied to them" for path in adapters[:1]]
     holders: dict[str, list[str]] = {}
-    slices = [] if index_name else slice_files(snapshot.files)
-    if index_name:
-        holders = _holders(snapshot, index, index_name)
+    slices = [] if sharded else slice_files(snapshot.files)
+    if sharded:
+        holders = _holders(snapshot, index, sharded.index)
     else:
         paths = slices or [await _only_file(snapshot, warnings)]
         headers = await side_by_side(files.header(path) for path in paths)
@@ -217,14 +223,14 @@ async def _find(snapshot: Snapshot, config: Mapping[str, Any], index: Mapping[st
         parameters = snapshot.parameters or sum(header.parameters for header in headers)
     name, tied = names.choose_tensor(holders, config, warnings)
     file = holders[name][0]
-    suffix = ".safetensors" if index_name == _INDEX else ".bin"
-    if index_name and ("/" in file or file not in snapshot.files or not file.endswith(suffix)):
-        raise _bad_index(snapshot, index_name, f"says that {name} is in {file!r}, which is not there")
+    if sharded and ("/" in file or file not in snapshot.files or not file.endswith(sharded.suffix)):
+        raise _bad_index(snapshot, sharded.index, f"says that {name} is in {file!r}, which is not there")
     header = await files.header(file, _header_bytes(holders, file))
     tensor = header.tensors.get(name)
     if tensor is None:
+        index_name = sharded.index if sharded else None
         raise _bad_index(snapshot, index_name, f"says that {name} is in {file}, which does not hold it")
-    if index_name:
+    if sharded:
         parameters = snapshot.parameters or await _parameters(files, index, holders, tensor)
     # The index may leave out what lies beside the matrix.
     rows = await _rows(files, tensor, {key: [file] for key in header.tensors} | holders, config)
@@ -276,29 +282,31 @@ async def _rows(
     raise names.cannot("QuantizedTensor", f"{tensor.name} is stored {how}", "screen the unquantised model")
 
 
-def _index(snapshot: Snapshot) -> str | None:
-    """The index that says which shard holds what; None where one file holds everything."""
-    if _SINGLE in snapshot.files:
-        return None
-    if _INDEX in snapshot.files:
-        return _INDEX
-    only_archives = not safetensors_files(snapshot.files) and _ARCHIVE not in snapshot.files
-    return _ARCHIVE_INDEX if only_archives and _ARCHIVE_INDEX in snapshot.files else None
+def _sharded(snapshot: Snapshot) -> Format | None:
+    """The format whose index says which shard holds what; None where one file holds everything."""
+    for kind in TRANSFORMERS:
+        if kind.index in snapshot.files and kind.single not in snapshot.files:
+            return kind
+        if kind.single in snapshot.files or (kind is SAFETENSORS and safetensors_files(snapshot.files)):
+            return None
+    return None
 
 
 async def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
     """The file that holds everything, where no index is used."""
     weights = safetensors_files(snapshot.files)
-    single, index = (_SINGLE, _INDEX) if weights else (_ARCHIVE, _ARCHIVE_INDEX)
-    if single in snapshot.files:
-        if index in snapshot.files:
-            warnings.append(f"both {single} and {index} are stored: {single} was read")
-        return single
+    for kind in (SAFETENSORS,) if weights else TRANSFORMERS:
+        if kind.single in snapshot.files:
+            if kind.index in snapshot.files:
+                warnings.append(f"both {kind.single} and {kind.index} are stored: {kind.single} was read")
+            return kind.single
     if len(weights) == 1:
-        warnings.append(f"{_SINGLE} is not stored; {weights[0]}, the only safetensors file, was read")
+        warnings.append(
+            f"{SAFETENSORS.single} is not stored; {weights[0]}, the only safetensors file, was read"
+        )
         return weights[0]
     if weights:
-        reason = f"it has {len(weights)} safetensors files but no {_INDEX}"
+        reason = f"it has {len(weights)} safetensors files but no {SAFETENSORS.index}"
         raise names.cannot("NoSafetensors", reason, "the upload may be incomplete")
     raise await no_weights_error(snapshot)
 
@@ -403,27 +411,27 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
     The base model comes from ``adapter_config.json`` or from ``base_model`` in the README, where one says it.
     """
     files = sorted(snapshot.files)
-    base = await _base_model(snapshot) or "its base model"
+    base, usual = await _base_model(snapshot) or "its base model", [kind.single for kind in TRANSFORMERS]
     if "adapter_config.json" in files or any(path.startswith("adapter_model.") for path in files):
         step = f"merge it into its base model, or screen {base}"
         return names.cannot("AdapterOnly", "it holds only an adapter", step)
-    if paths := [path for path in files if path.endswith(_PICKLED)]:
+    if any(path.endswith(DISTRIBUTED) for path in files):
+        reason = "its weights are shards of torch's distributed checkpoint (.distcp), which are not read"
+        step = "join them: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt"
+        return names.cannot("NoSafetensors", reason, f"{step}, then save_pretrained")
+    if paths := [path for path in files if path.endswith((ARCHIVE.suffix, *UNREAD))]:
         return names.cannot(
             "NoSafetensors",
-            f"its weights are stored only as {_listed(paths)}, which are not read: they may run code",
+            f"its weights are stored only as {_listed(paths)}, where {' or '.join(usual)} is expected",
             "look for a revision in safetensors (often refs/pr/N), or save it with save_pretrained",
         )
-    if paths := [path for path in files if "/" in path and path.endswith(".safetensors")]:
+    if paths := [path for path in files if "/" in path and path.endswith(SAFETENSORS.suffix)]:
         folder = paths[0].rpartition("/")[0]
         return names.cannot(
             "NoSafetensors",
             f"its safetensors lie in folders inside it ({_listed(paths)})",
             f"download one (hf download {snapshot.repo} --include '{folder}/*') and screen that folder",
         )
-    if any(path.endswith(".distcp") for path in files):
-        reason = "its weights are shards of torch's distributed checkpoint (.distcp), which are not read"
-        step = "join them: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt"
-        return names.cannot("NoSafetensors", reason, f"{step}, then save_pretrained")
     return names.cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
 
 

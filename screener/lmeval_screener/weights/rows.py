@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import Snapshot, content_key, side_by_side
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.safetensors import read_header
+from lmeval_screener.weights.formats import format_of, safetensors_files
 from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor, WeightFile, decode_rows
 
 #: Bytes that scattered rows may cost over a network, where rows are stored column by column.
@@ -45,20 +45,15 @@ _SLICE = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
 class WeightFiles:
     """The files of a checkpoint's weights; each header is read once."""
 
-    def __init__(self, snapshot: Snapshot, headers: Mapping[str, Header] | None = None) -> None:
+    def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self._headers = dict(headers or {})
+        self._headers: dict[str, Header] = {}
 
     async def header(self, path: str, guess: int = 65_536) -> Header:
-        """Header of a file; its first request, where it is safetensors, is for ``guess`` bytes."""
+        """Header of a file; where it begins with its length, the first request is for ``guess`` bytes."""
         if path not in self._headers:
-            file = WeightFile(self.snapshot, await self.snapshot.look_up(path))
-            if path.endswith(".bin"):
-                from lmeval_screener.weights import torch_archive
-
-                self._headers[path] = await torch_archive.read_header(file)
-            else:
-                self._headers[path] = await read_header(file, guess)
+            file = WeightFile(self.snapshot, await self.snapshot.look_up(path), guess)
+            self._headers[path] = await format_of(path).read_header(file)
             file.keep()
         return self._headers[path]
 
@@ -254,11 +249,6 @@ class PiecedRows:
 
         await side_by_side(fill(*piece) for piece in self.pieces)
         return rows
-
-
-def safetensors_files(files: Iterable[str]) -> list[str]:
-    """The safetensors files of a model's own weights."""
-    return sorted(p for p in files if p.endswith(".safetensors") and not re.search("^adapter_|/", p))
 
 
 def slice_files(files: Iterable[str]) -> list[str]:

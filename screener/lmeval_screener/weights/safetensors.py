@@ -19,10 +19,10 @@ from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor, WeightFi
 MAX_HEADER = 100_000_000
 
 
-async def read_header(file: WeightFile, guess: int = 65_536) -> Header:
-    """Header of a ``.safetensors`` file, in one request if it fits the guess (bytes), else in two."""
+async def read_header(file: WeightFile) -> Header:
+    """Header of a ``.safetensors`` file, in one request if it fits the file's guess, else in two."""
     size = file.size
-    start = await file.read(0, min(guess, size))
+    start = await file.read(0, min(file.guess, size))
     length = parse_length(start, size, file.what)
     body = start[8 : 8 + length]
     if len(body) < length:

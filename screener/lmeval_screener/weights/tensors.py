@@ -72,11 +72,14 @@ class Header:
 
 
 class WeightFile:
-    """A file of weights whose header is to be read; `keep` keeps on disk what turned out right."""
+    """A file of weights whose header is to be read; `keep` keeps on disk what turned out right.
 
-    def __init__(self, snapshot: Snapshot, entry: FileEntry) -> None:
+    ``guess`` is how many bytes its header may have, which a first request reads.
+    """
+
+    def __init__(self, snapshot: Snapshot, entry: FileEntry, guess: int = 65_536) -> None:
         self.snapshot, self.path, self.size = snapshot, entry.path, entry.size
-        self.what = f"{entry.path} of {snapshot.repo}"
+        self.what, self.guess = f"{entry.path} of {snapshot.repo}", guess
         self._fetched: dict[str, bytes] = {}
 
     async def read(self, begin: int, end: int) -> bytes:

@@ -65,8 +65,8 @@ async def read_header(file: WeightFile) -> Header:
     except _UnsafeError as error:
         raise ScreeningError(
             "UnsafePickle",
-            f"refused because the pickle of {what} {error}, which no state dictionary needs; nothing of it "
-            "was run",
+            f"refused because the pickle of {what} {error}, which no state dictionary needs; none of it "
+            "was executed",
         ) from error
     except Exception as error:  # whatever else a broken program makes Python's reader stumble over
         raise _bad(what, f"its pickle is broken ({type(error).__name__})") from error
@@ -244,7 +244,7 @@ class _Unpickler(pickle._Unpickler):  # Python's own, written in Python: its ste
             case ("storage", _Dtype() as dtype, key, _, elements):
                 pass
             case _:
-                raise _UnsafeError("refers to something that is no storage")
+                raise _UnsafeError("refers to something that is not a storage")
         if not isinstance(key, str) or not key.replace("_", "").isalnum():
             raise ValueError("a storage has a name that torch does not give")
         if type(elements) is not int or not 0 <= elements < 2**48:

@@ -10,7 +10,6 @@ from json_schemas import changed, faults
 from synthetic import planted_store, subjects_store
 
 from lmeval_dispersion.auditing.calibration import calibrate
-from lmeval_dispersion.auditing.calibrator import calibrator_json
 from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.auditing.prediction import predict
 from lmeval_dispersion.auditing.ranking import rank
@@ -84,7 +83,7 @@ def others(tmp_path_factory):
     stores = [subjects_store(folder / f"{seed}", subjects=10, each=40, seed=seed) for seed in (3, 4)]
     ranked = [rank(read_run(stores[0])), rank(unlabelled)]
     assert [report.better for report in fitted] == [True, False]
-    return [json.loads(calibrator_json(report.calibrator)) for report in fitted] + [
+    return [json.loads(report.calibrator.to_json()) for report in fitted] + [
         json.loads(render(one.document(), "json"))
         for one in (*fitted, *predicted, compare_runs(stores), *ranked)
     ]

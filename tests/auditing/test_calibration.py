@@ -58,6 +58,11 @@ def test_an_audit_says_how_well_accuracy_can_be_read_off_and_what_that_is_worth(
         ("12 slices allow intervals of 92 % at most", {"few"}),
         (" knowing nothing by ", LAWS),
         ("Dispersion is worth no labels here", {"noise", "topics", "alike", "confident"}),
+        ("on the same slices: better than the labelled", {"law", "reversed", "few"}),
+        (
+            "points off on the same slices: no better than the labelled",
+            {*STORES} - {"law", "reversed", "few"},
+        ),
         ("therefore not judged", {"guessing"}),
         ("The file holds the labelled accuracy", {"noise", "topics", "alike", "guessing"}),
         ("An estimate is about ±", {*STORES, "guessing"}),
@@ -96,7 +101,7 @@ def test_errors_of_labels_are_those_of_draws(k, kind):
 
 def test_the_file_holds_the_estimates(calibrations):
     run, report = calibrations["law"]
-    validation = report.calibrator["validation"]
+    validation = report.calibrator.validation
     assert report.estimator(OURS).mae == validation["mae"]
     assert report.estimator(TRIVIAL).mae == validation["trivial_mae"]
     parts = [part.rows for part in labelled_slices(run)[1]]

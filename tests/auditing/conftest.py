@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from synthetic import planted_store
 
-from lmeval_dispersion.auditing.mixtures import paper_protocol
+from lmeval_dispersion.auditing.protocol import paper_protocol
 from lmeval_dispersion.auditing.run import read_run
 
 

@@ -9,7 +9,6 @@ from synthetic import concluded, documents, planted_store, sliced_store, subject
 from lmeval_dispersion.auditing.calibration import calibrate
 from lmeval_dispersion.auditing.calibrator import (
     FEATURES,
-    calibrator_json,
     check_fits,
     check_worth,
     document_ids,
@@ -27,7 +26,7 @@ from lmeval_dispersion.errors import UsageError
 def halves(path, **options):
     """A sliced store and the calibrator of its labelled part."""
     run = read_run(sliced_store(path, **options))
-    return run, fit_calibrator(labels_of(run, rows_where(run, "part == 'labelled'"))).content
+    return run, fit_calibrator(labels_of(run, rows_where(run, "part == 'labelled'"))).calibrator
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +42,15 @@ def noise(tmp_path_factory):
 @pytest.mark.parametrize("effect", [1.0, -0.5])
 def test_a_law_is_learnt_either_way_round(tmp_path, effect):
     run, fitted = halves(tmp_path / "s", effect=effect)
-    assert fitted["beats_trivial"]
-    assert "dispersion" in fitted["used"]
-    sign = fitted["coefficients"][list(fitted["features"]).index("dispersion")]
+    assert fitted.beats_trivial
+    assert "dispersion" in fitted.used
+    sign = fitted.coefficients[list(fitted.features).index("dispersion")]
     assert np.sign(sign) == np.sign(effect)
     result = predict(fitted, run)
     assert result.exchangeable
     assert len(result.slices) == 41
     given = [row for row in result.slices[1:] if row.reason is None]
-    trivial = [abs(row.true - fitted["labelled"]["accuracy"]) for row in result.slices[1:]]
+    trivial = [abs(row.true - fitted.labelled.accuracy) for row in result.slices[1:]]
     assert np.mean([abs(row.predicted - row.true) for row in given]) < 0.5 * np.mean(trivial)
     assert np.mean([row.low <= row.true <= row.high for row in given]) > 0.85
     check_worth(fitted, "cal.json")
@@ -59,9 +58,9 @@ def test_a_law_is_learnt_either_way_round(tmp_path, effect):
 
 def test_without_a_law_it_is_the_trivial_predictor_and_refuses(noise):
     run, fitted = noise
-    assert not fitted["beats_trivial"]
-    assert fitted["used"] == []
-    assert not np.any(fitted["coefficients"])
+    assert not fitted.beats_trivial
+    assert fitted.used == []
+    assert not np.any(fitted.coefficients)
     with pytest.raises(
         UsageError, match=r"should not be used: .* labelled accuracy alone.*force="
     ) as refused:
@@ -151,8 +150,8 @@ def test_documents_that_were_learnt_from_are_left_out(law):
 
 def test_one_subject_is_cut_into_clusters(tmp_path):
     run = read_run(planted_store(tmp_path / "a", n=1200, effect=1.0, subject="web"))
-    fitted = fit_calibrator(labels_of(run, np.arange(700))).content
-    assert fitted["by"] == "cluster"
+    fitted = fit_calibrator(labels_of(run, np.arange(700))).calibrator
+    assert fitted.by == "cluster"
     result = predict(fitted, run, force=True)
     assert not result.exchangeable
     whole = result.slices[0]
@@ -177,17 +176,17 @@ def test_identity_decides_where_it_is_known(tmp_path, law):
     run, fitted = law
     assert "only the model's name and revision were compared" in check_fits(fitted, run)[0]
     ours = {"weights": "sha256:1", "adapter": None, "quantisation": None}
-    known = {**fitted, "identity": ours}
+    known = replace(fitted, identity=ours)
     same = read_run(planted_store(tmp_path / "a", n=300, manifest={"model": "a/copy", "identity": ours}))
     assert check_fits(known, same) == []
     lora = {**ours, "adapter": "sha256:2"}
     other = read_run(planted_store(tmp_path / "b", n=300, manifest={"identity": lora}))
     with pytest.raises(UsageError, match="another model: adapter None, now 'sha256:2'"):
         check_fits(known, other)
-    joint = {**known, "identity": {**ours, "prompt_template": "several:1"}}
+    joint = replace(known, identity={**ours, "prompt_template": "several:1"})
     with pytest.raises(UsageError, match="another model: prompt_template"):
         check_fits(joint, same)
-    assert check_fits({**joint, "tasks": {**joint["tasks"], "second": 1}}, same) == []
+    assert check_fits(replace(joint, tasks={**joint.tasks, "second": 1}), same) == []
 
 
 def test_ids_are_written_as_ranges_and_read_again(law):
@@ -201,7 +200,7 @@ def test_ids_are_written_as_ranges_and_read_again(law):
 
 def test_features_are_those_that_every_labelled_document_has(tmp_path, law):
     bare = read_run(planted_store(tmp_path, n=600, prompt_tokens=0, effect=1.0))
-    assert list(law[1]["features"]) == list(FEATURES)
+    assert list(law[1].features) == list(FEATURES)
     with pytest.raises(UsageError, match=r"no prompt length.*features='dispersion' features='confidence'"):
         predict(law[1], bare)
     with pytest.raises(UsageError, match="some labelled documents have no prompt length"):
@@ -216,7 +215,7 @@ def test_vectors_that_are_all_alike_leave_the_labelled_accuracy(tmp_path):
     frame = frame.assign(logprobs=[[]] * 600, prompt_tokens=0, query_perplexity=5.0)
     run = read_run(written(tmp_path, frame, np.tile([1.0, 2.0], (600, 1))))
     report = calibrate(run)
-    assert (report.calibrator["features"], report.better) == ({}, False)
+    assert (report.calibrator.features, report.better) == ({}, False)
     assert "read off what they show is no better" in concluded(audit(run, short=True))
     assert report.answer()[0].startswith("Do not use: nothing beats the labelled accuracy alone")
 
@@ -252,7 +251,7 @@ def test_too_few_labels_or_slices_are_one_sentence(law, options, message):
 def test_a_calibrator_refuses_another_setting_with_the_reason(tmp_path, law, fitted, run, message):
     other = planted_store(tmp_path, n=300, manifest=run)
     with pytest.raises(UsageError, match=message):
-        predict({**law[1], **fitted}, other)
+        predict(replace(law[1], **fitted), other)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +268,7 @@ def test_a_calibrator_refuses_another_setting_with_the_reason(tmp_path, law, fit
 )
 def test_a_file_holds_the_fit_and_another_one_is_refused(tmp_path, law, text, message):
     file = tmp_path / "c.json"
-    file.write_text(calibrator_json(law[1]))
+    file.write_text(law[1].to_json())
     assert read_calibrator(file) == law[1]
     file.unlink() if text is None else file.write_text(text)
     with pytest.raises(UsageError, match=message):

@@ -56,6 +56,12 @@ def test_differences_and_errors_are_those_of_leaving_each_document_out(tmp_path)
     assert sorted(names[1:]) == [f"subject {i}" for i in range(6)]
     parts = found.others[0].slices[1:]
     assert [p.change for p in parts] == sorted((p.dispersion_difference for p in parts), reverse=True)
+    # A phone has room for both differences; their ends stand in columns of their own, not in the cell.
+    text = render(found.document(), "html")
+    heads = re.findall(r'<th scope="col" class="([^"]*)"[^>]*><button type="button">([^<]*)', text)
+    narrow = [name for kind, name in heads if "spare" not in kind]
+    assert narrow == ["Subject", "Δ dispersion", "Δ accuracy"]
+    assert f"{row.dispersion_difference:+.4f} (".replace("-", "−") not in text.split("<table")[1]
     mask = [i % 6 == 2 for i in range(300)]
     part = next(p for p in parts if p.slice == "subject 2")
     assert part.dispersion == pytest.approx(dispersion(y[mask]), rel=1e-5)

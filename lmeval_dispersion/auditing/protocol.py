@@ -1,0 +1,260 @@
+"""The paper's protocol: can accuracy be read off dispersion, learnt on mixtures?
+
+Per seed the labelled documents are split 20/10/70. Mixtures of the calibration part give pairs (dispersion,
+accuracy); linear, polynomial, isotonic and random-forest regressions are fitted to them; the validation part
+picks one; the test part judges it, beside estimators that use no dispersion. Test batches are the ``whole``
+test part (the paper's figure), one batch of each subject (``slices``: the hardest, and the one that users
+need) and ``mixtures`` of every accuracy.
+
+Source: RD sections B.1.2 and B.1.3. Average thresholded confidence (ATC): Garg et al., "Leveraging
+unlabeled data to predict out-of-distribution performance", ICLR 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import numpy as np
+
+from lmeval_dispersion.auditing.mixtures import SEEDS, mixture_size, pools
+from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, check_labels
+from lmeval_dispersion.auditing.slices import by_value
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.report import Col, Table
+from lmeval_dispersion.statistics import rank_correlations, student_interval
+
+if TYPE_CHECKING:
+    from sklearn.base import RegressorMixin
+
+DISPERSION, TRIVIAL, CONSTANT = "dispersion", "trivial", "constant"
+REGRESSIONS = ("linear", "polynomial", "isotonic", "random forest")
+KINDS = {"whole": "Whole test part", "slices": "One batch a slice", "mixtures": "Mixtures"}
+CALIBRATION, VALIDATION = 0.2, 0.1  # shares of the labelled documents
+STEP = 2  # per cent between the target accuracies of calibration
+REPEATS = 4  # batches a target on the calibration part; half as many on the others
+FEWEST_TARGETS = 5
+
+
+class Batches(NamedTuple):
+    """Batches of documents with their dispersion and their known accuracy, arrays of one length."""
+
+    rows: list[Rows]
+    dispersion: Array
+    accuracy: Array
+
+
+Predictor = Callable[[Batches], Array]  # the estimated accuracy of every batch
+
+
+@dataclass(frozen=True)
+class PaperError:
+    """Errors in points of one estimator on one kind of test batch, over splits."""
+
+    kind: Annotated[str, Col("Test batches")]
+    estimator: Annotated[str, Col("Estimator")]
+    mae: Annotated[float, Col("Mean absolute error (points)", ".2f", short="Error (points)")]
+    low: Annotated[float, Col("95 % from", ".2f")]
+    high: Annotated[float, Col("to", ".2f")]
+    bias: Annotated[float, Col("Bias (points)", "+.2f", drop=1)]
+
+
+@dataclass(frozen=True)
+class PaperVerdict:
+    """Whether dispersion beats the better blind guess on one kind of test batch; bounds over splits."""
+
+    kind: str
+    winner: str
+    rival: str
+    difference: float
+    difference_low: float
+    difference_high: float
+    better: bool
+
+
+@dataclass(frozen=True)
+class PaperProtocol:
+    """The protocol over several splits.
+
+    Attributes:
+        documents_per_batch: Used; the labelled documents may allow fewer than were asked for.
+        seeds: Splits.
+        chosen: Regression -> in how many splits validation picked it.
+        errors: Of every estimator under every kind of test batch.
+        verdicts: One for each kind of test batch that every split has.
+    """
+
+    documents_per_batch: int
+    seeds: int
+    chosen: Mapping[str, int]
+    errors: Sequence[PaperError]
+    verdicts: Sequence[PaperVerdict]
+
+    def tables(self) -> dict[str, Table]:
+        """The errors of every estimator."""
+        caption = "Errors of the paper's protocol"
+        return {"paper": Table.of(self.errors, caption, name="paper-protocol")}
+
+
+def paper_protocol(run: AuditRun, *, seeds: int = SEEDS, seed: int = 0) -> PaperProtocol:
+    """Errors of every estimator under every kind of test batch, over ``seeds`` splits."""
+    check_labels(run, "calibration needs")
+    # 0.8: parts are random, and some hold fewer of the rarer kind than their share of it.
+    size = mixture_size(int(0.8 * VALIDATION * pools(run, run.labelled).smaller))
+    errors: dict[tuple[str, str], list[Array]] = {}  # (kind, estimator) -> those of every split's batches
+    chosen = []
+    for k in range(seeds):
+        best, of_split = _split_errors(run, size, k, np.random.default_rng([seed, k]))
+        chosen.append(best)
+        for key, values in of_split.items():
+            errors.setdefault(key, []).append(values)
+    errors = {key: splits for key, splits in errors.items() if len(splits) == seeds}
+    return PaperProtocol(
+        documents_per_batch=size,
+        seeds=seeds,
+        chosen={kind: chosen.count(kind) for kind in REGRESSIONS if kind in chosen},
+        errors=[
+            _paper_error(kind, name, errors[kind, name])
+            for kind in KINDS
+            for name in sorted((n for of, n in errors if of == kind), key=_is_single_regression)
+        ],
+        verdicts=[_verdict(kind, errors) for kind in KINDS if (kind, DISPERSION) in errors],
+    )
+
+
+def _is_single_regression(name: str) -> bool:
+    return name.startswith(f"{DISPERSION},")
+
+
+def _split_errors(
+    run: AuditRun, size: int, k: int, rng: np.random.Generator
+) -> tuple[str, dict[tuple[str, str], Array]]:
+    """The regression that validation picked in split ``k``, and the errors in points on every test batch."""
+    order = rng.permutation(run.labelled)
+    first = round(len(order) * CALIBRATION)
+    second = first + round(len(order) * VALIDATION)
+    labelled, test = order[:first], order[second:]
+    calibration = mixture_batches(run, labelled, size, repeats=REPEATS, rng=rng)
+    validation = mixture_batches(run, order[first:second], size, repeats=REPEATS // 2, rng=rng)
+    _check_targets({"calibration": calibration, "validation": validation}, len(order), size)
+    tests = {
+        "whole": _measured(run, [test]),
+        "slices": natural_batches(run, test, size, rng),
+        "mixtures": mixture_batches(run, test, size, repeats=REPEATS // 2, step=10, rng=rng),
+    }
+    fits = {kind: _read_off(fit) for kind, fit in fit_all(calibration, seed=k).items()}
+    off = {kind: np.abs(fit(validation) - validation.accuracy).mean() for kind, fit in fits.items()}
+    best = min(off, key=lambda kind: off[kind])
+    return best, {
+        (kind, name): 100 * (estimate(batches) - batches.accuracy)
+        for name, estimate in _estimators(run, labelled, calibration, fits, best).items()
+        for kind, batches in tests.items()
+        if len(batches.rows) and (name != CONSTANT or kind == "mixtures")
+    }
+
+
+def mixture_batches(
+    run: AuditRun, rows: Rows, size: int, *, repeats: int, step: int = STEP, rng: np.random.Generator
+) -> Batches:
+    """Mixtures of ``size`` documents of these rows at every reachable target accuracy in ``step`` % steps."""
+    pool = pools(run, rows)
+    counts = sorted({round(target * size / 100) for target in range(0, 101, step)})
+    drawn = [
+        pool.draw(rng, size, count) for count in counts if pool.reaches(size, count) for _ in range(repeats)
+    ]
+    return _measured(run, drawn)
+
+
+def natural_batches(run: AuditRun, rows: Rows, size: int, rng: np.random.Generator) -> Batches:
+    """One random batch of each subject (else category) that has ``size`` documents among these rows.
+
+    Empty where fewer than two slices are large enough.
+    """
+    for column in ("subject", "category"):
+        slices = by_value(run.documents[column].iloc[rows].tolist())
+        large = [rows[part.rows] for part in slices if len(part.rows) >= size]
+        if len(large) >= 2:
+            return _measured(run, [rng.choice(part, size=size, replace=False) for part in large])
+    return _measured(run, [])
+
+
+def _measured(run: AuditRun, rows: list[Rows]) -> Batches:
+    accuracy = np.array([run.right[batch].sum() / len(batch) for batch in rows])
+    return Batches(rows, run.vectors.dispersions(rows), accuracy)
+
+
+def _check_targets(parts: Mapping[str, Batches], labelled: int, size: int) -> None:
+    for name, batches in parts.items():
+        reached = len(np.unique(batches.accuracy))
+        if reached < FEWEST_TARGETS:
+            raise UsageError(
+                f"the {name} part of {labelled} labelled documents reaches {reached} target accuracies with "
+                f"{size} documents a batch, and {FEWEST_TARGETS} are needed; label more documents"
+            )
+
+
+def fit_all(batches: Batches, *, seed: int = 0) -> dict[str, RegressorMixin]:
+    """Every regression of the paper, fitted to pairs of dispersion and accuracy."""
+    from sklearn.ensemble import RandomForestRegressor
+    from sklearn.isotonic import IsotonicRegression
+    from sklearn.linear_model import LinearRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
+    rising = not rank_correlations(batches.dispersion, batches.accuracy[None])[0] < 0
+    models = (
+        LinearRegression(),
+        make_pipeline(PolynomialFeatures(3), LinearRegression()),
+        IsotonicRegression(increasing=rising, out_of_bounds="clip"),
+        RandomForestRegressor(n_estimators=50, min_samples_leaf=10, random_state=seed),
+    )
+    x = batches.dispersion[:, None]
+    return {
+        name: make_pipeline(StandardScaler(), model).fit(x, batches.accuracy)
+        for name, model in zip(REGRESSIONS, models, strict=True)
+    }
+
+
+def _read_off(fit: Any) -> Predictor:
+    return lambda batches: np.clip(fit.predict(batches.dispersion[:, None]), 0.0, 1.0)
+
+
+def _estimators(
+    run: AuditRun, labelled: Rows, calibration: Batches, fits: Mapping[str, Predictor], best: str
+) -> dict[str, Predictor]:
+    """Every estimator by name, knowing the labels of the calibration part only."""
+    accuracy, middle = float(run.right[labelled].mean()), float(np.median(calibration.accuracy))
+    estimators: dict[str, Predictor] = {
+        DISPERSION: fits[best],
+        TRIVIAL: lambda batches: np.full(len(batches.rows), accuracy),
+        CONSTANT: lambda batches: np.full(len(batches.rows), middle),
+        **{f"{DISPERSION}, {kind}": fit for kind, fit in fits.items()},
+    }
+    top = run.confidence
+    if not np.isnan(top[run.labelled]).any():
+        threshold = float(np.quantile(top[labelled], 1.0 - accuracy))
+        estimators["mean confidence"] = lambda b: np.array([top[rows].mean() for rows in b.rows])
+        estimators["ATC"] = lambda b: np.array([(top[rows] > threshold).mean() for rows in b.rows])
+    return estimators
+
+
+def _paper_error(kind: str, name: str, splits: Sequence[Array]) -> PaperError:
+    sizes = [float(np.abs(values).mean()) for values in splits]
+    bias = float(np.mean([values.mean() for values in splits]))
+    return PaperError(kind, name, float(np.mean(sizes)), *student_interval(sizes), bias)
+
+
+def _verdict(kind: str, errors: Mapping[tuple[str, str], Sequence[Array]]) -> PaperVerdict:
+    """Who wins, and whether dispersion beats knowing nothing."""
+    sizes = {
+        name: np.array([np.abs(values).mean() for values in splits])
+        for (of, name), splits in errors.items()
+        if of == kind and not _is_single_regression(name)
+    }
+    # Mixtures have every accuracy alike, so there the best blind guess is the middle one.
+    rival = min((name for name in (TRIVIAL, CONSTANT) if name in sizes), key=lambda name: sizes[name].mean())
+    difference = sizes[DISPERSION] - sizes[rival]
+    low, high = student_interval(difference)
+    winner = min(sizes, key=lambda name: sizes[name].mean())
+    return PaperVerdict(kind, winner, rival, float(difference.mean()), low, high, high < 0)

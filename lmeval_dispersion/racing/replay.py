@@ -1,0 +1,164 @@
+"""Races on answers that are there already: what a race would have named, and with how many questions."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+
+from lmeval_dispersion.errors import UsageError, require_extra
+from lmeval_dispersion.installation import data_folder
+from lmeval_dispersion.output import progress_bar
+from lmeval_dispersion.racing.contest import BLOCK, Contest, Scores, run
+from lmeval_dispersion.racing.report import Race, race_of
+from lmeval_dispersion.racing.rule import log_won
+from lmeval_dispersion.report import Col, Report, Table
+from lmeval_dispersion.store import check_comparable, read_store
+from lmeval_dispersion.store.samples import is_logged, read_logged
+
+ORDERS = 200
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One checkpoint: its score on all questions, and its share of them, as a mean over the orders."""
+
+    label: Annotated[str, Col("Checkpoint")]
+    score: Annotated[float, Col("Score", ".3f")]
+    named: Annotated[int, Col("Named best", "d", hint="in how many of the orders")]
+    asked: Annotated[float, Col("Asked", ".0%", hint="share of the questions, mean over the orders")]
+
+
+@dataclass(frozen=True, repr=False)
+class Replay(Report):
+    """Races on finished evaluations over random orders of the questions; checkpoints are by score."""
+
+    template: ClassVar[str] = "replay.jinja"
+    schema: ClassVar[str] = "dispersion-replay/1"
+    libraries: ClassVar[Sequence[str]] = ("numpy",)
+    guide: ClassVar[str] = "docs/reference/race.md"
+
+    tasks: Sequence[str]
+    questions: int  # that all have
+    orders: int
+    same: int  # orders in which the best was named, or another of its score
+    lost: float  # of the score, at most, where another was named
+    share: Sequence[float]  # of all questions, that was asked: median, 5th and 95th percentile
+    shuffled: bool  # the checkpoints as well
+    seed: int
+    checkpoints: Sequence[Replayed]
+    notes: Sequence[str]
+
+    def tables(self) -> dict[str, Table]:
+        """The checkpoints."""
+        caption = f"{self.questions:,} questions, {self.orders} orders"
+        return {"checkpoints": Table.of(self.checkpoints, caption)}
+
+
+def read_answers(places: Sequence[str]) -> tuple[dict[str, Scores], list[str], list[str]]:
+    """Results of lm-eval or stores, one a model: answers to the questions that all have, tasks, and notes.
+
+    Raises DispersionError where one cannot be read or used, or was asked in another way than the first.
+    """
+    require_extra("audit", "finished evaluations")
+    import pandas as pd
+
+    stores = [read_logged(place) if is_logged(place) else read_store(place) for place in places]
+    names = [store.model for store in stores]
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise UsageError(f"expected results of two or more models, each once, got {', '.join(names)}")
+    said = {note for store in stores for note in check_comparable(stores[0].parts, store.parts)}
+    notes = [f"{note[0].upper()}{note[1:]}." for note in sorted(said) if "models differ" not in note]
+    frames, columns = [], ["correct", "probability"]
+    for store in stores:
+        versions = store.documents["task"].map(store.manifest.get("tasks") or {}).astype(str)
+        known = store.documents.assign(version=versions).dropna(subset="correct")
+        frames.append(known.set_index(["task", "version", "doc_id", "doc_hash"])[columns])
+    shared, most = pd.concat(frames, axis=1, join="inner", keys=names), max(map(len, frames))
+    if len(shared) < 2 * BLOCK:
+        raise UsageError(
+            f"expected {2 * BLOCK} or more questions with a score in all results, got {len(shared)} of "
+            f"{most}; name results of the same tasks, in the same versions"
+        )
+    if len(shared) < most:
+        notes.append(f"{len(shared):,} of {most:,} questions are in all results; the others are left out.")
+    answers = {name: Scores(*shared[name].to_numpy(float).T) for name in names}
+    if not all(0 <= answer.score.min() <= answer.score.max() <= 1 for answer in answers.values()):
+        raise UsageError("expected scores from 0 to 1, as accuracy has; name results of such a metric")
+    return answers, list(shared.index.unique("task")), notes
+
+
+def replay(
+    answers: Mapping[str, Scores], tasks: Sequence[str], notes: Sequence[str] = (), *, orders: int = ORDERS,
+    shuffled: bool = False, seed: int = 0, quiet: bool = True, **settings: Any,
+) -> Replay:  # fmt: skip
+    """Race on answers over random orders of the questions; ``settings`` are those of the contest."""
+    rng, labels = np.random.default_rng(seed), list(answers)
+    count = len(answers[labels[0]].score)
+    means = {label: float(answers[label].score.mean()) for label in labels}
+    best, races = max(means.values()), list[Contest]()
+    with progress_bar(hidden=quiet) as update:
+        for i in range(orders):
+            update(i, orders, "races")
+            if shuffled:
+                rng.shuffle(labels)
+            races.append(
+                raced({label: answers[label] for label in labels}, rng.permutation(count), **settings)
+            )
+    named = Counter(str(contest.best) for contest in races)
+    shares = [contest.asked / (count * len(labels)) for contest in races]
+    rows = [
+        Replayed(k, means[k], named[k], sum(len(race.answered[k].score) for race in races) / (count * orders))
+        for k in sorted(labels, key=lambda label: (-means[label], label))
+    ]
+    return Replay(
+        tasks, count, orders, sum(n for label, n in named.items() if means[label] == best),
+        max(best - means[label] for label in named), np.quantile(shares, (0.5, 0.05, 0.95)).tolist(),
+        shuffled, seed, rows, notes,
+    )  # fmt: skip
+
+
+def raced(answers: Mapping[str, Scores], order: Any, **settings: Any) -> Contest:
+    """The contest of recorded answers, one after the other; ``order`` (n,) is that of the questions."""
+    contest = Contest(len(order), **settings)
+    for label, scores in answers.items():
+
+        def ask(begin: int, end: int, scores: Scores = scores) -> Scores:
+            return Scores(*(part[order[begin:end]] for part in scores))
+
+        # Nothing ends sooner; from there the contest looks at every block, as in a race.
+        first = math.ceil(_told(contest, ask(0, len(order))) / BLOCK) * BLOCK
+        if contest.add(label, ask(0, first)) == "running":
+            run(contest, label, ask)
+    return contest
+
+
+def _told(contest: Contest, mine: Scores) -> int:
+    """After how many questions one of the contest's tests first tells something; all where none does."""
+    whole, rivals = len(mine.score), contest._rivals("")
+    if not rivals:
+        return whole
+    differences, chances = (a - b for a, b in zip(mine, contest.answered[rivals[0]], strict=True))
+    tests = [log_won(differences, whole), log_won(differences, whole, contest.margin)]
+    if contest.by_probability:
+        tests.append(log_won(chances, whole))
+    told = (np.stack(tests) >= -math.log(contest._allowed())).any(axis=0)
+    return int(told.argmax()) + 1 if told.any() else whole
+
+
+def demo(seed: int = 0, **settings: Any) -> Race:
+    """The race of the bundled models on recorded answers, in the screen's order; no model is loaded."""
+    with np.load(data_folder("demo") / "answers.npz") as file:
+        labels, score, probability = (file[key].tolist() for key in ("label", "score", "probability"))
+    listed = max(3, len(labels) // 3)
+    answers = {labels[i]: Scores(np.array(score[i], float), np.array(probability[i])) for i in range(listed)}
+    contest = raced(answers, np.random.default_rng(seed).permutation(len(score[0])), **settings)
+    return race_of(
+        contest, task="sums", metric="acc", of=len(labels), seed=seed, not_loaded=labels[listed:],
+        ranks={label: rank for rank, label in enumerate(labels, 1)},
+        notes=["The answers were recorded before; no model was loaded now."],
+    )  # fmt: skip

@@ -1,0 +1,169 @@
+"""``dispersion race --engine ray``: checkpoints race side by side on a Ray cluster.
+
+Each checkpoint is a trial of Ray Tune, which reports its answers block by block; the contest is Tune's
+scheduler, and ends the trial of a checkpoint that is dropped. Tune's own state is thrown away: the race's
+folder has all answers, and a trial that begins once more reads those that it gave before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import socket
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.output import progress_bar
+from lmeval_dispersion.racing.contest import BLOCK, NOTHING, Contest, Scores
+
+if TYPE_CHECKING:
+    from lmeval_dispersion.racing.plan import Plan
+
+_RETRIES = 2  # of a checkpoint whose worker or node was lost
+_SILENCE = 20.0  # seconds in which a cluster must answer
+# No files of results beside ours, and Ctrl-C ends the race at once.
+_TUNE = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_DISABLE_SIGINT_HANDLER": "1"}
+
+
+def race_on_ray(plan: Plan, contest: Contest, *, gpus: float | None = None, hidden: bool = False) -> None:
+    """Race a plan's checkpoints, begun in its order, on the cluster of ``RAY_ADDRESS`` or of this machine.
+
+    A checkpoint has a CPU core and so many GPUs of a node: whole ones or a part of 1; None for 1 where the
+    cluster has any.
+
+    Raises:
+        UsageError: No node has so many GPUs, one does not see the folder, or a worker refuses the race.
+        DispersionError: No cluster answers at the address, or a block could not be written.
+    """
+    for entry in plan.raced:
+        if len((known := plan.entrant(entry).known).score):
+            contest.add(entry.label, known)
+    contest.judge_again()
+    try:
+        with _cluster() as most, progress_bar(hidden=hidden) as update:
+            if gpus is not None and (not 0 <= gpus <= most or (gpus > 1 and gpus % 1)):
+                raise UsageError(
+                    f"expected --gpus-per-checkpoint, whole or a part of 1, up to {most:g}, the most of a "
+                    f"node, got {gpus:g}"
+                )
+            resources = {"cpu": 1, "gpu": min(1, most) if gpus is None else gpus}
+            _race(plan, contest, resources, _scheduler(plan, contest, update))
+    finally:  # no worker writes any more
+        plan.seconds.update({entry.label: plan.entrant(entry).seconds for entry in plan.raced})
+
+
+def _race(plan: Plan, contest: Contest, resources: dict[str, float], scheduler: Any) -> None:
+    from ray import tune
+
+    # Again where one failed that had dropped others, or a node was lost before its trial began.
+    while going := [e.label for e in plan.raced if contest.standing.get(e.label, "running") == "running"]:
+        # Tune speaks even at verbosity 0.
+        with tempfile.TemporaryDirectory() as state, contextlib.redirect_stdout(io.StringIO()):
+            retries = tune.FailureConfig(max_failures=_RETRIES)
+            tuner = tune.Tuner(
+                tune.with_resources(_trial(plan, contest.questions), resources),
+                param_space={"label": tune.grid_search(going)},
+                # A worker loads the tasks once, and one checkpoint after the other.
+                tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=True),
+                run_config=tune.RunConfig(storage_path=state, verbose=0, failure_config=retries),
+            )
+            try:
+                tuner.fit()
+            except tune.TuneError as error:
+                raise scheduler.refused or DispersionError(f"Ray Tune failed: {error}") from error
+
+
+def _scheduler(plan: Plan, contest: Contest, update: Callable[[int, int, str], None]) -> Any:
+    """The contest as a scheduler of Tune."""
+    from ray.tune.schedulers import FIFOScheduler
+
+    losses: Counter[str] = Counter()
+
+    class Scheduler(FIFOScheduler):  # type: ignore[misc]
+        refused: DispersionError | None = None
+
+        def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> Any:
+            label = trial.config["label"]
+            if "refused" in result:
+                self.refused = result["refused"]
+                raise self.refused
+            if "failed" in result:
+                plan.failed[label] = result["failed"]
+                contest.fail(label)
+            if label in plan.failed:
+                return self.STOP
+            known = max(0, len(contest.answered.get(label, NOTHING).score) - result["begin"])
+            standing = contest.add(label, Scores(*(part[known:] for part in result["scores"])))
+            best = f", best {contest.best}" if contest.best else ""
+            update(contest.asked, contest.questions * len(plan.raced), f"{label}{best}")
+            return self.CONTINUE if standing == "running" else self.STOP
+
+        def on_trial_error(self, controller: Any, trial: Any) -> None:
+            losses[label := trial.config["label"]] += 1
+            if losses[label] > _RETRIES:
+                plan.failed[label] = f"its worker on the Ray cluster was lost {losses[label]} times"
+                contest.fail(label)
+
+    return Scheduler()
+
+
+def _trial(plan: Plan, questions: int) -> Callable[[dict[str, Any]], None]:
+    """Life of a checkpoint in a worker: it is asked until the contest ends it."""
+    here, folder = os.getcwd(), plan.folder.resolve()
+    entries = {entry.label: entry for entry in plan.raced}
+
+    def trial(config: dict[str, Any]) -> None:
+        from ray import tune
+
+        with contextlib.suppress(OSError):
+            os.chdir(here)  # Tune gives each trial a folder of its own
+        try:
+            if not folder.is_dir():
+                raise UsageError(
+                    f"expected --output_path that every node of the cluster sees, got {folder}, which "
+                    f"{socket.gethostname()} does not; name a folder on storage that they share"
+                )
+            with contextlib.closing(plan.entrant(entries[config["label"]])) as entrant:
+                begin = 0
+                while begin < questions:
+                    scores = entrant.ask(begin, min(begin + BLOCK, questions))
+                    tune.report({"begin": begin, "scores": scores})
+                    begin += len(scores.score)
+        except DispersionError as error:
+            from lmeval_dispersion.racing.evaluation import CheckpointError
+
+            failed = isinstance(error, CheckpointError)
+            tune.report({"failed": str(error)} if failed else {"refused": error})
+
+    return trial
+
+
+@contextlib.contextmanager
+def _cluster() -> Iterator[float]:
+    """Ray, joined or started; gives the most GPUs of a node."""
+    import ray
+
+    os.environ.update(_TUNE)
+    if not os.environ.get("DISPERSION_DEBUG"):
+        logging.getLogger("ray").setLevel(logging.CRITICAL)  # tracebacks of what a sentence says
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    host, _, port = address.rpartition(":")
+    try:
+        if host:  # Ray itself would go on trying for minutes
+            socket.create_connection((host, int(port)), timeout=_SILENCE).close()
+        extra = {"include_dashboard": False} if address == "local" else {}
+        ray.init(address=address, log_to_driver=False, configure_logging=False, **extra)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DispersionError(
+            f"--engine ray: expected RAY_ADDRESS to be host:port of a Ray cluster, got {address} ({error}); "
+            "look with `ray status`, or unset it for a cluster of this machine's own"
+        ) from error
+    try:
+        yield max(node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"])
+    finally:
+        ray.shutdown()

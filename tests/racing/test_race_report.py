@@ -1,0 +1,160 @@
+"""Every sentence of a race's report: planted answers on which it stands, and others on which it must not."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+from typing import Any
+
+import numpy as np
+import pytest
+from json_schemas import faults
+
+from lmeval_dispersion.racing import report
+from lmeval_dispersion.racing.contest import Contest, Scores
+from lmeval_dispersion.racing.report import Race, race_of
+from lmeval_dispersion.report import render
+
+N = 200
+#: Label -> (right answers, questions asked, standing); the probability of the right answer is theirs too.
+WON = {"a": (190, N, "complete"), "b": (40, 50, "behind"), "c": (30, 75, "behind")}
+CLOSE = WON | {"b": (189, N, "complete")}
+DROPPED = WON | {"b": (140, 150, "within")}
+EQUAL = WON | {"b": (190, N, "complete")}
+STOPPED = WON | {"b": (40, 50, "running")}
+NEVER = {"b": (40, 50, "running")}
+RANKS = {label: rank for rank, label in enumerate("abcdefghi", 1)}
+LISTED: dict[str, Any] = {"of": 9, "not_loaded": list("defghi"), "ranks": RANKS}
+
+
+def race(
+    planted: dict[str, tuple[int, int, str]], *, options: Any = None, choices: bool = True,
+    scale: float = 1.0, **more: Any,
+) -> Race:  # fmt: skip
+    contest = Contest(N, **(options or {}))
+    for label, (right, asked, standing) in planted.items():
+        score = scale * (np.arange(asked) < right)
+        contest.answered[label] = Scores(score, score if choices else np.full(asked, np.nan))
+        contest.standing[label] = standing  # type: ignore[assignment]
+    settings: dict[str, Any] = {"task": "gsm8k", "metric": "exact_match", "of": len(planted), **more}
+    return race_of(contest, **settings)
+
+
+def said(result: Race) -> str:
+    return " ".join(render(result.document(), "markdown").split())
+
+
+ALL = {
+    "won": race(WON), "close": race(CLOSE), "dropped": race(DROPPED),
+    "equal": race(EQUAL, options={"margin": 0.0}),
+    "stopped": race(STOPPED), "never": race(NEVER), "alone": race({"a": WON["a"]}),
+    "quick": race(WON, options={"by_probability": True}),
+    "listed": race(WON, **LISTED),
+    "timed": race(WON, seconds={"a": 200.0, "b": 40.0}), "short": race(WON, wall=35.2),
+    "failed": race(WON, failed={"x": "It has no weights."}), "noted": race(WON, notes=["Recorded."]),
+    "partial": race(WON, scale=0.5),
+    "sampled": race(WON, **LISTED, audit_sample=["c"]),
+    "missed": race({**WON, "z": (200, N, "complete")}, **LISTED, audit_sample=["c", "z"]),
+}  # fmt: skip
+
+
+TEXTS = {name: said(result) for name, result in ALL.items()}
+
+
+@pytest.mark.parametrize(
+    ("sentence", "races"),
+    [
+        ("Best: a, 95.0 % of gsm8k; better than all others raced (error ≤ 5 %).",
+         "won quick listed timed short failed noted sampled"),
+        ("Best: z, 100.0 % of gsm8k; better than all others raced (error ≤ 5 %).", "missed"),
+        ("Best: a, exact_match 0.475 of gsm8k; better than all others raced (error ≤ 5 %).", "partial"),
+        ("better than all others raced, or within 0.01 of them (error ≤ 5 %).", "close dropped"),
+        ("Best: a, 95.0 % of gsm8k; no other raced is better (error ≤ 5 %).", "equal"),
+        ("Best: a, 95.0 % of gsm8k; no other was raced.", "alone"),
+        ("Best so far: a, 95.0 % of gsm8k; still in: b. The same command goes on.", "stopped"),
+        ("No best yet: no checkpoint was asked all 200 questions of gsm8k; the same command", "never"),
+        ("3 of 3 checkpoints loaded, 325 of 600 questions asked (54 %).",
+         "won quick stopped failed noted partial"),
+        ("3 of 9 checkpoints loaded, 325 of 1,800 questions asked (18 %).", "listed sampled"),
+        ("questions asked (54 %), 4 min.", "timed"),
+        ("questions asked (54 %), 35 s.", "short"),
+        ("The probability of the right answer dropped others too", "quick"),
+        ("None of 1 random others did better by more than 0.01; of the 7", "sampled"),
+        ("Of 2 random others, z did better by more than 0.01: race more of the list.", "missed"),
+        ("x failed: It has no weights.", "failed"),
+        ("Recorded.", "noted"),
+        ("within 0.01 |", "close"),
+        ("at most 0.01 better", "dropped"),
+        ("equal |", "equal"),
+        ("behind after 50", "won quick listed timed short failed noted partial sampled missed"),
+    ],
+)  # fmt: skip
+def test_a_sentence_stands_on_its_data_and_on_no_other(sentence: str, races: str) -> None:
+    assert {name for name, text in TEXTS.items() if sentence in text} == set(races.split())
+
+
+def test_probability_is_named_only_where_it_could_drop_a_checkpoint() -> None:
+    quick = {"by_probability": True}
+    sentence = "The probability of the right answer dropped others too"
+    assert sentence not in said(race({"a": WON["a"], "b": (40, 50, "behind")}, options=quick, choices=False))
+    assert sentence not in said(race(CLOSE | {"c": (30, N, "complete")}, options=quick))
+
+
+def test_the_cost_of_the_rest_is_said_where_it_was_measured_and_a_screen_left_some_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sentence = "Not loading the rest cost 0.003 of accuracy (0.001 to 0.006) on 8 groups."
+    assert "Not loading the rest" not in said(ALL["listed"])  # not measured
+    monkeypatch.setattr(report, "LOST", (0.003, 0.001, 0.006, "8 groups"))
+    assert {name for name, result in ALL.items() if sentence in said(result)} == {"listed"}
+
+
+def test_the_most_that_a_sample_leaves_possible_is_the_one_of_counted_draws() -> None:
+    """None of 3 random others of 9 was better: by all draws, how many better ones are still likely enough."""
+    planted = {"a": WON["a"], **dict.fromkeys("xyz", (40, 50, "behind"))}
+    result = race(planted, of=10, not_loaded=list("bcdefg"), audit_sample=list("xyz"))
+    most = max(
+        better for better in range(10)
+        if sum(min(draw) >= better for draw in combinations(range(9), 3)) / comb(9, 3) > 0.05
+    )  # fmt: skip
+    assert f"of the 9 that the screen left out at most {most} would (95 % confidence)" in said(result)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_json_holds_to_its_schema_and_the_chart_ends_where_questions_did(name: str) -> None:
+    result = ALL[name]
+    document = result.to_dict()
+    assert faults(document) == []
+    ends = {value["questions"] for value in result.plot()["data"]["values"] if "says" in value}
+    assert ends == {row["questions"] for row in document["checkpoints"] if row["questions"]}
+    assert list(result.to_frame()["label"]) == [row["label"] for row in document["checkpoints"]]
+    assert (document["checkpoints"][0]["status"] == "best") is (document["best"] is not None)
+
+
+def test_statuses_are_those_of_the_whole_list_best_first() -> None:
+    failed = {"x": "Gone.", "d": "Killed."}
+    result = race(DROPPED | {"d": (20, 25, "running")}, of=7, failed=failed, not_loaded=["y"])
+    assert [(row.label, row.status, row.outcome) for row in result.checkpoints] == [
+        ("a", "best", "best"),
+        ("b", "within", "at most 0.01 better"),
+        ("c", "behind", "behind after 75"),
+        ("d", "failed", "failed"),
+        ("x", "failed", "failed"),
+        ("y", "not loaded", "not loaded"),
+    ]
+    score = np.arange(75) < 30
+    assert result.checkpoints[2].se == pytest.approx(np.sqrt(score.var(ddof=1) / 75))
+
+
+def test_twelve_checkpoints_fit_into_one_look_and_long_lists_are_cut() -> None:
+    labels = [f"org/sums-{i:02d}" for i in range(40)]
+    planted = {labels[0]: WON["a"], labels[1]: CLOSE["b"], **dict.fromkeys(labels[2:4], (30, 75, "behind"))}
+    lines = render(race(planted, of=12, not_loaded=labels[4:12]).document(), "table", width=80).splitlines()
+    assert len(lines) <= 26
+    assert max(map(len, lines)) <= 80
+    assert all(any(label in line for line in lines) for label in labels[:12])
+    longer = race(planted, of=40, not_loaded=labels[4:])
+    text = render(longer.document(), "table", width=80)
+    assert labels[11] in text
+    assert labels[12] not in text
+    assert labels[39] in longer.to_frame()["label"].tolist()

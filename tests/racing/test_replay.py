@@ -1,0 +1,147 @@
+"""Races on answers that are there already: equal to a race that asks, on results as lm-eval writes them."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import demo_answers
+import numpy as np
+import pytest
+from json_schemas import faults
+
+from lmeval_dispersion.cli import main
+from lmeval_dispersion.installation import data_folder
+from lmeval_dispersion.racing.contest import Contest, Scores, run
+from lmeval_dispersion.racing.replay import raced, replay
+from lmeval_dispersion.report import render
+
+
+def planted(rng: np.random.Generator, chances: Any, n: int) -> dict[str, Scores]:
+    hard, own = rng.random(n), rng.random((len(chances), n))
+    mixed = np.where(rng.random(own.shape) < 0.6, hard, own)
+    likely = np.clip(np.asarray(chances)[:, None] + 0.3 * (own - 0.5), 0, 1)
+    return {str(i): Scores(1.0 * (mixed[i] < chance), likely[i]) for i, chance in enumerate(chances)}
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.01, 0.05])
+@pytest.mark.parametrize("by_probability", [False, True])
+def test_a_replay_asks_what_a_race_asks(margin: float, by_probability: bool) -> None:
+    rng, settings = np.random.default_rng(3), {"margin": margin, "by_probability": by_probability}
+    for _ in range(12):
+        answers = planted(rng, rng.uniform(0.4, 0.8, 5), int(rng.integers(60, 500)))
+        order = rng.permutation(len(answers["0"].score))
+        contest = Contest(len(order), **settings)
+        for label, mine in answers.items():
+            shown = Scores(*(part[order] for part in mine))
+            run(contest, label, lambda a, b, shown=shown: Scores(*(part[a:b] for part in shown)))
+        found = raced(answers, order, **settings)
+        assert found.standing == contest.standing
+        assert found.asked == contest.asked
+
+
+@pytest.mark.parametrize(
+    ("chances", "shuffled", "stands", "not_there"),
+    [
+        ([0.9, 0.3, 0.2], False, "would have named the same best, 0, in 40 of 40 orders", "Where it named"),
+        ([0.9, 0.3, 0.2], False, "They were raced in the order given.", "alphabetical"),
+        ([0.9, 0.3, 0.2], True, "The results came in alphabetical order", "order given"),
+        ([0.6, 0.6, 0.6, 0.6], True, "Where it named another, that was worse by", "in 40 of 40"),
+    ],
+)
+def test_the_sentences_of_a_replay(chances: list[float], shuffled: bool, stands: str, not_there: str) -> None:
+    answers = planted(np.random.default_rng(5), chances, 200)
+    result = replay(answers, ["sums"], orders=40, shuffled=shuffled, margin=0.2)
+    text = " ".join(render(result.document(), "markdown").split())
+    assert stands in text
+    assert not_there not in text
+    assert f"with {100 * result.share[0]:.0f} % of the questions (median;" in text
+    assert sum(row.named for row in result.checkpoints) == 40
+    assert result.share[1] <= result.share[0] <= result.share[2] <= 1
+    lowest = min(row.score for row in result.checkpoints if row.named)
+    assert result.checkpoints[0].score - result.lost == pytest.approx(lowest)
+    assert faults(result.to_dict()) == []
+
+
+def test_where_the_best_is_never_named_the_sentence_says_so() -> None:
+    """The first is better by less than the margin than the second, which comes before it."""
+    score = np.zeros(200)
+    score[:100] = 1
+    more = score.copy()
+    more[100:102] = 1
+    result = replay({"b": Scores(score, score), "a": Scores(more, more)}, ["t"], orders=20, margin=0.05)
+    text = " ".join(result.answer())
+    assert "another best than a in 20 of 20 orders" in text
+    assert "worse by 0.010 at most" in text
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three checkpoints of the demo family, evaluated by lm-eval."""
+    folder = tmp_path_factory.mktemp("results")
+    demo_answers.write_task(folder)
+    for label in ("sums-20", "sums-80", "sums-00"):
+        demo_answers.evaluate(label, folder, folder)
+    return folder
+
+
+def test_results_of_lm_eval_are_replayed_and_are_the_bundled_ones(
+    results: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    names = [str(results / label) for label in ("sums-20", "sums-80", "sums-00")]
+    assert main(["race", "--replay", *names, "--format", "json", "-q"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["checkpoints"][0]["label"].endswith("sums-80")
+    assert (found["same"], found["questions"], found["shuffled"]) == (200, 400, False)
+    with np.load(data_folder("demo") / "answers.npz") as file:
+        known = dict(zip(file["label"].tolist(), file["score"].mean(axis=1), strict=True))
+    for row in found["checkpoints"]:
+        assert row["score"] == pytest.approx(known[Path(row["label"]).name])
+    assert main(["race", "--replay", *sorted(names), "--format", "json", "-q"]) == 0
+    assert json.loads(capsys.readouterr().out)["shuffled"] is True
+
+    fewer = tmp_path / "fewer"
+    shutil.copytree(results / "sums-00", fewer)
+    samples = next(fewer.rglob("samples_*.jsonl"))
+    samples.write_text("".join(samples.read_text().splitlines(keepends=True)[:100]))
+    assert main(["race", "--replay", names[1], str(fewer), "-q"]) == 0
+    assert "100 of 400 questions are in all results; the others are left out." in capsys.readouterr().out
+    samples.write_text("".join(samples.read_text().splitlines(keepends=True)[:30]))
+    for given, sentence in [
+        ([names[1], str(fewer)], "expected 50 or more questions with a score in all results, got 30 of 400"),
+        ([names[1], names[1]], "expected results of two or more models, each once"),
+        ([names[1]], "expected results of two or more models"),
+        ([str(tmp_path / "none")], "expected the folder of a run"),
+    ]:
+        assert main(["race", "--replay", *given]) in (1, 2)
+        assert sentence in capsys.readouterr().err
+    other = next(fewer.rglob("results_*.json"))
+    other.write_text(other.read_text().replace('"sums": "Yaml"', '"sums": 2'))
+    assert main(["race", "--replay", names[1], str(fewer)]) == 2
+    assert "got 0 of 400" in capsys.readouterr().err
+
+
+def test_the_demo_takes_a_second_and_needs_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from lmeval_dispersion.cli import main; code = main(['race', '--demo']); "
+        "assert not {'torch', 'transformers', 'lm_eval', 'pandas'} & set(sys.modules); sys.exit(code)"
+    )
+    command, before = [sys.executable, "-c", code], resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime < 2  # on a machine that does other work too
+    text = " ".join(done.stdout.split())
+    assert text.startswith("Best: sums-80, 100.0 % of sums; better than all others raced")
+    assert "3 of 11 checkpoints loaded, " in text
+    assert len(done.stdout.splitlines()) <= 26
+
+
+def test_a_race_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["race", "--demo", "--replay", "a"])
+    assert "not allowed with" in capsys.readouterr().err
