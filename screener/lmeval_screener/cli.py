@@ -98,8 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--domain",
         metavar="SET",
-        help="domain tokens: math, code, legal, SET:GROUP,GROUP, or a YAML file (default: of --task, else "
-        "math)",
+        help="the domain's words: a bundled set, SET:GROUP,GROUP or a YAML file (default: of --task, "
+        "else math)",
     )
     how.add_argument(
         "--task",
