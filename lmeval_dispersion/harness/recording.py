@@ -26,7 +26,13 @@ from torch import Tensor
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness.install import task_names
 from lmeval_dispersion.harness.records import DocState, Prompt, Vectors
-from lmeval_dispersion.harness.seams import Evaluation, add_request_types, one_sentence, pool_groups, shadowed
+from lmeval_dispersion.harness.seams import (
+    RunningEvaluation,
+    add_request_types,
+    one_sentence,
+    pool_groups,
+    shadowed,
+)
 from lmeval_dispersion.model.capture import resolve
 
 
@@ -341,7 +347,7 @@ def check_model(lm: Any, tasks: str) -> None:
         )
 
 
-def check_choice(lm: Any, evaluation: Evaluation) -> None:
+def check_choice(lm: Any, evaluation: RunningEvaluation) -> None:
     """Raise HarnessError before weights are loaded if a class or model cannot run the tasks as asked for."""
     ours = {*task_names()} & {task for task in evaluation.tasks or () if isinstance(task, str)}
     if ours and not evaluation.predict_only:

@@ -22,7 +22,7 @@ from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.racing.contest import BLOCK, NOTHING, Contest, Scores
 
 if TYPE_CHECKING:
-    from lmeval_dispersion.racing.race import Plan
+    from lmeval_dispersion.racing.plan import Plan
 
 _RETRIES = 2  # of a checkpoint whose worker or node was lost
 _SILENCE = 20.0  # seconds in which a cluster must answer

@@ -18,7 +18,7 @@ import numpy as np
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.statistics import LEVEL
-from lmeval_screener.figures import Gap, Ratio, difference, ranks
+from lmeval_screener.figures import Gap, Ratio, difference, rank_places
 from lmeval_screener.targets.labels import shared_name
 from lmeval_screener.targets.names import Target, label
 from lmeval_screener.targets.runs import step_key, training_and_step
@@ -49,6 +49,7 @@ class Reading:
         ratio: The second figure; None where the final norm is not known, and G stands alone.
         no_ratio: Why there is none, one clause; empty where there is one.
         sketch: By which its copies are recognised (`lmeval_screener.copies`); empty where no claim is made.
+        base: What it was trained from, a ``place``, by an adapter's configuration or the Hub; empty for none.
     """
 
     target: Target
@@ -70,6 +71,7 @@ class Reading:
     ratio: Ratio | None = None
     no_ratio: str = ""
     sketch: bytes = b""
+    base: str = ""
 
     @property
     def requested_revision(self) -> str | None:
@@ -80,6 +82,11 @@ class Reading:
     def name(self) -> str:
         """``repo``, ``repo@revision`` or ``repo:file``, as the user would write it."""
         return label(self.repo, self.target.revision, self.target.file)
+
+    @property
+    def place(self) -> str:
+        """``name``, of a folder the whole path: as others name it as their base."""
+        return str(Path(self.repo).resolve()) if self.target.local else self.name
 
     @property
     def label(self) -> str:
@@ -326,7 +333,7 @@ class Group:
     def ratio_ranks(self) -> dict[Screened, int]:
         """Rank of each member by the ratio, 1 for the largest, of those that have one."""
         rated = {c: c.ratio.mean for c in self.checkpoints if c.ratio is not None}
-        return dict(zip(rated, ranks(list(rated.values())), strict=True))
+        return dict(zip(rated, rank_places(list(rated.values())), strict=True))
 
     @cached_property
     def candidates(self) -> tuple[Screened, ...]:
