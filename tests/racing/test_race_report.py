@@ -151,8 +151,8 @@ def test_what_is_no_better_than_a_former_reference_is_behind_a_clearly_better_on
     last: float, status: str
 ) -> None:
     """Its score is at most the former reference's plus the margin, and no more is known of it."""
-    odd = np.arange(N) % 2 > 0.5
-    scores = {"first": ~odd, "near": odd, "last": np.arange(N) < last * N}
+    even = np.arange(N) % 2 < 1
+    scores = {"first": even, "near": even ^ (np.arange(N) < 1), "last": np.arange(N) < last * N}
     contest = Contest(N, margin=0.05)
     order = np.random.default_rng(0).permutation(N)
     for label, score in scores.items():
