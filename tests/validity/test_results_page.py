@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -254,7 +255,7 @@ def test_the_page_keeps_what_others_wrote(tmp_path):
 def test_the_committed_pages_are_those_of_the_results(tmp_path):
     (tmp_path / "README.md").write_text((PAGES / "README.md").read_text("utf-8"), "utf-8")
     write_pages(records.FOLDER, tmp_path, draw=False)
-    for name in ("population.md", "README.md"):
+    for name in ("population.md", "README.md", "fine-tunes.md", "race.md"):
         assert (tmp_path / name).read_text("utf-8") == (PAGES / name).read_text("utf-8"), name
 
 
@@ -273,3 +274,12 @@ def test_what_reports_say_of_a_figures_worth_is_what_was_measured():
     } | {f"squares of {count} questions without answers": w for count, w in evidence.WORTH["squares"].items()}
     for figure, (labels, low, high) in rows.items():
         assert f"| {figure} | {labels} ({low} to {high}) |" in page
+
+
+def test_what_reports_say_of_those_not_loaded_is_what_was_measured():
+    page = (PAGES / "race.md").read_text("utf-8")
+    rows = [line[2:].split(" | ") for line in page.splitlines() if re.match(r"\| \d groups of", line)]
+    (mix, _, mixed, *_), (tune, _, tuned, *_), _, (six, _, older, *_) = rows
+    on = f"{tune} of small models, {older} on {six[0]} older ones, {mixed} on {mix} (docs/results/race.md)"
+    mean, low, high, of = evidence.LOST
+    assert (f"{mean:.3f} ({low:.3f} to {high:.3f})", of) == (tuned, on)
