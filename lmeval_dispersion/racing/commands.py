@@ -4,68 +4,58 @@ from __future__ import annotations
 
 import argparse
 
-from lmeval_dispersion.errors import require_extra
+from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.options import add_examples, add_lm_eval, add_output, add_seed
 from lmeval_dispersion.output import Output
 from lmeval_dispersion.racing import replay
 from lmeval_dispersion.racing.contest import ERROR, MARGIN
 from lmeval_dispersion.racing.race import race
 
+_ERROR = f"chance, at most, that the best of those raced is dropped (default: {ERROR})"
+_MARGIN = f"of the score; what differs by no more is not told apart (default: {MARGIN})"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion race``."""
     parser.add_argument(
-        "checkpoints", nargs="*", metavar="CHECKPOINT",
-        help="as for `dispersion screen`, or the folder of its --emit",
-    )  # fmt: skip
-    which = parser.add_argument_group("which race")
-    which.add_argument("--family", metavar="NAME", help="all checkpoints of a family (default: none)")
-    which.add_argument(
-        "--domain", metavar="SET", help="token set of the screen (default: by the tasks' answer tokens)"
+        "checkpoints",
+        nargs="*",
+        metavar="CHECKPOINT",
+        help="as `dispersion screen` has it, or --emit's folder",
     )
-    which.add_argument(
+    add = parser.add_argument_group("which race").add_argument
+    add("--family", metavar="NAME", help="all checkpoints of a family (default: none)")
+    add("--domain", metavar="SET", help="token set of the screen (default: the tasks' answer tokens)")
+    add(
         "--base",
         metavar="CHECKPOINT",
-        help="what the others were trained from; it does not race (default: none)",
+        help="that the others were trained from; it does not race (default: none)",
     )
-    which.add_argument("--all", action="store_true", help="race all, in the order given, without a screen")
-    which.add_argument(
-        "--audit-sample", type=int, default=0, metavar="N",
-        help="N others of each group race as well, at random (default: 0)",
-    )  # fmt: skip
-    how = parser.add_argument_group("how")
-    how.add_argument(
-        "--error", type=float, default=ERROR, metavar="X",
-        help="chance, at most, that the best of those raced is dropped (default: %(default)s)",
-    )  # fmt: skip
-    how.add_argument(
-        "--margin", type=float, default=MARGIN, metavar="X",
-        help="of the score; what differs by no more is not told apart (default: %(default)s)",
-    )  # fmt: skip
-    how.add_argument(
-        "--metric", metavar="[FILTER/]METRIC", help="what scores a question (default: the task's first)"
-    )
-    how.add_argument(
-        "--by-probability", action="store_true",
-        help="drop also by the probability of the right answer, where the score is lower too",
-    )  # fmt: skip
-    group = add_lm_eval(parser)
-    group.add_argument("--tasks", metavar="NAME,NAME", help="tasks and groups (default: those of --emit)")
-    group.add_argument("--limit", type=int, metavar="N", help="the most questions (default: all there are)")
-    group.add_argument(
-        "--output_path",
-        metavar="FOLDER",
-        help="keeps all answers; the same command goes on (default: race-TASKS)",
-    )
-    group.add_argument(
-        "--confirm_run_unsafe_code", action="store_true", help="let tasks run the code that models write"
-    )
+    add("--all", action="store_true", help="race all, in the order given, without a screen")
+    sample = "random others of each group race as well (default: 0)"
+    add("--audit-sample", type=int, default=0, metavar="N", help=sample)
+    add = parser.add_argument_group("how").add_argument
+    add("--error", type=float, default=ERROR, metavar="X", help=_ERROR)
+    add("--margin", type=float, default=MARGIN, metavar="X", help=_MARGIN)
+    add("--metric", metavar="[FILTER/]METRIC", help="what scores a question (default: the task's first)")
+    less = "drop also by the probability of the right answer, where the score is lower too"
+    add("--by-probability", action="store_true", help=less)
+    beside = "side by side on the Ray cluster of RAY_ADDRESS, or of this machine (default: one by one)"
+    add("--engine", choices=("ray",), help=beside)
+    gpus = "of the cluster's; a part of 1 too (default: 1 where it has GPUs)"
+    add("--gpus-per-checkpoint", type=float, metavar="X", help=gpus)
+    add = add_lm_eval(parser).add_argument
+    add("--tasks", metavar="NAME,NAME", help="tasks and groups (default: those of --emit)")
+    add("--limit", type=int, metavar="N", help="the most questions of a checkpoint (default: all there are)")
+    folder = "keeps all answers: the same command goes on (default: race-TASKS)"
+    add("--output_path", metavar="FOLDER", help=folder)
+    add("--confirm_run_unsafe_code", action="store_true", help="let tasks run the code that models write")
     recorded = parser.add_mutually_exclusive_group()
     recorded.add_argument(
         "--replay",
         nargs="+",
         metavar="RESULTS",
-        help="race on finished evaluations, one a model: lm-eval's results with --log_samples, or stores",
+        help="finished evaluations, one a model: lm-eval's with --log_samples, or stores (default: none)",
     )
     recorded.add_argument("--demo", action="store_true", help="race the bundled models by recorded answers")
     add_seed(parser)
@@ -74,35 +64,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--demo",
         "myruns --tasks gsm8k --batch_size auto",
-        "'runs/*' --tasks my_task --include_path tasks --domain math --limit 400 -o race.html",
+        "'runs/*' --tasks my_task --include_path tasks --domain math -o race.html",
         "list --device cuda:0",
         "--replay results/MODEL_A results/MODEL_B",
-        more="\nexit status: 0 raced, 1 none, 2 wrong usage, 3 some failed, 130 interrupted: the same "
-        "command goes on.\n",
+        more="\nexit status: 0 raced, 1 none, 2 wrong usage, 3 some failed, 130 interrupted (run it again)\n",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run ``dispersion race``."""
     output = Output.of(args)
-    if args.demo:
-        output.write(replay.demo(args.seed).document())
-    elif args.replay:
-        given = replay.read_answers(args.replay)
-        shuffled = args.replay == sorted(args.replay)
-        result = replay.replay(*given, shuffled=shuffled, seed=args.seed, quiet=args.quiet)
-        output.write(result.document())
-    else:
+    if not (args.demo or args.replay):
         return _race(args, output)
+    if args.checkpoints:
+        raise UsageError(f"--demo and --replay race what is recorded; leave out {args.checkpoints[0]}")
+    if not (0 < args.error < 1 and 0 <= args.margin < 1):
+        raise UsageError(f"expected --error and --margin from 0 to 1, got {args.error} and {args.margin}")
+    rule = {name: getattr(args, name) for name in ("seed", "error", "margin", "by_probability")}
+    if args.demo:
+        output.write(replay.demo(**rule).document())
+    else:
+        shuffled, given = args.replay == sorted(args.replay), replay.read_answers(args.replay)
+        output.write(replay.replay(*given, shuffled=shuffled, quiet=args.quiet, **rule).document())
     return 0
 
 
 def _race(args: argparse.Namespace, output: Output) -> int:
     require_extra("models", "`dispersion race`")
-    ours = ("checkpoints", "replay", "demo", "output", "format", "formats", "details", "command", "quiet")
-    given = {key: value for key, value in vars(args).items() if key not in ours and key[0] != "_"}
+    ours = ("replay", "demo", "output", "format", "formats", "details", "command")
     try:
-        result = race(args.checkpoints, quiet=output.quiet, **given)
+        result = race(**{key: v for key, v in vars(args).items() if key not in ours and key[0] != "_"})
     except KeyboardInterrupt as interrupt:
         if not hasattr(interrupt, "race"):
             raise

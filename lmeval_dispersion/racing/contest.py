@@ -82,9 +82,10 @@ class Contest:
         return standing
 
     def fail(self, label: str) -> None:
-        """Take out a checkpoint that cannot be asked on; whom it alone had dropped are running again."""
+        """Take out a checkpoint that cannot be asked on; those that it alone dropped are running again."""
         self.standing[label] = "failed"
-        self.judge_again()
+        if self.side_by_side:  # else it was never a reference
+            self.judge_again()
 
     def judge_again(self) -> None:
         """Compare all with all that is known by now, whatever the order in which it came."""

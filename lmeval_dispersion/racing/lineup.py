@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmeval_screener.result.result import Result
 from lmeval_screener.screening import add_named, screen
@@ -19,74 +18,61 @@ from lmeval_screener.tokens.answers import load_answers
 from lmeval_dispersion.errors import UsageError
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One checkpoint of a list.
-
-    Attributes:
-        arguments: With which lm-eval loads it.
-        rank: In the screen's order, from 1; None without a screen.
-        chosen: Why it is raced: ``rank``, ``tied``, ``audit``, or ``named``; None where it is not.
-    """
+class Entry(NamedTuple):
+    """One checkpoint of a list: it races by ``rank``, ``tied``, as ``audit`` or as ``named``."""
 
     label: str
-    arguments: Mapping[str, str]
-    rank: int | None
-    chosen: str | None
+    arguments: Mapping[str, str]  # with which lm-eval loads it
+    rank: int | None  # in the screen's order, from 1
+    chosen: str | None  # None: it does not race
 
 
-@dataclass(frozen=True)
-class Lineup:
-    """The checkpoints of a race in its order, then the others of the list.
-
-    Attributes:
-        notes: What could not be screened.
-        manifest: Of the screening, which `dispersion verify` reads; None without one.
-    """
+class Lineup(NamedTuple):
+    """The checkpoints of a race in its order, then the others; what could not be screened; the manifest."""
 
     entries: Sequence[Entry]
     notes: Sequence[str] = ()
     manifest: Mapping[str, Any] | None = None
 
 
-def manifest_in(checkpoints: Sequence[str] | Result) -> dict[str, Any] | None:
-    """The manifest of the folder that alone is named, one of ``--emit`` or of a race; None for another."""
-    if isinstance(checkpoints, Result) or len(checkpoints) != 1:
-        return None
-    path = Path(checkpoints[0]).expanduser()
+def manifest_in(named: Sequence[str] | Result) -> dict[str, Any]:
+    """The manifest of the folder that alone is named, one of ``--emit`` or of a race; empty for another."""
+    if isinstance(named, Result) or len(named) != 1:
+        return {}
+    path = Path(named[0]).expanduser()
     file = path if path.name == FILE else path / FILE
-    content: dict[str, Any] | None = json.loads(file.read_text("utf-8")) if file.is_file() else None
+    content: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     return content
 
 
 def lineup(
-    checkpoints: Sequence[str] | Result,
+    named: Sequence[str] | Result,
     tasks: str,
     *,
-    family: str | None = None,
-    domain: str | None = None,
-    base: str | None = None,
-    all: bool = False,
-    audit_sample: int = 0,
+    family: str | None,
+    domain: str | None,
+    base: str | None,
+    all: bool,
+    audit_sample: int,
 ) -> Lineup:
     """Screen what is named and take a third of each group; or take the list of a manifest, or all.
 
     Raises:
         UsageError: Nothing is named, or it is not known which tokens the tasks' answers consist of.
     """
-    content, notes = manifest_in(checkpoints), list[str]()
-    if content is None and all and not isinstance(checkpoints, Result):
-        return _named(checkpoints, family)
-    if content is None:
-        if not isinstance(checkpoints, Result):
-            checkpoints = screen(checkpoints, family=family, base=base, **_tokens(tasks, domain))
-        notes = [f"Not screened, so not raced: {f.label} ({f.message})." for f in checkpoints.failed]
-        if not checkpoints.checkpoints:
+    content, notes = manifest_in(named), list[str]()
+    if not content and all and not isinstance(named, Result):
+        return _named(named, family)
+    if not content:
+        if not isinstance(named, Result):
+            named = screen(named, family=family, base=base, domain=domain, task=_task(tasks, domain))
+        notes = [f"Not screened, so not raced: {f.label} ({f.message})." for f in named.failed]
+        if not named.checkpoints:
             raise UsageError(notes[0])
-        chosen = checkpoints.chosen or shortlist(
-            checkpoints.groups, checkpoints.metric, None, audit_sample=audit_sample
+        chosen = named.chosen or shortlist(named.groups, named.metric, None, audit_sample=audit_sample)
+        content = manifest_dict(
+            named.head(), chosen, tasks=tuple(tasks.split(",")), command="dispersion race"
         )
-        content = manifest_dict(checkpoints.head(), chosen, tasks=tuple(tasks.split(",")), command="race")
     candidates = manifest_of(content, FILE).candidates
     entries = [
         Entry(target.label, target.arguments(c.revision), c.rank, c.chosen or ("named" if all else None))
@@ -94,12 +80,11 @@ def lineup(
     ]
     # The best of each group first; what was drawn at random comes last.
     last = {"audit": 1, None: 2}
-    entries.sort(key=lambda entry: (last.get(entry.chosen, 0), entry.rank))
-    return Lineup(entries, notes, content)
+    return Lineup(sorted(entries, key=lambda e: (last.get(e.chosen, 0), e.rank)), notes, content)
 
 
-def _tokens(tasks: str, domain: str | None) -> dict[str, Any]:
-    """Domain and task of the screen: the first task whose answer tokens are known, else the domain."""
+def _task(tasks: str, domain: str | None) -> str | None:
+    """The first task whose answer tokens are known, which the screen's ratio is over."""
     refused = []
     for task in tasks.split(","):
         try:
@@ -107,18 +92,18 @@ def _tokens(tasks: str, domain: str | None) -> dict[str, Any]:
         except UsageError as error:
             refused.append(str(error))
         else:
-            return {"domain": domain, "task": task}
+            return task
     if domain is None:
         raise UsageError(
             f"expected --domain SET, by whose tokens to screen: {refused[0]}; or --all, which races all in "
             "the order given"
         )
-    return {"domain": domain}
+    return None
 
 
-def _named(checkpoints: Sequence[str], family: str | None) -> Lineup:
+def _named(names: Sequence[str], family: str | None) -> Lineup:
     """All that is named, in the order given."""
-    selected = select_targets(checkpoints, Selection())
+    selected = select_targets(names, Selection())
     add_named(selected, family, demo=False)
     targets = labelled(list(dict.fromkeys(selected.targets)))
     for target in targets:

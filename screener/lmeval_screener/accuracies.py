@@ -257,6 +257,8 @@ def _from_results(path: Path, task: str) -> Accuracies:
     if not files:
         raise UsageError(f"{path}: expected lm-eval's results_*.json in the folder, found none")
     runs = {file: _results(file) for file in files}
+    if (path / "race.json").is_file():
+        return _from_race(runs)
     tasks = list(dict.fromkeys(name for run in runs.values() for name in _tasks(run)))
     if not task and len(tasks) != 1:
         raise UsageError(f"{path} holds {len(tasks)} tasks ({_listed(tasks)}); name one: {path}:TASK")
@@ -272,6 +274,16 @@ def _from_results(path: Path, task: str) -> Accuracies:
         latest[name, revision, weights] = Rated(name, revision, value, str(file), weights)
     count = f"{len(chosen)} of lm-eval's result files" if len(chosen) > 1 else next(iter(chosen)).name
     return Accuracies(tuple(latest.values()), f"{task}, {metric} ({count})", complete=False)
+
+
+def _from_race(runs: Mapping[Path, Mapping[str, Any]]) -> Accuracies:
+    """Scores in a race, of those that were asked everything."""
+    whole = {file: run for file, run in runs.items() if run["race"]["questions"] == run["race"]["of"]}
+    rated = []
+    for file, run in whole.items():
+        name, revision, weights = _model(run, file)
+        rated.append(Rated(name, revision, run["race"]["score"], str(file), weights))
+    return Accuracies(tuple(rated), f"a race ({len(whole)} of {len(runs)} asked everything)", complete=False)
 
 
 def _results(file: Path) -> dict[str, Any]:

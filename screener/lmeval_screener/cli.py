@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     add_examples,
-    add_metric,
     add_output,
     add_version,
     command_parser,
     exit_code_of,
 )
 from lmeval_dispersion.output import Output, progress_bar
-from lmeval_screener.selection import add_selection_options
+from lmeval_screener.selection import add_ranking_options, add_selection_options
 
 if TYPE_CHECKING:
     from lmeval_screener.result.result import Result
@@ -100,13 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how("--reference", default="reference", metavar="SET", help="everyday words (default: reference)")
     how("--tokenizer", metavar="SOURCE", help="tokenizer of those that store none (default: none)")
-    add_metric(group)
-    how(
-        "--rank-by",
-        choices=("gap", "ratio", "both"),
-        help="figure that ranks; both: the mean rank (default: ratio)",
-    )
-    how("--base", metavar="CHECKPOINT", help="what the others were trained from (default: none)")
+    add_ranking_options(group)
     how("--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)")
     how(
         "--max-requests",
@@ -151,7 +144,6 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
 
     from lmeval_screener.checkpoints.limits import Allowance
-    from lmeval_screener.screened import RANK_BY
     from lmeval_screener.screening import Screening, add_named, floor_among, session_in
     from lmeval_screener.selection import select_targets, selection_of
     from lmeval_screener.tokens.resolution import load_domain
@@ -200,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
         allowance=allowance,
         keep_on_interrupt=True,
         base=args.base,
-        rank_by=args.rank_by or RANK_BY,
+        rank_by=args.rank_by,
     )
     screening.since = args.since if args.registry is not None else None
     run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
@@ -325,10 +317,10 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder")
     parser.add_argument(
         "results",
-        nargs="+",
+        nargs="*",
         metavar="RESULTS",
         help="lm-eval's results_*.json, or folders of them (PATH:TASK where they hold several tasks); a CSV "
-        "file with the columns repo,accuracy; or hub:TASK",
+        "file with the columns repo,accuracy; or hub:TASK. None: those of MANIFEST, a race's folder",
     )
     parser.add_argument(
         "--hours-per-model",
@@ -352,7 +344,9 @@ def run_verify(args: argparse.Namespace) -> int:
     from lmeval_screener.shortlist.manifest import read_manifest
     from lmeval_screener.shortlist.verdict import verify
 
-    output.write(verify(read_manifest(args.manifest), args.results, hours=args.hours_per_model).document())
+    folder = args.manifest if args.manifest.is_dir() else args.manifest.parent
+    results = args.results or [str(folder)]
+    output.write(verify(read_manifest(args.manifest), results, hours=args.hours_per_model).document())
     return 0
 
 

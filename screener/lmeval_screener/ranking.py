@@ -49,6 +49,7 @@ ERROR_RATE = 0.05
 _OCTAVES = 40  # of a variance, each half of the one before; what is smaller is rounding
 _NEAR = 5  # scales between a pair and those who count as one in it: a quarter of its error at most
 _STEPS = 5  # of Holm's procedure; fewer order less
+_NAMED = "taken as the base, as all others name it (adapter_config.json, or base_model on the Hub)"
 _CELLS = 2**18  # pairs held at a time: 2 MB an array
 
 K = TypeVar("K", bound=Hashable)
@@ -105,11 +106,11 @@ def ranked(
     members: Sequence[tuple[Reading, Reading]],
     metric: Metric,
     rank_by: RankBy = RANK_BY,
-    base: Target | None = None,
+    bases: Sequence[Target] = (),
 ) -> list[Screened]:
     """Every group's checkpoints, best first; each reading comes with the one of its common tokenizer.
 
-    ``base`` is the checkpoint that the others of its group were trained from, where it is known.
+    From one of ``bases`` the others of its group were trained; else from their :func:`named_base`.
     """
     families: dict[str, list[Reading]] = {}
     labels = labelled([reading.target for reading, _ in members])
@@ -125,21 +126,33 @@ def ranked(
     return [
         checkpoint
         for (family, scale), siblings in groups.items()
-        for checkpoint in _ranked_group(family, scale, siblings, metric, rank_by, base)
+        for checkpoint in _ranked_group(family, scale, siblings, metric, rank_by, bases)
     ]
 
 
+def named_base(members: Sequence[Reading]) -> str:
+    """The ``place`` that all others of a group, two or more, name as their base; empty for none."""
+    for base in sorted({member.base for member in members} - {""}):
+        others = [member.base for member in members if member.place != base]
+        if len(others) > 1 and set(others) == {base}:
+            return base
+    return ""
+
+
 def _ranked_group(
-    family: str, scale: str, members: list[Reading], metric: Metric, rank_by: RankBy, base: Target | None
+    family: str, scale: str, members: list[Reading], metric: Metric, rank_by: RankBy, bases: Sequence[Target]
 ) -> list[Screened]:
-    members = sorted(members, key=lambda member: member.target != base)  # others are copies of the base
-    is_known = members[0].target == base
+    base = next((member for member in members if member.target in bases), None)
+    if base is None and (named := named_base(members)):
+        members = [replace(m, warnings=(*m.warnings, _NAMED)) if m.place == named else m for m in members]
+        base = next((member for member in members if member.place == named), None)
+    members = sorted(members, key=lambda member: member is not base)  # others are copies of the base
     # A copy stands where its original does: what moves no prediction may have moved its own G.
     copied = originals(members)
     distinct = sorted({original.place for original in copied})
     gaps, ratios = [members[i].gaps[metric] for i in distinct], [members[i].ratio for i in distinct]
     rank_by = "gap" if None in ratios else rank_by
-    of_base = members[0].ratio if is_known else None
+    of_base = base.ratio if base else None
     standings = dict(zip(distinct, rank_gaps(gaps, ratios, rank_by, of_base), strict=True))
     against: dict[int, Against] = {}
     if of_base is not None:
@@ -154,7 +167,7 @@ def _ranked_group(
             copy_of=None if members[original.place] is reading else members[original.place].label,
             copy_rounded=not original.exact,
             ranked_by=rank_by,
-            is_base=is_known and place == 0,
+            is_base=reading is base,
             against=against.get(place),
             **standings[original.place]._asdict(),
         )

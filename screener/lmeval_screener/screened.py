@@ -49,6 +49,7 @@ class Reading:
         ratio: The second figure; None where the final norm is not known, and G stands alone.
         no_ratio: Why there is none, one clause; empty where there is one.
         sketch: By which its copies are recognised (`lmeval_screener.copies`); empty where no claim is made.
+        base: What it was trained from, a ``place``, by an adapter's configuration or the Hub; empty for none.
     """
 
     target: Target
@@ -70,6 +71,7 @@ class Reading:
     ratio: Ratio | None = None
     no_ratio: str = ""
     sketch: bytes = b""
+    base: str = ""
 
     @property
     def requested_revision(self) -> str | None:
@@ -80,6 +82,11 @@ class Reading:
     def name(self) -> str:
         """``repo``, ``repo@revision`` or ``repo:file``, as the user would write it."""
         return label(self.repo, self.target.revision, self.target.file)
+
+    @property
+    def place(self) -> str:
+        """``name``, of a folder the whole path: as others name it as their base."""
+        return str(Path(self.repo).resolve()) if self.target.local else self.name
 
     @property
     def label(self) -> str:

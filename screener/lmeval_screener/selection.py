@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _PAGE = 1000  # repositories that one request may list
 _SECONDS = 60.0  # for one page
-_EXPAND = ("sha", "siblings", "safetensors", "gated", "lastModified")
+_EXPAND = ("sha", "siblings", "safetensors", "gated", "lastModified", "tags")
 _NAME_COLUMNS = ("repo", "checkpoint", "name", "model", "repository", "id", "model_id")
 _AUTHOR = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -126,6 +126,17 @@ def add_selection_options(parser: argparse._ActionsContainer) -> None:
         help="of what is listed: changed since; with --registry: what is new (default: all)",
     )
     add("--limit", type=int, metavar="N", help="of what is listed: the last N changed (default: all)")
+
+
+def add_ranking_options(parser: argparse._ActionsContainer) -> None:
+    """Add ``--metric``, ``--rank-by`` and ``--base``."""
+    add = parser.add_argument
+    of = ("cosine", "euclidean")
+    add("--metric", default="cosine", choices=of, help="distance of G (default: cosine)")
+    rank_by, about = ("gap", "ratio", "both"), "figure that ranks; both: their mean rank (default: ratio)"
+    add("--rank-by", choices=rank_by, default="ratio", help=about)
+    about = "what the others were trained from (default: what all others of a group name)"
+    add("--base", metavar="CHECKPOINT", help=about)
 
 
 def selection_of(args: argparse.Namespace) -> Selection:
@@ -299,6 +310,6 @@ def _parse_page(page: Any) -> list[_Entry]:
         if info.get("sha") and info.get("siblings") is not None:
             files = parse_listing(info)
             is_gated = info.get("gated") not in (None, False)
-            listed = Listed(files.commit, tuple(files.files), files.parameters, is_gated)
+            listed = Listed(files.commit, tuple(files.files), files.parameters, is_gated, files.base)
         entries.append((text(info["id"]), info.get("lastModified") or "", listed))
     return entries

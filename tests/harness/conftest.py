@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 from datasets_layout import write_all
 from harness_world import World, from_folder, tiny_llama, trained_tokenizer, trimmed_copy
 
@@ -30,6 +33,8 @@ class CodeEval(evaluate.Metric):
     def _compute(self, predictions, references, k):
         return {"pass@1": sum(first.endswith("\\n") for first, *_ in predictions) / len(predictions)}, {}
 """
+DIGITS: dict[str, Any] = {"schema": 1, "name": "digits", "role": "answers", "tasks": ["sums"]}
+DIGITS["answers"] = {f" {digit}": 1 for digit in range(10)}
 
 
 @pytest.fixture(autouse=True)
@@ -151,3 +156,34 @@ def from_samples(model_folder: Path, tmp_path: Path) -> Callable[..., Store]:
         return read_store(tmp_path / name)
 
     return made
+
+
+@pytest.fixture(scope="session")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with sums: one task of choices, one that generates."""
+    folder, rng = tmp_path_factory.mktemp("tasks"), np.random.default_rng(0)
+    rows = []
+    for _ in range(40):
+        a, b = (int(n) for n in rng.integers(13, 40, 2))
+        label = int(rng.integers(4))
+        choices = [f"{a + b + step}." for step in rng.permutation([1, 2, 10])]
+        choices.insert(label, f"{a + b}.")
+        rows.append({"q": f"7+5=12. {a}+{b}=", "choices": choices, "label": label, "answer": f"{a + b}."})
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "sums.jsonl")}},
+        "test_split": "test",
+        "doc_to_text": "{{q}}",
+        "target_delimiter": "",
+    }
+    choice = {"task": "sums", "output_type": "multiple_choice", "doc_to_choice": "{{choices}}"}
+    mean = {"aggregation": "mean", "higher_is_better": True}
+    choice |= {"doc_to_target": "{{label}}", "metric_list": [{"metric": "acc", **mean}]}
+    written = {"task": "sums_written", "output_type": "generate_until", "doc_to_target": "{{answer}}"}
+    written |= {"generation_kwargs": {"until": ["."]}, "metric_list": [{"metric": "exact_match", **mean}]}
+    letter = choice | {"task": "sums_letter", "doc_to_choice": [*"0123"]}
+    for task in (choice, letter, written):
+        (folder / f"{task['task']}.yaml").write_text(yaml.safe_dump(shared | task))
+    (folder / "digits.yaml").write_text(yaml.safe_dump(DIGITS))
+    return folder

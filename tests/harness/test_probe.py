@@ -25,8 +25,6 @@ from lmeval_dispersion.probing.probe import Probe, probed
 from lmeval_dispersion.probing.questions import Answered, Questions, check_decoder
 
 DEMO = data_folder("demo")
-DIGITS: dict[str, Any] = {"schema": 1, "name": "digits", "role": "answers", "tasks": ["sums"]}
-DIGITS["answers"] = {f" {digit}": 1 for digit in range(10)}
 FAMILIES = ["arc", "mmlu/default", "truthfulqa", "wikitext"]
 
 
@@ -40,37 +38,6 @@ def _no_tasks_but_named_ones(monkeypatch: pytest.MonkeyPatch) -> None:
 def stock() -> list[str]:
     """The folders of some of its tasks."""
     return [str(install.harness_tasks() / name) for name in FAMILIES]
-
-
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with sums: one task of choices, one that generates."""
-    folder, rng = tmp_path_factory.mktemp("tasks"), np.random.default_rng(0)
-    rows = []
-    for _ in range(40):
-        a, b = (int(n) for n in rng.integers(13, 40, 2))
-        label = int(rng.integers(4))
-        choices = [f"{a + b + step}." for step in rng.permutation([1, 2, 10])]
-        choices.insert(label, f"{a + b}.")
-        rows.append({"q": f"7+5=12. {a}+{b}=", "choices": choices, "label": label, "answer": f"{a + b}."})
-    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shared = {
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(folder / "sums.jsonl")}},
-        "test_split": "test",
-        "doc_to_text": "{{q}}",
-        "target_delimiter": "",
-    }
-    choice = {"task": "sums", "output_type": "multiple_choice", "doc_to_choice": "{{choices}}"}
-    mean = {"aggregation": "mean", "higher_is_better": True}
-    choice |= {"doc_to_target": "{{label}}", "metric_list": [{"metric": "acc", **mean}]}
-    written = {"task": "sums_written", "output_type": "generate_until", "doc_to_target": "{{answer}}"}
-    written |= {"generation_kwargs": {"until": ["."]}, "metric_list": [{"metric": "exact_match", **mean}]}
-    letter = choice | {"task": "sums_letter", "doc_to_choice": [*"0123"]}
-    for task in (choice, letter, written):
-        (folder / f"{task['task']}.yaml").write_text(yaml.safe_dump(shared | task))
-    (folder / "digits.yaml").write_text(yaml.safe_dump(DIGITS))
-    return folder
 
 
 def run(tasks: Path, *more: object, task: str = "sums") -> int:

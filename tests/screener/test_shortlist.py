@@ -132,33 +132,19 @@ def test_configurations_are_pinned_and_the_manifest_holds_everyone(tmp_path):
     assert content["failed"][0]["repo"] == "org/none"
 
 
-def run(folder, **environment):
-    """The script of a written list, in a shell whose path holds the folder and the usual programs."""
-    return subprocess.run(
-        ["bash", folder / "list" / "run.sh"],
-        env={"PATH": f"{folder}:/usr/bin:/bin", **environment}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-
-
-def test_a_shard_takes_its_share_and_every_checkpoint_is_in_one(tmp_path):
+def test_the_script_races_the_list(tmp_path):
     result = result_of(*group(7))
     emit(tmp_path / "list", result.head(), result.shortlist(7), tasks=("gsm8k",), command="")
-    without = run(tmp_path)
-    said = "lm-eval (lm_eval) is not installed; run: pip install 'lmeval-dispersion[models]'\n"
-    assert (without.returncode, without.stderr) == (1, said)
-    for name, lines in (
-        ("lm_eval", 'echo "$3" >> ran\ncase "$3" in *-4.yaml) exit 1;; esac'),
-        ("dispersion", "echo enabled: 1 task file"),
-    ):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
-        (tmp_path / name).chmod(0o755)
-    shards = [run(tmp_path, SHARD=str(shard), SHARDS="3") for shard in range(3)]
-    assert [done.returncode for done in shards] == [1, 0, 0]
-    assert ["not evaluated: 004-org_7B-4" in done.stderr for done in shards] == [True, False, False]
-    ran = (tmp_path / "list" / "ran").read_text().splitlines()
-    assert sorted(ran) == [f"models/00{i}-org_7B-{i}.yaml" for i in range(1, 8)]
-    script = (tmp_path / "list" / "run.sh").read_text()
-    assert "--array=0-6 --gres=gpu:1 --wrap 'SHARD=$SLURM_ARRAY_TASK_ID SHARDS=7 bash run.sh'" in script
+    (tmp_path / "dispersion").write_text('#!/bin/sh\nls manifest.json\nprintf "%s|" "$@"\nexit 3\n')
+    (tmp_path / "dispersion").chmod(0o755)
+    script = tmp_path / "list" / "run.sh"
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", script, "--limit", "9"], env=path, capture_output=True, text=True, timeout=60
+    )
+    given = "race|.|--batch_size|auto|--output_path|race|--limit|9|"
+    assert (done.returncode, done.stdout) == (3, f"manifest.json\n{given}")
+    assert "sbatch --array=1-7 --gres=gpu:1" in script.read_text()
 
 
 def test_what_cannot_be_emitted_is_said_before_the_screening(tmp_path):

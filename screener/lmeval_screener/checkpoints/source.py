@@ -138,6 +138,7 @@ class WithTokenizer:
         self.files: Mapping[str, FileEntry] = {**checkpoint.files, **added}
         self.meter: Meter = checkpoint.meter
         self.parameters, self.is_local = checkpoint.parameters, checkpoint.is_local
+        self.base = checkpoint.base
         self.cache: Cache | None = checkpoint.cache
         self.checkpoint, self._other, self._names = checkpoint, other, dict(names)
 

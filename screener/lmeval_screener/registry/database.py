@@ -101,13 +101,14 @@ CREATE TABLE seen (
 )""",
     # The time up to which the answer of a nightly run speaks, '' until it is given; the rows in short.
     2: "ALTER TABLE runs ADD COLUMN announced; ALTER TABLE results ADD COLUMN sketch BLOB",
+    3: "ALTER TABLE results ADD COLUMN base; ALTER TABLE runs ADD COLUMN bases",
 }
 _LAYOUT = max(_CHANGES)
 _VIEWS = f"""
 DROP VIEW IF EXISTS checkpoints;
 DROP VIEW IF EXISTS sightings;
 CREATE VIEW sightings AS
-SELECT s.*, domain, reference, {_MEASURED}, split, numbers, sketch, {_OF_RESULT}
+SELECT s.*, domain, reference, {_MEASURED}, split, numbers, sketch, base, {_OF_RESULT}
 FROM seen s
 LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file
           AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method
@@ -307,7 +308,7 @@ class Session:
         self._resolutions: dict[str, Resolution] = {}
         self._opened: dict[Target, tuple[str, str]] = {}
         self._taken: set[Target] = set()
-        self.ended, self._announces = "", announces
+        self.ended, self.bases, self._announces = "", "", announces  # each base of a group: a `place` a line
         (stored,) = connection.execute("SELECT file FROM pragma_database_list")
         self._full_since = "" if stored["file"] else _now()
         values = {
@@ -435,7 +436,7 @@ class Session:
             **dict(zip(_FIGURES, figures, strict=True)), warnings=json.dumps(reading.warnings),
             bytes=reading.bytes_read, requests=reading.requests, seconds=round(reading.seconds, 3),
             split=len(reading.resolution.domain), numbers=numbers_of(gaps, ratio).astype("<f8").tobytes(),
-            sketch=reading.sketch or None,
+            sketch=reading.sketch or None, base=reading.base or None,
         )  # fmt: skip
 
     def _keep_seen(self, target: Target, identity: str, state: str, error: ScreeningError | None) -> None:
@@ -475,9 +476,9 @@ class Session:
             # No other process writes now: all that it sees was seen before this moment, or is after it.
             self.ended = self._moment("SELECT max(first) FROM seen")
             self.connection.execute(
-                "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ? "
-                "WHERE run = ?",
-                [self.ended, screened, failed, bytes_read, requests, round(seconds, 3), self.run],
+                "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ?, "
+                "bases = ? WHERE run = ?",
+                [self.ended, screened, failed, bytes_read, requests, round(seconds, 3), self.bases, self.run],
             )
 
         self._write(write)
@@ -620,7 +621,8 @@ def _reading_of(row: sqlite3.Row, target: Target, resolutions: dict[str, Resolut
     return Reading(
         target=target, shape=(row["v_rows"], row["width"]), tied=bool(row["tied"]), resolution=resolution,
         gaps=gaps, warnings=tuple(json.loads(row["warnings"])), bytes_read=0, requests=0, seconds=0.0,
-        ratio=ratio, sketch=row["sketch"] or b"", **{field: row[name] for name, field in _PLAIN.items()},
+        ratio=ratio, sketch=row["sketch"] or b"", base=row["base"] or "",
+        **{field: row[name] for name, field in _PLAIN.items()},
     )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def is_gone(seen: Seen) -> bool:
 
 
 def ranked(
-    seen: Sequence[Seen], metric: Metric, rank_by: RankBy = RANK_BY, base: Target | None = None
+    seen: Sequence[Seen], metric: Metric, rank_by: RankBy = RANK_BY, bases: Sequence[Target] = ()
 ) -> list[Screened]:
     """All that was measured, ranked in groups of one tokenizer and scale.
 
@@ -78,7 +78,20 @@ def ranked(
             # Other rows than its family's: a group of its tokenizer.
             reading = replace(reading, target=replace(reading.target, family=None))
         pairs.append((reading, first.setdefault(tokens, reading)))
-    return ranking.ranked(pairs, metric, rank_by, base)
+    return ranking.ranked(pairs, metric, rank_by, bases)
+
+
+def bases_among(
+    connection: sqlite3.Connection, tokens: str, seen: Sequence[Seen], asked: str | None
+) -> list[Target]:
+    """The base that was asked for, else those of the last run that had some."""
+    if asked is not None:
+        exact = [entry.target for entry in seen if asked in (entry.target.label, entry.target.name)]
+        identity = "" if exact else checkpoint_named(connection, asked)[0]
+        return exact or [entry.target for entry in seen if entry.identity == identity]
+    last = "SELECT bases, max(ended) FROM runs WHERE tokens = ? AND bases <> ''"
+    (bases, _) = connection.execute(last, [tokens]).fetchone()
+    return [e.target for e in seen if e.reading and e.reading.place in (bases or "").splitlines()]
 
 
 @dataclass(frozen=True)
@@ -147,23 +160,26 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
 def query(
     connection: sqlite3.Connection,
     metric: Metric,
+    rank_by: RankBy,
+    base: str | None,
     domain: str | None,
-    family: str | None,
-    scale: str | None,
-    top: int | None,
+    family: str | None = None,
+    scale: str | None = None,
+    top: int | None = None,
 ) -> Document:
     """The latest of every checkpoint, ranked across runs."""
     tokens, domain, reference = sets_of(connection, domain)
     seen = named(last_seen(connection, tokens))
     gone = [entry.target.label for entry in seen if is_gone(entry)]
-    checkpoints = ranked([entry for entry in seen if entry.target.label not in gone], metric)
+    bases = bases_among(connection, tokens, seen, base)
+    checkpoints = ranked([e for e in seen if e.target.label not in gone], metric, rank_by, bases)
     groups = grouped(c for c in checkpoints if family in (None, c.family) and scale in (None, c.scale))
     kept = {entry.target.label: f"as of {entry.as_of}: {entry.error}" for entry in seen if entry.as_of}
     rows = [
         Ranked(
             c.label, c.family, group.title, c.rank, tie_cells(tied_with(c, group)), c.gaps[metric].mean,
             c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision, c.copy_of,
-            kept.get(c.label),
+            kept.get(c.label) or ("the base" if c.is_base else None),
         )
         for group in groups
         for c in _best(group, top)
@@ -190,7 +206,7 @@ def query(
 
 def _best(group: Group, top: int | None) -> Sequence[Screened]:
     """The first checkpoints of a group, with their copies, which take no other's place."""
-    originals = [place for place, c in enumerate(group.checkpoints) if c.copy_of is None]
+    originals = [place for place, c in enumerate(group.checkpoints) if not (c.copy_of or c.is_base)]
     return group.checkpoints[: originals[top] if top is not None and top < len(originals) else None]
 
 

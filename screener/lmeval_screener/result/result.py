@@ -177,6 +177,12 @@ class Result(Report):
         content = manifest_dict(self.head(), chosen, tasks=(), command="")
         return verify(manifest_of(content, "the screening"), [str(source) for source in results])
 
+    def race(self, tasks: str, **options: Any) -> Any:
+        """The best of the short list, else of a third of each group, on lm-eval's tasks: see ``race``."""
+        import lmeval_dispersion
+
+        return lmeval_dispersion.race(self, tasks=tasks, **options)
+
     def shown(self, chosen: Shortlist) -> Result:
         """The same result as the report of a short list shows it."""
         of = {c: choice for choice in chosen.groups for c in choice.group.checkpoints}

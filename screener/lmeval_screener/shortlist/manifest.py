@@ -27,41 +27,14 @@ SCHEMA = "screen-checkpoints-shortlist/2"
 FILE = "manifest.json"
 _RUN = """\
 #!/usr/bin/env bash
-# Evaluates the short list of @MANIFEST@ with lm-eval, one checkpoint after the other.
-# Arguments go to lm-eval: bash run.sh --device cuda:0 --limit 100
-# SHARD=2 SHARDS=8 bash run.sh takes every eighth checkpoint from the third on. As an array of Slurm:
-#   sbatch --array=0-@LAST@ --gres=gpu:1 --wrap 'SHARD=$SLURM_ARRAY_TASK_ID SHARDS=@COUNT@ bash run.sh'
-# LM_EVAL names another lm_eval.
-# Checkpoints with results are not evaluated again. Exit status: 0 all evaluated, 1 some failed.
-set -u
-cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
-read -r -a lm_eval <<<"${LM_EVAL:-lm_eval}"
-if ! command -v "${lm_eval[0]}" > /dev/null; then
-  echo "lm-eval (${lm_eval[0]}) is not installed; run: pip install 'lmeval-dispersion[models]'" >&2
-  exit 1
-fi
-tasks=()
-if ! dispersion enable --status 2>/dev/null | grep -q "^enabled"; then
-  folder=$(dispersion enable --path) && tasks=(--include_path "$folder")
-fi
-shard=${SHARD:-0} shards=${SHARDS:-1} number=0 failed=()
-for config in models/*.yaml; do
-  turn=$((number % shards))
-  number=$((number + 1))
-  [ "$turn" -eq "$shard" ] || continue
-  name=$(basename "$config" .yaml)
-  if [ -n "$(find "results/$name" -name 'results_*.json' 2>/dev/null | head -n 1)" ]; then
-    echo "$name: has results" >&2
-    continue
-  fi
-  echo "$name: evaluating" >&2
-  "${lm_eval[@]}" run --config "$config" ${tasks[@]+"${tasks[@]}"} "$@" || failed+=("$name")
-done
-if [ ${#failed[@]} -gt 0 ]; then
-  echo "not evaluated: ${failed[*]}; run the same command again" >&2
-  exit 1
-fi
-echo "next: dispersion verify @MANIFEST@ results" >&2
+# Races the short list of @MANIFEST@ on lm-eval's tasks; `dispersion verify race` judges the screen by it.
+# Arguments go to `dispersion race`: bash run.sh --device cuda:0 --limit 400
+# An array of Slurm that evaluates all of the list in full (after `dispersion enable`):
+#   sbatch --array=1-@COUNT@ --gres=gpu:1 \\
+#     --wrap 'lm_eval run --config "$(ls models/*.yaml | sed -n "${SLURM_ARRAY_TASK_ID}p")"'
+set -eu
+cd "$(dirname "${BASH_SOURCE[0]}")"
+exec dispersion race . --batch_size auto --output_path race "$@"
 """
 
 
@@ -95,7 +68,7 @@ def emit(
     """Write the folder; returns the manifest's path.
 
     ``models/001-NAME.yaml`` are lm-eval's configurations (``lm_eval run --config``), each pinned to the
-    commit that was screened; ``run.sh`` runs them, ``manifest.json`` comes last.
+    commit that was screened; ``run.sh`` races them, ``manifest.json`` comes last.
     """
     members = chosen.chosen
     width, count = max(3, len(str(len(members)))), len(members)
@@ -104,8 +77,7 @@ def emit(
         name = f"{number:0{width}d}-{_file_name(c)}"
         config = yaml.safe_dump(_config(c, tasks, f"results/{name}"), sort_keys=False, allow_unicode=True)
         files[f"models/{name}.yaml"] = config
-    script = _RUN.replace("@MANIFEST@", FILE)
-    files["run.sh"] = script.replace("@LAST@", str(max(count - 1, 0))).replace("@COUNT@", str(count))
+    files["run.sh"] = _RUN.replace("@MANIFEST@", FILE).replace("@COUNT@", str(count))
     content = manifest_dict(head, chosen, tasks=tasks, command=command)
     files[FILE] = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:
@@ -155,7 +127,7 @@ def manifest_dict(
         "schema": SCHEMA,
         "version": __version__,
         "command": command,
-        **{name: head[name] for name in ("domain", "reference", "metric")},
+        **{name: head[name] for name in ("domain", "task", "reference", "metric", "ranked_by", "base")},
         "tasks": list(tasks),
         **chosen.to_dict(),
         "candidates": [
@@ -208,6 +180,9 @@ class Manifest:
     audit_sample: int
     candidates: tuple[Candidate, ...]
     place: str
+    task: str = ""
+    ranked_by: str = ""
+    base: str = ""
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -239,6 +214,7 @@ def manifest_of(content: Mapping[str, Any], place: str) -> Manifest:
             int(content["audit_sample"]),
             tuple(_candidate(entry) for entry in content["candidates"]),
             place,
+            *(str(content.get(name) or "") for name in ("task", "ranked_by", "base")),  # of late
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(

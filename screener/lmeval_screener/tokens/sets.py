@@ -24,7 +24,8 @@ from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 
 Role = Literal["domain", "reference"]
 Variant = Literal["bare", "space"]
-MOST = 100  # answer tokens that are read of a task
+MOST = 100  # answer tokens at most
+READ = 36  # of a task's, those that are read: a tenth more bytes than keywords at most
 
 _CASES: dict[str, Callable[[str], str]] = {
     "exact": str,
@@ -47,7 +48,7 @@ class AnswerSet:
     pieces: tuple[str, ...] = ()  # found by a base, most probable first
     tokenizer: str = ""  # `Vocabulary.digest` of the base's
     base: str = ""  # the model that found ``pieces``
-    most: Annotated[int, 3] = MOST  # tokens that are read
+    most: Annotated[int, 3] = READ  # tokens of ``answers`` that are read
 
     @property
     def digest(self) -> str:

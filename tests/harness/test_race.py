@@ -1,0 +1,293 @@
+"""Races of real models: lm-eval's own answers, kept block by block, and what interrupts them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from harness_world import environment, from_folder
+from json_schemas import faults
+from test_next_lm_eval import NEXT
+
+import lmeval_dispersion
+from lmeval_dispersion.cli import main
+from lmeval_dispersion.harness import seams
+from lmeval_dispersion.installation import data_folder
+from lmeval_dispersion.racing.evaluation import Evaluation
+from lmeval_dispersion.store.samples import read_logged
+
+DEMO = data_folder("demo")
+# lm-eval reads all of its 10,000 task files each time: in tests it has none of its own.
+NONE = 'import sys, lm_eval.tasks.manager as manager\nmanager.__file__ = "/none/manager.py"\n'
+COMMAND = NONE + "from lmeval_dispersion.cli import main\nsys.exit(main(sys.argv[1:]))"
+# Dies as soon as the third file is on disk: the second block's first one of two.
+KILLED = """
+import os
+synced = []
+os.fsync = lambda number: os.kill(os.getpid(), 9) if len(synced) == 2 else synced.append(number)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_tasks_but_named_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm_eval.tasks.manager.__file__", "/none/manager.py")
+
+
+def words(tasks: Path, out: Path, *models: object, task: str = "sums", batch: int = 16) -> list[str]:
+    """A race of models, by the last parts of their folders, in that order."""
+    places = [DEMO / model if isinstance(model, str) else model for model in models]
+    given = ("--tasks", task, "--include_path", tasks, "--batch_size", batch, "--output_path", out)
+    return [*map(str, ("race", *places, "--all", *given, "--device", "cpu", "--format", "json", "-q"))]
+
+
+def raced(capsys: pytest.CaptureFixture[str], *given: str, code: int = 0) -> dict[str, Any]:
+    """What a race answers."""
+    assert main([*given]) == code
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert faults(result) == []
+    return result
+
+
+def standing(result: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """All of a race but its time."""
+    return [tuple(c[key] for key in ("label", "questions", "score", "status")) for c in result["checkpoints"]]
+
+
+def samples(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """The logged samples of one checkpoint, by task and document."""
+    files = {file.name.split("_2")[0]: file for file in folder.glob("samples_*.jsonl")}
+    lines = [(name, json.loads(line)) for name, file in files.items() for line in file.open()]
+    return {(name.removeprefix("samples_"), line["doc_id"]): line for name, line in lines}
+
+
+def test_two_tasks_are_answered_as_by_lm_eval_and_read_as_its_results(
+    in_world: Path, tasks: Path, task_manager: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Choices and generation, with two examples that lm-eval draws document by document."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    both = ("sums", "sums_written")
+    given = words(tasks, tmp_path / "out", "sums-80", "sums-00", task=",".join(both), batch=1)
+    result = raced(capsys, *given, "--num_fewshot", "2")
+    assert (result["best"], result["questions"], result["of"], result["loaded"]) == ("sums-80", 105, 2, 2)
+    assert (result["task"], result["metric"]) == ("sums,sums_written", "acc, exact_match")
+    lm = from_folder(DEMO / "sums-80")
+    lm.batch_size_per_gpu = 1
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    plain = lm_eval.simple_evaluate(lm, tasks=[*both], num_fewshot=2, task_manager=manager)
+    kept = samples(tmp_path / "out" / "sums-80")
+    assert len(kept) == 80
+    for (task, doc_id), line in kept.items():
+        theirs = next(sample for sample in plain["samples"][task] if sample["doc_id"] == doc_id)
+        assert line == json.loads(seams.logged_line(theirs))
+    figures = json.loads(next((tmp_path / "out" / "sums-80").glob("results_*")).read_text())
+    for task, metric in (("sums", "acc,none"), ("sums_written", "exact_match,none")):
+        assert figures["results"][task][metric] == plain["results"][task][metric]
+    score = np.mean(
+        [plain["results"]["sums"]["acc,none"], plain["results"]["sums_written"]["exact_match,none"]]
+    )
+    assert result["checkpoints"][0]["score"] == pytest.approx(score, abs=1e-12)
+    assert [len(read_logged(tmp_path / "out" / name).documents) for name in ("sums-80", "sums-00")] == [
+        80,
+        25,
+    ]
+    assert main(["audit", str(tmp_path / "out" / "sums-00"), "-q"]) == 0
+
+
+def test_the_same_command_goes_on_after_kill_9(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = words(tasks, tmp_path / "whole", "sums-80", "sums-30", task="sums,sums_written")
+    expected = raced(capsys, *whole)
+    again = words(tasks, tmp_path / "out", "sums-80", "sums-30", task="sums,sums_written")
+    for blocks in (1, 2):
+        killed = [sys.executable, "-W", "ignore", "-c", KILLED + COMMAND, *again]
+        done = subprocess.run(killed, env=environment(), cwd=in_world, capture_output=True, timeout=250)
+        assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+        results = json.loads(next((tmp_path / "out" / "sums-80").glob("results_*")).read_text())
+        assert results["race"]["questions"] == 25 * blocks
+        sizes = {f.name.split("_2")[0]: f.stat().st_size for f in (tmp_path / "out/sums-80").glob("samples*")}
+        assert sum(sizes.values()) > sum(results["race"]["bytes"].values())  # half a block
+    result = raced(capsys, *again)
+    assert standing(result) == standing(expected)
+    for name in ("sums-80", "sums-30"):
+        assert samples(tmp_path / "out" / name) == samples(tmp_path / "whole" / name)
+    assert standing(raced(capsys, *again)) == standing(expected)  # of what is there, no model is loaded
+    (samples_file,) = (tmp_path / "out" / "sums-30").glob("samples_sums_2*")
+    samples_file.write_text(samples_file.read_text()[:-9])
+    assert main(again) == 1
+    assert "is not as the race left it" in capsys.readouterr().err
+
+
+def test_ctrl_c_prints_what_is_known(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    ask, given = Evaluation.ask, words(tasks, tmp_path / "out", "sums-80", "sums-20")
+
+    def interrupted(self: Any, lm: Any, begin: int, end: int) -> Any:
+        if "sums-20" in lm.pretrained:
+            raise KeyboardInterrupt
+        return ask(self, lm, begin, end)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluation, "ask", interrupted)
+        assert raced(capsys, *given, code=130)["best"] == "sums-80"
+    assert raced(capsys, *given)["loaded"] == 2
+
+
+def test_a_checkpoint_that_fails_costs_no_other_its_race(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    broken = shutil.copytree(DEMO / "sums-00", tmp_path / "broken")
+    (broken / "model.safetensors.index.json").write_text("{}")
+    evaluated, memory = seams.evaluated, ["sums-80", "sums-30", "sums-30"]
+
+    def full(lm: Any, *given: Any, **options: Any) -> Any:
+        if memory and memory[0] in lm.pretrained:
+            memory.pop(0)
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+        sizes[Path(lm.pretrained).name] = lm.batch_size
+        return evaluated(lm, *given, **options)
+
+    sizes = dict[str, int]()
+    monkeypatch.setattr(seams, "evaluated", full)
+    result = raced(capsys, *words(tasks, tmp_path / "out", broken, "sums-80", "sums-30", "sums-00"), code=3)
+    assert result["best"] == "sums-80"
+    assert {c["label"]: c["message"] for c in result["checkpoints"] if c["status"] == "failed"}.keys() == {
+        "broken", "sums-30"
+    }  # fmt: skip
+    assert next(c for c in result["checkpoints"] if c["label"] == "sums-30")["message"].startswith(
+        "out of memory"
+    )
+    assert sizes == {"sums-80": 8, "sums-00": 16}
+    assert main(words(tasks, tmp_path / "none", broken)) == 1
+    assert "none of the 1 checkpoints could be raced; broken: " in capsys.readouterr().err
+
+
+def test_a_full_disk_is_a_sentence_and_loses_no_block(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    given, blocks = words(tasks, tmp_path / "out", "sums-80"), []
+
+    def sync(number: int) -> None:
+        blocks.append(number)
+        if len(blocks) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", sync)
+        assert main(given) == 1
+    assert "No space left on device; free some space, and the same command goes on" in capsys.readouterr().err
+    assert raced(capsys, *given)["questions"] == 40
+    assert len(samples(tmp_path / "out" / "sums-80")) == 40
+
+
+def test_copies_are_not_told_apart(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twin = shutil.copytree(DEMO / "sums-80", tmp_path / "twin")
+    result = raced(capsys, *words(tasks, tmp_path / "out", "sums-80", twin))
+    assert [c["status"] for c in result["checkpoints"]] == ["best", "within"]
+
+
+def test_the_screen_comes_first_and_verify_judges_it(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"include_path": str(tasks), "device": "cpu", "batch_size": 16, "quiet": True}
+    out = tmp_path / "out"
+    found = lmeval_dispersion.race(
+        [str(DEMO / "sums-*")], tasks="sums", domain="math", audit_sample=2, output_path=out, **options
+    )
+    assert (found.best, found.of, len(found.audit_sample)) == ("sums-80", 9, 2)
+    ranks = {c.label: c.rank for c in found.checkpoints}
+    assert sorted(label for label, rank in ranks.items() if rank <= 3) == ["sums-30", "sums-45", "sums-80"]
+    assert {c.label for c in found.checkpoints if c.status == "not loaded"} <= {
+        label for label, rank in ranks.items() if rank > 3
+    }
+    assert main(["verify", str(out), "--format", "json"]) == 0
+    points = {p["label"]: p["accuracy"] for p in json.loads(capsys.readouterr().out)["points"]}
+    assert points == {c.label: c.score for c in found.checkpoints if c.questions == 40}
+    # The list of a folder, and that of a screening, are taken as they are.
+    screened = lmeval_dispersion.screen([str(DEMO / "sums-*")], domain="math")
+    short = screened.shown(screened.shortlist(1)).race("sums", output_path=tmp_path / "short", **options)
+    assert {c.label for c in short.checkpoints if c.questions} == {
+        c.label for c in screened.shortlist(1).chosen
+    }
+    again = lmeval_dispersion.race(
+        tmp_path.joinpath("short").as_posix(), output_path=out / "again", **options
+    )
+    assert [c.score for c in again.checkpoints] == [c.score for c in short.checkpoints]
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--tasks", "none"], "lm-eval has no task 'none'"),
+        (["--metric", "f1"], "sums has no 'f1' to tell correct answers by; it has acc"),
+        (["--tasks", "lengths"], "lengths: expected --metric with a score from 0 to 1 for each question"),
+        (["--tasks", "lengths", "--metric", "characters"], "expected scores from 0 to 1, got characters"),
+        (["--error", "1"], "expected --error and --margin from 0 to 1"),
+        (["--limit", "0"], "--limit of at least 1, got 0.01 and 0"),
+        (["--model", "nothing"], "lm-eval has no --model 'nothing'"),
+        (["--output_path", "{out}", "--seed", "1"], "is of a race with another seed (0, now 1)"),
+        (["--output_path", "{out}", "--num_fewshot", "3"], "is of a race with another prompts"),
+        (["--output_path", "{out}", "--limit", "30"], "is of a race with another questions (25, now 30)"),
+    ],
+)
+def test_what_cannot_be_raced_is_one_sentence(
+    more: list[str], sentence: str, in_world: Path, tasks: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    lengths = yaml.safe_load((tasks / "sums_written.yaml").read_text()) | {"task": "lengths"}
+    shown = {"metric": "characters", "aggregation": "mean", "higher_is_better": True}
+    lengths |= {"metric_list": [shown], "process_results": "!function lengths.scored"}
+    (tmp_path / "lengths.yaml").write_text(yaml.safe_dump(lengths).replace("'!function", "!function").replace(
+        "scored'", "scored"))  # fmt: skip
+    (tmp_path / "lengths.py").write_text(
+        "def scored(doc, results):\n    return {'characters': len(results[0]) + 2.0}"
+    )
+    for name in ("sums.yaml", "sums.jsonl"):
+        shutil.copy(tasks / name, tmp_path)
+    given = words(tmp_path, tmp_path / "out", "sums-80")
+    if "{out}" in more:
+        raced(capsys, *given, "--limit", "25")
+        given += ["--limit", "25"]
+    assert main([*given, *(word.format(out=tmp_path / "out") for word in more)]) in (1, 2)
+    assert sentence in capsys.readouterr().err
+
+
+def test_without_known_answer_tokens_a_domain_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["race", str(DEMO / "sums-80"), "--tasks", "sums"]) == 2
+    assert "expected --domain SET, by whose tokens to screen" in capsys.readouterr().err
+    assert main(["race", str(DEMO / "sums-80")]) == 2
+    assert "expected --tasks NAME,NAME" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NEXT, reason="LM_EVAL_NEXT names no folder with lm-eval 0.5")
+def test_the_next_lm_eval_races_alike(in_world: Path, tasks: Path, tmp_path: Path) -> None:
+    results = []
+    for name, path in (("now", ""), ("later", NEXT)):
+        given = words(tasks, tmp_path / name, "sums-80", "sums-20", task="sums,sums_written", batch=1)
+        command = [sys.executable, "-W", "ignore", "-c", COMMAND, *given, "--num_fewshot", "2"]
+        done = subprocess.run(command, env=environment(path), cwd=in_world, capture_output=True, timeout=250)
+        assert done.returncode == 0, done.stderr[-2000:]
+        results.append(json.loads(done.stdout))
+    assert standing(results[0]) == standing(results[1])
+    now, later = (read_logged(tmp_path / name / "sums-80").documents for name in ("now", "later"))
+    keys = ["task", "doc_id", "prompt_hash", "correct"]
+    assert now[keys].equals(later[keys])
