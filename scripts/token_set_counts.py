@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens import TokenSet, load_token_set, resolve
+from lmeval_screener.tokens import TokenSet, load_token_set, resolve_tokens
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from trim_tokenizers import selections
 
@@ -43,12 +43,12 @@ def table(folder: Path) -> str:
         cells = []
         for domain in sets:
             try:
-                resolution = resolve(domain, reference, vocabulary)
+                resolution = resolve_tokens(domain, reference, vocabulary)
                 cells.append(f"{len(resolution.domain)} of {asked(domain)}")
             except ScreeningError as error:
                 cells.append(error.code)
         scheme = vocabulary.digit_scheme()
-        everyday = len(resolve(load_token_set("math"), reference, vocabulary).reference)
+        everyday = len(resolve_tokens(load_token_set("math"), reference, vocabulary).reference)
         lines.append(
             f"| {path.stem} | {scheme} | " + " | ".join(cells) + f" | {everyday} of {asked(reference)} |"
         )

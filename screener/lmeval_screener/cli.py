@@ -341,12 +341,13 @@ def run_verify(args: argparse.Namespace) -> int:
     if args.hours_per_model is not None and not 0 < args.hours_per_model < float("inf"):
         raise UsageError(f"expected --hours-per-model above 0, got {args.hours_per_model}")
 
-    from lmeval_screener.shortlist.manifest import read_manifest
+    from lmeval_screener.shortlist.manifest import read_shortlist_manifest
     from lmeval_screener.shortlist.verdict import verify
 
     folder = args.manifest if args.manifest.is_dir() else args.manifest.parent
     results = args.results or [str(folder)]
-    output.write(verify(read_manifest(args.manifest), results, hours=args.hours_per_model).document())
+    manifest = read_shortlist_manifest(args.manifest)
+    output.write(verify(manifest, results, hours=args.hours_per_model).document())
     return 0
 
 

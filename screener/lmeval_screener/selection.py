@@ -130,13 +130,19 @@ def add_selection_options(parser: argparse._ActionsContainer) -> None:
 
 def add_ranking_options(parser: argparse._ActionsContainer) -> None:
     """Add ``--metric``, ``--rank-by`` and ``--base``."""
-    add = parser.add_argument
     of = ("cosine", "euclidean")
-    add("--metric", default="cosine", choices=of, help="distance of G (default: cosine)")
-    rank_by, about = ("gap", "ratio", "both"), "figure that ranks; both: their mean rank (default: ratio)"
-    add("--rank-by", choices=rank_by, default="ratio", help=about)
-    about = "what the others were trained from (default: what all others of a group name)"
-    add("--base", metavar="CHECKPOINT", help=about)
+    parser.add_argument("--metric", default="cosine", choices=of, help="distance of G (default: cosine)")
+    parser.add_argument(
+        "--rank-by",
+        choices=("gap", "ratio", "both"),
+        default="ratio",
+        help="figure that ranks; both: the mean rank (default: ratio)",
+    )
+    parser.add_argument(
+        "--base",
+        metavar="CHECKPOINT",
+        help="what the others were trained from (default: what they name)",
+    )
 
 
 def selection_of(args: argparse.Namespace) -> Selection:

@@ -185,7 +185,7 @@ class Manifest:
     base: str = ""
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_shortlist_manifest(path: Path) -> Manifest:
     """The manifest in a file, or in the folder that ``--emit`` wrote."""
     file = path / FILE if path.is_dir() else path
     hint = "`screen-checkpoints … --shortlist K --emit FOLDER` writes one"
@@ -201,10 +201,10 @@ def read_manifest(path: Path) -> Manifest:
         raise UsageError(
             f"{file}: expected a manifest with the schema {SCHEMA}, got {schema or 'other JSON'}; {hint}"
         )
-    return manifest_of(content, str(file))
+    return shortlist_manifest(content, str(file))
 
 
-def manifest_of(content: Mapping[str, Any], place: str) -> Manifest:
+def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
     """The manifest in plain values."""
     try:
         manifest = Manifest(
