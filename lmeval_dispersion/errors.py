@@ -17,6 +17,7 @@ LIBRARIES = {
     "models": ("torch", "transformers", "accelerate", "datasets", "lm_eval"),
     "quantized": ("bitsandbytes",),
     "adapters": ("peft",),
+    "ray": ("ray", "pydantic"),
 }
 
 
@@ -27,7 +28,7 @@ _ARGUMENTS = {
         *("audit-sample", "bin-size", "bins", "control", "demo", "device", "domain", "dtype"),
         *("family", "force", "held-out", "layer", "metric", "ngram", "occurrences"),
         *("pack", "quantize", "reference", "refresh", "registry", "seed", "segment", "segments", "since"),
-        *("timeout", "tokenizer", "where"),
+        *("gpus-per-checkpoint", "timeout", "tokenizer", "where"),
     )
 } | {"batch-size": "batch", "feature": "features", "shortlist": "k", "slice": "by", "study": "folder"}
 _OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w-])(?:[ =](\d[\w.]*)|=(\w+))?")

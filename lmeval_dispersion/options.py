@@ -148,12 +148,6 @@ def add_format(
     parser.set_defaults(formats=tuple(formats))
 
 
-def add_metric(parser: argparse._ActionsContainer) -> None:
-    """``--metric``, the distance that G is of."""
-    choices = ("cosine", "euclidean")
-    parser.add_argument("--metric", default="cosine", choices=choices, help="distance of G (default: cosine)")
-
-
 def add_output(parser: argparse._ActionsContainer, formats: Sequence[str] = FORMATS) -> None:
     """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; ``Output.of`` reads them."""
     add_format(parser, formats)

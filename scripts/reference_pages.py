@@ -1,4 +1,4 @@
-"""The sources of the reference pages, through cog: every command's help, every public name."""
+"""The sources of the reference pages, through cog: commands' helps, public names, a checkpoint's columns."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def public_names() -> Iterator[tuple[str, list[str]]]:
     rooms = {
         "lmeval_screener": "Screen checkpoints",
         "lmeval_dispersion.geometry": "Geometry",
+        "lmeval_dispersion.racing": "Find the best checkpoint",
         "lmeval_dispersion.harness": "Evaluate with dispersion",
         "lmeval_dispersion.auditing": "Judge a run",
         "lmeval_dispersion.store": "Judge a run",
@@ -48,3 +49,15 @@ def public_names() -> Iterator[tuple[str, list[str]]]:
         heading = next(heading for room, heading in rooms.items() if place.startswith(room))
         by_heading[heading].append(f"lmeval_dispersion.{name}")
     yield from ((heading, paths) for heading, paths in by_heading.items() if paths)
+
+
+def checkpoint_columns() -> Iterator[tuple[str, str, str]]:
+    """Key in JSON, column in CSV and meaning of each value of a checkpoint, metrics as one."""
+    from lmeval_screener import columns
+
+    only = {"": "", "base": "; only in the group of a base", "list": "; only with `--shortlist`"}
+    for column in columns.COLUMNS:
+        names = [f"`{name}`" if name else "" for name in (column.path, column.name)]
+        if "euclidean" not in names[0]:
+            key, csv = (name.replace("cosine", "METRIC") for name in names)
+            yield key, csv, column.about + only[column.only]

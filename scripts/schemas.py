@@ -1,9 +1,9 @@
-"""Writes the JSON Schemas of results in ``docs/reference/schemas`` from the classes of the results.
+"""Writes the JSON Schemas in ``docs/reference/schemas`` from result classes and checkpoints' columns.
 
     python scripts/schemas.py          writes those that changed
     python scripts/schemas.py --check  exit status 1 where one is not what its class says
 
-A field's type is its schema.
+A field's type is its schema. Documents without a class are laid out below as their JSON is.
 """
 
 from __future__ import annotations
@@ -12,10 +12,16 @@ import dataclasses
 import importlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from lmeval_screener.columns import COLUMNS, CheckpointColumn
+from lmeval_screener.ranking import Agreement
+from lmeval_screener.screened import RankBy
+
+from lmeval_dispersion.geometry import Metric
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference" / "schemas"
 SITE = "https://lmeval-dispersion.github.io/lmeval-dispersion/reference/schemas/"
@@ -39,15 +45,117 @@ RESULTS = {
 _PLAIN = {str: "string", int: "integer", float: ["number", "null"], bool: "boolean", NoneType: "null"}
 
 
+Count = Annotated[int, ("minimum", 3)]
+Share = Annotated[float, ("type", "number"), ("minimum", 0), ("maximum", 1)]
+Number = Annotated[float, ("type", "number")]
+FAILED = {"repo": str, "revision": str | None, "error": str, "message": str}
+GROUP = {"family": str, "scale": str}
+CHOICE = {
+    "k": int,
+    "audit_sample": int,
+    "seed": int,
+    "groups": [
+        GROUP
+        | dict.fromkeys(("k", "cap", "candidates", "listed", "tied", "audited"), int)
+        | {"sentence": str}
+    ],
+}
+PIECES = {"variants": list[Literal["bare", "space"]], "pieces": dict[str, int]}
+
+
+def nested(columns: Sequence[CheckpointColumn]) -> dict[str, Any]:
+    """The layout of columns as JSON nests them."""
+    layout: dict[str, Any] = {}
+    for column in columns:
+        if column.path is not None:
+            *places, key = column.path.split(".")
+            inner = layout
+            for place in places:
+                inner = inner.setdefault(place, {})
+            inner[key + "?" * bool(column.only)] = column.kind
+    return layout
+
+
+#: Contract -> what it is, and the layout of its JSON: an optional key ends in ``?``, a tuple says *or*.
+LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "screen-checkpoints/3": (
+        "What `screen-checkpoints --format json` prints: docs/reference/screening.md#json.",
+        {
+            "domain": str,
+            "task": str | None,
+            "answers": ({"name": str, "tokens": dict[str, Count]}, None),
+            "reference": str,
+            "metric": Metric,
+            "ranked_by": RankBy,
+            "base": str | None,
+            "se_covers": Literal["choice of tokens"],
+            "checkpoints": [nested(COLUMNS)],
+            "tokens": [{"family": str, "domain": PIECES, "reference": PIECES, "answers?": PIECES}],
+            "failed": [{"label": str} | FAILED],
+            "totals": {"checkpoints": int, "bytes_read": int, "requests": int, "seconds": Number},
+            "answer": list[str],
+            "agreement?": [Agreement],
+            "shortlist?": CHOICE,
+            "gate?": {
+                "reference": str,
+                "passed": bool,
+                "below": list[str],
+                "compared": int,
+                "not_compared": int,
+                "failed": str | None,
+            },
+        },
+    ),
+    "screen-checkpoints-shortlist/2": (
+        "`manifest.json` of `screen-checkpoints --shortlist K --emit FOLDER`: "
+        "docs/reference/screening.md#from-short-list-to-verdict.",
+        {
+            "version": str,
+            "command": str,
+            "domain": str,
+            "task": str | None,
+            "reference": str,
+            "metric": Metric,
+            "ranked_by": RankBy,
+            "base": str | None,
+            "tasks": list[str],
+            **CHOICE,
+            "candidates": [
+                {
+                    "repo": str,
+                    "requested_revision": str | None,
+                    "revision": str | None,
+                    "file": str | None,
+                    **GROUP,
+                    "rank": int,
+                    "chosen": Literal["rank", "tied", "audit", None],
+                    "inclusion_probability": Share,
+                    "G": Number,
+                    "ratio": float,
+                }
+            ],
+            "failed": [FAILED],
+        },
+    ),
+}
+
+
 def schema_of(kind: Any) -> dict[str, Any]:
     """The schema of one type."""
+    if isinstance(kind, dict):
+        return _object(kind)
+    if isinstance(kind, list):
+        return {"type": "array", "items": schema_of(kind[0])}
+    if isinstance(kind, tuple):
+        return {"anyOf": [schema_of(part or NoneType) for part in kind]}
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in _PLAIN:
         return {"type": _PLAIN[kind]}
-    if dataclasses.is_dataclass(kind) or is_typeddict(kind):
+    if dataclasses.is_dataclass(kind) or is_typeddict(kind) or hasattr(kind, "_fields"):
         return object_of(kind)
     if origin is Annotated:
-        return schema_of(arguments[0])
+        more = (word for word in kind.__metadata__ if isinstance(word, tuple))
+        return schema_of(arguments[0]) | dict(more)
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in (UnionType, Union):
@@ -72,27 +180,39 @@ def object_of(layout: Any, **constants: Any) -> dict[str, Any]:
     fields = dataclasses.fields(layout) if dataclasses.is_dataclass(layout) else ()
     names = [field.name for field in fields] or list(hints)
     names = [name for name in names if not name.startswith("_")]
-    properties = constants | {name: schema_of(hints[name]) for name in names}
+    return _object({name: hints[name] for name in names}, constants)
+
+
+def _object(layout: Mapping[str, Any], constants: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    properties = {name.rstrip("?"): schema_of(kind) for name, kind in layout.items()}
+    properties = dict(constants or {}) | properties
     return {
         "type": "object",
-        "required": list(properties),
+        "required": [name for name in properties if f"{name}?" not in layout],
         "properties": properties,
         "additionalProperties": False,
     }
 
 
-def main(arguments: list[str]) -> int:
-    """Write the schemas, or check them."""
-    stale = []
+def contracts() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Title, description and schema of every contract."""
     for place, description in RESULTS.items():
         module, _, name = place.partition(":")
         result = getattr(importlib.import_module(module), name)
-        title = result.schema
+        answer = {"type": "array", "items": {"type": "string"}}
+        body = object_of(result, schema={"const": result.schema}, answer=answer)
+        yield result.schema, f"JSON of {description}.", body
+    for title, (description, layout) in LAYOUTS.items():
+        yield title, description, _object(layout, {"schema": {"const": title}})
+
+
+def main(arguments: list[str]) -> int:
+    """Write the schemas, or check them."""
+    stale = []
+    for title, description, body in contracts():
         file = FOLDER / f"{title.replace('/', '-')}.json"
         head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SITE + file.name}
-        answer = {"type": "array", "items": {"type": "string"}}
-        body = object_of(result, schema={"const": title}, answer=answer)
-        schema = head | {"title": title, "description": f"JSON of {description}."} | body
+        schema = head | {"title": title, "description": description} | body
         text = json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
         if not file.exists() or file.read_text("utf-8") != text:
             stale.append(file.name)

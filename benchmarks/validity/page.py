@@ -40,6 +40,7 @@ HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main/benchma
 BEGIN, END = "<!-- part A: made by `make validity-page` -->", "<!-- end of part A -->"
 PLOT = "plots/mixtures-points.svg"
 TUNED, RACE = "fine-tunes.md", "race.md"
+BY_HAND = "<!-- written by hand -->\n"
 MARKS = {HOLDS: "✅", PART: "🟡", FAILS: "❌", INCONCLUSIVE: "❔", UNTESTED: "▫️"}
 
 
@@ -284,7 +285,6 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
     head = [
         f"**{counted(lines)}** Share of the pairs ordered right that the questions tell apart:",
         "\n".join(head),
-        *(["From the screen to the best checkpoint:", "\n".join(race.head)] if race else []),
     ]
     verdict_table = verdicts_of(lines)
     text = "\n\n".join(
@@ -307,9 +307,13 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
     if tuned:
         more = [paragraph.replace("## ", "## The first population: ", 1) for paragraph in old]
         title = "# Fine-tunes of one base, and the tokens that answers are made of"
-        (page / TUNED).write_text(own_page(title, tuned, more), "utf-8")
+        place = page / TUNED
+        # What stands behind the mark is written by hand, and stays.
+        _, mark, by_hand = (place.read_text("utf-8") if place.exists() else "").partition(BY_HAND)
+        place.write_text(own_page(title, tuned, more) + (f"\n{mark}{by_hand}" if mark else ""), "utf-8")
     if race:
         (page / RACE).write_text(own_page("# From the screen to the best checkpoint", [race]), "utf-8")
+        head += [f"From the screen to the best checkpoint ([tables]({RACE})):", "\n".join(race.head)]
     front = "\n\n".join([*head, "All tables: [population.md](population.md).", verdict_table])
     write_marked(page / "README.md", front)
 

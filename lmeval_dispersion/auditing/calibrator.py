@@ -166,12 +166,6 @@ class Labelled:
     doc_ids: Mapping[str, str]
     documents_sha256: str
 
-    @classmethod
-    def of(cls, run: AuditRun) -> Labelled:
-        """Those with a label."""
-        rows = run.labelled
-        return cls(len(rows), float(run.score[rows].mean()), document_ids(run, rows), documents_digest(run))
-
 
 @dataclass(frozen=True)
 class FittedSlice:
@@ -190,15 +184,9 @@ class Calibrator:
     """A fit as its file ``dispersion-calibrator/2`` holds it; docs/reference/audit.md has the formula.
 
     Attributes:
-        model, revision, layer, width, prompt_format, chat_template, num_fewshot, tasks, identity: Of the run
-            that it speaks about; :func:`check_fits` compares them.
         by: The column, or :data:`CLUSTERS`, that made the slices.
-        documents_a_slice: Fewest and most documents of a slice.
-        features: ``centre`` and ``scale`` of each.
-        intercept, coefficients, used: The fit over standardised features, and those that it uses.
-        validation: ``slices``, and the mean errors in points ``mae`` and ``trivial_mae``.
+        coefficients: Of the standardised ``features``; ``used`` are those that are not 0.
         level: Of the intervals, in (0, 1).
-        folds: ``intercept`` and ``coefficients`` of the fits that left slices out.
         ranges: Lowest and highest value of each feature, and of the ``estimate``, that gets a number.
     """
 
@@ -223,7 +211,7 @@ class Calibrator:
     validation: Validation
     error_size: shrinkage.ErrorSize
     level: float
-    folds: Sequence[Mapping[str, Any]]
+    folds: Sequence[shrinkage.Fit]
     ranges: Mapping[str, Sequence[float]]
     slices: Sequence[FittedSlice]
     seed: int = 0
@@ -251,6 +239,7 @@ class Calibrator:
         content = {field.name: content[field.name] for field in fields(cls) if field.name in content}
         content["labelled"] = Labelled(**content["labelled"])
         content["error_size"] = shrinkage.ErrorSize(**content["error_size"])
+        content["folds"] = [shrinkage.Fit(**fold) for fold in content["folds"]]
         return cls(**{**content, "slices": [FittedSlice(**part) for part in content["slices"]]})
 
 
@@ -308,28 +297,27 @@ def fit_calibrator(
     score = np.abs(folds.estimate - pairs.accuracy) / size.at(pairs.documents)
     level = shrinkage.level_reached(len(score))
     about = run.describe()
+    rows, accuracy = run.labelled, float(run.score[run.labelled].mean())
+    labelled = Labelled(len(rows), accuracy, document_ids(run, rows), documents_digest(run))
     calibrator = Calibrator(
         **{key: about[key] for key in (*_NAMES, *_MUST_AGREE, "tasks")},
         identity=run.store.manifest.get("identity"),
         by=made_by,
         documents_a_slice=[int(pairs.documents.min()), int(pairs.documents.max())],
-        labelled=Labelled.of(run),
+        labelled=labelled,
         features={
             name: {"centre": float(c), "scale": float(s)}
             for name, c, s in zip(names, centre, scale, strict=True)
         },
         atc_threshold=None if math.isnan(threshold) else threshold,
         beats_trivial=beats,
-        intercept=float(fit.intercept),
+        intercept=fit.intercept,
         used=[name for name, value in zip(names, fit.coefficients, strict=True) if value],
-        coefficients=fit.coefficients.tolist(),
+        coefficients=fit.coefficients,
         validation={"slices": len(score), "mae": ours.mae, "trivial_mae": blind.mae},
         error_size=size,
         level=level,
-        folds=[
-            {"intercept": float(fold.intercept), "coefficients": fold.coefficients.tolist()}
-            for fold in folds.fits
-        ],
+        folds=folds.fits,
         ranges={
             **{name: list(shrinkage.fitted_range(raw[:, j])) for j, name in enumerate(names)},
             "estimate": list(shrinkage.fitted_range(fit.value(pairs.z))),
@@ -350,8 +338,8 @@ def fit_calibrator(
     )
     isotonic = None
     if "dispersion" in names:
-        monotone = shrinkage.isotonic(pairs, names.index("dispersion"))
-        isotonic = Estimator.of("isotonic calibration", pairs, monotone, trivial.estimate, seed=seed)
+        monotone = shrinkage.cross_fitted(pairs, [(names.index("dispersion"),)], shrinkage.isotonic_fit)
+        isotonic = Estimator.of("isotonic calibration", pairs, monotone.estimate, trivial.estimate, seed=seed)
     mean_size = float(size.at(pairs.documents.mean()))
     half = float(np.sort(score)[shrinkage.conformal_rank(len(score), level) - 1]) * mean_size
     return Fitted(calibrator, estimators, isotonic, tested.estimate, half)

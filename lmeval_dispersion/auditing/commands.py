@@ -131,12 +131,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
     """Run ``dispersion calibrate``."""
     output, file = report_beside(args, "json") if args.output else (Output.of(args), None)
     calibration = calibrate(
-        args.run,
-        where=args.where,
-        layer=args.layer,
-        by=args.slice,
-        features=args.feature,
-        seed=args.seed,
+        args.run, where=args.where, layer=args.layer, by=args.slice, features=args.feature, seed=args.seed
     )
     if file:
         file.write_text(calibration.calibrator.to_json())

@@ -247,9 +247,8 @@ class _Applied:
         self.names = list(calibrator.features)
         scales = calibrator.features.values()
         z = (raw - [f["centre"] for f in scales]) / [f["scale"] for f in scales]
-        self.value = shrinkage.Fit(calibrator.intercept, np.asarray(calibrator.coefficients, float)).value(z)
-        fits = [shrinkage.Fit(f["intercept"], np.asarray(f["coefficients"], float)) for f in calibrator.folds]
-        self.folds = np.array([fit.predict(z) for fit in fits])
+        self.value = shrinkage.Fit(calibrator.intercept, calibrator.coefficients).value(z)
+        self.folds = np.array([fit.predict(z) for fit in calibrator.folds])
         self.error = calibrator.error_size.at(np.minimum(documents, calibrator.documents_a_slice[1]))
 
     def interval(self, i: int) -> tuple[float, float]:

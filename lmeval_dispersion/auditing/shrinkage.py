@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from types import SimpleNamespace
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,15 +40,16 @@ _MARGIN = 0.25  # of the fitted range, on either side: with 40 slices alike it r
 _SHIFT = 0.01  # how often slices that are alike may be called different
 
 
-class Fit(NamedTuple):
+@dataclass(frozen=True)
+class Fit:
     """Accuracy = intercept + coefficients · z, clipped to [0, 1]; trivial where all coefficients are 0."""
 
     intercept: float
-    coefficients: Array
+    coefficients: Sequence[float]
 
     def value(self, z: Array) -> Array:
         """The estimates before they are clipped, for standardised features (S, F)."""
-        return np.asarray(self.intercept + z @ self.coefficients)
+        return np.asarray(self.intercept + z @ np.asarray(self.coefficients))
 
     def predict(self, z: Array) -> Array:
         """The estimates in [0, 1], for standardised features (S, F)."""
@@ -112,7 +114,7 @@ class _Ridge:
         coefficients = np.zeros(self.pairs.z.shape[1])
         if self.columns:
             coefficients[self.columns] = self.v.T @ (self.s / (self.s**2 + penalty) * (self.u.T @ self.y))
-        return Fit(self.centre - float(self.mean @ coefficients[self.columns]), coefficients)
+        return Fit(self.centre - float(self.mean @ coefficients[self.columns]), coefficients.tolist())
 
     def held_out_losses(self) -> Array:
         """Mean squared error on each slice by the fit to the others, shape (penalties, S); closed form."""
@@ -136,40 +138,31 @@ class Folds(NamedTuple):
     estimate: Array
 
 
-def cross_fitted(pairs: Pairs, allowed: Sequence[tuple[int, ...]]) -> Folds:
+def cross_fitted(pairs: Pairs, allowed: Sequence[tuple[int, ...]], fit: Any = shrunken_fit) -> Folds:
     """The whole rule, its choices included, with every slice left out once (beyond 200 slices: 200 folds)."""
-    fold = _folds(pairs)
-    estimate, fits = np.empty(len(fold)), []
+    slices = len(pairs.accuracy)
+    fold = np.arange(slices, dtype=np.int64) % min(slices, _MOST_FOLDS)
+    estimate, fits = np.empty(slices), []
     for k in range(int(fold.max()) + 1):
         out = fold == k
-        fits.append(shrunken_fit(pairs.take(~out), allowed))
+        fits.append(fit(pairs.take(~out), allowed))
         estimate[out] = fits[-1].predict(pairs.z[out])
     return Folds(fold, fits, estimate)
 
 
-def isotonic(pairs: Pairs, column: int) -> Array:
-    """Accuracy as a function of one feature that only rises or only falls, of left-out slices, (S,).
+def isotonic_fit(pairs: Pairs, allowed: Sequence[tuple[int, ...]]) -> Any:
+    """Accuracy as a function of the one allowed feature that only rises or only falls.
 
-    Slices weigh by their documents; the side is that of Spearman's correlation in the fit, and the ends go on
-    as they are. Source: Barlow et al., Statistical Inference under Order Restrictions, 1972.
+    Slices weigh by their documents; Spearman's correlation says which way, and the ends go on as they are.
+    Source: Barlow et al., Statistical Inference under Order Restrictions, 1972.
     """
     from sklearn.isotonic import IsotonicRegression
 
-    fold, x = _folds(pairs), pairs.z[:, column]
-    estimate = np.empty(len(fold))
-    for k in range(int(fold.max()) + 1):
-        out = fold == k
-        known = pairs.accuracy[~out]
-        rises = correlation(x[~out], known, "spearman") > 0
-        fit = IsotonicRegression(increasing=rises, out_of_bounds="clip")
-        fit.fit(x[~out], known, sample_weight=pairs.documents[~out])
-        estimate[out] = fit.predict(x[out])
-    return estimate
-
-
-def _folds(pairs: Pairs) -> NDArray[np.int64]:
-    slices = len(pairs.accuracy)
-    return np.arange(slices, dtype=np.int64) % min(slices, _MOST_FOLDS)
+    ((column,),) = allowed
+    rises = correlation(pairs.z[:, column], pairs.accuracy, "spearman") > 0
+    fit = IsotonicRegression(increasing=rises, out_of_bounds="clip")
+    fit.fit(pairs.z[:, column], pairs.accuracy, sample_weight=pairs.documents)
+    return SimpleNamespace(predict=lambda z: fit.predict(z[:, column]))
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.harness.cli import sentences
-from lmeval_dispersion.harness.seams import loaded_tasks
+from lmeval_dispersion.harness.seams import build_requests, loaded_tasks
 from lmeval_dispersion.model.loading import LoadedModel
 
 _SOLUTIONS = ("canonical_solution", "code")  # fields of reference solutions: HumanEval and its like, MBPP
@@ -51,7 +51,7 @@ def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:
     documents = 0
     for task in tasks:
         task.set_config(key="num_fewshot", value=0)
-        task.build_all_requests()
+        build_requests(task)
         for instance in task.instances:
             if instance.request_type == "loglikelihood":
                 answers[instance.args[1]] += 1
@@ -127,7 +127,8 @@ def prompts_of(
         if num_fewshot is not None:
             task.set_config(key="num_fewshot", value=num_fewshot)
         task.set_fewshot_seed(seed=1234)  # lm-eval's default
-        task.build_all_requests(
+        build_requests(
+            task,
             limit=-(-most // len(tasks)),
             apply_chat_template=apply_chat_template,
             chat_template=lm.apply_chat_template if apply_chat_template else None,

@@ -76,7 +76,6 @@ def stores_from_samples(
         raise UsageError("several processes were launched and each would run all prompts; launch one")
     logged_tasks = [read_task(run, task, judge, allow_holes=force) for task in chosen]
     lm = _model(run, arguments)
-    notes = _model_notes(run, lm, arguments)
     job = _Job(
         run=run,
         lm=lm,
@@ -85,7 +84,7 @@ def stores_from_samples(
         layers=tuple(dict.fromkeys(site.name for site in resolve(lm.model, split_names(layers)))),
         judge=judge,
         force=force,
-        notes=notes,
+        notes=_model_notes(run, lm, arguments),
     )
     for task in logged_tasks:
         _store_task(job, task)

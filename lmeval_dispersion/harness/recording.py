@@ -26,7 +26,13 @@ from torch import Tensor
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness.install import task_names
 from lmeval_dispersion.harness.records import DocState, Prompt, Vectors
-from lmeval_dispersion.harness.seams import Evaluation, add_request_types, one_sentence, pool_groups, shadowed
+from lmeval_dispersion.harness.seams import (
+    RunningEvaluation,
+    add_request_types,
+    one_sentence,
+    pool_groups,
+    shadowed,
+)
 from lmeval_dispersion.model.capture import resolve
 
 
@@ -116,10 +122,6 @@ class TokenRecorder(Recorder):
         """The state that the next request wants; None for nothing."""
         raise NotImplementedError
 
-    def expect(self, wanted: Wanted, tokens: list[int]) -> None:
-        """Prepare for the row of these tokens."""
-        self.by_tokens.setdefault(_key(np.array(tokens, dtype=np.int64)), []).append(wanted)
-
     def loglikelihood_tokens(self, original: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
         """In place of HFLM's method: note the requests, then let it run."""
         self.by_tokens = {}
@@ -127,7 +129,8 @@ class TokenRecorder(Recorder):
             wanted = self.plan(context, continuation)
             self.planned.append(wanted)
             if wanted is not None:
-                self.expect(wanted, (context + continuation)[-(self.lm.max_length + 1) :][:-1])
+                tokens = (context + continuation)[-(self.lm.max_length + 1) :][:-1]
+                self.by_tokens.setdefault(_key(np.array(tokens, dtype=np.int64)), []).append(wanted)
         answers = original(requests, *args, **kwargs)
         self.flush()
         return answers
@@ -344,7 +347,7 @@ def check_model(lm: Any, tasks: str) -> None:
         )
 
 
-def check_choice(lm: Any, evaluation: Evaluation) -> None:
+def check_choice(lm: Any, evaluation: RunningEvaluation) -> None:
     """Raise HarnessError before weights are loaded if a class or model cannot run the tasks as asked for."""
     ours = {*task_names()} & {task for task in evaluation.tasks or () if isinstance(task, str)}
     if ours and not evaluation.predict_only:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.harness.records import DocRecord, TaskMetrics
-from lmeval_dispersion.harness.seams import Evaluation
+from lmeval_dispersion.harness.seams import RunningEvaluation
 from lmeval_dispersion.model.capture import depth
 from lmeval_dispersion.model.loading import (
     adapter_identity,
@@ -48,13 +48,13 @@ _stamps: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # tr
 class TaskRun:
     """One task's run, from its start to its store."""
 
-    evaluation: Evaluation
+    evaluation: RunningEvaluation
     options: Mapping[str, Any]
     folder: Path | None  # None: this process writes no store
 
 
 def begin(
-    task: str, metadata: Mapping[str, Any], evaluation: Evaluation, options: Mapping[str, Any]
+    task: str, metadata: Mapping[str, Any], evaluation: RunningEvaluation, options: Mapping[str, Any]
 ) -> TaskRun:
     """Start a run: its store's folder is marked as one whose run has not finished."""
     # torchrun on CPUs runs all processes as rank 0: the first of its machine writes.
@@ -129,7 +129,7 @@ def report_at_exit() -> None:
         print(f"{kept}: {folder}\nnext: dispersion audit {shlex.quote(str(folder))}", file=sys.stderr)
 
 
-def _store_folder(task: str, metadata: Mapping[str, Any], evaluation: Evaluation) -> Path | None:
+def _store_folder(task: str, metadata: Mapping[str, Any], evaluation: RunningEvaluation) -> Path | None:
     """The folder for the store of ``task``, or None with a warning where nothing says where."""
     given = metadata.get("dispersion_store") or os.environ.get(VARIABLE)
     if given:

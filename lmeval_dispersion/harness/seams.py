@@ -50,6 +50,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from datasets import disable_progress_bars
 from lm_eval.api import registry
 from lm_eval.api.group import Group
 from lm_eval.api.task import ConfigurableTask, Task
@@ -59,6 +60,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import handle_non_serializable, sanitize_list
 from lm_eval.utils import simple_parse_args_string as simple_parse_args_string
+from transformers.utils.logging import disable_progress_bar
 
 from lmeval_dispersion import errors
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
@@ -68,7 +70,7 @@ Parts = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class RunningEvaluation:
     """The running evaluation as lm-eval knows it and does not hand it to tasks.
 
     Every value may be None: nothing here may decide a metric.
@@ -106,7 +108,7 @@ class Evaluation:
         return path / str(model) if model else path
 
 
-def running_evaluation() -> Evaluation:
+def running_evaluation() -> RunningEvaluation:
     """Read what lm-eval's ``evaluate`` and ``simple_evaluate`` know, if they are among the callers."""
     known: dict[str, Any] = {}
     frame = sys._getframe(1)
@@ -130,7 +132,7 @@ def running_evaluation() -> Evaluation:
                 if "lm" in scope:
                     known.setdefault("lm", getattr(scope["lm"], "lm", scope["lm"]))
         frame = frame.f_back  # type: ignore[assignment]
-    return Evaluation(**known)
+    return RunningEvaluation(**known)
 
 
 def _requests_by_document(instances: Sequence[Any]) -> dict[int, list[Any]]:
@@ -309,6 +311,8 @@ def loaded_tasks(
     """
     from lm_eval.tasks import TaskManager
 
+    disable_progress_bar()
+    disable_progress_bars()
     ours = [] if install.status().state == "enabled" else [str(install.tasks_path())]
     theirs = [include_path] if isinstance(include_path, str) else include_path or ()
     manager = TaskManager(include_path=[*ours, *theirs])
@@ -328,6 +332,12 @@ def loaded_tasks(
     return tasks
 
 
+def build_requests(task: Any, **options: Any) -> None:
+    """Build a task's requests without lm-eval's progress bar, which no option turns off."""
+    with redirect_stderr(StringIO()):
+        task.build_all_requests(rank=0, world_size=1, **options)
+
+
 def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[int, list[Any]]:
     """Index of each chosen document -> its requests; with a model, in its chat template."""
     task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
@@ -336,10 +346,7 @@ def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[
     template = getattr(lm, "apply_chat_template", None)
     options = {"apply_chat_template": True, "fewshot_as_multiturn": True, "chat_template": template}
     every = len(chosen) == len(task.eval_docs)  # a selection is searched once a document
-    with redirect_stderr(StringIO()):  # a progress bar that no option turns off
-        task.build_all_requests(
-            samples=None if every else chosen, rank=0, world_size=1, **(options if lm else {})
-        )
+    build_requests(task, samples=None if every else chosen, **(options if lm else {}))
     requests = _requests_by_document(task.instances)
     return {doc_id if _is_later(task) else chosen[doc_id]: found for doc_id, found in requests.items()}
 
@@ -463,7 +470,7 @@ def more_tasks(folder: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def before_weights(check: Callable[[Any, Evaluation], None]) -> Iterator[None]:
+def before_weights(check: Callable[[Any, RunningEvaluation], None]) -> Iterator[None]:
     """Let ``check`` refuse the class of the model that lm-eval makes, then the model with its tokenizer."""
     get_model, tokenizer = registry.get_model, HFLM._create_tokenizer
 
@@ -487,8 +494,6 @@ def loaded_lm(
     name: str, arguments: Mapping[str, Any], more: str, check: Callable[[Any], None], **settings: Any
 ) -> Any:
     """A model of lm-eval, checked before its weights are loaded; UsageError: there is no such backend."""
-    from transformers.utils.logging import disable_progress_bar
-
     disable_progress_bar()
     try:
         backend = registry.get_model(name)

@@ -13,7 +13,7 @@ from typing import Any
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness import recording, saving
 from lmeval_dispersion.harness.records import METRICS, AggregatedMetric, DocRecord, TaskMetrics, record_of
-from lmeval_dispersion.harness.seams import Evaluation, TaskBase, one_sentence, running_evaluation
+from lmeval_dispersion.harness.seams import RunningEvaluation, TaskBase, one_sentence, running_evaluation
 from lmeval_dispersion.model.capture import resolve, split_names
 from lmeval_dispersion.store.samples import JUDGES, check_judge, correctness, options_of, split_judge
 
@@ -43,7 +43,7 @@ class DispersionTask(TaskBase):
         settings = dict(config or {})
         settings.pop("class", None)  # lm-eval leaves it in, and its TaskConfig does not know it
         self._layers: tuple[str, ...] = ()
-        self._run = saving.TaskRun(Evaluation(), {}, None)
+        self._run = saving.TaskRun(RunningEvaluation(), {}, None)
         self._rendered: tuple[Any, Any] = None, None  # the latest document and its query
         self._correct_by: str | None = None
         self._records: dict[str, dict[int, DocRecord]] = {}  # filter -> true index -> record

@@ -208,12 +208,7 @@ class Analysis:
         return self.drawn(name, texts, draw)[0]
 
     def over(
-        self,
-        name: str,
-        causal: CausalModel,
-        drawn: Segments,
-        layers: Sequence[str],
-        reduce: Reduce,
+        self, name: str, causal: CausalModel, drawn: Segments, layers: Sequence[str], reduce: Reduce
     ) -> Units:
         """Run all segments, a batch a unit, each of which keeps an array a layer."""
 

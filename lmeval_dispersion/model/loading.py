@@ -133,6 +133,7 @@ def load_model(
     import torch
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     if dtype not in DTYPES:
         raise UsageError(f"expected a dtype of {', '.join(DTYPES)}, got {dtype!r}")
     source, adapter = _source(name), None if adapter is None else str(adapter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lmeval_dispersion.errors import require_extra
+from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.options import add_examples, add_lm_eval, add_output, add_seed
 from lmeval_dispersion.output import Output
 from lmeval_dispersion.racing import replay
@@ -40,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--metric", metavar="[FILTER/]METRIC", help="what scores a question (default: the task's first)")
     less = "drop also by the probability of the right answer, where the score is lower too"
     add("--by-probability", action="store_true", help=less)
+    beside = "side by side on the Ray cluster of RAY_ADDRESS, or of this machine (default: one by one)"
+    add("--engine", choices=("ray",), help=beside)
+    gpus = "of the cluster's; a part of 1 too (default: 1 where it has GPUs)"
+    add("--gpus-per-checkpoint", type=float, metavar="X", help=gpus)
     add = add_lm_eval(parser).add_argument
     add("--tasks", metavar="NAME,NAME", help="tasks and groups (default: those of --emit)")
     add("--limit", type=int, metavar="N", help="the most questions of a checkpoint (default: all there are)")
@@ -51,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replay",
         nargs="+",
         metavar="RESULTS",
-        help="race on finished evaluations, one a model: lm-eval's results with --log_samples, or stores",
+        help="finished evaluations, one a model: lm-eval's with --log_samples, or stores (default: none)",
     )
     recorded.add_argument("--demo", action="store_true", help="race the bundled models by recorded answers")
     add_seed(parser)
@@ -70,13 +74,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run ``dispersion race``."""
     output = Output.of(args)
-    if args.demo:
-        output.write(replay.demo(args.seed).document())
-    elif args.replay:
-        given, shuffled = replay.read_answers(args.replay), args.replay == sorted(args.replay)
-        output.write(replay.replay(*given, shuffled=shuffled, seed=args.seed, quiet=args.quiet).document())
-    else:
+    if not (args.demo or args.replay):
         return _race(args, output)
+    if args.checkpoints:
+        raise UsageError(f"--demo and --replay race what is recorded; leave out {args.checkpoints[0]}")
+    if not (0 < args.error < 1 and 0 <= args.margin < 1):
+        raise UsageError(f"expected --error and --margin from 0 to 1, got {args.error} and {args.margin}")
+    rule = {name: getattr(args, name) for name in ("seed", "error", "margin", "by_probability")}
+    if args.demo:
+        output.write(replay.demo(**rule).document())
+    else:
+        shuffled, given = args.replay == sorted(args.replay), replay.read_answers(args.replay)
+        output.write(replay.replay(*given, shuffled=shuffled, quiet=args.quiet, **rule).document())
     return 0
 
 

@@ -12,7 +12,6 @@ import io
 import logging
 import os
 import socket
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.racing.contest import BLOCK, NOTHING, Contest, Scores
 
 if TYPE_CHECKING:
-    from lmeval_dispersion.racing.race import Plan
+    from lmeval_dispersion.racing.plan import Plan
 
 _RETRIES = 2  # of a checkpoint whose worker or node was lost
 _SILENCE = 20.0  # seconds in which a cluster must answer
@@ -31,62 +30,59 @@ _SILENCE = 20.0  # seconds in which a cluster must answer
 _TUNE = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_DISABLE_SIGINT_HANDLER": "1"}
 
 
-def race_on_ray(
-    plan: Plan, contest: Contest, *, gpus_per_checkpoint: float | None = None, hidden: bool = False
-) -> None:
-    """Race a plan's checkpoints side by side, begun in its order, on the cluster of ``RAY_ADDRESS``.
+def race_on_ray(plan: Plan, contest: Contest, *, gpus: float | None = None, hidden: bool = False) -> None:
+    """Race a plan's checkpoints, begun in its order, on the cluster of ``RAY_ADDRESS`` or of this machine.
 
-    Without one, on a cluster of this machine's own. Each checkpoint has a CPU core besides its GPUs.
-
-    Args:
-        plan: Every node must see its folder, and the checkpoints where they are files.
-        contest: One of ``side_by_side``.
-        gpus_per_checkpoint: Of one node, whole or a part of 1; by default 1 where the cluster has any.
-        hidden: Whether to show no progress.
+    A checkpoint has a CPU core and so many GPUs of a node: whole ones or a part of 1; None for 1 where the
+    cluster has any.
 
     Raises:
         UsageError: No node has so many GPUs, one does not see the folder, or a worker refuses the race.
         DispersionError: No cluster answers at the address, or a block could not be written.
     """
-    from ray import tune
-
     for entry in plan.raced:
         if len((known := plan.entrant(entry).known).score):
             contest.add(entry.label, known)
     contest.judge_again()
-    with _cluster(), tempfile.TemporaryDirectory() as state, progress_bar(hidden=hidden) as update:
-        scheduler = _scheduler(plan, contest, update, hidden)
-        trial = tune.with_resources(_trial(plan, contest.questions), _resources(gpus_per_checkpoint))
-        how = tune.RunConfig(
-            storage_path=state, verbose=0, failure_config=tune.FailureConfig(max_failures=_RETRIES)
-        )
-        # Again where one failed that had dropped others, or a node was lost before its trial began.
-        while going := [e.label for e in plan.raced if contest.standing.get(e.label, "running") == "running"]:
+    try:
+        with _cluster() as most, progress_bar(hidden=hidden) as update:
+            if gpus is not None and (not 0 <= gpus <= most or (gpus > 1 and gpus % 1)):
+                raise UsageError(
+                    f"expected --gpus-per-checkpoint, whole or a part of 1, up to {most:g}, the most of a "
+                    f"node, got {gpus:g}"
+                )
+            resources = {"cpu": 1, "gpu": min(1, most) if gpus is None else gpus}
+            _race(plan, contest, resources, _scheduler(plan, contest, update))
+    finally:  # no worker writes any more
+        plan.seconds.update({entry.label: plan.entrant(entry).seconds for entry in plan.raced})
+
+
+def _race(plan: Plan, contest: Contest, resources: dict[str, float], scheduler: Any) -> None:
+    from ray import tune
+
+    # Again where one failed that had dropped others, or a node was lost before its trial began.
+    while going := [e.label for e in plan.raced if contest.standing.get(e.label, "running") == "running"]:
+        # Tune speaks even at verbosity 0.
+        with tempfile.TemporaryDirectory() as state, contextlib.redirect_stdout(io.StringIO()):
+            retries = tune.FailureConfig(max_failures=_RETRIES)
             tuner = tune.Tuner(
-                trial,
+                tune.with_resources(_trial(plan, contest.questions), resources),
                 param_space={"label": tune.grid_search(going)},
                 # A worker loads the tasks once, and one checkpoint after the other.
                 tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=True),
-                run_config=how,
+                run_config=tune.RunConfig(storage_path=state, verbose=0, failure_config=retries),
             )
             try:
-                with contextlib.redirect_stdout(io.StringIO()):  # Tune speaks even at verbosity 0
-                    tuner.fit()
+                tuner.fit()
             except tune.TuneError as error:
                 raise scheduler.refused or DispersionError(f"Ray Tune failed: {error}") from error
-            finally:
-                plan.seconds.update({entry.label: plan.entrant(entry).seconds for entry in plan.raced})
 
 
-def _scheduler(plan: Plan, contest: Contest, update: Callable[[int, int, str], None], hidden: bool) -> Any:
+def _scheduler(plan: Plan, contest: Contest, update: Callable[[int, int, str], None]) -> Any:
     """The contest as a scheduler of Tune."""
     from ray.tune.schedulers import FIFOScheduler
 
     losses: Counter[str] = Counter()
-
-    def fail(label: str, sentence: str) -> None:
-        plan.failed[label] = sentence
-        contest.fail(label)
 
     class Scheduler(FIFOScheduler):  # type: ignore[misc]
         refused: DispersionError | None = None
@@ -97,7 +93,8 @@ def _scheduler(plan: Plan, contest: Contest, update: Callable[[int, int, str], N
                 self.refused = result["refused"]
                 raise self.refused
             if "failed" in result:
-                fail(label, result["failed"])
+                plan.failed[label] = result["failed"]
+                contest.fail(label)
             if label in plan.failed:
                 return self.STOP
             known = max(0, len(contest.answered.get(label, NOTHING).score) - result["begin"])
@@ -107,12 +104,10 @@ def _scheduler(plan: Plan, contest: Contest, update: Callable[[int, int, str], N
             return self.CONTINUE if standing == "running" else self.STOP
 
         def on_trial_error(self, controller: Any, trial: Any) -> None:
-            label = trial.config["label"]
-            losses[label] += 1
+            losses[label := trial.config["label"]] += 1
             if losses[label] > _RETRIES:
-                fail(label, f"its worker on the Ray cluster was lost {losses[label]} times")
-            elif not hidden:
-                print(f"dispersion race: {label}: its worker was lost; another goes on", file=sys.stderr)
+                plan.failed[label] = f"its worker on the Ray cluster was lost {losses[label]} times"
+                contest.fail(label)
 
     return Scheduler()
 
@@ -142,15 +137,15 @@ def _trial(plan: Plan, questions: int) -> Callable[[dict[str, Any]], None]:
         except DispersionError as error:
             from lmeval_dispersion.racing.evaluation import CheckpointError
 
-            said = {"failed": str(error)} if isinstance(error, CheckpointError) else {"refused": error}
-            tune.report(said)
+            failed = isinstance(error, CheckpointError)
+            tune.report({"failed": str(error)} if failed else {"refused": error})
 
     return trial
 
 
 @contextlib.contextmanager
-def _cluster() -> Iterator[None]:
-    """Ray, joined or started."""
+def _cluster() -> Iterator[float]:
+    """Ray, joined or started; gives the most GPUs of a node."""
     import ray
 
     os.environ.update(_TUNE)
@@ -169,19 +164,6 @@ def _cluster() -> Iterator[None]:
             "look with `ray status`, or unset it for a cluster of this machine's own"
         ) from error
     try:
-        yield
+        yield max(node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"])
     finally:
         ray.shutdown()
-
-
-def _resources(gpus: float | None) -> dict[str, float]:
-    """What a checkpoint takes of a node."""
-    import ray
-
-    most = max((node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
-    if gpus is not None and (not 0 <= gpus <= most or (gpus > 1 and gpus % 1)):
-        raise UsageError(
-            f"expected --gpus-per-checkpoint of at most {most:g}, a node's, whole or a part of 1, "
-            f"got {gpus:g}"
-        )
-    return {"cpu": 1, "gpu": min(1, most) if gpus is None else gpus}

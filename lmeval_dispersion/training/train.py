@@ -379,9 +379,9 @@ def trained(
     )
     trainer.remove_callback(transformers.PrinterCallback)  # its table on stdout is not ours
     result: dict[str, Any] = {"arm": arm, "seed": seed, "steps": settings.steps}
-    result["before"] = [evaluated(trainer.model, held, settings.batch_size) for _, held in domains]
+    result["before"] = [held_out_figures(trainer.model, held, settings.batch_size) for _, held in domains]
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    result["after"] = [evaluated(trainer.model, held, settings.batch_size) for _, held in domains]
+    result["after"] = [held_out_figures(trainer.model, held, settings.batch_size) for _, held in domains]
     if processes.is_main_process:
         trainer.model.save_pretrained(here / "model")
         tokenizer.save_pretrained(here / "model")
@@ -429,7 +429,7 @@ def mixed(domains: list[Blocks]) -> list[dict[str, Any]]:
     return rows
 
 
-def evaluated(model: Any, blocks: Blocks, batch: int) -> dict[str, Any]:
+def held_out_figures(model: Any, blocks: Blocks, batch: int) -> dict[str, Any]:
     """Perplexity and dispersion of ``model`` on ``blocks`` (n, t), in float32.
 
     By layer, the last one after the final norm: ``tokens``, the mean cosine distance between the tokens of a

@@ -29,12 +29,11 @@ def plan_document(
 ) -> Document:
     """The most that the screening of some targets costs: from a cache or a registry it costs less."""
     from lmeval_screener.checkpoints.hub import Hub
-    from lmeval_screener.tokens.sets import MOST
 
     has_token = Hub().has_token()
     words = sum(len(group.texts()) for tokens in (domain, reference) for group in tokens.groups.values())
-    if domain.answers is not None:  # a token has a sign at least
-        words += min(MOST, len(domain.answers.pieces) or sum(map(len, domain.answers.answers)))
+    if (asked := domain.answers) is not None:  # a token has a sign at least
+        words += len(asked.pieces) or min(asked.most, sum(map(len, asked.answers)))
     rows = [_planned(target, words, has_token) for target in targets]
     kinds = Counter(row["what"] for row in rows)
     api, resolvers, size = (sum(row[name] for row in rows) for name in ("api", "resolvers", "bytes"))

@@ -28,8 +28,18 @@ from lmeval_dispersion.geometry import Array, Metric
 from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.figures import Gap, Ratio, difference, ranks
-from lmeval_screener.screened import RANK_BY, TOKENIZER, Against, Next, RankBy, Ranks, Reading, Screened
+from lmeval_screener.figures import Gap, Ratio, difference, rank_places
+from lmeval_screener.screened import (
+    RANK_BY,
+    TOKENIZER,
+    Against,
+    Next,
+    RankBy,
+    Ranks,
+    Reading,
+    Screened,
+    Side,
+)
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target
 from lmeval_screener.tokens.resolution import Resolution
@@ -39,6 +49,7 @@ ERROR_RATE = 0.05
 _OCTAVES = 40  # of a variance, each half of the one before; what is smaller is rounding
 _NEAR = 5  # scales between a pair and those who count as one in it: a quarter of its error at most
 _STEPS = 5  # of Holm's procedure; fewer order less
+_NAMED = "taken as the base, as all others name it (adapter_config.json, or base_model on the Hub)"
 _CELLS = 2**18  # pairs held at a time: 2 MB an array
 
 K = TypeVar("K", bound=Hashable)
@@ -47,14 +58,14 @@ K = TypeVar("K", bound=Hashable)
 # --- groups ---------------------------------------------------------------------------------------------
 
 
-class Compared(NamedTuple):
+class CommonTokenizer(NamedTuple):
     """One tokenizer by which others are compared: the checkpoint that showed it, and its rows."""
 
     first: Reading
     rows: frozenset[tuple[str, int]]
 
 
-def common_tokenizers(family: str | None, members: Sequence[Reading]) -> dict[str, Compared | None]:
+def common_tokenizers(family: str | None, members: Sequence[Reading]) -> dict[str, CommonTokenizer | None]:
     """For each tokenizer the common one by which its checkpoints are compared; None where none fits.
 
     The tokenizer that most checkpoints have is the one of a family. Checkpoints given by name (``family`` is
@@ -63,13 +74,13 @@ def common_tokenizers(family: str | None, members: Sequence[Reading]) -> dict[st
     """
     votes = Counter(member.tokenizer for member in members)
     shown = {member.tokenizer: member for member in reversed(members)}
-    commons: list[Compared] = []
-    common_of: dict[str, Compared | None] = {}
+    commons: list[CommonTokenizer] = []
+    common_of: dict[str, CommonTokenizer | None] = {}
     for tokenizer in sorted(votes, key=lambda t: -votes[t]):
         rows = _rows(shown[tokenizer].resolution)
         common = next((common for common in commons if common.rows <= rows), None)
         if common is None and (family is None or not commons):
-            common = Compared(shown[tokenizer], rows)
+            common = CommonTokenizer(shown[tokenizer], rows)
             commons.append(common)
         common_of[tokenizer] = common
     return common_of
@@ -95,11 +106,11 @@ def ranked(
     members: Sequence[tuple[Reading, Reading]],
     metric: Metric,
     rank_by: RankBy = RANK_BY,
-    base: Target | None = None,
+    bases: Sequence[Target] = (),
 ) -> list[Screened]:
     """Every group's checkpoints, best first; each reading comes with the one of its common tokenizer.
 
-    ``base`` is the checkpoint that the others of its group were trained from, where it is known.
+    From one of ``bases`` the others of its group were trained; else from their :func:`named_base`.
     """
     families: dict[str, list[Reading]] = {}
     labels = labelled([reading.target for reading, _ in members])
@@ -115,21 +126,33 @@ def ranked(
     return [
         checkpoint
         for (family, scale), siblings in groups.items()
-        for checkpoint in _ranked_group(family, scale, siblings, metric, rank_by, base)
+        for checkpoint in _ranked_group(family, scale, siblings, metric, rank_by, bases)
     ]
 
 
+def named_base(members: Sequence[Reading]) -> str:
+    """The ``place`` that all others of a group, two or more, name as their base; empty for none."""
+    for base in sorted({member.base for member in members} - {""}):
+        others = [member.base for member in members if member.place != base]
+        if len(others) > 1 and set(others) == {base}:
+            return base
+    return ""
+
+
 def _ranked_group(
-    family: str, scale: str, members: list[Reading], metric: Metric, rank_by: RankBy, base: Target | None
+    family: str, scale: str, members: list[Reading], metric: Metric, rank_by: RankBy, bases: Sequence[Target]
 ) -> list[Screened]:
-    members = sorted(members, key=lambda member: member.target != base)  # others are copies of the base
-    is_known = members[0].target == base
+    base = next((member for member in members if member.target in bases), None)
+    if base is None and (named := named_base(members)):
+        members = [replace(m, warnings=(*m.warnings, _NAMED)) if m.place == named else m for m in members]
+        base = next((member for member in members if member.place == named), None)
+    members = sorted(members, key=lambda member: member is not base)  # others are copies of the base
     # A copy stands where its original does: what moves no prediction may have moved its own G.
     copied = originals(members)
     distinct = sorted({original.place for original in copied})
     gaps, ratios = [members[i].gaps[metric] for i in distinct], [members[i].ratio for i in distinct]
     rank_by = "gap" if None in ratios else rank_by
-    of_base = members[0].ratio if is_known else None
+    of_base = base.ratio if base else None
     standings = dict(zip(distinct, rank_gaps(gaps, ratios, rank_by, of_base), strict=True))
     against: dict[int, Against] = {}
     if of_base is not None:
@@ -144,7 +167,7 @@ def _ranked_group(
             copy_of=None if members[original.place] is reading else members[original.place].label,
             copy_rounded=not original.exact,
             ranked_by=rank_by,
-            is_base=is_known and place == 0,
+            is_base=reading is base,
             against=against.get(place),
             **standings[original.place]._asdict(),
         )
@@ -186,9 +209,9 @@ def rank_gaps(
     if rank_by != "gap" and None not in ratios:
         keys = np.array([r.mean for r in ratios if r is not None])
         if rank_by == "both":
-            keys = -np.add(ranks(means.tolist()), ranks(keys.tolist())) / 2
+            keys = -np.add(rank_places(means.tolist()), rank_places(keys.tolist())) / 2
     means, keys = means[order], keys[order]
-    places, line = np.array(ranks(keys.tolist())), np.argsort(-keys, kind="stable").tolist()
+    places, line = np.array(rank_places(keys.tolist())), np.argsort(-keys, kind="stable").tolist()
     after = dict(pairwise(line))
     is_below = np.array([base is not None and r is not None and r.mean < base.mean for r in ratios])[order]
     # Without a ratio, a checkpoint is above all and below all by it.
@@ -245,7 +268,8 @@ def against_base(base: Ratio, ratios: Mapping[K, Ratio], copies: Collection[K] =
     clear = holm({key: gain.p for key, gain in gains.items()})
     against = {}
     for key, ratio in ratios.items():
-        gain, side = gains[key], "level"
+        gain = gains[key]
+        side: Side = "level"
         if key in copies or (len(base.marks) > 0 and np.array_equal(ratio.marks, base.marks)):
             side = "equal"
         elif key in clear and abs(gain.mean) > ratio.rounding_from(base):

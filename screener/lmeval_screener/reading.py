@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import GeometryError, printable
@@ -19,8 +20,8 @@ from lmeval_screener.copies import sketch
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, gaps, ratio
 from lmeval_screener.screened import Reading
-from lmeval_screener.targets.names import REPOSITORY, Target, parse_target
-from lmeval_screener.tokens.resolution import RESOLUTIONS, Resolution, resolve
+from lmeval_screener.targets.names import REPOSITORY, Target, label, parse_target
+from lmeval_screener.tokens.resolution import RESOLUTIONS, Resolution, resolve_tokens
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from lmeval_screener.weights.formats import GGUF, TRANSFORMERS
@@ -64,8 +65,12 @@ class Reader:
         if target.refused is not None:
             raise ScreeningError(*target.refused)
         snapshot, adapter, base, known = await self._opened(target, budget, ask=over is None)
+        named = snapshot.base
+        if adapter is not None and base is not None:
+            at = _base_target(adapter, target)
+            named = str(Path(at.repo).resolve()) if at.local else label(base.repo, at.revision)
         if known is not None:
-            return known
+            return replace(known, base=named)
         if base is None and _is_gguf(snapshot, target):
             from lmeval_screener.weights.gguf import choose_files, read_gguf
 
@@ -106,6 +111,7 @@ class Reader:
             no_ratio=no_ratio,
             # An adapter that leaves the rows alone is no copy of its base.
             sketch=sketch if base is None else b"",
+            base=named,
         )
 
     async def _opened(
@@ -142,7 +148,7 @@ class Reader:
                 if kept is not None:
                     self._resolutions[digest] = Resolution.from_json(kept)
                 else:
-                    resolution = resolve(self._domain, self._reference, await vocabulary())
+                    resolution = resolve_tokens(self._domain, self._reference, await vocabulary())
                     self._cache.write("tokens", key, resolution.to_json().encode())
                     self._resolutions[digest] = resolution
             return self._resolutions[digest]

@@ -1,6 +1,6 @@
 """The types of a screening: a checkpoint as it was read and as it ranks, one that failed, those compared.
 
-Below stand their forms for programs: the entries of ``screen-checkpoints/3`` and the rows of CSV.
+Their forms for programs are in ``columns.py``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from lmeval_dispersion.geometry import METRICS, Metric
+from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.statistics import LEVEL
-from lmeval_screener.figures import PARTS, Gap, Ratio, difference, ranks
+from lmeval_screener.figures import Gap, Ratio, difference, rank_places
 from lmeval_screener.targets.labels import shared_name
 from lmeval_screener.targets.names import Target, label
 from lmeval_screener.targets.runs import step_key, training_and_step
@@ -49,6 +49,7 @@ class Reading:
         ratio: The second figure; None where the final norm is not known, and G stands alone.
         no_ratio: Why there is none, one clause; empty where there is one.
         sketch: By which its copies are recognised (`lmeval_screener.copies`); empty where no claim is made.
+        base: What it was trained from, a ``place``, by an adapter's configuration or the Hub; empty for none.
     """
 
     target: Target
@@ -70,6 +71,7 @@ class Reading:
     ratio: Ratio | None = None
     no_ratio: str = ""
     sketch: bytes = b""
+    base: str = ""
 
     @property
     def requested_revision(self) -> str | None:
@@ -80,6 +82,11 @@ class Reading:
     def name(self) -> str:
         """``repo``, ``repo@revision`` or ``repo:file``, as the user would write it."""
         return label(self.repo, self.target.revision, self.target.file)
+
+    @property
+    def place(self) -> str:
+        """``name``, of a folder the whole path: as others name it as their base."""
+        return str(Path(self.repo).resolve()) if self.target.local else self.name
 
     @property
     def label(self) -> str:
@@ -121,6 +128,10 @@ RANK_BY: RankBy = "ratio"
 RANKED = {"gap": "highest G", "ratio": "highest ratio", "both": "highest mean rank of G and ratio"}
 
 
+Finite = Annotated[float, ("type", "number")]  # in JSON never null
+Side = Literal["above", "below", "level", "equal"]
+
+
 class Against(NamedTuple):
     """A checkpoint's ratio minus that of its base, paired over tokens; on which side of it rows put it.
 
@@ -128,16 +139,16 @@ class Against(NamedTuple):
     where all rows are the base's.
     """
 
-    difference: float
-    se: float
-    side: str
+    difference: Finite
+    se: Annotated[Finite, ("minimum", 0)]
+    side: Side
 
 
 class Next(NamedTuple):
     """G of a checkpoint minus G of the next in rank, paired; whether the order of the two is clear."""
 
-    difference: float
-    se: float
+    difference: Finite
+    se: Finite
     separated: bool
 
 
@@ -322,7 +333,7 @@ class Group:
     def ratio_ranks(self) -> dict[Screened, int]:
         """Rank of each member by the ratio, 1 for the largest, of those that have one."""
         rated = {c: c.ratio.mean for c in self.checkpoints if c.ratio is not None}
-        return dict(zip(rated, ranks(list(rated.values())), strict=True))
+        return dict(zip(rated, rank_places(list(rated.values())), strict=True))
 
     @cached_property
     def candidates(self) -> tuple[Screened, ...]:
@@ -369,99 +380,3 @@ def grouped(checkpoints: Iterable[Screened]) -> tuple[Group, ...]:
         replace(g, tokenizer=f"tokenizer of {g.checkpoints[0].label}") if titles[g.title] > 1 else g
         for g in groups
     )
-
-
-# --- forms for programs ----------------------------------------------------------------------------------
-
-_EACH = 64  # members of a group up to which ties are listed rank by rank
-_NAMES = ("label", "repo", "requested_revision", "revision", "family", "scale", "rank", "copy_of")
-_COST = ("bytes_read", "requests", "seconds")
-
-
-def entry(c: Screened, group: Group) -> dict[str, Any]:
-    """One checkpoint of the JSON contract, a member of a group."""
-    tokens = c.resolution
-    row: dict[str, Any] = {name: getattr(c, name) for name in _NAMES} | {
-        "group": group.title,
-        "tied_with": tied_with(c, group),
-        "next": None if c.next is None else c.next._asdict(),
-        "gap": {metric: {"mean": gap.mean, "se": gap.se} for metric, gap in c.gaps.items()},
-        "ratio": {
-            **{name: c.ratio and getattr(c.ratio, name) for name in ("mean", "se", "rounding")},
-            "rank": group.ratio_ranks.get(c),
-            "reason": c.no_ratio or None,
-        },
-        **{
-            name: {
-                metric: {figure: getattr(getattr(gap, name), figure) for figure in ("mean", "se", "se_pairs")}
-                for metric, gap in c.gaps.items()
-            }
-            for name in PARTS
-        },
-        "tensor": {
-            "name": c.tensor,
-            **{name: getattr(c, name) for name in ("file", "dtype", "shape", "tied")},
-        },
-        "tokens": {
-            "domain": len(tokens.domain),
-            "reference": len(tokens.reference),
-            "dropped": [word.strip() for word in (*tokens.dropped, *tokens.dropped_reference)],
-            "digit_scheme": tokens.digit_scheme,
-        },
-        "accuracy": c.accuracy,
-        "notes": list(c.notes),
-        **{name: getattr(c, name) for name in _COST},
-        "seconds": round(c.seconds, 3),
-    }
-    if group.base is not None:
-        row |= {"is_base": c.is_base, "against_base": c.against and c.against._asdict()}
-    if c.inclusion_probability is not None:
-        row |= {"chosen": c.chosen, "inclusion_probability": c.inclusion_probability}
-    return row
-
-
-def tied_with(c: Screened, group: Group) -> list[Any]:
-    """The ranks without a clear order; of a group of more than `_EACH` runs of ranks as first and last.
-
-    Each by itself, those of ten thousand would take a gigabyte.
-    """
-    if len(group.checkpoints) <= _EACH:
-        return list(c.tied_with)
-    return [first if first == last else [first, last] for first, last in c.ties.runs()]
-
-
-def tie_cells(ties: Iterable[Any]) -> list[int | str]:
-    """The ranks of :func:`tied_with` for tables: a run as ``first-last``."""
-    return ["-".join(map(str, rank)) if isinstance(rank, list) else rank for rank in ties]
-
-
-def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry as a row of CSV: one value in each column."""
-    ties = " ".join(map(str, tie_cells(row["tied_with"])))
-    flat = {name: row[name] for name in _NAMES} | {"tied_with": ties}
-    for metric in METRICS:
-        for part in ("gap", *PARTS):
-            figure = row[part][metric]
-            flat |= {f"{part}_{metric}": figure["mean"], f"{part}_{metric}_se": figure["se"]}
-    ratio, tensor, tokens = row["ratio"], row["tensor"], row["tokens"]
-    if "is_base" in row:
-        against = row["against_base"] or dict.fromkeys(Against._fields)
-        flat |= {"is_base": row["is_base"], "against_base": against["difference"]}
-        flat |= {"against_base_se": against["se"], "against_base_side": against["side"]}
-    return {
-        **flat,
-        "ratio": ratio["mean"],
-        "ratio_se": ratio["se"],
-        "no_ratio": ratio["reason"],
-        "accuracy": row["accuracy"],
-        "tensor": tensor["name"],
-        "dtype": tensor["dtype"],
-        "tied": tensor["tied"],
-        "tokens_domain": tokens["domain"],
-        "tokens_reference": tokens["reference"],
-        "dropped": " ".join(tokens["dropped"]),
-        "digit_scheme": tokens["digit_scheme"],
-        **{name: row[name] for name in _COST},
-        "notes": "; ".join(row["notes"]),
-        **{name: row[name] for name in ("chosen", "inclusion_probability") if name in row},
-    }

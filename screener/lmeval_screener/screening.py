@@ -25,14 +25,14 @@ from lmeval_dispersion.output import progress_bar
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.ranking import common_tokenizers, mismatch, ranked
+from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ranked
 from lmeval_screener.reading import Reader
 from lmeval_screener.result.result import Gate, Result
 from lmeval_screener.screened import RANK_BY, RANKED, Failed, RankBy, Reading
 from lmeval_screener.selection import Selected, Selection, select_targets
 from lmeval_screener.targets.families import demo_targets, load_family
 from lmeval_screener.targets.labels import labelled
-from lmeval_screener.targets.names import Target, parse_targets
+from lmeval_screener.targets.names import Target, parse_target, parse_targets
 from lmeval_screener.tokens.resolution import load_domain
 from lmeval_screener.tokens.sets import TokenSet, load_token_set
 from lmeval_screener.yaml_fields import nearest
@@ -266,6 +266,7 @@ class Screening:
         result, session = results[0], self.session
         if session is None:
             return result
+        session.bases = "\n".join(c.place for c in result.checkpoints if c.is_base)
         session.finish(
             screened=len(result.checkpoints),
             failed=len(result.failed),
@@ -286,7 +287,6 @@ class Screening:
             self.metric,
             until=session.ended,
             rank_by=self.rank_by,
-            base=next((c.target for c in result.checkpoints if c.is_base), None),
         )
         return replace(result, news=moved)
 
@@ -298,8 +298,14 @@ class Screening:
             self._reader = Reader(hub, self.domain, self.reference, known)
             await self._check_tokenizer()
             targets, floor, base = await self._expanded(selected.targets)
-            comparable = await self._comparable(await self._readings(targets))
-            checkpoints = ranked(comparable, self.metric, self.rank_by, base)
+            readings = await self._readings(targets)
+            named = [] if base else await self._named_bases(readings)
+            comparable = await self._comparable([*readings, *named])
+            bases = [base] if base else []
+            checkpoints = ranked(comparable, self.metric, self.rank_by, bases)
+            if unused := {r.target for r in named} - {c.target for c in checkpoints if c.is_base}:
+                comparable = [pair for pair in comparable if pair[0].target not in unused]
+                checkpoints = ranked(comparable, self.metric, self.rank_by, bases)
         meters = [hub.meter, selected.meter]
         result = Result(
             domain=self.domain.name,
@@ -314,7 +320,7 @@ class Screening:
             requests=sum(meter.requests for meter in meters),
             accuracy=self._meaning_of_accuracies(targets),
             ranked_by=self.rank_by,
-            base=base.label if base else "",
+            base=base.label if base else ", ".join(c.label for c in checkpoints if c.is_base),
         )
         if floor is None:
             return result
@@ -361,7 +367,19 @@ class Screening:
         except ScreeningError as error:
             return [replace(target, refused=(error.code, str(error)))]  # fails when it is read
 
-    async def _readings(self, targets: Sequence[Target]) -> list[Reading]:
+    async def _named_bases(self, readings: Sequence[Reading]) -> list[Reading]:
+        """The bases that groups name and nobody asked for; one that cannot be read is not missed."""
+        alike = defaultdict[tuple[object, ...], list[Reading]](list)
+        for reading in readings:
+            alike[reading.target.family, reading.target.scale, reading.shape].append(reading)
+        targets = [
+            replace(parse_target(base), family=members[0].target.family, scale=members[0].target.scale)
+            for members in alike.values()
+            if (base := named_base(members)) and base not in {reading.place for reading in readings}
+        ]
+        return await self._readings(targets, asked=False)
+
+    async def _readings(self, targets: Sequence[Target], *, asked: bool = True) -> list[Reading]:
         """The readings of all that could be read, in the order of the targets; a failure costs no other."""
         # A checkpoint that waits for a quota holds a slot: those that need another have slots of their own.
         slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(_SIDE_BY_SIDE))
@@ -384,7 +402,8 @@ class Screening:
                     "InternalError",
                     f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)",
                 )
-            self._report(target, outcome, len(targets))
+            if asked or isinstance(outcome, Reading):
+                self._report(target, outcome, len(targets))
             if isinstance(outcome, ScreeningError):
                 return None if self.session is None else self.session.last_known(target, outcome)
             return outcome

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _PAGE = 1000  # repositories that one request may list
 _SECONDS = 60.0  # for one page
-_EXPAND = ("sha", "siblings", "safetensors", "gated", "lastModified")
+_EXPAND = ("sha", "siblings", "safetensors", "gated", "lastModified", "tags")
 _NAME_COLUMNS = ("repo", "checkpoint", "name", "model", "repository", "id", "model_id")
 _AUTHOR = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -110,26 +110,39 @@ class Selected:
 
 def add_selection_options(parser: argparse._ActionsContainer) -> None:
     """Add the options that select checkpoints of a registry; `selection_of` reads them."""
+    add = parser.add_argument
 
-    def several(option: str, metavar: str, what: str) -> None:
-        dest = "lists" if option == "--from" else option[2:].replace("-", "_")
-        parser.add_argument(option, action="append", default=[], metavar=metavar, help=what, dest=dest)
+    def several(option: str, metavar: str, what: str, dest: str | None = None) -> None:
+        dest = dest or option[2:].replace("-", "_")
+        add(option, action="append", default=[], metavar=metavar, help=f"{what} (default: none)", dest=dest)
 
-    several("--author", "NAME", "all models of an organisation or user (default: none)")
-    several("--tag", "NAME", "models with this tag of the Hub (default: none)")
-    several("--base-model", "CHECKPOINT", "its fine-tunes, as the Hub knows them (default: none)")
-    parser.add_argument(
+    several("--from", "FILE", "a list, one a line or CSV; - is stdin", dest="lists")
+    several("--author", "NAME", "all models of an organisation or user")
+    several("--tag", "NAME", "models with this tag of the Hub")
+    several("--base-model", "CHECKPOINT", "its fine-tunes, as the Hub knows them")
+    add(
         "--since",
         metavar="DATE",
-        help="without --registry, of what is listed: changed on that date or later, or since yesterday; with "
-        "it all is screened, and the answer is what is new since the last run (last), the last before today "
-        "(yesterday), a date, or a run of the registry (default: all)",
+        help="of what is listed: changed since; with --registry: what is new (default: all)",
+    )
+    add("--limit", type=int, metavar="N", help="of what is listed: the last N changed (default: all)")
+
+
+def add_ranking_options(parser: argparse._ActionsContainer) -> None:
+    """Add ``--metric``, ``--rank-by`` and ``--base``."""
+    of = ("cosine", "euclidean")
+    parser.add_argument("--metric", default="cosine", choices=of, help="distance of G (default: cosine)")
+    parser.add_argument(
+        "--rank-by",
+        choices=("gap", "ratio", "both"),
+        default="ratio",
+        help="figure that ranks; both: the mean rank (default: ratio)",
     )
     parser.add_argument(
-        "--limit", type=int, metavar="N", help="of what is listed: the N that changed last (default: all)"
+        "--base",
+        metavar="CHECKPOINT",
+        help="what the others were trained from (default: what they name)",
     )
-    lists = "a list of checkpoints, one a line or a CSV file's first column; - is standard input"
-    several("--from", "FILE", f"{lists} (default: none)")
 
 
 def selection_of(args: argparse.Namespace) -> Selection:
@@ -303,6 +316,6 @@ def _parse_page(page: Any) -> list[_Entry]:
         if info.get("sha") and info.get("siblings") is not None:
             files = parse_listing(info)
             is_gated = info.get("gated") not in (None, False)
-            listed = Listed(files.commit, tuple(files.files), files.parameters, is_gated)
+            listed = Listed(files.commit, tuple(files.files), files.parameters, is_gated, files.base)
         entries.append((text(info["id"]), info.get("lastModified") or "", listed))
     return entries

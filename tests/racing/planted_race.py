@@ -81,7 +81,7 @@ class Plan:
 
 def main(folder: Path, gpus: float | None, labels: list[str]) -> None:
     plan, contest = Plan(folder, labels), Contest(N, side_by_side=len(labels))
-    race_on_ray(plan, contest, gpus_per_checkpoint=gpus)
+    race_on_ray(plan, contest, gpus=gpus)
     asked = {label: len(scores.score) for label, scores in contest.answered.items()}
     print(
         json.dumps(

@@ -123,7 +123,7 @@ def test_probability_drops_sooner_but_never_names_the_best() -> None:
     assert quick.asked < plain.asked
     surer = _raced(score[::-1].copy(), np.array([[0.9] * N, [0.1] * N]), rng, by_probability=True)
     assert surer.best is not None
-    assert surer._mean(surer.best) == max(map(surer._mean, surer.answered))
+    assert surer.mean(surer.best) == max(map(surer.mean, surer.answered))
 
 
 def test_whom_a_failed_checkpoint_alone_had_dropped_runs_again() -> None:
@@ -135,3 +135,13 @@ def test_whom_a_failed_checkpoint_alone_had_dropped_runs_again() -> None:
     contest.fail("giant")
     assert contest.standing == {"giant": "failed", "good": "running", "bad": "behind"}
     assert contest.asked == 150
+
+
+def test_a_failure_changes_nothing_for_those_that_others_dropped() -> None:
+    rng = np.random.default_rng(8)
+    score, probability = _drawn([0.5, 0.2, 0.9], rng)
+    contest = _raced(score, probability, rng)
+    before = dict(contest.standing)
+    assert before == {"0": "complete", "1": "behind", "2": "complete"}
+    contest.fail("3")
+    assert contest.standing == {**before, "3": "failed"}

@@ -267,7 +267,7 @@ class HubServer(Loopback):
         if repository.parameters:
             info["safetensors"] = {"total": repository.parameters}
         gated = "auto" if repository.gated else False
-        return {**info, "private": repository.private, "gated": gated, "tags": []}
+        return {**info, "private": repository.private, "gated": gated, "tags": list(repository.labels)}
 
     def _list(self, request: Request) -> Reply:
         """Repositories by author, words and tags, the last changed first if asked so; without sizes."""

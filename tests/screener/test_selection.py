@@ -22,6 +22,7 @@ from lmeval_screener.cli import main
 from lmeval_screener.selection import add_selection_options, read_list, select_targets, selection_of
 from lmeval_screener.targets.families import load_families, load_family
 
+from lmeval_dispersion.cli import main as dispersion
 from lmeval_dispersion.errors import UsageError
 
 TOKENIZERS = Path(__file__).parent.parent / "data" / "tokenizers"
@@ -323,3 +324,80 @@ def test_every_mistake_in_a_file_is_one_sentence(tmp_path, old, new, message):
         load_families(path)
     assert str(error.value).startswith(f"{path}: ")
     assert message in str(error.value)
+
+
+# --- the base that the listings name ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tags", "base"),
+    [
+        (["finetune:acme/base-1", "adapter:acme/base-1"], True),
+        (["finetune:acme/base-1", ""], False),
+        (["finetune:acme/base-1", "finetune:acme/base-2"], False),
+        (["merge:acme/base-1", "quantized:acme/base-1"], False),
+        (["finetune:acme/base-1 finetune:acme/base-2"] * 2, False),
+        (["finetune:acme/none"] * 2, False),  # not there: nothing is said
+        (["finetune:acme/base-1"], False),  # alone
+    ],
+)
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_base_that_all_name_is_found_at_no_request_of_theirs(registry, listed, tags, base):
+    registry.make("acme/base-1", seed=9)
+    tuned = [f"acme/tuned-{number}" for number in range(len(tags))]
+    for seed, (name, words) in enumerate(zip(tuned, tags, strict=True)):
+        registry.make(name, seed=seed, labels=["math", *(f"base_model:{tag}" for tag in words.split())])
+    names = ["acme/tuned-*"] if listed else tuned
+    found = screen(names)
+    labels = [c.label for c in found.checkpoints if c.is_base]
+    assert {c.label for c in found.checkpoints} == {*tuned, *labels}
+    assert (labels, found.base) == (["acme/base-1"] * base, "acme/base-1" * base)
+    assert (found.failed, found.exit_code) == ((), 0)
+    assert ("acme/base-1: taken as the base, as all others name it" in found.to_markdown()) == base
+    api = [request.path for request in registry.requests if request.path.startswith("/api/models")]
+    of_base = [path for path in api if "base-1" in path or "none" in path]
+    assert len(api) - len(of_base) == (1 if listed else len(tags)), api
+    assert len(of_base) <= base + ("none" in str(tags)), "asked for once, and only where all name it"
+    # What was asked for is what is read again, from caches; the base is known by then, and found.
+    again = screen(names)
+    assert [(c.label, c.is_base) for c in again.checkpoints] == [
+        (c.label, c.is_base) for c in found.checkpoints
+    ]
+
+
+def test_a_registry_knows_the_bases_of_its_last_run(registry, tmp_path, capsys):
+    store = str(tmp_path / "r.db")
+    for seed in range(6):
+        label = ["base_model:finetune:acme/t0"] if seed in (1, 2) else []
+        registry.make(f"acme/t{seed}", seed=seed, labels=label)
+
+    def asked(*words):
+        capsys.readouterr()
+        assert dispersion(["registry", *words, "--format", "json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    def bases(*words):
+        return [
+            row["checkpoint"] for row in asked("query", store, *words)["rows"] if row["note"] == "the base"
+        ]
+
+    def worth(*words):
+        return asked("diff", store, "--since", "2026-01-01", *words)["worth"]
+
+    # Found by itself in the first run; from the registry, without a request, in the second.
+    news = screen(["acme/t1", "acme/t2"], registry=store, since="last").news
+    assert "acme/t0" not in news.worth
+    assert worth() == list(news.worth)
+    assert bases() == ["acme/t0"]
+    assert [
+        c.label for c in screen(["acme/t1", "acme/t2"], registry=store).checkpoints if c.is_base
+    ] == bases()
+    # What names none is added: the run's base stands, as long as no run and no option says another.
+    screen(["acme/t3", "acme/t4", "acme/t5"], registry=store)
+    assert (bases(), bases("--base", "acme/t3")) == (["acme/t0"], ["acme/t3"])
+    assert "acme/t3" not in worth("--base", "acme/t3")
+    best, *_ = (row["checkpoint"] for row in asked("query", store)["rows"])
+    top = asked("query", store, "--top", "1", "--base", best)["rows"]
+    assert (top[0]["checkpoint"], len(top)) == (best, 2), "a base takes no place"
+    assert dispersion(["registry", "diff", store, "--since", "last", "--base", "acme/none"]) == 2
+    assert "expected a checkpoint that the registry has seen, got acme/none" in capsys.readouterr().err

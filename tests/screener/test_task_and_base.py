@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from checkpoints import write_checkpoint
+from checkpoints import write_checkpoint, write_safetensors
 from lmeval_screener import screen
 from lmeval_screener.cli import main
 from lmeval_screener.errors import ScreeningError
@@ -19,7 +19,7 @@ from lmeval_screener.registry import queries
 from lmeval_screener.registry.database import to_read
 from lmeval_screener.result import Gate
 from lmeval_screener.screened import RANK_BY, Screened
-from lmeval_screener.tokens import load_domain, load_token_set, resolve
+from lmeval_screener.tokens import load_domain, load_token_set, resolve_tokens
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.projection import FinalNorm
 from scipy.spatial.distance import pdist
@@ -27,6 +27,7 @@ from screenings import result as result_of
 from screenings import screened
 from token_cases import REFERENCE, tokenizer_json
 
+from lmeval_dispersion.cli import main as dispersion
 from lmeval_dispersion.errors import GeometryError
 from lmeval_dispersion.installation import data_folder
 
@@ -86,7 +87,7 @@ def test_rows_of_a_task_are_the_tokenizers_own_and_none_is_an_everyday_word():
         Vocabulary.from_tokenizer_json(content),
     )
     for task in ("gsm8k", "mmlu"):
-        found = resolve(load_domain(task=task), REFERENCE, words)
+        found = resolve_tokens(load_domain(task=task), REFERENCE, words)
         assert len(found.of_ratio) >= 3
         for token in found.of_ratio:
             assert tokenizer.id_to_token(token.id) == token.piece
@@ -140,10 +141,10 @@ def test_a_domain_whose_answers_a_vocabulary_lacks_has_its_ratio_over_t_and_a_ta
     pieces = [*code, *WORDS[10:]]  # no digit
     content = tokenizer_json({t.replace(" ", "Ġ"): i for i, t in enumerate(pieces)})
     words = Vocabulary.from_tokenizer_json(content)
-    found = resolve(load_domain("code"), REFERENCE, words)
+    found = resolve_tokens(load_domain("code"), REFERENCE, words)
     assert (found.answers, found.of_ratio) == ((), found.domain)
     with pytest.raises(ScreeningError, match="humaneval"):
-        resolve(load_domain("code", "humaneval"), REFERENCE, words)
+        resolve_tokens(load_domain("code", "humaneval"), REFERENCE, words)
 
 
 def test_packed_figures_keep_another_number_of_tokens_for_the_ratio():
@@ -289,7 +290,7 @@ def group(rank_by="gap", **spreads):
         reading = screened(name, gaps=g, ratio=r, commit=None)
         readings.append((reading, reading))
     base = readings[0][0].target
-    members = ranked(readings, "cosine", rank_by, base)
+    members = ranked(readings, "cosine", rank_by, [base])
     assert all(isinstance(c, Screened) for c in members)
     return result_of(members, base="zero", ranked_by=rank_by)
 
@@ -365,8 +366,71 @@ def test_a_registry_answers_with_the_tokens_that_a_domain_has_now(tmp_path, task
     with closing(sqlite3.connect(tmp_path / "r.db")) as file, file:
         file.execute("UPDATE runs SET domain = 'math'")
     with to_read(tmp_path / "r.db") as connection:
-        found = [queries.query(connection, "cosine", d, None, None, None).rows for d in (None, "math")]
+        found = [queries.query(connection, "cosine", "ratio", None, d).rows for d in (None, "math")]
     assert [len(rows) for rows in found] == [3, 2]
+
+
+def test_a_registry_ranks_by_what_it_is_asked_for(tmp_path, capsys):
+    names = [write(tmp_path / f"m{seed}", head(seed)) for seed in range(5)]
+    orders = set()
+    for by in ("gap", "ratio", "both"):
+        order = tuple(c.label for c in screen(names, registry=tmp_path / "r.db", rank_by=by).checkpoints)
+        assert (
+            dispersion(["registry", "query", str(tmp_path / "r.db"), "--rank-by", by, "--format", "csv"]) == 0
+        )
+        lines = capsys.readouterr().out.splitlines()[1:]
+        orders.add(order)
+        assert order == tuple(line.partition(",")[0] for line in lines)
+    assert len(orders) > 1
+
+
+def adapter(folder, base):
+    """A LoRA that leaves the head alone."""
+    folder.mkdir()
+    settings = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": base}))
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    write_safetensors(folder / "adapter_model.safetensors", {name: ("F32", np.ones((1, 4)))})
+    return str(folder)
+
+
+def test_the_base_that_all_adapters_name_is_the_zero_point(tmp_path, capsys):
+    base, other = write(tmp_path / "base", head(0)), write(tmp_path / "other", head(1))
+    a, b = (adapter(tmp_path / name, base) for name in "ab")
+    equal = "Rows equal those of the base base: a and b; nothing can be said by rows"
+    for names, said in (
+        ([a, b], True),
+        ([a, b, base], True),  # it is there already
+        ([a, b, other], False),  # names none
+        ([a], False),
+        ([a, base], False),  # one alone
+    ):
+        assert main([*names, "--registry", str(tmp_path / f"{len(names)}.db")]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert (equal in out, "base: taken as the base, as all others name it" in out) == (said, said), out
+    # What is named on the command line counts.
+    assert main([a, b, "--base", other, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["base"] == "other"
+
+
+def test_the_verdict_says_the_task_what_ranked_and_the_base(tmp_path, task, capsys):
+    names = [write(tmp_path / f"m{seed}", head(seed)) for seed in range(4)]
+    folder = str(tmp_path / "list")
+    options = ["--task", task, "--base", "m0", "--rank-by", "both", "--shortlist", "2", "--emit", folder]
+    assert main([*names, *options]) == 0
+    (tmp_path / "a.csv").write_text("repo,accuracy\n" + "".join(f"{n},0.{n[-1]}\n" for n in names[1:]))
+    manifest = tmp_path / "list" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    assert [content[key] for key in ("task", "ranked_by", "base")] == ["snippets", "both", "m0"]
+    title = "Verdict on a short list for {} (highest mean rank of G and ratio, base m0)"
+    for missing, said in (((), title.format("snippets")), (("task",), title.format("math")),
+                          (("base", "ranked_by"), "Verdict on a short list for math")):  # fmt: skip
+        for key in missing:
+            del content[key]
+        manifest.write_text(json.dumps(content))  # as earlier versions wrote it
+        capsys.readouterr()
+        assert main(["verify", folder, str(tmp_path / "a.csv"), "--format", "markdown"]) == 0
+        assert capsys.readouterr().out.splitlines()[0] == f"## {said}"
 
 
 def test_a_base_that_is_elsewhere_is_said(tmp_path, capsys):

@@ -12,14 +12,14 @@ from tiny_decoders import tiny_gpt2, tokens
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.report import render
 from lmeval_dispersion.training.comparison import TrainingComparison
-from lmeval_dispersion.training.train import evaluated
+from lmeval_dispersion.training.train import held_out_figures
 
 
 @pytest.mark.parametrize("batch", [2, 5])
 def test_evaluated_equals_a_loop_over_blocks(batch):
     model, ids = tiny_gpt2(), tokens(5, 12)
     before = torch.random.get_rng_state()
-    figures = evaluated(model, ids.numpy().astype(np.int32), batch)
+    figures = held_out_figures(model, ids.numpy().astype(np.int32), batch)
     assert model.training
     assert torch.equal(torch.random.get_rng_state(), before)
     model.eval()
@@ -30,7 +30,7 @@ def test_evaluated_equals_a_loop_over_blocks(batch):
         states = [o.hidden_states[layer + 1][0].numpy() for o in outs]
         assert figures["tokens"][layer] == pytest.approx(np.mean([dispersion(s) for s in states]), abs=1e-6)
         assert figures["texts"][layer] == pytest.approx(dispersion([s[-2] for s in states]), abs=1e-6)
-    assert evaluated(model, ids[:1].numpy(), 1)["texts"] == [None] * 3
+    assert held_out_figures(model, ids[:1].numpy(), 1)["texts"] == [None] * 3
 
 
 def comparison(*shifts, losses=("squeeze",)):

@@ -28,6 +28,7 @@ class LocalSnapshot:
     revision: str | None = None
     meter: Meter = field(default_factory=Meter)
     parameters: int | None = None
+    base: str = ""
     is_local: bool = True
     cache: Cache | None = None
 

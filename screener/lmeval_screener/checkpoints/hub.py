@@ -55,6 +55,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{40})\b")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+#: A tag by which the Hub says what a model was trained from, as its card has it.
+_TRAINED_FROM = re.compile(r"base_model:(?:finetune|adapter):([\w.-]+/[\w.-]+)", re.ASCII)
 _TOKEN = re.compile(r"[!-~]+")
 #: Listings of repositories with thousands of files have some megabytes.
 _LISTING_LIMIT = 64 * 2**20
@@ -72,17 +74,18 @@ class RepoFiles:
     commit: str
     files: Mapping[str, FileEntry]
     parameters: int | None
+    base: str = ""  # see `Snapshot`
 
     def to_json(self) -> bytes:
         """The listing as an entry of the cache."""
         files = [[entry.path, entry.size, entry.digest] for entry in self.files.values()]
-        return json.dumps([self.repo, self.commit, files, self.parameters]).encode()
+        return json.dumps([self.repo, self.commit, files, self.parameters, self.base]).encode()
 
     @classmethod
     def from_json(cls, content: bytes) -> RepoFiles:
         """The listing of an entry of the cache."""
-        repo, commit, files, parameters = json.loads(content)
-        return cls(repo, commit, {path: FileEntry(path, *known) for path, *known in files}, parameters)
+        repo, commit, files, *others = json.loads(content)
+        return cls(repo, commit, {path: FileEntry(path, *known) for path, *known in files}, *others)
 
 
 class Hub:
@@ -169,7 +172,7 @@ class Hub:
                 raise self._gated(repo)
             else:
                 files = {path: FileEntry(path, -1, None) for path in listed.files}
-                listing = RepoFiles(repo, listed.commit, files, listed.parameters)
+                listing = RepoFiles(repo, listed.commit, files, listed.parameters, listed.base)
         elif not await self._unmoved(listing, asked, account):
             listing = await self._listing(repo, asked, account)
         return HubSnapshot(self, listing, account)
@@ -388,6 +391,7 @@ class HubSnapshot(ResolvedSnapshot):
     def __init__(self, hub: Hub, listing: RepoFiles, account: Account) -> None:
         super().__init__(hub, listing.repo, listing.files, account)
         self.revision, self.parameters, self._listing = listing.commit, listing.parameters, listing
+        self.base = listing.base
         self.cache = hub.cache  # a commit's file is the same tomorrow, with or without a digest
 
     def _keep(self) -> None:
@@ -471,11 +475,14 @@ def parse_listing(info: Any) -> RepoFiles:
     entries = [file_entry(item) for item in items(info.get("siblings", []))]
     weights = info.get("safetensors")
     parameters = weights.get("total") if isinstance(weights, dict) else None
+    tags = [tag for tag in items(info.get("tags") or []) if isinstance(tag, str)]
+    bases = {found[1] for tag in tags if (found := _TRAINED_FROM.fullmatch(tag))}
     return RepoFiles(
         info.get("id") or "",
         info["sha"],
         {entry.path: entry for entry in entries},
         parameters if type(parameters) is int and parameters > 0 else None,
+        bases.pop() if len(bases) == 1 else "",
     )
 
 

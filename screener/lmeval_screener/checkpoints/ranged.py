@@ -56,6 +56,7 @@ class RangedSnapshot:
         self.files = files
         self.meter = account.meter
         self.parameters: int | None = None
+        self.base = ""
         self.is_local = False
         # A file without a version may be another one tomorrow.
         self.cache: Cache | None = cache if all(entry.digest for entry in files.values()) else None

@@ -88,6 +88,7 @@ class Snapshot(Protocol):
         files: Every file by path.
         meter: Its traffic so far.
         parameters: Parameters as the Hub counts them from the safetensors headers; None if it does not say.
+        base: The repository that it was trained from, by the Hub's listing; empty where that names none.
         is_local: Whether its files lie on this machine, where reading costs nothing.
         cache: Where rows and headers are kept; None for a folder, and for files without a version.
     """
@@ -97,6 +98,7 @@ class Snapshot(Protocol):
     files: Mapping[str, FileEntry]
     meter: Meter
     parameters: int | None
+    base: str
     is_local: bool
     cache: Cache | None
 

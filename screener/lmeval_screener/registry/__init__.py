@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import add_examples, add_metric, add_output
+from lmeval_dispersion.options import add_examples, add_output
 from lmeval_dispersion.output import Output
+from lmeval_screener.selection import add_ranking_options
 
 if TYPE_CHECKING:
     from lmeval_screener.registry.database import Session
     from lmeval_screener.tokens.sets import TokenSet
 
 #: The options that each action has a use for.
-_TAKES = {"query": ("domain", "family", "scale", "top"), "show": (), "diff": ("domain", "since")}
+_TAKES = {"query": "domain family scale top base", "show": "", "diff": "domain since base"}
 _MORE = """
 actions:
   query FILE [SQL]      the latest of every checkpoint, ranked across runs; with SQL, its answer
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--family", metavar="NAME", help="only this family or tokenizer (default: all)")
     parser.add_argument("--scale", metavar="NAME", help="only this scale, such as 7B (default: all)")
     parser.add_argument("--top", type=int, metavar="K", help="only the K best of each group (default: all)")
-    add_metric(parser)
+    add_ranking_options(parser)
     parser.add_argument(
         "--since",
         metavar="DATE",
@@ -68,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
     if args.since is None and args.action == "diff":
         raise UsageError("expected --since DATE with diff, such as yesterday, got none")
     is_sql = args.action == "query" and args.what is not None
-    for option in ("domain", "family", "scale", "top", "since"):
-        if vars(args)[option] is not None and (is_sql or option not in _TAKES[args.action]):
+    for option in ("domain", "family", "scale", "top", "since", "base"):
+        if vars(args)[option] is not None and (is_sql or option not in _TAKES[args.action].split()):
             action = "query with SQL" if is_sql else args.action
             raise UsageError(f"expected no --{option} with {action}, which has no use for it; leave it out")
     if args.top is not None and args.top < 1:
@@ -77,18 +78,18 @@ def run(args: argparse.Namespace) -> int:
     from lmeval_screener.registry import news, queries
     from lmeval_screener.registry.database import to_read
 
-    output = Output.of(args)
+    output, how = Output.of(args), (args.metric, args.rank_by, args.base)
     with to_read(args.registry) as connection:
         if args.action == "show":
             answer = queries.history(connection, args.what)
         elif args.action == "diff":
             tokens = queries.sets_of(connection, args.domain)[0]
             since = news.since_time(connection, args.since, tokens, args.metric)
-            answer = news.news(connection, tokens, since, args.metric).document()
+            answer = news.news(connection, tokens, since, *how).document()
         elif args.what is not None:
             answer = queries.sql_answer(connection, args.what)
         else:
-            answer = queries.query(connection, args.metric, args.domain, args.family, args.scale, args.top)
+            answer = queries.query(connection, *how, args.domain, args.family, args.scale, args.top)
     output.write(answer)
     return 0
 

@@ -73,6 +73,12 @@ _NETWORK = frozenset(
 _FIGURES = [*(f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")), "ratio", "ratio_se"]
 _MEASURED = f"""tokenizer, tensor, tensor_file, dtype, v_rows, width, tied, parameters, {", ".join(_FIGURES)},
     warnings, bytes, requests, seconds"""
+# Columns of `results` that hold a field of a Reading as it is. A new one is named here and in _CHANGES.
+_PLAIN = {
+    **{name: name for name in ("repo", "revision", "tokenizer", "tensor", "dtype", "parameters", "no_ratio")},
+    "tensor_file": "file",
+}
+_OF_RESULT = ", ".join(name for name in _PLAIN if name not in re.findall(r"\w+", _MEASURED))
 # What brings a registry to each layout, from the one before; its header says which it has. Files of every
 # released layout lie on users' disks: a change is added here, and none is edited.
 # Absent texts that identify are '' and never NULL. A row of `seen` stands for all runs in a row that found a
@@ -95,13 +101,14 @@ CREATE TABLE seen (
 )""",
     # The time up to which the answer of a nightly run speaks, '' until it is given; the rows in short.
     2: "ALTER TABLE runs ADD COLUMN announced; ALTER TABLE results ADD COLUMN sketch BLOB",
+    3: "ALTER TABLE results ADD COLUMN base; ALTER TABLE runs ADD COLUMN bases",
 }
 _LAYOUT = max(_CHANGES)
 _VIEWS = f"""
 DROP VIEW IF EXISTS checkpoints;
 DROP VIEW IF EXISTS sightings;
 CREATE VIEW sightings AS
-SELECT s.*, domain, reference, repo, revision, {_MEASURED}, split, numbers, no_ratio, sketch
+SELECT s.*, domain, reference, {_MEASURED}, split, numbers, sketch, base, {_OF_RESULT}
 FROM seen s
 LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file
           AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method
@@ -301,7 +308,7 @@ class Session:
         self._resolutions: dict[str, Resolution] = {}
         self._opened: dict[Target, tuple[str, str]] = {}
         self._taken: set[Target] = set()
-        self.ended, self._announces = "", announces
+        self.ended, self.bases, self._announces = "", "", announces  # each base of a group: a `place` a line
         (stored,) = connection.execute("SELECT file FROM pragma_database_list")
         self._full_since = "" if stored["file"] else _now()
         values = {
@@ -423,14 +430,13 @@ class Session:
         figures = [value if math.isfinite(value) else None for value in values]
         _put(
             self.connection, "results", identity=identity, file=file, state=state, tokens=self.tokens,
-            method=METHOD, run=self.run, stamp=_now(), repo=reading.repo, revision=reading.revision,
-            tokenizer=reading.tokenizer, tensor=reading.tensor, tensor_file=reading.file,
-            dtype=reading.dtype, v_rows=reading.shape[0], width=reading.shape[1], tied=reading.tied,
-            parameters=reading.parameters, **dict(zip(_FIGURES, figures, strict=True)),
-            warnings=json.dumps(reading.warnings), bytes=reading.bytes_read, requests=reading.requests,
-            seconds=round(reading.seconds, 3), split=len(reading.resolution.domain),
-            numbers=numbers_of(gaps, ratio).astype("<f8").tobytes(), no_ratio=reading.no_ratio,
-            sketch=reading.sketch or None,
+            method=METHOD, run=self.run, stamp=_now(),
+            **{name: getattr(reading, field) for name, field in _PLAIN.items()},
+            v_rows=reading.shape[0], width=reading.shape[1], tied=reading.tied,
+            **dict(zip(_FIGURES, figures, strict=True)), warnings=json.dumps(reading.warnings),
+            bytes=reading.bytes_read, requests=reading.requests, seconds=round(reading.seconds, 3),
+            split=len(reading.resolution.domain), numbers=numbers_of(gaps, ratio).astype("<f8").tobytes(),
+            sketch=reading.sketch or None, base=reading.base or None,
         )  # fmt: skip
 
     def _keep_seen(self, target: Target, identity: str, state: str, error: ScreeningError | None) -> None:
@@ -470,9 +476,9 @@ class Session:
             # No other process writes now: all that it sees was seen before this moment, or is after it.
             self.ended = self._moment("SELECT max(first) FROM seen")
             self.connection.execute(
-                "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ? "
-                "WHERE run = ?",
-                [self.ended, screened, failed, bytes_read, requests, round(seconds, 3), self.run],
+                "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ?, "
+                "bases = ? WHERE run = ?",
+                [self.ended, screened, failed, bytes_read, requests, round(seconds, 3), self.bases, self.run],
             )
 
         self._write(write)
@@ -613,10 +619,10 @@ def _reading_of(row: sqlite3.Row, target: Target, resolutions: dict[str, Resolut
     sizes = map(len, (resolution.domain, resolution.reference, resolution.of_ratio))
     gaps, ratio = figures_of(np.frombuffer(row["numbers"], dtype="<f8"), *sizes)
     return Reading(
-        target, row["repo"], row["revision"], row["tensor"], row["tensor_file"], row["dtype"],
-        (row["v_rows"], row["width"]), bool(row["tied"]), row["parameters"], row["tokenizer"],
-        resolution, gaps, tuple(json.loads(row["warnings"])), 0, 0, 0.0, ratio,
-        row["no_ratio"], row["sketch"] or b"",
+        target=target, shape=(row["v_rows"], row["width"]), tied=bool(row["tied"]), resolution=resolution,
+        gaps=gaps, warnings=tuple(json.loads(row["warnings"])), bytes_read=0, requests=0, seconds=0.0,
+        ratio=ratio, sketch=row["sketch"] or b"", base=row["base"] or "",
+        **{field: row[name] for name, field in _PLAIN.items()},
     )  # fmt: skip
 
 

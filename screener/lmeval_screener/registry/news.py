@@ -24,11 +24,10 @@ from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.copies import originals
 from lmeval_screener.figures import difference, numbers_of
 from lmeval_screener.ranking import clear_above
-from lmeval_screener.registry.database import Seen, identity_of, last_seen
-from lmeval_screener.registry.queries import is_gone, named, ranked
+from lmeval_screener.registry.database import Seen, last_seen
+from lmeval_screener.registry.queries import bases_among, is_gone, named, ranked_rows
 from lmeval_screener.result.answer import unknown
 from lmeval_screener.screened import RANK_BY, RankBy, Reading, Screened, grouped
-from lmeval_screener.targets.names import Target
 
 #: Words of --since that stand for the end of an earlier run; its answer is given once.
 NIGHTLY = ("last", "yesterday")
@@ -189,14 +188,14 @@ def news(
     tokens: str,
     since: str,
     metric: Metric,
+    rank_by: RankBy = RANK_BY,
+    base: str | None = None,
     *,
     until: str = "9",
-    rank_by: RankBy = RANK_BY,
-    base: Target | None = None,
 ) -> News:
     """The news between two times: checkpoints of a pair of token sets, ranked among all of the registry.
 
-    ``base``, which the others were trained from, is never worth an evaluation.
+    ``base``, which the others were trained from, is never worth an evaluation; see `bases_among`.
     """
     now = {_place(seen): seen for seen in named(last_seen(connection, tokens, until=until))}
     then = {_place(seen): seen for seen in last_seen(connection, tokens, until=since)}
@@ -224,13 +223,13 @@ def news(
             touched += 1
         else:
             arrived[place] = "new" if old is None else "changed" if old.reading else "recovered"
-    origin = base and (identity_of(base, base.repo), base.revision or "", base.file or "")
-    origin = origin if origin in live else None
-    fresh = [p for p in arrived if p != origin and (*p, now[p].state) not in announced]
-    in_order = partial(ranked, metric=metric, rank_by=rank_by, base=origin and live[origin].target)
-    standings = _standings(fresh, live, then, metric, in_order, origin)
+    bases = bases_among(connection, tokens, list(live.values()), base)
+    in_order = partial(ranked_rows, metric=metric, rank_by=rank_by, bases=bases)
     groups = grouped(in_order(list(live.values())))
     ranks = {id(c.gaps): (c, group) for group in groups for c in group.checkpoints}
+    origins = [place for place, seen in live.items() if ranks[id(_reading(seen).gaps)][0].is_base]
+    fresh = [p for p in arrived if p not in origins and (*p, now[p].state) not in announced]
+    standings = _standings(fresh, live, then, metric, in_order, origins)
     # A rename is one move, not two.
     renamed = {now[s.of].target.label for place, s in standings.items() if s.of and arrived[place] == "new"}
     moves = [move for move in moves if move.what != "deleted" or move.checkpoint not in renamed]
@@ -295,7 +294,7 @@ def _standings(
     then: Mapping[_Place, Seen],
     metric: Metric,
     in_order: Callable[[Sequence[Seen]], list[Screened]],
-    base: _Place | None,
+    bases: Sequence[_Place],
 ) -> dict[_Place, _Standing]:
     """How each fresh checkpoint stands beside the best of its group as it was then."""
     if not fresh:
@@ -319,7 +318,7 @@ def _standings(
     copied = _originals(everyone)
     # Of two that are known, the one that is still there; of all, the base.
     known = {copied[id(at(seen).gaps)]: place for place, seen in former.items() if place not in as_now}
-    known |= {copied[id(at(live[place]).gaps)]: place for place in (*as_now, *([base] if base else []))}
+    known |= {copied[id(at(live[place]).gaps)]: place for place in (*as_now, *bases)}
     standings: dict[_Place, _Standing] = {}
     compared: dict[tuple[str, str], list[_Place]] = {}
     for place in fresh:

@@ -18,19 +18,11 @@ from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.declared import count, some
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
+from lmeval_screener.columns import tie_cells, tied_with
 from lmeval_screener.copies import said
 from lmeval_screener.registry.database import NOT_OF_WEIGHTS, Seen, folder_is_gone, identity_of, last_seen
-from lmeval_screener.result.answer import GROUPS, sentences, unknown
-from lmeval_screener.screened import (
-    RANK_BY,
-    Group,
-    RankBy,
-    Reading,
-    Screened,
-    grouped,
-    tie_cells,
-    tied_with,
-)
+from lmeval_screener.result.answer import GROUPS, group_sentences, unknown
+from lmeval_screener.screened import RANK_BY, Group, RankBy, Reading, Screened, grouped
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target
 
@@ -68,8 +60,8 @@ def is_gone(seen: Seen) -> bool:
     return seen.error in _GONE or (not seen.error and folder_is_gone(seen.identity))
 
 
-def ranked(
-    seen: Sequence[Seen], metric: Metric, rank_by: RankBy = RANK_BY, base: Target | None = None
+def ranked_rows(
+    seen: Sequence[Seen], metric: Metric, rank_by: RankBy = RANK_BY, bases: Sequence[Target] = ()
 ) -> list[Screened]:
     """All that was measured, ranked in groups of one tokenizer and scale.
 
@@ -86,7 +78,20 @@ def ranked(
             # Other rows than its family's: a group of its tokenizer.
             reading = replace(reading, target=replace(reading.target, family=None))
         pairs.append((reading, first.setdefault(tokens, reading)))
-    return ranking.ranked(pairs, metric, rank_by, base)
+    return ranking.ranked(pairs, metric, rank_by, bases)
+
+
+def bases_among(
+    connection: sqlite3.Connection, tokens: str, seen: Sequence[Seen], asked: str | None
+) -> list[Target]:
+    """The base that was asked for, else those of the last run that had some."""
+    if asked is not None:
+        exact = [entry.target for entry in seen if asked in (entry.target.label, entry.target.name)]
+        identity = "" if exact else checkpoint_named(connection, asked)[0]
+        return exact or [entry.target for entry in seen if entry.identity == identity]
+    last = "SELECT bases, max(ended) FROM runs WHERE tokens = ? AND bases <> ''"
+    (bases, _) = connection.execute(last, [tokens]).fetchone()
+    return [e.target for e in seen if e.reading and e.reading.place in (bases or "").splitlines()]
 
 
 @dataclass(frozen=True)
@@ -155,23 +160,26 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
 def query(
     connection: sqlite3.Connection,
     metric: Metric,
+    rank_by: RankBy,
+    base: str | None,
     domain: str | None,
-    family: str | None,
-    scale: str | None,
-    top: int | None,
+    family: str | None = None,
+    scale: str | None = None,
+    top: int | None = None,
 ) -> Document:
     """The latest of every checkpoint, ranked across runs."""
     tokens, domain, reference = sets_of(connection, domain)
     seen = named(last_seen(connection, tokens))
     gone = [entry.target.label for entry in seen if is_gone(entry)]
-    checkpoints = ranked([entry for entry in seen if entry.target.label not in gone], metric)
+    bases = bases_among(connection, tokens, seen, base)
+    checkpoints = ranked_rows([e for e in seen if e.target.label not in gone], metric, rank_by, bases)
     groups = grouped(c for c in checkpoints if family in (None, c.family) and scale in (None, c.scale))
     kept = {entry.target.label: f"as of {entry.as_of}: {entry.error}" for entry in seen if entry.as_of}
     rows = [
         Ranked(
             c.label, c.family, group.title, c.rank, tie_cells(tied_with(c, group)), c.gaps[metric].mean,
             c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision, c.copy_of,
-            kept.get(c.label),
+            kept.get(c.label) or ("the base" if c.is_base else None),
         )
         for group in groups
         for c in _best(group, top)
@@ -183,7 +191,7 @@ def query(
         for entry in seen
         if entry.error and entry.target.label not in gone
     ]
-    best = [" ".join(sentences(group, metric, domain)) for group in groups[:GROUPS]]
+    best = [" ".join(group_sentences(group, metric, domain)) for group in groups[:GROUPS]]
     if len(groups) > 1:
         best = [f"{group.title}: {said}" for group, said in zip(groups, best, strict=False)]
     members = [c for group in groups for c in group.checkpoints]
@@ -198,7 +206,7 @@ def query(
 
 def _best(group: Group, top: int | None) -> Sequence[Screened]:
     """The first checkpoints of a group, with their copies, which take no other's place."""
-    originals = [place for place, c in enumerate(group.checkpoints) if c.copy_of is None]
+    originals = [place for place, c in enumerate(group.checkpoints) if not (c.copy_of or c.is_base)]
     return group.checkpoints[: originals[top] if top is not None and top < len(originals) else None]
 
 
@@ -241,7 +249,7 @@ def history(connection: sqlite3.Connection, text: str) -> Document:
         stands = rows[0].error in NOT_OF_WEIGHTS and len(rows) > 1 and not rows[1].error
         sentence += f", and its figures as of {rows[1].last[:10]} stand" if stands else ""
     sentence += "."
-    everyone = ranked(named(last_seen(connection, sets_of(connection, rows[0].domain)[0])), "cosine")
+    everyone = ranked_rows(named(last_seen(connection, sets_of(connection, rows[0].domain)[0])), "cosine")
     mine = {
         c.label for c in everyone if (identity_of(c.target, c.repo), c.target.file or "") == (identity, file)
     }

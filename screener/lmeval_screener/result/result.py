@@ -16,7 +16,7 @@ from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.report.document import fields_of
-from lmeval_screener import copies
+from lmeval_screener import columns, copies
 from lmeval_screener.figures import difference
 from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.result import answer
@@ -27,8 +27,6 @@ from lmeval_screener.screened import (
     Group,
     RankBy,
     Screened,
-    entry,
-    flat_row,
     grouped,
 )
 
@@ -171,13 +169,13 @@ class Result(Report):
         Args:
             results: lm-eval's results or folders of them, CSV files, or ``hub:TASK``.
         """
-        from lmeval_screener.shortlist.manifest import manifest_dict, manifest_of
+        from lmeval_screener.shortlist.manifest import manifest_dict, shortlist_manifest
         from lmeval_screener.shortlist.verdict import verify
 
         everything = max((len(group.checkpoints) for group in self.groups), default=1)
         chosen = self.chosen or self.shortlist(everything)
         content = manifest_dict(self.head(), chosen, tasks=(), command="")
-        return verify(manifest_of(content, "the screening"), [str(source) for source in results])
+        return verify(shortlist_manifest(content, "the screening"), [str(source) for source in results])
 
     def race(self, tasks: str, **options: Any) -> Any:
         """The best of the short list, else of a third of each group, on lm-eval's tasks: see ``race``."""
@@ -214,7 +212,9 @@ class Result(Report):
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract ``screen-checkpoints/3`` as plain Python values."""
         content = self.head() | {"answer": self.answer()}
-        content["checkpoints"] = [entry for entries in self._entries.values() for entry in entries.values()]
+        content["checkpoints"] = [
+            columns.entry(c, g) for g, members in self._members.items() for c in members
+        ]
         if self.agreement:
             content["agreement"] = json_value(self.agreement)
         if self.chosen is not None:
@@ -249,20 +249,20 @@ class Result(Report):
         }
 
     @cached_property
-    def _entries(self) -> dict[Group, dict[Screened, dict[str, Any]]]:
-        """The JSON entries of a short list, else of all; a training in the order of its steps."""
+    def _members(self) -> dict[Group, list[Screened]]:
+        """The checkpoints of a short list, else all; a training in the order of its steps."""
         return {
-            group: {
-                c: entry(c, group)
+            group: [
+                c
                 for c in (group.steps and group.trajectory) or group.checkpoints
                 if self.chosen is None or c.chosen is not None
-            }
+            ]
             for group in self.groups
         }
 
     def rows(self) -> Sequence[Row]:
         """The rows of CSV and of the data frame: one checkpoint each."""
-        return [flat_row(entry) for entries in self._entries.values() for entry in entries.values()]
+        return [columns.flat_row(c, group) for group, members in self._members.items() for c in members]
 
     def _tokens(self) -> list[dict[str, Any]]:
         """T and R of each tokenizer group, once: the members compare the same pieces at the same rows."""
@@ -293,11 +293,10 @@ class Result(Report):
     def tables(self) -> Mapping[str, Table]:
         """The rankings of the groups, their figures, what failed, what was read."""
         tables, everyone = dict[str, Table](), list[Row]()
-        for place, (group, entries) in enumerate(self._entries.items()):
-            members = list(entries)
+        for place, (group, members) in enumerate(self._members.items()):
             first = [] if group.steps else answer.first_of(group, group.rivals(self.metric))
             rows = [
-                flat_row(entries[c])
+                columns.flat_row(c, group)
                 | self._cells(c, group)
                 | {"called": _marked(f"{group.names[c]}{' (base)' * c.is_base}", c, first)}
                 for c in members
@@ -335,7 +334,7 @@ class Result(Report):
         ]
         return tables | {
             "failed": _table(_failures(self.failed), _FAILED, "failed"),
-            "read": _table(everyone, _READ, "read"),
+            "read": _table(everyone, columns.read_columns(), "read"),
             "agreement": _table(agreement, _AGREEMENT, "agreement"),
             "tokens": _table(tokens, _TOKENS, "tokens"),
         }
@@ -402,7 +401,7 @@ class Result(Report):
                 caption = f"G along the training of {group.title}"
                 description = f"G against the training step; largest at {best}."
             else:
-                draw = partial(_draw, "dots", group.checkpoints[:_DRAWN], self.metric)
+                draw = partial(_draw, "gap_chart", group.checkpoints[:_DRAWN], self.metric)
                 most = f", the {_DRAWN} best of {count}" if count > _DRAWN else ""
                 caption, description = f"G of each checkpoint{most}", f"Dots of G, best first, from {best}."
             to = "step before" if group.steps else "next rank"
@@ -418,7 +417,7 @@ class Result(Report):
                 )
         if self.agreement:
             drawn["accuracy"] = Chart(
-                partial(_draw, "accuracies", self.groups, self.metric),
+                partial(_draw, "accuracy_chart", self.groups, self.metric),
                 "Accuracy against G",
                 "One point a checkpoint with an accuracy, by group.",
                 name="accuracy",
@@ -427,11 +426,12 @@ class Result(Report):
 
     def context(self) -> Mapping[str, Any]:
         """The sentences of each group, notes, and facts of all."""
-        members = [c for entries in self._entries.values() for c in entries]
+        members = [c for members in self._members.values() for c in members]
         whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
         return {
             "sentences": [
-                answer.sentences(group, self.metric, self.subject) for group in self.groups[: answer.GROUPS]
+                answer.group_sentences(group, self.metric, self.subject)
+                for group in self.groups[: answer.GROUPS]
             ],
             "most_failed": len(self.failed) > self._everyone / 2,
             "failures": answer.failures(self.failed, self._everyone),
@@ -503,14 +503,6 @@ def _figures(metric: Metric, decimals: int, group: Group) -> list[Column]:
     ]
 
 
-_READ = [
-    Column("label", "Checkpoint"),
-    Column("commit", "Commit", drop=3),
-    Column("tensor", "Rows of", drop=2),
-    Column("dtype", "Type", drop=1),
-    Column("bytes_read", "Read", "bytes"),
-    Column("requests", "Requests", "d"),
-]
 _FAILED = [Column("label", "Checkpoint"), Column("error", "Error"), Column("message", "Why, and what to do")]
 _AGREEMENT = [
     Column("group", "Group"),

@@ -20,7 +20,7 @@ from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.statistics import holm, normal_point
 from lmeval_screener.accuracies import Rated, find_accuracies
 from lmeval_screener.ranking import Agreement, agreements
-from lmeval_screener.screened import title_of
+from lmeval_screener.screened import RANKED, title_of
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
 from lmeval_screener.targets.labels import labelled
@@ -122,6 +122,8 @@ class Verdict(Report):
         points: G and result of each that has one.
         hours_per_model: GPU hours that one model costs, if given; ``hours_saved`` against evaluating all.
         list: How the list came about.
+        task: The task that was screened for; empty where none was named.
+        order: The figure that ranked, and the base beside the candidates; empty where that is not known.
     """
 
     template = "verdict.jinja"
@@ -142,6 +144,8 @@ class Verdict(Report):
     hours_saved: float | None
     manifest: str
     list: str
+    task: str = ""
+    order: str = ""
 
     def tables(self) -> Mapping[str, Table]:
         """Groups against the results, their lists against the others, and the two figures."""
@@ -198,6 +202,7 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
     whole = next((line for line in lines if line.scope == "within groups"), lines[0])
     overall = _verdict("all groups", list(results.values()), whole)
     asked = labelled([c.target for c in candidates])
+    order = [RANKED.get(manifest.ranked_by), manifest.base and f"base {manifest.base}"]
     return Verdict(
         domain=manifest.domain,
         metric=manifest.metric,
@@ -231,6 +236,8 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
         hours_saved=hours and hours * (overall.candidates - overall.listed - overall.audited),
         manifest=manifest.place,
         list=f"the {manifest.k} best of each group, {manifest.audit_sample} others drawn at random",
+        task=manifest.task,
+        order=", ".join(filter(None, order)),
     )
 
 

@@ -34,6 +34,7 @@ class Listed:
     files: tuple[str, ...]
     parameters: int | None
     gated: bool
+    base: str = ""  # see `Snapshot`
 
 
 @dataclass(frozen=True, slots=True)

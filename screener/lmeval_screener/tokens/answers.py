@@ -23,7 +23,6 @@ from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 # Tokens of T: as many as cover this share of all answer tokens, within these bounds. Where the most frequent
 # ones that the bounds allow cover less than the least share, the answers are running text.
 COVERED, LEAST, LEAST_COVERED = 0.9, 3, 2 / 3
-_OF_CODE = 36  # tokens of HumanEval's answers that `--domain code` reads
 T = TypeVar("T", str, tuple[int, str])
 
 
@@ -68,17 +67,14 @@ def answers_of_domain(domain_set_name: str) -> AnswerSet | None:
     if domain_set_name == "math":  # digits: the set is what answers are made of
         digits = [text for group in load_token_set("math").groups.values() for text in group.texts()]
         return AnswerSet("math", (), "math", "the ten digits", dict.fromkeys(digits, 1))
-    if domain_set_name == "code":
-        # Read by default, of every checkpoint: a tenth more bytes at most.
-        return replace(load_answers("humaneval"), most=_OF_CODE)
-    return None
+    return load_answers("humaneval") if domain_set_name == "code" else None
 
 
 def resolve_answers(answers: AnswerSet, vocabulary: Vocabulary, everyday: TokenSet) -> tuple[Token, ...]:
     """The tokens that the answers consist of in a vocabulary, most frequent first, without everyday words.
 
     Each answer is cut up as the tokenizer does it, and its tokens count as often as it does. Kept are the
-    most frequent that cover 90 % of all, and those as frequent as the last of them; 3 to 100.
+    most frequent that cover 90 % of all, and those as frequent as the last of them; 3 to 36.
 
     Raises:
         ScreeningError: ``TooFewTokens`` for fewer than 3 tokens, and where 100 cover less than two thirds;
@@ -105,7 +101,8 @@ def resolve_answers(answers: AnswerSet, vocabulary: Vocabulary, everyday: TokenS
         raise ScreeningError(
             "TooFewTokens",
             f"{answers.name}: expected answers of at least {LEAST} tokens, got {len(rows)}"
-            f" ({', '.join(piece for _, piece in rows) or 'none'}); name a --domain",
+            f" ({', '.join(piece for _, piece in rows) or 'none'}): errors leave each out in turn, and one "
+            f"alone has no distance; ask dispersion probe --task {answers.name}, or name a --domain",
         )
     return tuple(Token(vocabulary.text(piece), piece, row, answers.name) for row, piece in rows)
 

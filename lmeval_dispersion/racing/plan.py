@@ -1,0 +1,127 @@
+"""A race and its folder: all that a process needs to run one of its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.harness.cli import failure_sentence
+from lmeval_dispersion.output import progress_bar, write_whole
+from lmeval_dispersion.racing.contest import Contest, Scores
+from lmeval_dispersion.racing.contest import run as run_checkpoint
+from lmeval_dispersion.racing.lineup import Entry, Lineup
+from lmeval_dispersion.racing.report import Race, race_of
+
+if TYPE_CHECKING:
+    from lmeval_dispersion.racing.evaluation import Entrant, Evaluation
+
+SETTINGS, MANIFEST = "race.json", "manifest.json"
+
+
+@dataclass
+class Plan:
+    """A race in its folder."""
+
+    tasks: str
+    options: Mapping[str, Any]  # arguments of the evaluation
+    backend: Mapping[str, Any]  # model, model_args, batch_size and device
+    folder: Path
+    lineup: Lineup
+    date: str  # in the names of the files of results
+    failed: dict[str, str] = field(default_factory=dict)  # label -> why it could not be loaded or asked
+    seconds: dict[str, float] = field(default_factory=dict)  # label -> to load and ask it
+
+    @property
+    def raced(self) -> list[Entry]:
+        """The checkpoints that race, in order."""
+        return [entry for entry in self.lineup.entries if entry.chosen]
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """The questions; another process loads the tasks itself."""
+        from lmeval_dispersion.racing.evaluation import Evaluation
+
+        try:
+            return Evaluation(self.tasks, **self.options)
+        except OSError as error:  # the task's data
+            raise DispersionError(failure_sentence(error) or str(error)) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "evaluation"}
+
+    def entrant(self, entry: Entry) -> Entrant:
+        """A checkpoint with what the folder has of it."""
+        from lmeval_dispersion.racing.evaluation import Entrant
+
+        names = [re.sub(r"[^\w.@-]+", "_", e.label) for e in self.lineup.entries]
+        place = [e.label for e in self.lineup.entries].index(entry.label)
+        name = names[place] + (f"-{place}" if names.count(names[place]) > 1 else "")
+        place_of = self.folder / name
+        return Entrant(self.evaluation, entry.label, place_of, self.date, entry.arguments, **self.backend)
+
+    def run(self, contest: Contest, *, quiet: bool) -> None:
+        """Race, one checkpoint after the other."""
+        from lmeval_dispersion.racing.evaluation import CheckpointError
+
+        most = contest.questions * len(self.raced)
+        with progress_bar(hidden=quiet) as update:
+            for entry in self.raced:
+                entrant = self.entrant(entry)
+
+                def ask(begin: int, end: int, entrant: Entrant = entrant) -> Scores:
+                    best = f"{entrant.label}, best {contest.best}" if contest.best else entrant.label
+                    update(contest.asked, most, best)
+                    return entrant.ask(begin, end)
+
+                try:
+                    run_checkpoint(contest, entry.label, ask)
+                except CheckpointError as error:
+                    self.failed[entry.label] = str(error)
+                    contest.fail(entry.label)
+                finally:
+                    self.seconds[entry.label] = entrant.seconds
+                    entrant.close()
+
+    def keep(self, settings: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
+        """Write the settings of a new race, or refuse to go on with one of other settings."""
+        now = json.loads(json.dumps(settings))
+        for key in now if kept else ():
+            if kept.get(key) != now[key]:
+                raise UsageError(
+                    f"{self.folder} is of a race with another {key} ({kept.get(key)}, now {now[key]}); name "
+                    "another --output_path, or remove the folder"
+                )
+        if kept:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"expected --output_path to be a folder, got {self.folder} ({error})") from error
+        if self.lineup.manifest is not None:
+            write_whole(self.folder / MANIFEST, json.dumps(self.lineup.manifest, indent=1).encode())
+        now |= {"date": self.date, "checkpoints": self.lineup.entries, "notes": self.lineup.notes}
+        write_whole(self.folder / SETTINGS, json.dumps(now, indent=1).encode())
+
+    def result(self, contest: Contest, wall: float) -> Race:
+        """The race so far."""
+        entries = self.lineup.entries
+        return race_of(
+            contest,
+            task=self.tasks,
+            metric=self.evaluation.metric,
+            of=len(entries),
+            seed=self.evaluation.seed,
+            ranks={entry.label: entry.rank for entry in entries if entry.rank is not None},
+            seconds=self.seconds,
+            wall=wall,
+            failed=self.failed,
+            not_loaded=[e.label for e in entries if e.label not in {**contest.answered, **self.failed}],
+            audit_sample=[entry.label for entry in entries if entry.chosen == "audit"],
+            notes=self.lineup.notes,
+        )

@@ -1,0 +1,173 @@
+"""The columns of a screened checkpoint: one list for JSON, its schema, CSV, *What was read*, and the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal, NamedTuple
+
+from lmeval_dispersion.geometry import METRICS
+from lmeval_dispersion.report import Col, Column
+from lmeval_screener.figures import PARTS
+from lmeval_screener.screened import Against, Finite, Group, Next, Screened
+
+_EACH = 64  # members of a group up to which ties are listed rank by rank
+
+# Types with what their JSON Schema says more.
+_Rank = Annotated[int, ("minimum", 1)]
+_Ties = Annotated[
+    list[_Rank | Annotated[list[_Rank], ("minItems", 2), ("maxItems", 2)]], ("uniqueItems", True)
+]
+_Shape = Annotated[list[Annotated[int, ("minimum", 0)]], ("minItems", 2), ("maxItems", 2)]
+_Seconds = Annotated[Finite, ("minimum", 0)]
+_Share = Annotated[_Seconds, ("maximum", 1)]
+
+
+class CheckpointColumn(NamedTuple):
+    """One value of a checkpoint in all forms.
+
+    Attributes:
+        path: Its key in JSON, ``tensor.dtype`` inside ``tensor``; None for none.
+        kind: The type of its JSON.
+        about: Its meaning, in Markdown.
+        value: Where it is in a `Screened`, or a function of that and its group; empty for ``path``.
+        csv: Its column in CSV, None for none; empty for ``path`` with underscores.
+        cell: What CSV has of the value.
+        only: With what it is there: ``base`` or ``list``; empty for always.
+        shown: How *What was read* shows it.
+    """
+
+    path: str | None
+    kind: Any
+    about: str = ""
+    value: str | Callable[[Screened, Group], Any] = ""
+    csv: str | None = ""
+    cell: Callable[[Any], Any] = lambda value: value
+    only: Literal["", "base", "list"] = ""
+    shown: Column | None = None
+
+    @property
+    def name(self) -> str | None:
+        """Its column in CSV; None for none."""
+        return (self.path or "").replace(".", "_") if self.csv == "" else self.csv
+
+    def of(self, c: Screened, group: Group) -> Any:
+        """The value of a member of a group."""
+        if callable(self.value):
+            return self.value(c, group)
+        value: Any = c
+        for name in (self.value or self.path or "").split("."):
+            value = value[name] if isinstance(value, Mapping) else getattr(value, name, None)
+        return value
+
+
+def tied_with(c: Screened, group: Group) -> list[Any]:
+    """The ranks without a clear order; of a group of more than `_EACH` runs of ranks as first and last.
+
+    Each by itself, those of ten thousand would take a gigabyte.
+    """
+    if len(group.checkpoints) <= _EACH:
+        return list(c.tied_with)
+    return [first if first == last else [first, last] for first, last in c.ties.runs()]
+
+
+def tie_cells(ties: list[Any]) -> list[int | str]:
+    """The ranks of :func:`tied_with` for tables: a run as ``first-last``."""
+    return ["-".join(map(str, rank)) if isinstance(rank, list) else rank for rank in ties]
+
+
+def _figures(metric: str) -> Iterator[CheckpointColumn]:
+    """G in one metric, its parts and the control, each with its errors."""
+    for part, about in zip(("gap", *PARTS), ("G", "within(T)", "between(T, R)", "within(R)"), strict=True):
+        path, place, csv = (
+            f"{part}.{metric}",
+            f"gaps.{metric}.{part}".removesuffix(".gap"),
+            f"{part}_{metric}",
+        )
+        kind = Finite if part == "gap" else float
+        yield _C(f"{path}.mean", kind, about, f"{place}.mean", csv)
+        yield _C(f"{path}.se", kind, "jackknife over tokens", f"{place}.se", f"{csv}_se")
+        if part != "gap":
+            yield _C(f"{path}.se_pairs", float, "over pairs, too small", f"{place}.se_pairs", None)
+
+
+def _dropped(c: Screened, group: Group) -> list[str]:
+    return [word.strip() for word in (*c.resolution.dropped, *c.resolution.dropped_reference)]
+
+
+_C = CheckpointColumn
+#: In the order of CSV and of JSON.
+COLUMNS = (
+    _C("label", str, "name in the report, unique in it; options take it too", shown=Col("Checkpoint")),
+    _C("repo", str, "repository after renames, or the folder"),
+    _C("requested_revision", str | None, "as asked for; null: the default branch"),
+    _C("revision", str | None, "the commit that was read, 40 hex digits; null for a folder",
+       shown=Column("commit", "Commit", drop=3)),
+    _C("family", str, "family, or `tokenizer:<hash>` for checkpoints given by name"),
+    _C("scale", str, "size as the field names it"),
+    _C("rank", _Rank, "rank in family and scale"),
+    _C("copy_of", str | None, "label of the checkpoint that it is a [copy](#copies) of; null for none"),
+    _C("group", str, "the group as reports name it", lambda _, group: group.title, None),
+    _C("tied_with", _Ties, "ranks without a clear order with it ([ties](#ties)); in groups of more than 64 a "
+       "run of ranks is `[first, last]` (CSV: `first-last`)", tied_with,
+       cell=lambda ties: " ".join(map(str, tie_cells(ties)))),
+    _C("next", Next | None, "G minus G of the next rank: `difference`, `se` (paired), `separated` (by both "
+       "figures: a clear order); null for the last", lambda c, _: c.next and c.next._asdict(), None),
+    *(column for metric in METRICS for column in _figures(metric)),
+    _C("is_base", bool, "whether it is the base", only="base"),
+    _C("against_base", Against | None, "`difference` of the ratio from the base's, its paired `se`, `side`; "
+       "null for the base", lambda c, _: c.against and c.against._asdict(), only="base",
+       cell=lambda against: against and against["difference"]),
+    _C(None, float, "its paired error", "against.se", "against_base_se", only="base"),
+    _C(None, str, "`above`, `below`, `level` or `equal`", "against.side", "against_base_side", only="base"),
+    _C("ratio.mean", float, "the ratio; null where there is none", csv="ratio"),
+    _C("ratio.se", float, "jackknife over tokens"),
+    _C("ratio.rounding", float, "three standard deviations of what storing moved", csv=None),
+    _C("ratio.rank", _Rank | None, "rank by it", lambda c, group: group.ratio_ranks.get(c), None),
+    _C("ratio.reason", str | None, "why there is none", lambda c, _: c.no_ratio or None, "no_ratio"),
+    _C("accuracy", float, "supplied accuracy, or null"),
+    _C("tensor.name", str, "the output projection", "tensor", "tensor", shown=Col("Rows of", drop=2)),
+    _C("tensor.file", str, "its file", "file", None),
+    _C("tensor.dtype", str, "its element type as stored", "dtype", "dtype", shown=Col("Type", drop=1)),
+    _C("tensor.shape", _Shape, "rows and columns", "shape", None),
+    _C("tensor.tied", bool, "whether it is the input embedding", "tied", "tied"),
+    _C("tokens.domain", int, "number of tokens of T", lambda c, _: len(c.resolution.domain)),
+    _C("tokens.reference", int, "number of tokens of R", lambda c, _: len(c.resolution.reference)),
+    _C("tokens.dropped", list[str], "words that are no single token", _dropped, "dropped", " ".join),
+    _C("tokens.digit_scheme", str, "how numbers are cut", "resolution.digit_scheme", "digit_scheme"),
+    _C("bytes_read", int, "bytes that travelled; from a cache 0", shown=Col("Read", "bytes")),
+    _C("requests", int, "requests for it", shown=Col("Requests", "d")),
+    _C("seconds", _Seconds, "from the first request to the last row", lambda c, _: round(c.seconds, 3)),
+    _C("notes", list[str], "remarks on its numbers", lambda c, _: list(c.notes), cell="; ".join),
+    _C("chosen", Literal["rank", "tied", "audit", None], "why it is on the short list", only="list"),
+    _C("inclusion_probability", _Share, "with which it was to be on it", only="list"),
+)  # fmt: skip
+
+
+def read_columns() -> list[Column]:
+    """The columns of *What was read*."""
+    return [replace(c.shown, key=c.shown.key or str(c.name)) for c in COLUMNS if c.shown is not None]
+
+
+def _there(c: Screened, group: Group) -> Iterator[CheckpointColumn]:
+    there = {"": True, "base": group.base is not None, "list": c.inclusion_probability is not None}
+    return (column for column in COLUMNS if there[column.only])
+
+
+def entry(c: Screened, group: Group) -> dict[str, Any]:
+    """One checkpoint of the JSON contract, a member of a group."""
+    row: dict[str, Any] = {}
+    for column in _there(c, group):
+        if column.path is not None:
+            *places, key = column.path.split(".")
+            inner = row
+            for place in places:
+                inner = inner.setdefault(place, {})
+            inner[key] = column.of(c, group)
+    return row
+
+
+def flat_row(c: Screened, group: Group) -> dict[str, Any]:
+    """One checkpoint as a row of CSV: one value in each column."""
+    there = [column for column in _there(c, group) if column.name]
+    return {str(column.name): column.cell(column.of(c, group)) for column in there}
