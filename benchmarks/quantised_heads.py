@@ -22,7 +22,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.figures import difference, gap
-from lmeval_screener.tokens import load_token_set, resolve
+from lmeval_screener.tokens import load_token_set, resolve_tokens
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.projection import find_projection, read_rows
 from lmeval_screener.weights.tensors import decode_rows
@@ -39,7 +39,9 @@ def rows_of(folder: Path) -> tuple[Rows, int]:
         snapshot = open_folder(folder)
         file = "tokenizer.json"
         vocabulary = Vocabulary.from_file(file, await snapshot.small_file(file))
-        resolution = resolve(load_token_set("math"), load_token_set("reference", "reference"), vocabulary)
+        resolution = resolve_tokens(
+            load_token_set("math"), load_token_set("reference", "reference"), vocabulary
+        )
         ids = [*resolution.domain_ids, *resolution.reference_ids]
         return await read_rows(await find_projection(snapshot), ids), len(resolution.domain_ids)
 

@@ -55,11 +55,11 @@ def many_files() -> None:
 
 def math_and_reference(tokenizer: bytes) -> tuple[list[int], list[int]]:
     """Rows of T and R that a screening in math reads."""
-    from lmeval_screener.tokens import load_token_set, resolve
+    from lmeval_screener.tokens import load_token_set, resolve_tokens
     from lmeval_screener.tokens.vocabulary import Vocabulary
 
     vocabulary = Vocabulary.from_file("tokenizer.json", tokenizer)
-    resolution = resolve(
+    resolution = resolve_tokens(
         load_token_set("math", "domain"), load_token_set("reference", "reference"), vocabulary
     )
     return list(resolution.domain_ids), list(resolution.reference_ids)

@@ -20,7 +20,7 @@ from lmeval_screener.tokens import (
     bundled_token_sets,
     described_groups,
     load_token_set,
-    resolve,
+    resolve_tokens,
 )
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
@@ -64,7 +64,7 @@ def trimmed(content: bytes) -> bytes:
 def outcome(selection: str, vocabulary: Vocabulary) -> Resolution | str:
     """The resolution, or the words it is refused with."""
     try:
-        return resolve(load_token_set(selection), load_token_set("reference", "reference"), vocabulary)
+        return resolve_tokens(load_token_set(selection), load_token_set("reference", "reference"), vocabulary)
     except (ScreeningError, UsageError) as error:
         return str(error)
 

@@ -12,7 +12,7 @@ import train_demo_family
 import yaml
 from demo_measures import addition_accuracy, correlations, spread, table
 from demo_texts import OPERANDS, arithmetic_line, held_out_pairs, reference_words
-from lmeval_screener.tokens import load_token_set, resolve
+from lmeval_screener.tokens import load_token_set, resolve_tokens
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from safetensors import safe_open
 from tokenizers import Tokenizer
@@ -36,7 +36,7 @@ def files_of(folder):
 @pytest.fixture(scope="module")
 def resolution():
     vocabulary = Vocabulary.from_tokenizer_json((DEMO / FAMILY["tokenizer"]).read_bytes())
-    return resolve(load_token_set("math"), load_token_set("reference", "reference"), vocabulary)
+    return resolve_tokens(load_token_set("math"), load_token_set("reference", "reference"), vocabulary)
 
 
 def test_the_folders_of_the_table_are_there_small_and_share_one_tokenizer(resolution):

@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
-from lmeval_screener.figures import Difference, ranks
+from lmeval_screener.figures import FigureDifference, rank_places
 from lmeval_screener.result import answer
 from lmeval_screener.screened import Ranks
 from lmeval_screener.targets import Target, labelled, parse_targets
@@ -143,11 +143,14 @@ def probed(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> t
     figure: Figure = rank_by or known[0]
     values = [getattr(a, figure) for a in answers]
 
-    places = ranks([float(value.mean()) for value in values])
+    places = rank_places([float(value.mean()) for value in values])
     pairs = {(i, j): _mean(values[i] - values[j]) for i, j in combinations(range(len(values)), 2)}
     freedom = len(values[0]) - 1
     clear = holm(
-        {pair: Difference(mean or 0.0, error or 0.0, freedom).p for pair, (mean, error) in pairs.items()}
+        {
+            pair: FigureDifference(mean or 0.0, error or 0.0, freedom).p
+            for pair, (mean, error) in pairs.items()
+        }
     )
     ties = [
         Ranks(places[j] for j in range(len(places)) if i != j and not {(i, j), (j, i)} & clear)

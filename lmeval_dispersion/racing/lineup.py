@@ -11,7 +11,7 @@ from lmeval_screener.result.result import Result
 from lmeval_screener.screening import add_named, screen
 from lmeval_screener.selection import Selection, select_targets
 from lmeval_screener.shortlist.choice import shortlist
-from lmeval_screener.shortlist.manifest import FILE, manifest_dict, manifest_of
+from lmeval_screener.shortlist.manifest import FILE, manifest_dict, shortlist_manifest
 from lmeval_screener.targets import labelled
 from lmeval_screener.tokens.answers import load_answers
 
@@ -73,7 +73,7 @@ def lineup(
         content = manifest_dict(
             named.head(), chosen, tasks=tuple(tasks.split(",")), command="dispersion race"
         )
-    candidates = manifest_of(content, FILE).candidates
+    candidates = shortlist_manifest(content, FILE).candidates
     entries = [
         Entry(target.label, target.arguments(c.revision), c.rank, c.chosen or ("named" if all else None))
         for target, c in zip(labelled([c.target for c in candidates]), candidates, strict=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from lmeval_screener.figures import Difference, paired_difference
+from lmeval_screener.figures import FigureDifference, paired_difference
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import add_examples, add_output
@@ -227,7 +227,7 @@ def read_records(folder: str | Path) -> list[dict[str, Any]]:
     return records
 
 
-def change(later: Mapping[str, Any], earlier: Mapping[str, Any], domain: str) -> Difference:
+def change(later: Mapping[str, Any], earlier: Mapping[str, Any], domain: str) -> FigureDifference:
     """G of a domain in one record minus that in an earlier one, with the paired error over the tokens."""
     a, b = later["domains"][domain], earlier["domains"][domain]
     if a["tokens"] != b["tokens"]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from lmeval_screener.figures import Gap, gap
-from lmeval_screener.tokens import Resolution, load_token_set, resolve
+from lmeval_screener.tokens import Resolution, load_token_set, resolve_tokens
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ class Watcher:
         vocabulary = _vocabulary(tokenizer)
         everyday = load_token_set(reference, "reference")
         self.resolutions: dict[str, Resolution] = {
-            name: resolve(load_token_set(name, "domain"), everyday, vocabulary) for name in domains
+            name: resolve_tokens(load_token_set(name, "domain"), everyday, vocabulary) for name in domains
         }
         self._batch = [
             ids[:_TOKENS]

@@ -100,7 +100,7 @@ def _gap(metric: Metric, contrast: Contrast) -> Gap:
     return Gap(metric, mean, jackknife_se(*left_out), inside, across, control, *left_out)
 
 
-class Difference(NamedTuple):
+class FigureDifference(NamedTuple):
     """A figure of one checkpoint minus that of another, with the error over the tokens that they share.
 
     Attributes:
@@ -123,7 +123,7 @@ class Difference(NamedTuple):
         return student_p(abs(self.mean) / self.se, self.freedom) if self.se > 0 else 0.0
 
 
-def difference(a: Gap, b: Gap) -> Difference:
+def difference(a: Gap, b: Gap) -> FigureDifference:
     """``a`` minus ``b``, paired: the same token is left out of both.
 
     Tokens that are far from the others in one checkpoint are so in its siblings, too: independent errors
@@ -137,12 +137,12 @@ def difference(a: Gap, b: Gap) -> Difference:
     )
 
 
-def paired_difference(mean: float, *left_out: Array) -> Difference:
+def paired_difference(mean: float, *left_out: Array) -> FigureDifference:
     """A difference with its error, from its values with each token of T and of R left out."""
-    return Difference(mean, jackknife_se(*left_out), min(map(len, left_out)) - 1)
+    return FigureDifference(mean, jackknife_se(*left_out), min(map(len, left_out)) - 1)
 
 
-def ranks(means: Sequence[float]) -> list[int]:
+def rank_places(means: Sequence[float]) -> list[int]:
     """Rank of each mean, 1 for the largest; equal means share the better rank."""
     values = -np.asarray(means, dtype=np.float64)
     return [1 + int(place) for place in np.searchsorted(np.sort(values), values, side="left")]
@@ -174,7 +174,7 @@ class Ratio:
     shares: Array = field(default_factory=lambda: _NONE)
     marks: Array = field(default_factory=lambda: _NONE)
 
-    def minus(self, other: Ratio) -> Difference:
+    def minus(self, other: Ratio) -> FigureDifference:
         """This figure minus another checkpoint's, paired over tokens; a GeometryError for other tokens."""
         if self.left_out_domain.shape != other.left_out_domain.shape:
             raise GeometryError("expected two ratios over the same tokens; screen both with the same sets")

@@ -28,7 +28,7 @@ from lmeval_dispersion.geometry import Array, Metric
 from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.figures import Gap, Ratio, difference, ranks
+from lmeval_screener.figures import Gap, Ratio, difference, rank_places
 from lmeval_screener.screened import (
     RANK_BY,
     TOKENIZER,
@@ -58,14 +58,14 @@ K = TypeVar("K", bound=Hashable)
 # --- groups ---------------------------------------------------------------------------------------------
 
 
-class Compared(NamedTuple):
+class CommonTokenizer(NamedTuple):
     """One tokenizer by which others are compared: the checkpoint that showed it, and its rows."""
 
     first: Reading
     rows: frozenset[tuple[str, int]]
 
 
-def common_tokenizers(family: str | None, members: Sequence[Reading]) -> dict[str, Compared | None]:
+def common_tokenizers(family: str | None, members: Sequence[Reading]) -> dict[str, CommonTokenizer | None]:
     """For each tokenizer the common one by which its checkpoints are compared; None where none fits.
 
     The tokenizer that most checkpoints have is the one of a family. Checkpoints given by name (``family`` is
@@ -74,13 +74,13 @@ def common_tokenizers(family: str | None, members: Sequence[Reading]) -> dict[st
     """
     votes = Counter(member.tokenizer for member in members)
     shown = {member.tokenizer: member for member in reversed(members)}
-    commons: list[Compared] = []
-    common_of: dict[str, Compared | None] = {}
+    commons: list[CommonTokenizer] = []
+    common_of: dict[str, CommonTokenizer | None] = {}
     for tokenizer in sorted(votes, key=lambda t: -votes[t]):
         rows = _rows(shown[tokenizer].resolution)
         common = next((common for common in commons if common.rows <= rows), None)
         if common is None and (family is None or not commons):
-            common = Compared(shown[tokenizer], rows)
+            common = CommonTokenizer(shown[tokenizer], rows)
             commons.append(common)
         common_of[tokenizer] = common
     return common_of
@@ -209,9 +209,9 @@ def rank_gaps(
     if rank_by != "gap" and None not in ratios:
         keys = np.array([r.mean for r in ratios if r is not None])
         if rank_by == "both":
-            keys = -np.add(ranks(means.tolist()), ranks(keys.tolist())) / 2
+            keys = -np.add(rank_places(means.tolist()), rank_places(keys.tolist())) / 2
     means, keys = means[order], keys[order]
-    places, line = np.array(ranks(keys.tolist())), np.argsort(-keys, kind="stable").tolist()
+    places, line = np.array(rank_places(keys.tolist())), np.argsort(-keys, kind="stable").tolist()
     after = dict(pairwise(line))
     is_below = np.array([base is not None and r is not None and r.mean < base.mean for r in ratios])[order]
     # Without a ratio, a checkpoint is above all and below all by it.

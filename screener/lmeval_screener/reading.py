@@ -21,7 +21,7 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, gaps, ratio
 from lmeval_screener.screened import Reading
 from lmeval_screener.targets.names import REPOSITORY, Target, label, parse_target
-from lmeval_screener.tokens.resolution import RESOLUTIONS, Resolution, resolve
+from lmeval_screener.tokens.resolution import RESOLUTIONS, Resolution, resolve_tokens
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from lmeval_screener.weights.formats import GGUF, TRANSFORMERS
@@ -148,7 +148,7 @@ class Reader:
                 if kept is not None:
                     self._resolutions[digest] = Resolution.from_json(kept)
                 else:
-                    resolution = resolve(self._domain, self._reference, await vocabulary())
+                    resolution = resolve_tokens(self._domain, self._reference, await vocabulary())
                     self._cache.write("tokens", key, resolution.to_json().encode())
                     self._resolutions[digest] = resolution
             return self._resolutions[digest]

@@ -18,7 +18,7 @@ import numpy as np
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.statistics import LEVEL
-from lmeval_screener.figures import Gap, Ratio, difference, ranks
+from lmeval_screener.figures import Gap, Ratio, difference, rank_places
 from lmeval_screener.targets.labels import shared_name
 from lmeval_screener.targets.names import Target, label
 from lmeval_screener.targets.runs import step_key, training_and_step
@@ -333,7 +333,7 @@ class Group:
     def ratio_ranks(self) -> dict[Screened, int]:
         """Rank of each member by the ratio, 1 for the largest, of those that have one."""
         rated = {c: c.ratio.mean for c in self.checkpoints if c.ratio is not None}
-        return dict(zip(rated, ranks(list(rated.values())), strict=True))
+        return dict(zip(rated, rank_places(list(rated.values())), strict=True))
 
     @cached_property
     def candidates(self) -> tuple[Screened, ...]:

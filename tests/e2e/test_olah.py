@@ -19,7 +19,7 @@ import pytest
 from checkpoints import slow_gap, write_checkpoint
 from hub_client import read_of, within
 from lmeval_screener.targets import Listed
-from lmeval_screener.tokens import load_token_set, resolve
+from lmeval_screener.tokens import load_token_set, resolve_tokens
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from storages import process
 
@@ -109,7 +109,7 @@ def test_checkpoints_in_git_are_screened_through_a_mirror_or_have_their_named_er
     result = json.loads(done.stdout)
     vocabulary = Vocabulary.from_file("tokenizer.json", TOKENIZER.read_bytes())
     sets = load_token_set("math", "domain"), load_token_set("reference", "reference")
-    ids = resolve(*sets, vocabulary)
+    ids = resolve_tokens(*sets, vocabulary)
     found = {(c["repo"], c["requested_revision"]): c for c in result["checkpoints"]}
     assert {key: c["revision"] for key, c in found.items()} == commits
     for key, c in found.items():

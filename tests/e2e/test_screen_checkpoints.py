@@ -16,7 +16,7 @@ import pytest
 from checkpoints import slow_gap, write_checkpoint, write_qwen_7b
 from hub_faults import stalled, status
 from lmeval_screener.reading import Reader
-from lmeval_screener.tokens import load_token_set, resolve
+from lmeval_screener.tokens import load_token_set, resolve_tokens
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
 TOKENIZERS = Path(__file__).parent.parent / "data" / "tokenizers"
@@ -26,7 +26,7 @@ QWEN, GPT2 = ((TOKENIZERS / f"{name}.json").read_bytes() for name in ("qwen2.5",
 @functools.cache
 def ids_of(tokenizer):
     sets = load_token_set("math"), load_token_set("reference", "reference")
-    found = resolve(*sets, Vocabulary.from_tokenizer_json(tokenizer))
+    found = resolve_tokens(*sets, Vocabulary.from_tokenizer_json(tokenizer))
     return found.domain_ids, found.reference_ids
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import yaml
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens import bundled_token_sets, load_token_set, resolve
+from lmeval_screener.tokens import bundled_token_sets, load_token_set, resolve_tokens
 from lmeval_screener.tokens.answers import answers_of_domain, load_answers, resolve_answers
 from lmeval_screener.tokens.sets import AnswerSet
 from lmeval_screener.tokens.vocabulary import Vocabulary
@@ -86,7 +86,7 @@ def test_tokens_are_those_that_the_tokenizers_library_makes_of_the_answers(libra
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_answers_of_a_domain(name):
     digits = resolve_answers(answers_of_domain("math"), vocabulary(name), REFERENCE)
-    default = resolve(load_token_set("math"), REFERENCE, vocabulary(name)).domain
+    default = resolve_tokens(load_token_set("math"), REFERENCE, vocabulary(name)).domain
     assert sorted((t.id, t.piece, t.text) for t in digits) == sorted((t.id, t.piece, t.text) for t in default)
     whole = resolve_answers(replace(load_answers("humaneval"), most=100), vocabulary(name), REFERENCE)
     for code in (answers_of_domain("code"), load_answers("humaneval")):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lmeval_screener import screen
 from lmeval_screener.figures import difference, figures_of, gap, gaps, numbers_of, ratio
 from lmeval_screener.ranking import rank_gaps
-from lmeval_screener.tokens import load_token_set, resolve
+from lmeval_screener.tokens import load_token_set, resolve_tokens
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.projection import FinalNorm
 from token_cases import REFERENCE, tokenizer_json
@@ -94,7 +94,7 @@ WORDS = [text for words in SETS for group in words.groups.values() for text in g
 PIECES = {text.replace(" ", "Ġ"): 3 * i for i, text in enumerate(WORDS)}
 TOKENS_BY_ROW = [{row: piece for piece, row in PIECES.items()}.get(i, f"filler{i}") for i in range(V)]
 TOKENIZER = tokenizer_json(PIECES | {f"Ġfiller{i}": i for i in range(V) if i % 3 or i >= 3 * len(WORDS)})
-TOKENS = resolve(*SETS, Vocabulary.from_tokenizer_json(TOKENIZER))
+TOKENS = resolve_tokens(*SETS, Vocabulary.from_tokenizer_json(TOKENIZER))
 T, R = TOKENS.domain_ids, TOKENS.reference_ids
 DRAW = np.random.default_rng(0)
 GAMMA = DRAW.uniform(0.5, 2.0, size=D)

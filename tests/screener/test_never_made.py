@@ -7,7 +7,7 @@ import json
 
 import pytest
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens import load_token_set, resolve
+from lmeval_screener.tokens import load_token_set, resolve_tokens
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from token_cases import REFERENCE, own_set
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -90,10 +90,10 @@ def test_a_piece_without_a_merge_path_is_dropped_and_told(bpe, tmp_path):
     (tmp_path / "reference.yaml").write_text(text)
     sets = [load_token_set(own_set(tmp_path, SET))]
     sets.append(load_token_set(str(tmp_path / "reference.yaml"), "reference"))
-    found = resolve(*sets, read(without_merge(bpe, merge_of_cat(bpe))))
+    found = resolve_tokens(*sets, read(without_merge(bpe, merge_of_cat(bpe))))
     assert found.dropped == (" cat",)
     assert found.never_made == ("cat (text makes Ġ cat)", "cats (text makes Ġ cat s)")
-    whole = resolve(*sets, read(bpe))
+    whole = resolve_tokens(*sets, read(bpe))
     assert (whole.dropped, whole.never_made) == ((), ())
 
 
@@ -136,7 +136,7 @@ def test_bare_digits_where_text_makes_spaced_ones(unigram):
         assert words.never_made(digit) == f"text makes ▁{digit}"
         assert words.row(f" {digit}") is not None
     with pytest.raises(ScreeningError, match=r"10 are not: 0 \(text makes ▁0\)") as raised:
-        resolve(load_token_set("math"), REFERENCE, words)
+        resolve_tokens(load_token_set("math"), REFERENCE, words)
     assert raised.value.code == "TooFewTokens"
 
 

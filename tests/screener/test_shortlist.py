@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import yaml
 from lmeval_screener.screened import Ranks
-from lmeval_screener.shortlist.manifest import check_emit, emit, read_manifest
+from lmeval_screener.shortlist.manifest import check_emit, emit, read_shortlist_manifest
 from lmeval_screener.targets import Target
 from lmeval_screener.tokens import load_domain
 from screenings import COMMIT, failed, result, screened
@@ -18,7 +18,7 @@ from screenings import COMMIT, failed, result, screened
 from lmeval_dispersion.errors import UsageError
 
 MATH = load_domain("math")
-MINE = replace(MATH, name="mine")
+MINE = replace(MATH, name="mine", tasks=())
 
 
 def result_of(*members):
@@ -124,7 +124,7 @@ def test_configurations_are_pinned_and_the_manifest_holds_everyone(tmp_path):
     assert configs[0]["tasks"] == ["gsm8k"]
     assert len({config["output_path"] for config in configs}) == 3
     assert place == tmp_path / "list" / "manifest.json"
-    manifest = read_manifest(tmp_path / "list")
+    manifest = read_shortlist_manifest(tmp_path / "list")
     assert [c.chosen for c in manifest.candidates] == ["rank", "rank", "rank", None]
     assert [c.G for c in manifest.candidates] == pytest.approx([1.9, 1.8, 1.7, 1.6])
     content = json.loads(place.read_text())
@@ -187,4 +187,4 @@ def test_manifests_that_cannot_be_read(tmp_path, text, message):
     if text is not None:
         (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(UsageError, match=message):
-        read_manifest(tmp_path)
+        read_shortlist_manifest(tmp_path)

@@ -25,7 +25,7 @@ from lmeval_screener import screen
 from lmeval_screener.checkpoints import ranged, stores
 from lmeval_screener.checkpoints.snapshot import FileEntry
 from lmeval_screener.checkpoints.source import Sources
-from lmeval_screener.checkpoints.stores import FolderListing, Store, StoreSource
+from lmeval_screener.checkpoints.stores import Bucket, BucketSource, FolderListing
 from lmeval_screener.targets import Target, parse_target
 from storages import expand, read, refused_change
 
@@ -307,7 +307,7 @@ def test_faults_of_a_file_system(storage, folder, tmp_path, monkeypatch):
         assert ";" in str(error)
 
 
-class Zoo(Store):
+class Zoo(Bucket):
     """Two hundred checkpoints in a folder, and a folder that never answers; counts listings on their way."""
 
     running, most, asked = 0, 0, []
@@ -326,7 +326,7 @@ class Zoo(Store):
 
 def test_many_folders_are_never_asked_for_at_once_and_each_has_its_own_time(tmp_path, monkeypatch):
     async def expanded(name, hub, budget):
-        targets = await StoreSource(Zoo, hub).expand(Target(f"zoo://box/{name}"), budget)
+        targets = await BucketSource(Zoo, hub).expand(Target(f"zoo://box/{name}"), budget)
         return [target.repo for target in targets]
 
     monkeypatch.setattr(stores, "LISTINGS", 4)

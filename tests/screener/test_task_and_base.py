@@ -19,7 +19,7 @@ from lmeval_screener.registry import queries
 from lmeval_screener.registry.database import to_read
 from lmeval_screener.result import Gate
 from lmeval_screener.screened import RANK_BY, Screened
-from lmeval_screener.tokens import load_domain, load_token_set, resolve
+from lmeval_screener.tokens import load_domain, load_token_set, resolve_tokens
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.projection import FinalNorm
 from scipy.spatial.distance import pdist
@@ -87,7 +87,7 @@ def test_rows_of_a_task_are_the_tokenizers_own_and_none_is_an_everyday_word():
         Vocabulary.from_tokenizer_json(content),
     )
     for task in ("gsm8k", "mmlu"):
-        found = resolve(load_domain(task=task), REFERENCE, words)
+        found = resolve_tokens(load_domain(task=task), REFERENCE, words)
         assert len(found.of_ratio) >= 3
         for token in found.of_ratio:
             assert tokenizer.id_to_token(token.id) == token.piece
@@ -141,10 +141,10 @@ def test_a_domain_whose_answers_a_vocabulary_lacks_has_its_ratio_over_t_and_a_ta
     pieces = [*code, *WORDS[10:]]  # no digit
     content = tokenizer_json({t.replace(" ", "Ġ"): i for i, t in enumerate(pieces)})
     words = Vocabulary.from_tokenizer_json(content)
-    found = resolve(load_domain("code"), REFERENCE, words)
+    found = resolve_tokens(load_domain("code"), REFERENCE, words)
     assert (found.answers, found.of_ratio) == ((), found.domain)
     with pytest.raises(ScreeningError, match="humaneval"):
-        resolve(load_domain("code", "humaneval"), REFERENCE, words)
+        resolve_tokens(load_domain("code", "humaneval"), REFERENCE, words)
 
 
 def test_packed_figures_keep_another_number_of_tokens_for_the_ratio():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens import load_token_set, resolve
+from lmeval_screener.tokens import load_token_set, resolve_tokens
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from token_cases import DATA, REFERENCE, anything, changed, paths, tokenizer_json, vocabulary
 
@@ -19,7 +19,7 @@ def test_the_order_of_a_file_does_not_matter():
     data["model"] = dict(reversed(data["model"].items()))
     words = Vocabulary.from_tokenizer_json(json.dumps(dict(reversed(data.items())), indent=2).encode())
     code = load_token_set("code")
-    assert resolve(code, REFERENCE, words) == resolve(code, REFERENCE, vocabulary("smollm2"))
+    assert resolve_tokens(code, REFERENCE, words) == resolve_tokens(code, REFERENCE, vocabulary("smollm2"))
 
 
 def test_added_tokens_take_their_text_before_the_model_does():

@@ -253,10 +253,32 @@ def test_the_page_keeps_what_others_wrote(tmp_path):
 
 
 def test_the_committed_pages_are_those_of_the_results(tmp_path):
-    (tmp_path / "README.md").write_text((PAGES / "README.md").read_text("utf-8"), "utf-8")
+    for name in ("README.md", "fine-tunes.md"):  # hold parts that are written by hand
+        (tmp_path / name).write_text((PAGES / name).read_text("utf-8"), "utf-8")
     write_pages(records.FOLDER, tmp_path, draw=False)
     for name in ("population.md", "README.md", "fine-tunes.md", "race.md"):
         assert (tmp_path / name).read_text("utf-8") == (PAGES / name).read_text("utf-8"), name
+
+
+def test_the_front_page_says_how_many_claims_hold_and_what_the_race_lost():
+    front = Path("README.md").read_text("utf-8")
+    counts = re.search(
+        r"Of (\d+) claims (\d+) hold, .*? (\d+) do not", (PAGES / "README.md").read_text("utf-8")
+    )
+    assert counts is not None
+    assert f"Of {counts[1]} claims {counts[2]} hold and {counts[3]} do not" in front
+    table = (PAGES / "race.md").read_text("utf-8")
+    for row, place in (("8 groups of 24", 1), ("4 groups of 32", 4)):
+        ours = next(line for line in front.splitlines() if line.startswith(f"| {row}"))
+        cells = {
+            way: next(line for line in table.splitlines() if line.startswith(f"| {way} |")).split(" | ")
+            for way in ("everything", "the race", "random third")
+        }
+        lost = [cells[way][place].split(" ")[0] for way in ("everything", "random third")]
+        asked = re.sub(r"(\d+\.\d+)", lambda number: f"{float(number[1]):.0f}", cells["the race"][place + 1])
+        assert [ours.split(" | ")[i].strip(" |") for i in (1, 2, 4, 5)] == [
+            lost[0], cells["the race"][place], asked, lost[1],
+        ]  # fmt: skip
 
 
 def test_the_committed_results_of_released_models_are_of_their_configuration():

@@ -15,15 +15,15 @@ from lmeval_screener.checkpoints.http import offline
 from lmeval_screener.checkpoints.hub import Hub, ResolvedSnapshot, items
 from lmeval_screener.checkpoints.limits import Account
 from lmeval_screener.checkpoints.snapshot import FileEntry, Snapshot
-from lmeval_screener.checkpoints.stores import FolderListing, Store
+from lmeval_screener.checkpoints.stores import Bucket, FolderListing
 from lmeval_screener.errors import ScreeningError
 
 
-class HubBucket(Store):
+class HubBucket(Bucket):
     """One bucket."""
 
     async def listed(self, path: str, account: Account) -> FolderListing:
-        """Files and folders in a folder, page by page; see `Store.listed`."""
+        """Files and folders in a folder, page by page; see `Bucket.listed`."""
         if self.hub.transport is None:
             raise offline(self.address)
         below = f"/{quote(path, safe='')}" if path else ""
@@ -50,12 +50,12 @@ class HubBucket(Store):
         return FolderListing(tuple(folders), files)
 
     def opened(self, repo: str, path: str, files: Mapping[str, FileEntry], account: Account) -> Snapshot:
-        """A checkpoint of listed files; see `Store.opened`."""
+        """A checkpoint of listed files; see `Bucket.opened`."""
         folder = f"{self.hub.endpoint}/{self.address.removeprefix('hf://')}/resolve/"
-        return _BucketSnapshot(self.hub, repo, folder, path, files, account)
+        return _HubBucketSnapshot(self.hub, repo, folder, path, files, account)
 
 
-class _BucketSnapshot(ResolvedSnapshot):
+class _HubBucketSnapshot(ResolvedSnapshot):
     """A checkpoint in a bucket; see `Snapshot`."""
 
     def __init__(

@@ -20,7 +20,7 @@ from lmeval_screener.checkpoints.http import CONNECTIONS, SILENCE, RetryError, c
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Account
 from lmeval_screener.checkpoints.snapshot import SERVICES, FileEntry, Meter
-from lmeval_screener.checkpoints.stores import FolderListing, Store, changed, in_thread, version_digest
+from lmeval_screener.checkpoints.stores import Bucket, FolderListing, changed, in_thread, version_digest
 from lmeval_screener.errors import ScreeningError
 
 _SETTINGS = {
@@ -39,7 +39,7 @@ _ADDRESS = re.compile(r"https?://\S+")
 _PIECE = 1 << 16
 
 
-class ObjectStore(Store):
+class ObjectStore(Bucket):
     """One bucket or container."""
 
     def __init__(self, address: str, hub: Hub) -> None:
@@ -76,7 +76,7 @@ class ObjectStore(Store):
     async def read(
         self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
     ) -> None:
-        """Append bytes of an object, if they are of the listed version; see `Store.read`."""
+        """Append bytes of an object, if they are of the listed version; see `Bucket.read`."""
         client, (etag, version) = await self._connected(), self._versions[path]
         options: dict[str, Any] = {"range": (begin, end)}
         if etag:

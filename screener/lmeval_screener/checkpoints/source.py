@@ -89,17 +89,17 @@ class Sources:
             from lmeval_screener.checkpoints.mlflow_models import RegisteredModels
 
             return RegisteredModels(self.snapshot)
-        from lmeval_screener.checkpoints.stores import FileSystem, StoreSource
+        from lmeval_screener.checkpoints.stores import BucketSource, FileSystem
 
         if scheme == "hf":
             from lmeval_screener.checkpoints.buckets import HubBucket
 
-            return StoreSource(HubBucket, self._hub)
+            return BucketSource(HubBucket, self._hub)
         if scheme in SERVICES:
             from lmeval_screener.checkpoints.object_store import ObjectStore
 
-            return StoreSource(ObjectStore, self._hub)
-        return StoreSource(FileSystem, self._hub)
+            return BucketSource(ObjectStore, self._hub)
+        return BucketSource(FileSystem, self._hub)
 
     async def tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
         """Where a tokenizer is, opened once for all, and its file by the name that it stands for."""

@@ -1,6 +1,6 @@
 """Remote storages that list folders: globs, training runs, checkpoints and single files in them.
 
-A `Store` lists a folder and reads a range, which is all that S3, Azure, a bucket of the Hub or any file
+A `Bucket` lists a folder and reads a range, which is all that S3, Azure, a bucket of the Hub or any file
 system of fsspec has to do. A listing names each file's version (an ETag, a generation); what is read must be
 of that version, and is cached under it.
 
@@ -55,7 +55,7 @@ class FolderListing:
     files: Mapping[str, FileEntry] = field(default_factory=dict)
 
 
-class Store:
+class Bucket:
     """One bucket, container or server."""
 
     def __init__(self, address: str, hub: Hub) -> None:
@@ -77,15 +77,15 @@ class Store:
 
     def opened(self, repo: str, path: str, files: Mapping[str, FileEntry], account: Account) -> Snapshot:
         """A checkpoint of listed files in a folder; by default one that `read` reads."""
-        return StoreSnapshot(self, repo, path, files, account)
+        return BucketSnapshot(self, repo, path, files, account)
 
 
-class StoreSource:
+class BucketSource:
     """Checkpoints in stores; a `Source`."""
 
-    def __init__(self, make: Callable[[str, Hub], Store], hub: Hub) -> None:
+    def __init__(self, make: Callable[[str, Hub], Bucket], hub: Hub) -> None:
         self._make, self._hub = make, hub
-        self._stores: dict[str, Store] = {}
+        self._stores: dict[str, Bucket] = {}
         self._listings: dict[tuple[str, str], FolderListing] = {}
         self._slots = asyncio.Semaphore(LISTINGS)
 
@@ -131,7 +131,7 @@ class StoreSource:
         files = single_file(listing.files, name) if name else listing.files
         return store.opened(target.repo, folder, files, account)
 
-    def _store_and_path(self, address: str) -> tuple[Store, str]:
+    def _store_and_path(self, address: str) -> tuple[Bucket, str]:
         """The store of an address, one object a bucket or server, and the path in it."""
         scheme, _, rest = address.partition("://")
         parts = rest.split("/")
@@ -141,7 +141,7 @@ class StoreSource:
             self._stores[name] = self._make(name, self._hub)
         return self._stores[name], "/".join(parts[cut:]).strip("/")
 
-    async def _listed(self, store: Store, path: str, account: Account) -> FolderListing:
+    async def _listed(self, store: Bucket, path: str, account: Account) -> FolderListing:
         """The listing of a folder, asked for once."""
         key = store.address, path
         if key not in self._listings:
@@ -149,7 +149,7 @@ class StoreSource:
             self._listings[key] = await retried(lambda: store.listed(path, account), account.budget)
         return self._listings[key]
 
-    async def _each_listed(self, store: Store, paths: Iterable[str], budget: Budget) -> list[FolderListing]:
+    async def _each_listed(self, store: Bucket, paths: Iterable[str], budget: Budget) -> list[FolderListing]:
         """Listings of some folders, each within a budget of its own: together they may take longer."""
 
         async def listed(path: str) -> FolderListing:
@@ -159,7 +159,7 @@ class StoreSource:
 
         return await side_by_side(listed(path) for path in paths)
 
-    async def _matching(self, store: Store, pattern: str, budget: Budget) -> list[str]:
+    async def _matching(self, store: Bucket, pattern: str, budget: Budget) -> list[str]:
         """The folders and files of weights that a glob stands for, by step."""
         places = [""]
         parts = pattern.split("/")
@@ -181,7 +181,7 @@ class StoreSource:
             places = [place for place, listing in listed if listing.files or listing.folders]
         return sorted(places, key=step_key)
 
-    async def _checkpoints(self, store: Store, path: str, budget: Budget) -> list[str]:
+    async def _checkpoints(self, store: Bucket, path: str, budget: Budget) -> list[str]:
         """The checkpoints of a training run's folder, or the path itself where it is none."""
         if path.endswith(SUFFIXES):
             return [path]
@@ -195,11 +195,11 @@ class StoreSource:
             return end.value or [path]
 
 
-class StoreSnapshot(RangedSnapshot):
+class BucketSnapshot(RangedSnapshot):
     """A checkpoint in a store; see `Snapshot`."""
 
     def __init__(
-        self, store: Store, repo: str, path: str, files: Mapping[str, FileEntry], account: Account
+        self, store: Bucket, repo: str, path: str, files: Mapping[str, FileEntry], account: Account
     ) -> None:
         super().__init__(repo, files, account, store.hub.cache)
         self._store, self._path = store, path
@@ -218,7 +218,7 @@ class StoreSnapshot(RangedSnapshot):
         await self._store.read(joined(self._path, path), entry, begin, end, received, self.meter)
 
 
-class FileSystem(Store):
+class FileSystem(Bucket):
     """One server or place of fsspec."""
 
     def __init__(self, address: str, hub: Hub) -> None:
@@ -228,7 +228,7 @@ class FileSystem(Store):
         self._system: Any = None
 
     async def listed(self, path: str, account: Account) -> FolderListing:
-        """The folders and files in a folder; see `Store.listed`."""
+        """The folders and files in a folder; see `Bucket.listed`."""
 
         def look(system: Any, place: str) -> list[dict[str, Any]]:
             system.invalidate_cache()
@@ -255,7 +255,7 @@ class FileSystem(Store):
     async def read(
         self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
     ) -> None:
-        """Append bytes of a file; see `Store.read`."""
+        """Append bytes of a file; see `Bucket.read`."""
         try:
             body = await self._call(
                 lambda system, place: bytes(system.cat_file(place, start=begin, end=end)), path, meter

@@ -25,7 +25,7 @@ from lmeval_screener.copies import originals
 from lmeval_screener.figures import difference, numbers_of
 from lmeval_screener.ranking import clear_above
 from lmeval_screener.registry.database import Seen, last_seen
-from lmeval_screener.registry.queries import bases_among, is_gone, named, ranked
+from lmeval_screener.registry.queries import bases_among, is_gone, named, ranked_rows
 from lmeval_screener.result.answer import unknown
 from lmeval_screener.screened import RANK_BY, RankBy, Reading, Screened, grouped
 
@@ -224,7 +224,7 @@ def news(
         else:
             arrived[place] = "new" if old is None else "changed" if old.reading else "recovered"
     bases = bases_among(connection, tokens, list(live.values()), base)
-    in_order = partial(ranked, metric=metric, rank_by=rank_by, bases=bases)
+    in_order = partial(ranked_rows, metric=metric, rank_by=rank_by, bases=bases)
     groups = grouped(in_order(list(live.values())))
     ranks = {id(c.gaps): (c, group) for group in groups for c in group.checkpoints}
     origins = [place for place, seen in live.items() if ranks[id(_reading(seen).gaps)][0].is_base]

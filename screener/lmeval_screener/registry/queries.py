@@ -21,7 +21,7 @@ from lmeval_screener import ranking
 from lmeval_screener.columns import tie_cells, tied_with
 from lmeval_screener.copies import said
 from lmeval_screener.registry.database import NOT_OF_WEIGHTS, Seen, folder_is_gone, identity_of, last_seen
-from lmeval_screener.result.answer import GROUPS, sentences, unknown
+from lmeval_screener.result.answer import GROUPS, group_sentences, unknown
 from lmeval_screener.screened import RANK_BY, Group, RankBy, Reading, Screened, grouped
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target
@@ -60,7 +60,7 @@ def is_gone(seen: Seen) -> bool:
     return seen.error in _GONE or (not seen.error and folder_is_gone(seen.identity))
 
 
-def ranked(
+def ranked_rows(
     seen: Sequence[Seen], metric: Metric, rank_by: RankBy = RANK_BY, bases: Sequence[Target] = ()
 ) -> list[Screened]:
     """All that was measured, ranked in groups of one tokenizer and scale.
@@ -172,7 +172,7 @@ def query(
     seen = named(last_seen(connection, tokens))
     gone = [entry.target.label for entry in seen if is_gone(entry)]
     bases = bases_among(connection, tokens, seen, base)
-    checkpoints = ranked([e for e in seen if e.target.label not in gone], metric, rank_by, bases)
+    checkpoints = ranked_rows([e for e in seen if e.target.label not in gone], metric, rank_by, bases)
     groups = grouped(c for c in checkpoints if family in (None, c.family) and scale in (None, c.scale))
     kept = {entry.target.label: f"as of {entry.as_of}: {entry.error}" for entry in seen if entry.as_of}
     rows = [
@@ -191,7 +191,7 @@ def query(
         for entry in seen
         if entry.error and entry.target.label not in gone
     ]
-    best = [" ".join(sentences(group, metric, domain)) for group in groups[:GROUPS]]
+    best = [" ".join(group_sentences(group, metric, domain)) for group in groups[:GROUPS]]
     if len(groups) > 1:
         best = [f"{group.title}: {said}" for group, said in zip(groups, best, strict=False)]
     members = [c for group in groups for c in group.checkpoints]
@@ -249,7 +249,7 @@ def history(connection: sqlite3.Connection, text: str) -> Document:
         stands = rows[0].error in NOT_OF_WEIGHTS and len(rows) > 1 and not rows[1].error
         sentence += f", and its figures as of {rows[1].last[:10]} stand" if stands else ""
     sentence += "."
-    everyone = ranked(named(last_seen(connection, sets_of(connection, rows[0].domain)[0])), "cosine")
+    everyone = ranked_rows(named(last_seen(connection, sets_of(connection, rows[0].domain)[0])), "cosine")
     mine = {
         c.label for c in everyone if (identity_of(c.target, c.repo), c.target.file or "") == (identity, file)
     }

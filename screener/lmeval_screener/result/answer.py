@@ -75,7 +75,7 @@ def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
     ]
 
 
-def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
+def group_sentences(group: Group, metric: Metric, domain: str) -> list[str]:
     """The sentences of one group."""
     members, names = group.candidates, group.names
     places = decimals(members, metric)
@@ -86,7 +86,7 @@ def sentences(group: Group, metric: Metric, domain: str) -> list[str]:
         ]
     if not members:
         return [f"No other checkpoint has the tokenizer and scale of the base {names[group.checkpoints[0]]}."]
-    said = against_base(group)
+    said = base_sentences(group)
     if len(members) == 1 and not said:
         value = f"{members[0].gaps[metric].mean:.{places}f}"
         return [
@@ -129,7 +129,7 @@ def order(group: Ordered, why: str, rivals: Sequence[Screened] = ()) -> list[str
     return [f"Evaluate first: {first} ({why}).", _clear(group)]
 
 
-def against_base(group: Group) -> list[str]:
+def base_sentences(group: Group) -> list[str]:
     """On which side of their base the members of a group lie; empty where it is not known."""
     if group.base is None or group.base.ratio is None:
         return []

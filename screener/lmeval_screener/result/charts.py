@@ -20,7 +20,7 @@ _POINT = {"type": "point", "filled": True, "size": 80}
 _SAYS = {channel: {"field": "says", "type": "nominal"} for channel in ("description", "tooltip")}
 
 
-def dots(members: Sequence[Screened], metric: Metric) -> dict[str, Any]:
+def gap_chart(members: Sequence[Screened], metric: Metric) -> dict[str, Any]:
     """G of each checkpoint of a group, best first."""
     digits = decimals(members, metric)
     values = [
@@ -66,7 +66,7 @@ def ratios(group: Group, metric: Metric) -> dict[str, Any]:
     return _curve(values, "ratio", "ratio")
 
 
-def accuracies(groups: Sequence[Group], metric: Metric) -> dict[str, Any]:
+def accuracy_chart(groups: Sequence[Group], metric: Metric) -> dict[str, Any]:
     """Accuracy against G of a screening, where somebody supplied accuracies."""
     return accuracy_points(
         [

@@ -169,13 +169,13 @@ class Result(Report):
         Args:
             results: lm-eval's results or folders of them, CSV files, or ``hub:TASK``.
         """
-        from lmeval_screener.shortlist.manifest import manifest_dict, manifest_of
+        from lmeval_screener.shortlist.manifest import manifest_dict, shortlist_manifest
         from lmeval_screener.shortlist.verdict import verify
 
         everything = max((len(group.checkpoints) for group in self.groups), default=1)
         chosen = self.chosen or self.shortlist(everything)
         content = manifest_dict(self.head(), chosen, tasks=(), command="")
-        return verify(manifest_of(content, "the screening"), [str(source) for source in results])
+        return verify(shortlist_manifest(content, "the screening"), [str(source) for source in results])
 
     def race(self, tasks: str, **options: Any) -> Any:
         """The best of the short list, else of a third of each group, on lm-eval's tasks: see ``race``."""
@@ -401,7 +401,7 @@ class Result(Report):
                 caption = f"G along the training of {group.title}"
                 description = f"G against the training step; largest at {best}."
             else:
-                draw = partial(_draw, "dots", group.checkpoints[:_DRAWN], self.metric)
+                draw = partial(_draw, "gap_chart", group.checkpoints[:_DRAWN], self.metric)
                 most = f", the {_DRAWN} best of {count}" if count > _DRAWN else ""
                 caption, description = f"G of each checkpoint{most}", f"Dots of G, best first, from {best}."
             to = "step before" if group.steps else "next rank"
@@ -417,7 +417,7 @@ class Result(Report):
                 )
         if self.agreement:
             drawn["accuracy"] = Chart(
-                partial(_draw, "accuracies", self.groups, self.metric),
+                partial(_draw, "accuracy_chart", self.groups, self.metric),
                 "Accuracy against G",
                 "One point a checkpoint with an accuracy, by group.",
                 name="accuracy",
@@ -430,7 +430,8 @@ class Result(Report):
         whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
         return {
             "sentences": [
-                answer.sentences(group, self.metric, self.subject) for group in self.groups[: answer.GROUPS]
+                answer.group_sentences(group, self.metric, self.subject)
+                for group in self.groups[: answer.GROUPS]
             ],
             "most_failed": len(self.failed) > self._everyone / 2,
             "failures": answer.failures(self.failed, self._everyone),

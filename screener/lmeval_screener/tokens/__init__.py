@@ -1,6 +1,6 @@
 """Tokens: the words of T and R, a task's answers, and their rows in a vocabulary."""
 
-from lmeval_screener.tokens.resolution import Resolution, load_domain, resolve
+from lmeval_screener.tokens.resolution import Resolution, load_domain, resolve_tokens
 from lmeval_screener.tokens.sets import (
     Token,
     TokenSet,
@@ -17,5 +17,5 @@ __all__ = [
     "described_groups",
     "load_domain",
     "load_token_set",
-    "resolve",
+    "resolve_tokens",
 ]

@@ -18,7 +18,7 @@ from lmeval_screener.tokens.sets import (
     TokenSet,
     load_token_set,
     lookup,
-    shown,
+    some_words,
     with_reason,
 )
 from lmeval_screener.tokens.vocabulary import DigitScheme, Vocabulary
@@ -46,7 +46,7 @@ def load_domain(name: str | None = None, task: str | None = None) -> TokenSet:
     tasks: tuple[str, ...] = (task,) if task else ()
     if task and task.endswith((".yaml", ".yml")):
         task, tasks = answers.name, tuple(name for name in answers.tasks if not set("*?[") & set(name))
-    return replace(words, answers=answers, task=task or "", tasks=tasks, digest=digest)
+    return replace(words, answers=answers, task=task or "", tasks=tasks or words.tasks, digest=digest)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Resolution:
         return json.dumps(vars(self))
 
 
-def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
+def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
     """The rows of T and R in a vocabulary, by the rule in the module's docstring."""
     tokens, dropped, doubled = lookup(domain, vocabulary)
     answers: tuple[Token, ...] = ()
@@ -138,7 +138,7 @@ def resolve(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Re
 def _check_count(words: TokenSet, count: int, dropped: list[str], also: str = "") -> None:
     if count < words.min_tokens:
         asked = len({text for group in words.groups.values() for text in group.texts()})
-        missing = f"; no single token: {shown(dropped)}" if dropped else ""
+        missing = f"; no single token: {some_words(dropped)}" if dropped else ""
         raise ScreeningError(
             "TooFewTokens",
             f"{words.name}: expected at least {words.min_tokens} single tokens, found {count} of {asked}"

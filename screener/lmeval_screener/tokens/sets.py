@@ -58,7 +58,7 @@ class AnswerSet:
 
 
 @dataclass(frozen=True)
-class Group:
+class WordGroup:
     """Words of one token set that are looked up the same way."""
 
     variant: Variant  # ``bare`` looks ``7`` up, ``space`` looks ``␣the`` up
@@ -82,7 +82,8 @@ class _File:
     role: Role
     default_groups: tuple[str, ...]
     min_tokens: Annotated[int, 2]
-    groups: dict[str, Group]
+    groups: dict[str, WordGroup]
+    tasks: tuple[str, ...] = ()
     sources: Any = None
     notes: Any = None
 
@@ -94,11 +95,11 @@ class TokenSet:
     name: str  # with selected groups ``math:digits,operators``
     role: Role
     min_tokens: int  # the set is refused where fewer of its words resolve
-    groups: dict[str, Group]  # those that are taken, in order
+    groups: dict[str, WordGroup]  # those that are taken, in order
     digest: str  # sha256 over all that decides a resolution (not over notes)
     answers: AnswerSet | None = None  # what the ratio is over; None: T
     task: str = ""  # whose answers they are, where a task was named; of a file its name
-    tasks: tuple[str, ...] = ()  # those of lm-eval that this means
+    tasks: tuple[str, ...] = ()  # those of lm-eval that evaluate it
 
     @property
     def title(self) -> str:
@@ -111,7 +112,7 @@ def bundled_token_sets() -> list[str]:
     return sorted(path.stem for path in data_folder("token_sets").glob("*.yaml"))
 
 
-def described_groups(name: str) -> list[tuple[Role, str, Group, bool]]:
+def described_groups(name: str) -> list[tuple[Role, str, WordGroup, bool]]:
     """Every group of a bundled set: the set's role, the group's name, the group, and whether it is taken."""
     file = load_yaml(_File, data_folder("token_sets") / f"{name}.yaml")
     return [(file.role, key, group, key in file.default_groups) for key, group in file.groups.items()]
@@ -183,10 +184,11 @@ def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
         min_tokens=file.min_tokens,
         groups=taken,
         digest=_digest(file.min_tokens, taken),
+        tasks=file.tasks,
     )
 
 
-def _digest(min_tokens: int, groups: dict[str, Group]) -> str:
+def _digest(min_tokens: int, groups: dict[str, WordGroup]) -> str:
     content = [min_tokens, [[name, group.require_all, group.texts()] for name, group in groups.items()]]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -226,7 +228,7 @@ def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[s
             raise ScreeningError(
                 "TooFewTokens",
                 f"{words.name}: expected all {len(group.items)} items of {name} as single tokens, "
-                f"{len(missing)} are not: {shown([with_reason(text, vocabulary) for text in missing])}",
+                f"{len(missing)} are not: {some_words([with_reason(text, vocabulary) for text in missing])}",
             )
         dropped += missing
     return list(tokens.values()), list(dict.fromkeys(dropped)), list(dict.fromkeys(doubled))
@@ -238,7 +240,7 @@ def with_reason(text: str, vocabulary: Vocabulary) -> str:
     return text if why is None else f"{text} ({why})"
 
 
-def shown(texts: list[str]) -> str:
+def some_words(texts: list[str]) -> str:
     """The first of some words."""
     first = ", ".join(text.strip() for text in texts[:6])
     return first if len(texts) <= 6 else f"{first} and {len(texts) - 6} more"

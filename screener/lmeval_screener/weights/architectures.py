@@ -1,8 +1,6 @@
 """Which stored tensor is the output projection: names by architecture, and the rule that chooses.
 
-Names as they are *stored*, which is not always as transformers' modules are called: published files come from
-many programs. Collected from the causal-LM classes of transformers 5.23 and from the headers of published
-checkpoints; anything new under ``….lm_head.weight`` is found without a line here.
+The names are data, in ``architectures.yaml``: a new architecture is a line there.
 
 The rule is transformers' own: a stored head if there is one (also where config.json says *tied*: then a
 warning says so); without one the input embedding, if config.json or the architecture's default ties the two.
@@ -12,161 +10,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.yaml_fields import bundled_yaml
 
-#: Output projections, likeliest first. A multimodal or omni wrapper puts a prefix of `WRAPPERS` before it.
-HEADS = (
-    "lm_head.weight",
-    "embed_out.weight",  # GPT-NeoX
-    "output.weight",  # Llama's own format, InternLM2
-    "output_layer.weight",  # ChatGLM
-    "transformer.output_layer.weight",
-    "output_projection.weight",  # BioGPT, fairseq
-    "head.weight",  # RWKV
-    "model.transformer.ff_out.weight",  # OLMo 1 as first released
-    "transformer.ff_out.weight",
-    "lm_head.decoder.weight",
-    "unembed.weight",  # Inkling
+#: The tables of architectures.yaml, which says what each is.
+TABLES: dict[str, Any] = bundled_yaml(Path(__file__).with_name("architectures.yaml"))
+HEADS, EMBEDDINGS, FINAL_NORMS, WRAPPERS = (
+    tuple(TABLES[key]) for key in ("heads", "embeddings", "final_norms", "wrappers")
 )
 _HEAD_BIASES = (
     *(name.removesuffix("weight") + "bias" for name in HEADS),
     *("decoder.bias", "pred_layer.proj.bias"),  # ModernBERT, XLM
 )
 
-#: Input embeddings, which serve as output projection where the two are tied.
-EMBEDDINGS = (
-    "model.embed_tokens.weight",
-    "model.language_model.embed_tokens.weight",
-    "transformer.wte.weight",  # GPT-2 family
-    "wte.weight",  # openai-community/gpt2 as stored
-    "model.decoder.embed_tokens.weight",  # OPT
-    "decoder.embed_tokens.weight",
-    "transformer.word_embeddings.weight",  # BLOOM, Falcon
-    "word_embeddings.weight",
-    "backbone.embeddings.weight",  # Mamba
-    "backbone.embedding.weight",
-    "gpt_neox.embed_in.weight",
-    "embed_tokens.weight",
-    "tok_embeddings.weight",  # Llama's own format
-    "model.tok_embeddings.weight",
-    "transformer.embedding.word_embeddings.weight",  # ChatGLM
-    "model.transformer.wte.weight",
-    "model.embeddings.weight",
-    "model.embeddings.tok_embeddings.weight",
-    "biogpt.embed_tokens.weight",
-    "rwkv.embeddings.weight",
-    "transformer.embeddings.weight",
-    "gpt_neox_japanese.embed_in.weight",
-    "transformer.tokens_embed.weight",  # GPT
-    "tokens_embed.weight",  # openai-community/openai-gpt as stored
-    "transformer.w.weight",  # CTRL
-    "w.weight",
-)
-
-#: Prefixes under which wrappers keep their language model.
-WRAPPERS = (
-    *("", "language_model.", "model.language_model.", "text_model.", "model.text_model.", "model.", "llm."),
-    *("thinker.", "language_model.model.", "model.llm."),
-)
-
-#: Weights of the final norm, which stands before the output projection, likeliest first; after a wrapper too.
-FINAL_NORMS = (
-    "lm_head.norm.weight",  # ModernBERT: inside the head, behind a norm of the model
-    "model.norm.weight",
-    "transformer.ln_f.weight",  # GPT-2 family, Falcon, BLOOM
-    "ln_f.weight",
-    "gpt_neox.final_layer_norm.weight",
-    "model.decoder.final_layer_norm.weight",  # OPT
-    "model.decoder.layer_norm.weight",  # Whisper, Pegasus, mBART, Blenderbot
-    "gpt_neox_japanese.final_layer_norm.weight",
-    "transformer.layernorm.weight",  # CTRL
-    "layernorm.weight",
-    "decoder.final_layer_norm.weight",
-    "model.final_layernorm.weight",  # Phi, Jamba, Bamba
-    "transformer.norm_f.weight",  # MPT
-    "backbone.norm_f.weight",  # Mamba
-    "model.norm_f.weight",
-    "backbone.out_norm.weight",
-    "embedding_norm.weight",  # LFM2, in spite of its name
-    "model.final_norm.weight",
-    "transformer.encoder.final_layernorm.weight",  # ChatGLM
-    "model.transformer.ln_f.weight",
-    "rwkv.ln_out.weight",
-    "biogpt.layer_norm.weight",
-    "model.layer_norm.weight",
-    "norm.weight",  # Llama's own format
-)
-
 NormKind = Literal["rms", "layer"]
-# Which and whether 1 is added to the stored weight, of each ``model_type``.
-_NORMS: dict[tuple[NormKind, bool], str] = {
-    ("rms", False): """
-afmoe apertus arcee aria aria_text axk1 axk2 bailing_hybrid bailing_moe bamba beam bitnet chameleon
-cosmos3_edge cosmos3_edge_text cosmos3_omni cwm deepseek deepseek_ocr2 deepseek_ocr2_text deepseek_v2
-deepseek_v3 deepseek_v32 deepseek_v4 deepseek_vl deepseek_vl_hybrid diffllama doge dots1 dots3_note
-dots3_note_text emu3 emu3_text_model ernie4_5 ernie4_5_moe ernie4_5_vl_moe ernie4_5_vl_moe_text evolla
-exaone exaone4 exaone4_5 exaone_moe falcon_h1 falcon_mamba fast_vlm flex_olmo flint gemma3n gemma3n_text
-gemma4 gemma4_text gemma4_unified gemma4_unified_assistant gemma4_unified_text glm glm4 glm46v glm4_moe
-glm4_moe_lite glm4v glm4v_moe glm4v_moe_text glm4v_text glm5_next glm5_next_text glm_moe_dsa glm_ocr
-glm_ocr_text glmga got_ocr2 gpt_oss granite granite_docling granite_docling_text granite_swa granitemoe
-granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl
-hunyuan_vl_text hy_v3 hy_v4 hyperclovax hyperclovax_vision_v2 idefics2 idefics3 inkling2 inkling2_text
-inkling_mm_model inkling_text internlm2 internlm3 internvl iquestcoder jamba janus jetmoe kimi_k25
-kimi_linear kolibri1 laguna lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl lighton_ocr llama llama4 llama4_text llava
-llava_next llava_next_video llava_onevision longcat_flash mamba mamba2 mellum mimo mimo_v2_flash minicpm
-minicpm3 minimax minimax_m2 ministral ministral3 mistral mistral3 mistral4 mistral_large4
-mistral_large4_text mixtral mllama mllama_text_model molmo2 molmo2_text moshi moss_transcribe_diarize
-muse_glimmer muse_glimmer_text muse_spark muse_spark_text nanochat nemotron-nas nemotron_h nemotron_h_omni
-olmo2 olmo3 olmo_hybrid olmoe ovis2 paddleocr_vl paddleocr_vl_text perception_lm phi3 phi4_multimodal
-pix2struct pix2struct_text_model pp_chart2table qianfan_ocr qwen qwen2 qwen2_5_omni_text
-qwen2_5_omni_thinker qwen2_5_vl qwen2_5_vl_text qwen2_moe qwen2_vl qwen2_vl_text qwen3 qwen3_moe
-qwen3_omni_moe_text qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text seed_oss
-smollm3 smolvlm solar_open unlimited_ocr unlimited_ocr_text video_llama_3 video_llava vipllava xlstm xverse
-youtu zamba zamba2 zaya
-""",
-    ("rms", True): """
-gemma gemma2 gemma3 gemma3_text minicpm_ocr minicpmv4_6 minicpmv4_7 minimax_m3_vl minimax_m3_vl_text
-paligemma qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma shieldgemma2 step3p5
-step3p7 vaultgemma
-""",
-    ("layer", False): """
-aya_vision biogpt blenderbot blip-2 bloom codegen cohere cohere2 cohere2_moe cohere2_vision cohere_compass
-cohere_compass_text ctrl dbrx falcon fuyu gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gptj
-instructblip instructblipvideo jais2 kosmos-2 kosmos-2.5 kosmos_2_5_text_model kosmos_2_text_model mbart
-modernbert-decoder mpt olmo opt orion pegasus persimmon phi phi3small phimoe rwkv stablelm stablelm_epoch
-starcoder2 whisper xglm
-""",
-    ("layer", True): "nemotron",
+#: Kind of the final norm, and whether it multiplies by 1 + its weight, by ``model_type``.
+NORMS: dict[str, tuple[NormKind, bool]] = {
+    name: (norm["kind"], norm["plus_one"]) for norm in TABLES["norms"] for name in norm["types"].split()
 }
-#: Kind of the final norm, and whether it multiplies by 1 + its weight, by the ``model_type`` of the language
-#: model. Every entry was seen in a forward pass (`tests/screener/test_architectures.py`) or, where
-#: transformers has no such class, read in the source that publishes it. No other type has a ratio.
-NORMS = {name: norm for norm, types in _NORMS.items() for name in types.split()}
 #: Those whose final norm has no weight.
-NORMS_WITHOUT_WEIGHT = frozenset(["olmo", "nanochat", "hrm_text"])
+NORMS_WITHOUT_WEIGHT = frozenset(TABLES["norms_without_weight"])
 
 #: Parts of a name that belong to something other than the model's own head or embedding.
 NOT_THE_MODEL = (
     *("mtp", "draft", "medusa", "eagle", "vision", "visual", "audio", "speech", "talker", "code_predictor"),
 )
 
-_UNTIED = """
-afmoe apertus aquila arcee aria_text axk1 axk2 baichuan bailing_hybrid bamba beam bitnet blt chatglm codegen
-cwm dbrx deepseek deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dots1 dots3_note
-dots3_note_text emu3 exaone exaone4 exaone_moe falcon_h1 flex_olmo flint fuyu git glm glm4 glm4_moe
-glm4_moe_lite glm_moe_dsa gpt_neox gpt_oss gptj granite granitemoe granitemoe_swa granitemoehybrid
-granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax inkling2_text
-inkling_text internlm internlm2 internlm3 iquestcoder jais2 jamba kimi_linear kolibri1 laguna llama llama4
-llama4_text longcat_flash mamba2 mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text ministral
-ministral3 mistral mistral3 mixtral mllama moshi nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid
-olmoe orion persimmon phi phi3 phi3small phi4_multimodal phimoe pixtral qwen qwen2 qwen2_moe qwen3 qwen3_5
-qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen4_exp qwen4_exp_text reformer rembert
-rwkv rwkv5 rwkv6 seed_oss solar_open stablelm stablelm_epoch xlstm xverse yi
-"""
 #: Values of ``model_type`` whose class does *not* tie when config.json is silent; every other known one does.
-UNTIED_BY_DEFAULT = frozenset(_UNTIED.split())
+UNTIED_BY_DEFAULT = frozenset(TABLES["untied"].split())
 
 #: Scales that are applied, by their names beside a ``weight``.
 SCALES = ("weight_scale", "weight_scale_inv")
@@ -251,7 +125,7 @@ def model_types(config: Mapping[str, Any]) -> list[str]:
     return [level["model_type"] for level in levels(config) if isinstance(level.get("model_type"), str)]
 
 
-def final_norm(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, bool, bool] | None:
+def norm_of_type(model_type: str, config: Mapping[str, Any]) -> tuple[NormKind, bool, bool] | None:
     """A final norm's kind, whether it multiplies by 1 + weight, whether it has one; None: unknown."""
     if model_type == "hf_olmo":  # OLMo as first released, and DataDecide: by settings (olmo/model.py)
         kinds: dict[Any, NormKind] = {"default": "layer", "low_precision": "layer", "rms": "rms"}

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from lmeval_screener.checkpoints.snapshot import PART, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.vocabulary import Kind, Vocabulary
-from lmeval_screener.weights.architectures import NormKind, cannot, head_bias
+from lmeval_screener.weights.architectures import TABLES, NormKind, cannot, head_bias
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm
 from lmeval_screener.weights.rows import Matrix, WeightFiles
 from lmeval_screener.weights.tensors import Header, Tensor, WeightFile
@@ -41,62 +41,12 @@ _INTEGERS = ("I8", "I16", "I32", "I64")
 #: Pre-tokenizers of llama.cpp that cut numbers into single digits, whatever the vocabulary holds.
 _SINGLE_DIGITS = {"qwen2", "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 _CONTROL, _USER, _UNUSED = 3, 4, 5
-# Kinds of final norm, by the architectures whose graph in llama.cpp has them (llama-cpp-python 0.3.36).
-_NORMS: dict[NormKind, str] = {
-    "rms": """
-afmoe apertus arcee arctic bailingmoe bailingmoe2 bailingmoe3 bitnet chameleon chatglm cogvlm deci deepseek
-deepseek2 deepseek2-ocr deepseek32 deepseek4 dots1 dots3note dream ernie4_5 ernie4_5-moe exaone exaone-moe
-exaone4 falcon-h1 gemma gemma2 gemma3 gemma3n gemma4 glm-dsa glm4 glm4moe glm5-next gpt-oss granite
-granite_swa granitehybrid granitemoe graniteswitch grok grovemoe hunyuan-dense hunyuan-moe hunyuan_vl hy_v3
-hy_v4 internlm2 jamba kimi-k3 kimi-linear laguna lfm2 lfm2moe llada llada-moe llama llama4 maincoder mamba
-mamba2 maple mellum mimo2 minicpm minicpm3 minimax-01 minimax-m2 minimax-m3 mistral3 mistral4 muse-glimmer
-nanbeige nemotron_h nemotron_h_moe olmo2 olmoe openelm paddleocr pangu-embedded phi3 plamo plamo2 plamo3 plm
-qwen qwen2 qwen2moe qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe refact rnd1
-seed_oss smallthinker smollm3 spark2_5 step35 xverse
-""",
-    "layer": """
-bloom codeshell cohere2 command-r dbrx falcon gpt2 gptneox jais jais2 mpt nemotron olmo orion phi2 rwkv6
-rwkv7 stablelm starcoder starcoder2
-""",
-}
+_NORMS: dict[NormKind, set[str]] = {kind: set(names.split()) for kind, names in TABLES["gguf_norms"].items()}
 #: The one of them whose norm has no weight.
 _NORM_WITHOUT_WEIGHT = "olmo"
 #: GGUF's type code -> name, weights a block, bytes a block.
 GGUF_TYPES: dict[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    9: ("Q8_1", 32, 40),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136),
-    24: ("I8", 1, 1),
-    25: ("I16", 1, 2),
-    26: ("I32", 1, 4),
-    27: ("I64", 1, 8),
-    28: ("F64", 1, 8),
-    29: ("IQ1_M", 256, 56),
-    30: ("BF16", 1, 2),
-    34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17),
-    40: ("NVFP4", 64, 36),
-    41: ("Q1_0", 128, 18),
+    code: (name, weights, size) for code, (name, weights, size) in TABLES["gguf_types"].items()
 }
 #: Name -> code, weights a block, bytes a block.
 _BLOCKS = {name: (code, weights, size) for code, (name, weights, size) in GGUF_TYPES.items()}
@@ -260,7 +210,7 @@ def _final_norm(files: WeightFiles, headers: Mapping[str, Header], places: Mappi
     stated = [header.pairs.get("general.architecture") for header in headers.values()]
     architecture = next((word for word in stated if isinstance(word, str)), None)
     file = places.get(name)
-    kind = next((kind for kind, known in _NORMS.items() if architecture in known.split()), None)
+    kind = next((kind for kind, known in _NORMS.items() if architecture in known), None)
     if kind is None:
         return StoredNorm(
             files, reason=f"the norm of {architecture or 'an unnamed architecture'} is not known"

@@ -374,7 +374,7 @@ def _find_norm(
     if not types:
         reason = "config.json names no model_type, which says how the final norm is applied"
         return StoredNorm(files, reason=reason)
-    norm = names.final_norm(types[-1], config)
+    norm = names.norm_of_type(types[-1], config)
     if norm is None:
         return StoredNorm(files, reason=f"the norm of {types[-1]} is not known")
     kind, plus_one, has_weight = norm
