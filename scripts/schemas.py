@@ -113,8 +113,11 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
             "version": str,
             "command": str,
             "domain": str,
+            "task": str | None,
             "reference": str,
             "metric": Metric,
+            "ranked_by": RankBy,
+            "base": str | None,
             "tasks": list[str],
             **CHOICE,
             "candidates": [

@@ -5,15 +5,27 @@ python scripts/token_set_counts.py [FOLDER_OF_TOKENIZER_JSON_FILES]
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens import TokenSet, load_token_set, resolve_tokens
 from lmeval_screener.tokens.vocabulary import Vocabulary
+from trim_tokenizers import selections
 
-SELECTIONS = ["math", "math:operators", "math:number_words", "code", "code:code_only", "code:builtins"]
-SELECTIONS += ["legal", "legal:contract,court,common"]
+from lmeval_dispersion.errors import UsageError
+
+
+def taken() -> list[TokenSet]:
+    """Every domain's set by default, and each of its other groups that is large enough alone."""
+    sets: dict[str, TokenSet] = {}
+    for name in selections():
+        with contextlib.suppress(UsageError):
+            words = load_token_set(name)
+            if not any(words.groups.items() <= known.groups.items() for known in sets.values()):
+                sets[name] = words
+    return list(sets.values())
 
 
 def asked(words: TokenSet) -> int:
@@ -22,7 +34,7 @@ def asked(words: TokenSet) -> int:
 
 def table(folder: Path) -> str:
     """The table in Markdown: found of asked, for every ``*.json`` in the folder."""
-    sets = [load_token_set(name) for name in SELECTIONS]
+    sets = taken()
     reference = load_token_set("reference", "reference")
     heads = ["tokenizer", "numbers", *(f"`{domain.name}`" for domain in sets), "reference"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]

@@ -136,6 +136,11 @@ def test_dispersion_screen_is_screen_checkpoints(capsys, monkeypatch):
         text = capsys.readouterr().out.replace("dispersion screen", "screen-checkpoints")
         texts.append(" ".join(text.split()))
     assert texts[0] == texts[1]
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = parser_of("screen")[0].format_help().splitlines()
+    assert lines[0] == "usage: dispersion screen [options] CHECKPOINT ..."
+    assert len(lines) <= 80
+    assert max(map(len, lines)) <= 80
     assert main(["screen", "--list", "domains", "--format", "json"]) == 0
     assert '"command": "dispersion screen --list domains --format json"' in capsys.readouterr().out
 

@@ -41,21 +41,13 @@ _ABOUT = (
 )
 _MORE = """
 checkpoints:
-  ORG/NAME, ORG/NAME@REVISION        a repository on the Hub; a branch, tag or commit of it
-  'ORG/NAME@step*'                   every branch and tag that matches: a training trajectory
-  'ORG/*', 'ORG/NAME-*'              all models of an organisation; those whose name matches
-  path/to/folder                     in transformers' layout; a folder of such folders; a training run: its
-                                     checkpoint-*, step_*, iter_* or global_step* folders
-  ORG/NAME:Q4_K_M, path/FILE.gguf    a GGUF model; a file of weights, also .safetensors and pytorch_model.bin
-  's3://BUCKET/RUN/step*'            in S3; likewise gs://, az://, abfss:// (extra cloud), https://HOST/FOLDER,
-                                     hf://buckets/ORG/NAME/RUN, models:/NAME/3 (extra mlflow)
-  -                                  a list from standard input, as with --from
+  ORG/NAME, ORG/NAME@REVISION, 'ORG/NAME@step*', 'ORG/NAME-*'    on the Hub
+  path/to/folder        a model, a folder of models, or a training run's folder
+  ORG/NAME:Q4_K_M, path/FILE.gguf    a file: GGUF, .safetensors, .bin
+  's3://BUCKET/RUN/step*', gs://, az://, https://, models:/ and others
 
-HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as in huggingface_hub; AWS_*, GOOGLE_* and AZURE_*
-as in the tools of these services, MLFLOW_* as in MLflow.
-
-exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed, 4 below the checkpoint of --fail-if-below,
-5 news of --registry with --since are worth an evaluation; where several are so: 4, 5, 3.
+exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed,
+  4 below --fail-if-below, 5 news of --since; where several are so: 4, 5, 3
 """
 
 
@@ -80,114 +72,59 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``screen-checkpoints``, which is also ``dispersion screen``."""
-    parser.description = _ABOUT
-    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help="what to screen, see below")
-    what = parser.add_argument_group("what to screen")
-    what.add_argument(
-        "--family",
-        metavar="NAME",
-        help="all checkpoints of a family; FILE:NAME for one of your own (default: none)",
+    parser.description, parser.usage = _ABOUT, f"{parser.prog} [options] CHECKPOINT ..."
+    group = parser.add_argument_group("what to screen")
+    what = group.add_argument
+    what(
+        "checkpoints",
+        nargs="*",
+        metavar="CHECKPOINT",
+        help="names, folders, files, addresses, patterns: see below",
     )
-    what.add_argument(
-        "--list", choices=("families", "domains"), help="print what is bundled and stop (default: no)"
-    )
-    what.add_argument("--demo", action="store_true", help="screen the bundled tiny models; needs no network")
-    add_selection_options(parser.add_argument_group("what to select on the Hub"))
-    how = parser.add_argument_group("how")
-    how.add_argument(
+    what("--family", metavar="NAME", help="a family; FILE:NAME for your own (default: none)")
+    add_selection_options(group)
+    what("--demo", action="store_true", help="the bundled tiny models; needs no network")
+    what("--list", choices=("families", "domains"), help="print what is bundled and stop (default: no)")
+    group = parser.add_argument_group("how")
+    how = group.add_argument
+    how(
         "--domain",
         metavar="SET",
-        help="domain tokens: math, code, legal, SET:GROUP,GROUP, or a YAML file (default: of --task, else "
-        "math)",
+        help="words of the domain: bundled, SET:GROUP,GROUP or a YAML file (default: of --task, else math)",
     )
-    how.add_argument(
+    how(
         "--task",
         metavar="NAME",
-        help="lm-eval's task whose answer tokens the ratio is over, such as humaneval, or a YAML file of "
-        "them (default: those of the domain)",
+        help="lm-eval's task, or a YAML file: the ratio is over its answers (default: those of the domain)",
     )
-    how.add_argument(
-        "--reference",
-        default="reference",
-        metavar="SET",
-        help="everyday tokens, likewise; reference:bare without leading spaces (default: reference)",
-    )
-    how.add_argument(
-        "--tokenizer",
-        metavar="SOURCE",
-        help="tokenizer of checkpoints that store none: a checkpoint or a tokenizer's file (default: none)",
-    )
-    add_ranking_options(how)
-    how.add_argument(
-        "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)"
-    )
-    how.add_argument(
+    how("--reference", default="reference", metavar="SET", help="everyday words (default: reference)")
+    how("--tokenizer", metavar="SOURCE", help="tokenizer of those that store none (default: none)")
+    add_ranking_options(group)
+    how("--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)")
+    how(
         "--max-requests",
         type=int,
         metavar="N",
-        help="begin no checkpoint after so many requests to the Hub, as its quota counts; give each of "
-        "several processes its share (default: no limit)",
+        help="at most so many requests to the Hub (default: no limit)",
     )
-    how.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="say what would be read at most, what it costs and how long the Hub's quota makes it, and stop",
-    )
-    how.add_argument(
-        "--registry",
-        type=Path,
-        metavar="FILE",
-        help="keep what is measured in this SQLite file, and read only what is new (default: none)",
-    )
-    how.add_argument("--refresh", action="store_true", help="read again what the registry has")
-    show = parser.add_argument_group("what to show")
-    add_output(show)
-    show.add_argument(
-        "--accuracy",
-        metavar="SOURCE",
-        help="how well the ranking agrees with accuracies: lm-eval's results (PATH:TASK), a CSV file with "
-        "the columns repo,accuracy, or hub:TASK (default: none)",
-    )
-    show.add_argument(
-        "--fail-if-below",
-        metavar="CHECKPOINT",
-        help="end with status 4 if a checkpoint of its group is clearly below this one (default: none)",
-    )
-    group = parser.add_argument_group("short list")
-    group.add_argument(
-        "--shortlist",
-        type=int,
-        metavar="K",
-        help="only the K best of each group and those tied with the K-th, at most 2 K: their names, or a "
-        "report with --format or --output (default: all)",
-    )
-    group.add_argument(
-        "--audit-sample",
-        type=int,
-        default=0,
-        metavar="N",
-        help="add N others of each group at random: only they show what the list missed (default: 0)",
-    )
-    group.add_argument(
-        "--emit",
-        type=Path,
-        metavar="FOLDER",
-        help="write there what lm-eval needs to evaluate the list (default: nothing)",
-    )
-    group.add_argument(
-        "--tasks",
-        metavar="NAME,NAME",
-        help="lm-eval's tasks for --emit (default: --task, else those of the domain)",
-    )
+    how("--dry-run", action="store_true", help="say what would be read and what it costs, and stop")
+    how("--registry", type=Path, metavar="FILE", help="keep results here, read only the new (default: none)")
+    how("--refresh", action="store_true", help="read again what the registry has")
+    group = parser.add_argument_group("what to show")
+    show = group.add_argument
+    show("--shortlist", type=int, metavar="K", help="the K best of each group, and ties (default: all)")
+    show("--audit-sample", type=int, default=0, metavar="N", help="add N others at random (default: 0)")
+    show("--emit", type=Path, metavar="FOLDER", help="write the list for lm-eval here (default: nothing)")
+    show("--tasks", metavar="NAME,NAME", help="lm-eval's, for --emit (default: of --task or domain)")
+    show("--accuracy", metavar="SOURCE", help="compare with results, CSV or hub:TASK (default: none)")
+    show("--fail-if-below", metavar="CHECKPOINT", help="status 4 if one is clearly below it (default: none)")
+    add_output(group)
     add_version(parser)
     add_examples(
         parser,
         "myruns --shortlist 3",
         "--family qwen2.5 --task gsm8k",
-        "Qwen/Qwen2.5-7B Qwen/Qwen2.5-Math-7B ./my-finetune --shortlist 1",
         "'EleutherAI/pythia-410m@step*' --output pythia.html",
-        "run1 --accuracy results/:gsm8k",
-        "--base-model Qwen/Qwen2.5-7B --since 2026-09-01 --dry-run",
         "'our-org/*' --registry nightly.db --since last",
         more=_MORE,
     )

@@ -110,26 +110,22 @@ class Selected:
 
 def add_selection_options(parser: argparse._ActionsContainer) -> None:
     """Add the options that select checkpoints of a registry; `selection_of` reads them."""
+    add = parser.add_argument
 
-    def several(option: str, metavar: str, what: str) -> None:
-        dest = "lists" if option == "--from" else option[2:].replace("-", "_")
-        parser.add_argument(option, action="append", default=[], metavar=metavar, help=what, dest=dest)
+    def several(option: str, metavar: str, what: str, dest: str | None = None) -> None:
+        dest = dest or option[2:].replace("-", "_")
+        add(option, action="append", default=[], metavar=metavar, help=f"{what} (default: none)", dest=dest)
 
-    several("--author", "NAME", "all models of an organisation or user (default: none)")
-    several("--tag", "NAME", "models with this tag of the Hub (default: none)")
-    several("--base-model", "CHECKPOINT", "its fine-tunes, as the Hub knows them (default: none)")
-    parser.add_argument(
+    several("--from", "FILE", "a list, one a line or CSV; - is stdin", dest="lists")
+    several("--author", "NAME", "all models of an organisation or user")
+    several("--tag", "NAME", "models with this tag of the Hub")
+    several("--base-model", "CHECKPOINT", "its fine-tunes, as the Hub knows them")
+    add(
         "--since",
         metavar="DATE",
-        help="without --registry, of what is listed: changed on that date or later, or since yesterday; with "
-        "it all is screened, and the answer is what is new since the last run (last), the last before today "
-        "(yesterday), a date, or a run of the registry (default: all)",
+        help="of what is listed: changed since; with --registry: what is new (default: all)",
     )
-    parser.add_argument(
-        "--limit", type=int, metavar="N", help="of what is listed: the N that changed last (default: all)"
-    )
-    lists = "a list of checkpoints, one a line or a CSV file's first column; - is standard input"
-    several("--from", "FILE", f"{lists} (default: none)")
+    add("--limit", type=int, metavar="N", help="of what is listed: the last N changed (default: all)")
 
 
 def add_ranking_options(parser: argparse._ActionsContainer) -> None:
@@ -140,13 +136,12 @@ def add_ranking_options(parser: argparse._ActionsContainer) -> None:
         "--rank-by",
         choices=("gap", "ratio", "both"),
         default="ratio",
-        help="the figure that ranks; both: their mean rank. A clear order needs both (default: ratio)",
+        help="figure that ranks; both: the mean rank (default: ratio)",
     )
     parser.add_argument(
         "--base",
         metavar="CHECKPOINT",
-        help="what the others were trained from, their zero point: says which lie above it and which below "
-        "by the ratio (default: what all others of a group name)",
+        help="what the others were trained from (default: what they name)",
     )
 
 

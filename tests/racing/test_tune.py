@@ -10,8 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import demo_answers
 import pytest
 from processes import environment
+
+from lmeval_dispersion.installation import data_folder
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="without the extra [ray]"),
@@ -132,7 +135,7 @@ def test_after_a_killed_driver_the_same_command_asks_the_rest(tmp_path):
     [
         ("127.0.0.1:1", "null", LABELS, "expected RAY_ADDRESS to be host:port of a Ray cluster, got 127"),
         ("ray://127.0.0.1:1", "null", LABELS, "expected RAY_ADDRESS to be host:port of a Ray cluster"),
-        slow("", "64", LABELS, "expected --gpus-per-checkpoint, whole or a part of 1, up to "),
+        slow("", "64", LABELS, "expected gpus_per_checkpoint=, whole or a part of 1, up to "),
         slow("", "0", ("a80", "refused50"), "expected a task that lm-eval has"),
     ],
 )  # fmt: skip
@@ -142,3 +145,26 @@ def test_what_cannot_be_raced_ends_in_one_sentence(tmp_path, address, gpus, labe
     assert race.returncode == 1
     assert out == ""
     assert err.splitlines()[-1].removeprefix("--engine ray: ").startswith(sentence)
+
+
+@pytest.mark.slow
+def test_models_race_by_the_command_and_one_by_one_nothing_is_left_to_ask(tmp_path):
+    demo_answers.write_task(tmp_path)
+    models = [str(data_folder("demo") / name) for name in ("sums-45", "wrong-sums-45")]
+    words = ["race", *models, "--all", "--tasks", "sums", "--include_path", ".", "--limit", "50"]
+    results = []
+    for engine in (["--engine", "ray"], []):
+        done = subprocess.run(
+            [sys.executable, "-m", "lmeval_dispersion", *words, *engine, "--format", "json"],
+            env=environment() | {"RAY_ADDRESS": "", "RAY_worker_niceness": "0"},
+            cwd=tmp_path, text=True, capture_output=True, timeout=PATIENCE * 2, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        samples = {path: path.read_bytes() for path in tmp_path.glob("race-sums/*/samples_*")}
+        results.append((samples, json.loads(done.stdout)))
+    (before, beside), (after, alone) = results
+    assert len(before) == 2
+    assert before == after
+    assert beside["best"] == alone["best"] == "sums-45"
+    assert [row["status"] for row in beside["checkpoints"]] == ["best", "behind"]
+    assert alone["questions"] <= beside["questions"]

@@ -25,12 +25,6 @@ from lmeval_screener.tokens.sets import TokenSet
 
 SCHEMA = "screen-checkpoints-shortlist/2"
 FILE = "manifest.json"
-#: lm-eval's tasks for each bundled domain.
-TASKS = {
-    "math": "gsm8k_dispersion",
-    "code": "humaneval_dispersion",
-    "legal": "mmlu_professional_law_dispersion",
-}
 _RUN = """\
 #!/usr/bin/env bash
 # Races the short list of @MANIFEST@ on lm-eval's tasks; `dispersion verify race` judges the screen by it.
@@ -52,15 +46,12 @@ def check_emit(
         raise UsageError(
             f"expected --emit to name a new or empty folder, got {folder}, which is neither; name another"
         )
-    names = tasks
-    if names is None:
-        names = ",".join(domain.tasks) or TASKS.get(domain.name.partition(":")[0], "")
-    chosen = tuple(name.strip() for name in names.split(",") if name.strip())
+    names = domain.tasks if tasks is None else tasks.split(",")
+    chosen = tuple(name.strip() for name in names if name.strip())
     if not chosen:
-        known = ", ".join(f"{name} {names}" for name, names in TASKS.items())
         raise UsageError(
-            f"expected --tasks NAME,NAME with --emit for the domain {domain.name}, got none; "
-            f"tasks are known for {known}"
+            f"expected --tasks NAME,NAME with --emit for the domain {domain.name}, got none; its file has no "
+            "`tasks`"
         )
     address = next((target.shown for target in targets if target.scheme is not None), None)
     if address is not None:

@@ -46,7 +46,7 @@ def load_domain(name: str | None = None, task: str | None = None) -> TokenSet:
     tasks: tuple[str, ...] = (task,) if task else ()
     if task and task.endswith((".yaml", ".yml")):
         task, tasks = answers.name, tuple(name for name in answers.tasks if not set("*?[") & set(name))
-    return replace(words, answers=answers, task=task or "", tasks=tasks, digest=digest)
+    return replace(words, answers=answers, task=task or "", tasks=tasks or words.tasks, digest=digest)
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ class _File:
     default_groups: tuple[str, ...]
     min_tokens: Annotated[int, 2]
     groups: dict[str, WordGroup]
+    tasks: tuple[str, ...] = ()
     sources: Any = None
     notes: Any = None
 
@@ -98,7 +99,7 @@ class TokenSet:
     digest: str  # sha256 over all that decides a resolution (not over notes)
     answers: AnswerSet | None = None  # what the ratio is over; None: T
     task: str = ""  # whose answers they are, where a task was named; of a file its name
-    tasks: tuple[str, ...] = ()  # those of lm-eval that this means
+    tasks: tuple[str, ...] = ()  # those of lm-eval that evaluate it
 
     @property
     def title(self) -> str:
@@ -183,6 +184,7 @@ def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
         min_tokens=file.min_tokens,
         groups=taken,
         digest=_digest(file.min_tokens, taken),
+        tasks=file.tasks,
     )
 
 
