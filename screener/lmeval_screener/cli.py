@@ -155,8 +155,10 @@ def run(args: argparse.Namespace) -> int:
         )
 
     allowance = Allowance(args.max_requests, notice)
+    listed = (args.author, args.tag, args.base_model, args.since, args.limit)
+    selection = selection_of(*listed, registry=args.registry)
     selected = select_targets(
-        args.checkpoints, selection_of(args), args.lists, allowance=allowance, tokenizer=args.tokenizer
+        args.checkpoints, selection, args.lists, allowance=allowance, tokenizer=args.tokenizer
     )
     if selected.sentence and not args.dry_run:  # whose answer has it
         output.say(f"screen-checkpoints: {selected.sentence}")
