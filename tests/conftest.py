@@ -22,8 +22,8 @@ if importlib.util.find_spec("torch") is None:
         *("planted_law.py", "tiny_decoders.py", "tiny_models.py"),
         *("test_demo_family.py", "test_docs.py", "test_guides.py", "test_manners.py", "test_public_names.py"),
         *(f"e2e/test_{name}.py" for name in ("audit_commands", "examples", "laboratory", "train_command")),
-        *(f"screener/test_{name}.py" for name in ("adapters", "archive_checkpoints", "float8")),
-        *(f"screener/test_{name}.py" for name in ("torch_archive", "what_g_reads")),
+        *(f"screener/weights/test_{name}.py" for name in ("adapters", "archive_checkpoints", "float8")),
+        *("screener/weights/test_torch_archive.py", "screener/test_what_g_reads.py"),
     ]
 
 
