@@ -63,6 +63,8 @@ validity-full: $(VENV)/.dev
 	$(VALIDITY) train benchmarks/validity/answers.yaml --jobs 2
 	$(VALIDITY) train benchmarks/validity/full.yaml --jobs 2
 	$(VALIDITY) trials benchmarks/validity/full.yaml
+	$(VALIDITY) train benchmarks/validity/race.yaml --jobs 2
+	$(VALIDITY) races benchmarks/validity/race.yaml
 	$(VALIDITY) page
 
 # The pages and plots of docs/results, of the committed results.

@@ -285,7 +285,6 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
     head = [
         f"**{counted(lines)}** Share of the pairs ordered right that the questions tell apart:",
         "\n".join(head),
-        *(["From the screen to the best checkpoint:", "\n".join(race.head)] if race else []),
     ]
     verdict_table = verdicts_of(lines)
     text = "\n\n".join(
@@ -314,6 +313,7 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
         place.write_text(own_page(title, tuned, more) + (f"\n{mark}{by_hand}" if mark else ""), "utf-8")
     if race:
         (page / RACE).write_text(own_page("# From the screen to the best checkpoint", [race]), "utf-8")
+        head += [f"From the screen to the best checkpoint ([tables]({RACE})):", "\n".join(race.head)]
     front = "\n\n".join([*head, "All tables: [population.md](population.md).", verdict_table])
     write_marked(page / "README.md", front)
 

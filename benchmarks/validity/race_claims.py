@@ -45,8 +45,8 @@ class Kind:
     def __init__(self, kind: str, given: Mapping[str, Table], results: Mapping[str, Any]) -> None:
         self.name, self.given, self.results = KINDS[kind], given, results
         self.groups = sorted({label.rsplit(" ", 1)[0] for label in given if label.startswith(kind)})
-        first = f"{self.groups[0]} {DOMAINS[0]}"
-        self.ways, self.size, self.third = list(results[first]), len(given[first].right), given[first].third
+        first = given[f"{self.groups[0]} {DOMAINS[0]}"]
+        self.size, self.third = len(first.right), first.third
         self.population = f"{len(self.groups)} groups of {self.size} {self.name}"
 
     def over(self, of: Callable[[str], float], domains: Sequence[str] = DOMAINS) -> Resampled:
@@ -136,7 +136,13 @@ def race_part(folder: Path, markdown: Any, provenance: Any, home: str) -> Part |
     rows = records.checked(folder / "race.jsonl", STUDY)
     given, content = tables(rows, study.content["questions"]), json.loads(races.read_text("utf-8"))
     chosen = json.loads(choices.read_text("utf-8")) if choices.exists() else {}
-    kinds = [Kind(kind, given, with_choices(content["results"], given, chosen)) for kind in KINDS]
+    results = with_choices(content["results"], given, chosen)
+    kinds, names = [Kind(kind, given, results) for kind in KINDS], next(iter(results.values()))
+    older = tables(records.read(folder / "answers.jsonl"), study.content["questions"])
+    cuts = {k.population: k.cut for k in kinds}
+    cuts |= {
+        f"{k.population} of answers.yaml": k.cut for k in (Kind(kind, older, {}) for kind in KINDS if older)
+    }
     lines = sorted((v for kind in kinds for v in claims(kind)), key=lambda v: WORST_FIRST.index(v.verdict))
     failed = [f"- {v.verdict.capitalize()}: {v.claim}, {v.result}." for v in lines if v.verdict != HOLDS]
     headings = [f"{kind.name}: {what}" for kind in kinds for what in ("lost", "questions", "loads")]
@@ -145,15 +151,16 @@ def race_part(folder: Path, markdown: Any, provenance: Any, home: str) -> Part |
         "*Lost*: accuracy on 400 other questions, of the truly best less that of the checkpoint named; means "
         f"over three domains and {ORDERS} orders of the questions, intervals from resampling groups. "
         "*Questions*: of those that `everything` asks. *Loads*: loaded twice counts twice. *UCB-E*: "
-        + ("banditeval's own code, its defaults (`ucb_e.py`)." if chosen else "not run."),
-        markdown(
-            ["way", *headings], [[way, *(c for k in kinds for c in row(k, way))] for way in kinds[0].ways]
+        + (
+            "banditeval's own code, 8 questions a step as in its demo (`ucb_e.py`)." if chosen else "not run."
         ),
+        markdown(["way", *headings], [[way, *(c for k in kinds for c in row(k, way))] for way in names]),
         "## What the screen's cut costs",
-        "How often the truly best is not in the screen's first third, and the accuracy that this loses.",
+        "How often the truly best is not in the screen's first third, and the accuracy that this loses; "
+        "beside it in the older study by which the ratio ranks.",
         markdown(
             ["population", "best not loaded", "lost", *DOMAINS],
-            [[k.population, percent(k.cut[0]), *map(said, k.cut[1])] for k in kinds],
+            [[name, percent(dropped), *map(said, lost)] for name, (dropped, lost) in cuts.items()],
         ),
         f"[race.yaml]({home}/race.yaml): {provenance(study, rows)} Races: commit {content['commit']}.",
     ]

@@ -69,16 +69,16 @@ class Contest:
     side_by_side: int = 0
     answered: dict[str, Scores] = field(default_factory=dict)
     standing: dict[str, Standing] = field(default_factory=dict)
-    _references: list[str] = field(default_factory=list)
+    references: list[str] = field(default_factory=list)
 
     def add(self, label: str, block: Scores) -> Standing:
         """Take the answers to the next questions, in the race's order; returns whether it is asked on."""
         self.answered[label] = mine = self.answered.get(label, NOTHING) + block
         self.standing[label] = standing = self._judged(label, mine)
         if standing == "complete" and (
-            not self._references or self._mean(label) > self._mean(self._references[-1]) + self.margin
+            not self.references or self.mean(label) > self.mean(self.references[-1]) + self.margin
         ):
-            self._references.append(label)
+            self.references.append(label)
         return standing
 
     def fail(self, label: str) -> None:
@@ -117,18 +117,19 @@ class Contest:
     def _rivals(self, label: str) -> list[str]:
         """The checkpoints that a running one is compared with, the best first."""
         if not self.side_by_side:
-            return self._references[-1:]
+            return self.references[-1:]
         others = [other for other in self.answered if other != label and self.standing[other] != "failed"]
-        return sorted(others, key=self._mean, reverse=True)
+        return sorted(others, key=self.mean, reverse=True)
 
     def _allowed(self) -> float:
         """The error of one comparison."""
         error = self.error / 2 if self.by_probability else self.error  # two tests
         if self.side_by_side:
             return error / max(1, self.side_by_side - 1)
-        return error * _FIRST * _RATIO ** (len(self._references) - 1)
+        return error * _FIRST * _RATIO ** (len(self.references) - 1)
 
-    def _mean(self, label: str) -> float:
+    def mean(self, label: str) -> float:
+        """The score so far."""
         return float(self.answered[label].score.mean())
 
     @property
@@ -140,7 +141,7 @@ class Contest:
     def best(self) -> str | None:
         """The highest score among those that were asked everything, the first of equal ones."""
         complete = [label for label, standing in self.standing.items() if standing == "complete"]
-        return max(complete, key=self._mean, default=None)
+        return max(complete, key=self.mean, default=None)
 
 
 #: Answers of a checkpoint to the questions ``begin`` to ``end`` of the race's order.

@@ -78,10 +78,11 @@ def race(
         KeyboardInterrupt: Ctrl-C; its ``race`` is the result so far.
     """
     start = time.perf_counter()
-    if not 0 < error < 1 or not 0 <= margin < 1 or (options.get("limit") or 1) < 1:
+    limit = options.get("limit")
+    if not 0 < error < 1 or not 0 <= margin < 1 or (limit is not None and limit < 1):
+        asked = f"{error}, {margin} and {limit}"
         raise UsageError(
-            f"expected --error and --margin from 0 to 1 and --limit of at least 1, got {error}, {margin} and "
-            f"{options.get('limit')}"
+            f"expected --error and --margin from 0 to 1 and --limit of at least 1, got {asked}"
         )
     if engine not in (None, "ray") or (gpus_per_checkpoint is not None and not engine):
         raise UsageError(f"expected --engine ray, which --gpus-per-checkpoint needs, got {engine or 'none'}")

@@ -176,13 +176,17 @@ def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str
     standing, by = contest.standing[label], f"{contest.margin:g}"
     if standing == "running":
         return "unfinished", "unfinished"
+    if standing == "within" and best and not contest.side_by_side:
+        order = list(contest.answered)
+        before = {*order[: order.index(label)]} & {*contest.references}
+        # No more than the margin above its reference, and so below a best that is.
+        if max(map(contest.mean, before), default=1.0) + contest.margin < contest.mean(best):
+            standing = "behind"
     if standing == "behind":
         return "behind", f"behind after {len(contest.answered[label].score):,}"
     if standing == "within":
         return "within", f"at most {by} better"
     if best is None or label == best:
         return "best", "best"
-    behind = (
-        contest.answered[best].score.mean() - contest.answered[label].score.mean() > contest.margin + 1e-12
-    )
+    behind = contest.mean(best) - contest.mean(label) > contest.margin + 1e-12
     return ("behind", "behind") if behind else ("within", f"within {by}" if contest.margin else "equal")

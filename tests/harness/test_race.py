@@ -66,7 +66,9 @@ def standing(result: dict[str, Any]) -> list[tuple[Any, ...]]:
 def samples(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """The logged samples of one checkpoint, by task and document."""
     files = {file.name.split("_2")[0]: file for file in folder.glob("samples_*.jsonl")}
-    lines = [(name, json.loads(line)) for name, file in files.items() for line in file.open()]
+    lines = [
+        (name, json.loads(line)) for name, file in files.items() for line in file.read_text().splitlines()
+    ]
     return {(name.removeprefix("samples_"), line["doc_id"]): line for name, line in lines}
 
 
@@ -79,7 +81,7 @@ def test_two_tasks_are_answered_as_by_lm_eval_and_read_as_its_results(
 
     both = ("sums", "sums_written")
     given = words(tasks, tmp_path / "out", "sums-80", "sums-00", task=",".join(both), batch=1)
-    result = raced(capsys, *given, "--num_fewshot", "2")
+    result = raced(capsys, *given, "--num_fewshot", "2", "--model_args", "dtype=float32")
     assert (result["best"], result["questions"], result["of"], result["loaded"]) == ("sums-80", 105, 2, 2)
     assert (result["task"], result["metric"]) == ("sums,sums_written", "acc, exact_match")
     lm = from_folder(DEMO / "sums-80")

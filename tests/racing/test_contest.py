@@ -123,7 +123,7 @@ def test_probability_drops_sooner_but_never_names_the_best() -> None:
     assert quick.asked < plain.asked
     surer = _raced(score[::-1].copy(), np.array([[0.9] * N, [0.1] * N]), rng, by_probability=True)
     assert surer.best is not None
-    assert surer._mean(surer.best) == max(map(surer._mean, surer.answered))
+    assert surer.mean(surer.best) == max(map(surer.mean, surer.answered))
 
 
 def test_whom_a_failed_checkpoint_alone_had_dropped_runs_again() -> None:

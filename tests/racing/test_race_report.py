@@ -11,7 +11,7 @@ import pytest
 from json_schemas import faults
 
 from lmeval_dispersion.racing import report
-from lmeval_dispersion.racing.contest import Contest, Scores
+from lmeval_dispersion.racing.contest import Contest, Scores, run
 from lmeval_dispersion.racing.report import Race, race_of
 from lmeval_dispersion.report import render
 
@@ -104,6 +104,7 @@ def test_the_cost_of_the_rest_is_said_where_it_was_measured_and_a_screen_left_so
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sentence = "Not loading the rest cost 0.003 of accuracy (0.001 to 0.006) on 8 groups."
+    monkeypatch.setattr(report, "LOST", None)
     assert "Not loading the rest" not in said(ALL["listed"])  # not measured
     monkeypatch.setattr(report, "LOST", (0.003, 0.001, 0.006, "8 groups"))
     assert {name for name, result in ALL.items() if sentence in said(result)} == {"listed"}
@@ -144,6 +145,24 @@ def test_statuses_are_those_of_the_whole_list_best_first() -> None:
     ]
     score = np.arange(75) < 30
     assert result.checkpoints[2].se == pytest.approx(np.sqrt(score.var(ddof=1) / 75))
+
+
+@pytest.mark.parametrize(("last", "status"), [(0.9, "behind"), (0.51, "within")])
+def test_what_is_no_better_than_a_former_reference_is_behind_a_clearly_better_one(
+    last: float, status: str
+) -> None:
+    """Its score is at most the former reference's plus the margin, and no more is known of it."""
+    even = np.arange(N) % 2 < 1
+    scores = {"first": even, "near": even ^ (np.arange(N) < 1), "last": np.arange(N) < last * N}
+    contest = Contest(N, margin=0.05)
+    order = np.random.default_rng(0).permutation(N)
+    for label, score in scores.items():
+        shown = Scores(*(1.0 * score[order],) * 2)
+        run(contest, label, lambda a, b, shown=shown: Scores(*(part[a:b] for part in shown)))
+    assert contest.standing["near"] == "within"
+    result = race_of(contest, task="sums", metric="acc", of=3)
+    assert result.best == ("last" if status == "behind" else "first")
+    assert {row.label: row.status for row in result.checkpoints}["near"] == status
 
 
 def test_twelve_checkpoints_fit_into_one_look_and_long_lists_are_cut() -> None:

@@ -154,3 +154,12 @@ def test_bases_are_no_members(folder):
     assert len(rows) == 324
     assert sorted({label.split()[1] for label in made}) == [str(seed) for seed in (*range(57, 69),)]
     assert {len(own.right) for label, own in made.items() if "tuned" in label} == {32}
+
+
+@pytest.mark.slow
+def test_the_committed_races_are_raced_again():
+    """One table with all its orders: the rule and its defaults are still those that were judged."""
+    rows = [row for row in records.read(records.FOLDER / "race.jsonl") if row["seed"] == 62]
+    given = {label: own for label, own in tables(rows, QUESTIONS).items() if label == "mix 62 code"}
+    kept = json.loads((records.FOLDER / "race-races.json").read_text("utf-8"))["results"]
+    assert played(given)[0] == {label: kept[label] for label in given} != {}

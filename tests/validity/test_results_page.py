@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -252,10 +253,32 @@ def test_the_page_keeps_what_others_wrote(tmp_path):
 
 
 def test_the_committed_pages_are_those_of_the_results(tmp_path):
-    (tmp_path / "README.md").write_text((PAGES / "README.md").read_text("utf-8"), "utf-8")
+    for name in ("README.md", "fine-tunes.md"):  # hold parts that are written by hand
+        (tmp_path / name).write_text((PAGES / name).read_text("utf-8"), "utf-8")
     write_pages(records.FOLDER, tmp_path, draw=False)
-    for name in ("population.md", "README.md"):
+    for name in ("population.md", "README.md", "fine-tunes.md", "race.md"):
         assert (tmp_path / name).read_text("utf-8") == (PAGES / name).read_text("utf-8"), name
+
+
+def test_the_front_page_says_how_many_claims_hold_and_what_the_race_lost():
+    front = Path("README.md").read_text("utf-8")
+    counts = re.search(
+        r"Of (\d+) claims (\d+) hold, .*? (\d+) do not", (PAGES / "README.md").read_text("utf-8")
+    )
+    assert counts is not None
+    assert f"Of {counts[1]} claims {counts[2]} hold and {counts[3]} do not" in front
+    table = (PAGES / "race.md").read_text("utf-8")
+    for row, place in (("8 groups of 24", 1), ("4 groups of 32", 4)):
+        ours = next(line for line in front.splitlines() if line.startswith(f"| {row}"))
+        cells = {
+            way: next(line for line in table.splitlines() if line.startswith(f"| {way} |")).split(" | ")
+            for way in ("everything", "the race", "random third")
+        }
+        lost = [cells[way][place].split(" ")[0] for way in ("everything", "random third")]
+        asked = re.sub(r"(\d+\.\d+)", lambda number: f"{float(number[1]):.0f}", cells["the race"][place + 1])
+        assert [ours.split(" | ")[i].strip(" |") for i in (1, 2, 4, 5)] == [
+            lost[0], cells["the race"][place], asked, lost[1],
+        ]  # fmt: skip
 
 
 def test_the_committed_results_of_released_models_are_of_their_configuration():
@@ -273,3 +296,12 @@ def test_what_reports_say_of_a_figures_worth_is_what_was_measured():
     } | {f"squares of {count} questions without answers": w for count, w in evidence.WORTH["squares"].items()}
     for figure, (labels, low, high) in rows.items():
         assert f"| {figure} | {labels} ({low} to {high}) |" in page
+
+
+def test_what_reports_say_of_those_not_loaded_is_what_was_measured():
+    page = (PAGES / "race.md").read_text("utf-8")
+    rows = [line[2:].split(" | ") for line in page.splitlines() if re.match(r"\| \d groups of", line)]
+    (mix, _, mixed, *_), (tune, _, tuned, *_), _, (six, _, older, *_) = rows
+    on = f"{tune} of small models, {older} on {six[0]} older ones, {mixed} on {mix} (docs/results/race.md)"
+    mean, low, high, of = evidence.LOST
+    assert (f"{mean:.3f} ({low:.3f} to {high:.3f})", of) == (tuned, on)
