@@ -81,9 +81,7 @@ def race(
     limit = options.get("limit")
     if not 0 < error < 1 or not 0 <= margin < 1 or (limit is not None and limit < 1):
         asked = f"{error}, {margin} and {limit}"
-        raise UsageError(
-            f"expected --error and --margin from 0 to 1 and --limit of at least 1, got {asked}"
-        )
+        raise UsageError(f"expected --error and --margin from 0 to 1 and --limit of at least 1, got {asked}")
     if engine not in (None, "ray") or (gpus_per_checkpoint is not None and not engine):
         raise UsageError(f"expected --engine ray, which --gpus-per-checkpoint needs, got {engine or 'none'}")
     if engine:
