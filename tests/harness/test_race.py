@@ -243,7 +243,7 @@ def test_the_screen_comes_first_and_verify_judges_it(
         (["--tasks", "lengths"], "lengths: expected --metric with a score from 0 to 1 for each question"),
         (["--tasks", "lengths", "--metric", "characters"], "expected scores from 0 to 1, got characters"),
         (["--error", "1"], "expected --error and --margin from 0 to 1"),
-        (["--limit", "0"], "--limit of at least 1, got 0.01 and 0"),
+        (["--limit", "0"], "--limit of at least 1, got 0.05, 0.01 and 0"),
         (["--model", "nothing"], "lm-eval has no --model 'nothing'"),
         (["--output_path", "{out}", "--seed", "1"], "is of a race with another seed (0, now 1)"),
         (["--output_path", "{out}", "--num_fewshot", "3"], "is of a race with another prompts"),
