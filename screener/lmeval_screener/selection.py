@@ -138,11 +138,8 @@ def add_ranking_options(parser: argparse._ActionsContainer) -> None:
         default="ratio",
         help="figure that ranks; both: the mean rank (default: ratio)",
     )
-    parser.add_argument(
-        "--base",
-        metavar="CHECKPOINT",
-        help="what the others were trained from (default: what they name)",
-    )
+    of_base = "what the others were trained from (default: what they name)"
+    parser.add_argument("--base", metavar="CHECKPOINT", help=of_base)
 
 
 def selection_of(
