@@ -1,7 +1,7 @@
 """``dispersion embed MODEL FILE``: a run of plain texts, made by a model without lm-eval.
 
 A document's vector is the state at its last token, its perplexity that of its own tokens after the first.
-Columns of a JSONL or parquet file travel along: labels (``correct``) and slices can be in the file.
+Columns of a JSONL or parquet file are kept: the file may hold labels (``correct``) and slices.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def embed(
         of_rows = [tokens for _, tokens in batch]
         states, documents.loc[rows, "query_perplexity"] = _forward(loaded, of_rows, layers)
         for layer, of_batch in states.items():
-            if layer not in vectors:  # a text without a token keeps a row without direction
+            if layer not in vectors:  # a text without tokens keeps a row without direction
                 vectors[layer] = np.full((len(entries), of_batch.shape[1]), np.nan, dtype=np.float32)
             vectors[layer][rows] = of_batch
     manifest = {
@@ -119,7 +119,7 @@ def _forward(
 ) -> tuple[dict[str, Any], list[float]]:
     """Last-token states (b, d) of every layer and the perplexity of every text of one batch."""
     lengths = torch.tensor([len(tokens) for tokens in texts])
-    # Padding on the right of a causal model changes nothing on its left.
+    # In a causal model, padding on the right does not affect earlier tokens.
     mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
     ids = torch.full(mask.shape, loaded.tokenizer.pad_token_id)
     ids[mask] = torch.tensor([token for tokens in texts for token in tokens])
@@ -142,7 +142,7 @@ def _perplexity(logits: torch.Tensor, following: torch.Tensor) -> float:
 
 
 def _batches(encoded: list[tuple[int, list[int]]]) -> Iterator[list[tuple[int, list[int]]]]:
-    """Rows and tokens of texts of similar length together, at most about 2,048 tokens with padding."""
+    """Rows and tokens of batches of similar length, at most about 2,048 tokens with padding."""
     batch: list[tuple[int, list[int]]] = []
     for row, ids in sorted(encoded, key=lambda text: (len(text[1]), text[0])):
         if batch and len(ids) * (len(batch) + 1) > _BATCH_TOKENS:

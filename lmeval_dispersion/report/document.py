@@ -19,7 +19,7 @@ from lmeval_dispersion.installation import __version__
 
 Row = Mapping[str, Any]
 SITE = "https://lmeval-dispersion.github.io/lmeval-dispersion/"
-LIMITS = "What this does not support"  # above `Document.limits`, where a format has headings
+LIMITS = "Limits"  # above `Document.limits`, where a format has headings
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,11 @@ from lmeval_dispersion.report.document import (
 _PROSE = 100  # sentences in longer lines are hard to read
 _FOLDED = 20  # a text column may be folded down to this width before a column is left out
 _SLIVER = 10  # and to this one where no column can be
-_SPELLED = {"±": "+/-", "≈": "~", "−": "-", "–": "-", "—": "-", "…": "...", "τ": "tau", "Δ": "delta",
-            "×": "x", "→": "->", "≤": "<=", "≥": ">=", "·": "-", "¶": "/", "─": "-", "’": "'",
-            "●": "o", "│": "|", "◂": "<", "▸": ">", "▶": ">"}  # fmt: skip
+_SPELLED = {
+    **dict.fromkeys("−–—·─", "-"),
+    **{"±": "+/-", "≈": "~", "…": "...", "τ": "tau", "Δ": "delta", "×": "x", "→": "->"},
+    **{"≤": "<=", "≥": ">=", "¶": "/", "’": "'", "●": "o", "│": "|", "◂": "<", "▸": ">", "▶": ">"},
+}
 # Signs of a document's text that would move a terminal's cursor, colour it or break a line.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _GLUE, _GLUED = "\ue000", re.compile(r"(?<=\d) (?=%|±)|(?<=±) (?=\d)")  # spaces that do not end a line

@@ -123,7 +123,7 @@ def test_store_of_texts_holds_the_models_own_states(dispersion_command, model, t
         (["audit", "STORE", "-o", "absent/x.txt"], "expected --output in an existing folder"),
         (["calibrate", "STORE", "-o", "absent/c.json"], "expected --output in an existing folder"),
         (["calibrate", "STORE", "-o", "."], "expected --output to be a file, got the folder"),
-        (["audit", "TEXTS"], "which is no folder; `dispersion embed MODEL FILE` makes a run of texts"),
+        (["audit", "TEXTS"], "is not a folder; `dispersion embed MODEL FILE` makes a run of texts"),
         (["audit", "STORE", "--slice", "target"], "the column 'target' is empty"),
         (["predict", "absent.json", "STORE"], "expected a calibrator from `dispersion calibrate`"),
         (["audit", "STORE", "--worst", "0"], "expected --worst to be 1 or more"),

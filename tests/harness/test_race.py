@@ -239,7 +239,7 @@ def test_the_screen_comes_first_and_verify_judges_it(
     ("more", "sentence"),
     [
         (["--tasks", "none"], "lm-eval has no task 'none'"),
-        (["--metric", "f1"], "sums has no 'f1' to tell correct answers by; it has acc"),
+        (["--metric", "f1"], "sums has no 'f1' to judge answers by; it has acc"),
         (["--tasks", "lengths"], "lengths: expected --metric with a score from 0 to 1 for each question"),
         (["--tasks", "lengths", "--metric", "characters"], "expected scores from 0 to 1, got characters"),
         (["--error", "1"], "expected --error and --margin from 0 to 1"),
