@@ -381,12 +381,11 @@ def evaluated(
             numbers = chosen if _is_later(task) else range(len(chosen))
             numbered = [(number, of_document[i]) for number, i in zip(numbers, chosen, strict=True)]
             task._instances = [_fresh(request, n) for n, found in numbered for request in found]
-            kept: dict[str, Callable[..., Any]] = {
-                "build_all_requests": lambda original, **_: None,
-                # lm-eval's iterates over all documents of the split, in every block.
-                "doc_iterator": partial(_documents, [(n, found[0].doc) for n, found in numbered]),
-            }
-            stack.enter_context(shadowed(task, kept))
+            docs = [(number, found[0].doc) for number, found in numbered]
+            built: Callable[..., Any] = lambda original, **_: None  # noqa: E731
+            # lm-eval's iterates over all documents of the split, in every block.
+            asked: Callable[..., Any] = lambda original, docs=docs, **_: iter(docs)  # noqa: E731
+            stack.enter_context(shadowed(task, {"build_all_requests": built, "doc_iterator": asked}))
         stack.enter_context(redirect_stderr(StringIO()))
         random.seed(DEFAULT_RANDOM_SEED)
         np.random.seed(DEFAULT_OTHER_SEED)
