@@ -25,6 +25,7 @@ LIBRARIES = {
 _ARGUMENTS = {
     name: name.replace("-", "_")
     for name in (
+        *("author", "base-model", "limit", "max-requests", "tag", "column"),
         *("audit-sample", "bin-size", "bins", "control", "demo", "device", "domain", "dtype"),
         *("family", "force", "held-out", "layer", "metric", "ngram", "occurrences"),
         *("pack", "quantize", "reference", "refresh", "registry", "seed", "segment", "segments", "since"),

@@ -186,9 +186,11 @@ def _embed(args: argparse.Namespace) -> int:
     if args.model is None or (args.texts is None) == (args.from_samples is None):
         raise UsageError("expected a model, and either a file of texts or --from-samples RESULTS")
     if args.from_samples is None:
-        from lmeval_dispersion.harness.text_run import run_texts
+        from lmeval_dispersion.harness.text_run import embed
 
-        folder = run_texts(args)
+        options = ("column", "task", "revision", "dtype", "device")
+        of = {name: getattr(args, name) for name in options}
+        folder = embed(args.model, args.texts, args.output, layer="+".join(args.layer or []), **of)
     else:
         from lmeval_dispersion.harness.from_samples import stores_from_samples
 

@@ -23,7 +23,7 @@ a word before weights are loaded,    :func:`before_weights`, in our own command 
 and a refusal in one sentence        :func:`one_sentence`
 a task's requests, asked of many     :func:`loaded_tasks`, :func:`built_requests`,       none
 models                               :func:`right_choices`, :func:`loaded_lm`
-some documents evaluated, by one     :func:`evaluated`: lm-eval's ``evaluate`` over         none
+some documents evaluated, by one     :func:`evaluated`: lm-eval's ``evaluate`` over      none
 model after the other                requests that are built once
 ===================================  ==================================================  ==================
 
@@ -381,12 +381,11 @@ def evaluated(
             numbers = chosen if _is_later(task) else range(len(chosen))
             numbered = [(number, of_document[i]) for number, i in zip(numbers, chosen, strict=True)]
             task._instances = [_fresh(request, n) for n, found in numbered for request in found]
-            kept: dict[str, Callable[..., Any]] = {
-                "build_all_requests": lambda original, **_: None,
-                # lm-eval's iterates over all documents of the split, in every block.
-                "doc_iterator": partial(_documents, [(n, found[0].doc) for n, found in numbered]),
-            }
-            stack.enter_context(shadowed(task, kept))
+            docs = [(number, found[0].doc) for number, found in numbered]
+            built: Callable[..., Any] = lambda original, **_: None  # noqa: E731
+            # lm-eval's iterates over all documents of the split, in every block.
+            asked: Callable[..., Any] = lambda original, docs=docs, **_: iter(docs)  # noqa: E731
+            stack.enter_context(shadowed(task, {"build_all_requests": built, "doc_iterator": asked}))
         stack.enter_context(redirect_stderr(StringIO()))
         random.seed(DEFAULT_RANDOM_SEED)
         np.random.seed(DEFAULT_OTHER_SEED)
@@ -400,10 +399,6 @@ def _fresh(request: Any, number: int) -> Any:
     request = copy(request)
     request.resps, request.filtered_resps, request.doc_id = [], {}, number
     return request
-
-
-def _documents(numbered: Sequence[tuple[int, Any]], original: Any, **_: Any) -> Iterator[tuple[int, Any]]:
-    return iter(numbered)
 
 
 def logged_line(sample: Mapping[str, Any]) -> str:

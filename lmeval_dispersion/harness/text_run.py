@@ -6,7 +6,6 @@ Columns of a JSONL or parquet file are kept: the file may hold labels (``correct
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import json
@@ -31,22 +30,51 @@ _BATCH_TOKENS = 2048
 _NO_LIMIT = 10**6  # tokenizers without a limit say 1e30
 
 
-def run_texts(args: argparse.Namespace) -> Path:
-    """Run the model over every text, or its end if it exceeds the context; returns the store's folder."""
-    texts = Texts(args.texts, column=args.column)
-    loaded = load_model(args.model, revision=args.revision, dtype=args.dtype, device=args.device)
-    layers = [site.name for site in resolve(loaded.model, split_names("+".join(args.layer or [])))]
-    task = args.task or Path(texts.source).name
-    entries = list(texts)
+def embed(
+    model: str,
+    texts: str | Path,
+    output: str | Path,
+    *,
+    layer: str | Sequence[str] = "last",
+    column: str = "text",
+    task: str | None = None,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str | None = None,
+) -> Path:
+    """Run a model over every text, and keep the hidden state (d,) at the last token of each, float32.
+
+    Args:
+        model: Hub id or folder of a decoder model.
+        texts: Text, JSONL or parquet file, or a Hub data set. Of a text that exceeds the model's context the
+            end counts.
+        output: Folder of the store to write.
+        layer: Layers to keep: ``last``, ``norm``, ``layer.K``, ``layer.K.attn``, ``layer.K.ffn``.
+        column: Field with the text, where texts have fields.
+        task: Name of the data. Default: the file's.
+        revision: Branch, tag or commit of the model. Default: the main one.
+        dtype: Of the weights. Default: the checkpoint's own.
+        device: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``. Default: the first GPU, else the CPU.
+
+    Returns: The folder, which `open_store` and `audit` read.
+
+    Raises:
+        UsageError: There is no text, or the model, a layer or the folder cannot be used as given.
+    """
+    source = Texts(texts, column=column)
+    loaded = load_model(model, revision=revision, dtype=dtype, device=device)
+    layers = [site.name for site in resolve(loaded.model, split_names(layer))]
+    task = task or Path(source.source).name
+    entries = list(source)
     if not entries:
-        raise UsageError(f"{texts.source} holds no text; check the file and --column")
-    if report := texts.report():
+        raise UsageError(f"{source.source} holds no text; check the file and --column")
+    if report := source.report():
         print(report, file=sys.stderr)
     longest = _longest(loaded)
     ids = [loaded.tokenizer(text.text)["input_ids"] for text in entries]
     encoded = [(row, tokens[-longest:]) for row, tokens in enumerate(ids) if tokens]
     if not encoded:
-        raise UsageError(f"no text of {texts.source} has a token; check the file and the tokenizer")
+        raise UsageError(f"no text of {source.source} has a token; check the file and the tokenizer")
     documents = pd.DataFrame(
         {
             "doc_id": [text.id for text in entries],
@@ -58,8 +86,8 @@ def run_texts(args: argparse.Namespace) -> Path:
             "query_perplexity": math.nan,
         }
     )
-    documents = _with_columns(documents, texts)
-    make_folder(Path(args.output))  # before the model runs for hours
+    documents = _with_columns(documents, source)
+    make_folder(Path(output))  # before the model runs for hours
     vectors: dict[str, Any] = {}
     for batch in _batches(encoded):
         rows = [row for row, _ in batch]
@@ -83,7 +111,7 @@ def run_texts(args: argparse.Namespace) -> Path:
         "versions": {"torch": torch.__version__},
     }
     vectors = {layer: vectors[layer] for layer in layers}
-    return write_store(args.output, documents=documents, vectors=vectors, manifest=manifest)
+    return write_store(output, documents=documents, vectors=vectors, manifest=manifest)
 
 
 def _forward(

@@ -11,7 +11,7 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -75,6 +75,12 @@ class Report:
     schema: ClassVar[str] = ""
     libraries: ClassVar[Sequence[str]] = ()
     guide: ClassVar[str] = ""
+
+    #: Names that only the making of reports needs: `dir` of a result leaves them out.
+    _INNER: ClassVar[Set[str]] = {"template", "schema", "libraries", "guide", "context", "document"}
+
+    def __dir__(self) -> list[str]:
+        return sorted(set(super().__dir__()) - self._INNER)
 
     def tables(self) -> Mapping[str, Table]:
         """The tables by name; CSV and the data frame hold the first."""

@@ -239,6 +239,7 @@ def test_accuracies_come_from_a_file_and_a_wrong_one_costs_no_request(command, s
 
 
 def test_formats_metrics_a_short_list_for_a_pipe_and_the_suffix_of_output(command, small, tmp_path):
+    pytest.importorskip("vl_convert")
     gaps = {name: small(name, spread) for name, spread in (("org/a", 1.0), ("org/b", 0.2), ("org/c", 0.6))}
     rows = list(csv.DictReader(io.StringIO(command(*gaps, "--format", "csv").stdout)))
     assert {row["repo"]: float(row["gap_cosine"]) for row in rows} == pytest.approx(gaps, abs=1e-6)

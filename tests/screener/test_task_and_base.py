@@ -356,7 +356,7 @@ def test_a_gate_is_for_candidates_and_the_help_says_what_ranks(tmp_path, capsys)
     assert Gate.of(found.groups, [], "zero").compared == 2
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert f"A clear order needs both (default: {RANK_BY})" in " ".join(capsys.readouterr().out.split())
+    assert f"both: the mean rank (default: {RANK_BY})" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_registry_answers_with_the_tokens_that_a_domain_has_now(tmp_path, task):
