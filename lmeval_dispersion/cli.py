@@ -27,7 +27,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
     "screen checkpoints": {
         "screen": (_SCREEN, "", "rank checkpoints by their output rows; also `screen-checkpoints`"),
         "verify": (_SCREEN, "", "check the screen against your results"),
-        "registry": ("lmeval_screener.registry", "", "list recorded screenings and what has changed since"),
+        "registry": ("lmeval_screener.registry", "", "list recorded screenings and the changes between them"),
     },
     "evaluate with dispersion": {
         "race": (_RACE, "", "find the best of a list, dropping clearly worse ones early"),

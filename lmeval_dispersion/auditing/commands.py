@@ -150,7 +150,7 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="estimate even if the calibrator was no gain, or the slices differ from the labelled ones",
+        help="estimate although the calibrator did not help, or the slices differ from the labelled ones",
     )
     add_output(parser)
     add_examples(parser, "calibrator.json RUN", "calibrator.json RUN --slice category -o predicted.csv")

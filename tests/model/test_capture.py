@@ -183,7 +183,7 @@ def test_hooks_go_away_however_it_ends(ends: str) -> None:
 def test_a_place_that_is_never_passed_is_an_error_not_silence() -> None:
     model = tiny("Llama")
     model.forward = lambda ids: model.model(ids)  # type: ignore[method-assign,operator,assignment]
-    message = r"never passed last; .*'norm' in place of 'last'"
+    message = r"without reaching last; .*'norm' in place of 'last'"
     with pytest.raises(CaptureError, match=message), torch.no_grad(), capture(model, ["last"]):
         model(IDS)
 
