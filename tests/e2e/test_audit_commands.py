@@ -173,7 +173,9 @@ def test_an_audit_as_rows_and_as_a_page(dispersion_command, store, tmp_path):
     assert len(ranked) == 2400
     assert ranked["contribution"].is_monotonic_increasing
     page = tmp_path / "page.html"
-    headings = {"": ("6 slices by subject", "Controlled mixtures", "Calibration", "Documents to look at first")}
+    headings = {
+        "": ("6 slices by subject", "Controlled mixtures", "Calibration", "Documents to look at first")
+    }
     for options, shown in {**headings, "--worst 5": ("Accuracy by decile",)}.items():
         written = dispersion_command("audit", store, *options.split(), "-o", page)
         assert (written.returncode, written.stdout) == (0, "")
