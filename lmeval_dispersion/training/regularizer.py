@@ -38,7 +38,7 @@ _STACKED_NUMBERS, _STACKED_NUMBERS_CPU = 1 << 26, 1 << 16
 
 
 class Layout(NamedTuple):
-    """``mask`` (b, t), true on real tokens; ``segments`` (b, t), document ids. None: all real, a document a row."""
+    """``mask`` (b, t), true on real tokens; ``segments`` (b, t), documents. None: all real, one per row."""
 
     mask: Tensor | None
     segments: Tensor | None

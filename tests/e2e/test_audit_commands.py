@@ -117,7 +117,7 @@ def test_store_of_texts_holds_the_models_own_states(dispersion_command, model, t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["audit", "absent"], "is no folder"),
+        (["audit", "absent"], "is not a folder"),
         (["audit", "STORE", "--layer", "first"], "has no layer 'first'; it has last"),
         (["audit", "STORE", "--slice", "nothing"], "there is no column 'nothing' to slice by"),
         (["audit", "STORE", "-o", "absent/x.txt"], "expected --output in an existing folder"),
@@ -173,7 +173,9 @@ def test_an_audit_as_rows_and_as_a_page(dispersion_command, store, tmp_path):
     assert len(ranked) == 2400
     assert ranked["contribution"].is_monotonic_increasing
     page = tmp_path / "page.html"
-    headings = {"": ("6 slices by subject", "Controlled mixtures", "Calibration", "Which documents")}
+    headings = {
+        "": ("6 slices by subject", "Controlled mixtures", "Calibration", "Documents to look at first")
+    }
     for options, shown in {**headings, "--worst 5": ("Accuracy by decile",)}.items():
         written = dispersion_command("audit", store, *options.split(), "-o", page)
         assert (written.returncode, written.stdout) == (0, "")
@@ -200,7 +202,7 @@ def test_calibrate_on_a_part_then_predict_the_rest(dispersion_command, tmp_path)
     assert text.stdout.count("slice 05") == 2
     assert dispersion_command("predict", file, planted_store(tmp_path / "small", n=60)).returncode == 1
     same = sentence(dispersion_command("predict", file, sliced, "--where", "part == 'labelled'"))
-    assert "calibrate on a part of this one with --where" in same
+    assert "calibrate on part of this run with --where" in same
 
 
 def test_a_calibrator_of_noise_predicts_only_when_forced(dispersion_command, tmp_path):

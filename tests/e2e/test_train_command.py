@@ -185,7 +185,7 @@ def test_base_and_losses_on_two_domains(base, tmp_path, capsys):
         ({"output": "report.xlsx"}, "suffix"),
         ({"output_dir": "BASE/prose.txt"}, "new or empty folder"),
         ({"output_dir": "BASE"}, "new or empty folder"),
-        ({"output_dir": "BASE/prose.txt/in"}, "where folders and files can be made"),
+        ({"output_dir": "BASE/prose.txt/in"}, "where folders and files can be created"),
     ],
 )
 def test_every_argument_is_checked_before_the_first_training(
