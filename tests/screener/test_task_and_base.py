@@ -298,8 +298,7 @@ def group(rank_by="gap", **spreads):
 LEARNED = "Above the base zero by the ratio: "
 FORGOT = "Below the base zero by the ratio: "
 EQUAL = (
-    "Rows equal those of the base zero: b; nothing can be said by rows, ask a few questions: "
-    "dispersion probe."
+    "Rows equal those of the base zero: b; rows cannot compare them, ask a few questions: dispersion probe."
 )
 
 
@@ -356,7 +355,7 @@ def test_a_gate_is_for_candidates_and_the_help_says_what_ranks(tmp_path, capsys)
     assert Gate.of(found.groups, [], "zero").compared == 2
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert f"A clear order needs both (default: {RANK_BY})" in " ".join(capsys.readouterr().out.split())
+    assert f"both: the mean rank (default: {RANK_BY})" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_registry_answers_with_the_tokens_that_a_domain_has_now(tmp_path, task):
@@ -397,7 +396,7 @@ def adapter(folder, base):
 def test_the_base_that_all_adapters_name_is_the_zero_point(tmp_path, capsys):
     base, other = write(tmp_path / "base", head(0)), write(tmp_path / "other", head(1))
     a, b = (adapter(tmp_path / name, base) for name in "ab")
-    equal = "Rows equal those of the base base: a and b; nothing can be said by rows"
+    equal = "Rows equal those of the base base: a and b; rows cannot compare them"
     for names, said in (
         ([a, b], True),
         ([a, b, base], True),  # it is there already
