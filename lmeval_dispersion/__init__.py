@@ -1,12 +1,12 @@
 """Representation dispersion for language models: screening, audit, laboratory, training.
 
-The names of ``__init__.pyi`` are the public ones; each is loaded when it is first asked for, so that
-importing the package loads next to nothing::
+The names of ``__init__.pyi`` are the public ones; each is loaded on first use, so that importing the
+package loads next to nothing::
 
     from lmeval_dispersion import screen, dispersion
 
-Its modules are private: they may move, and the names stay. A name that needs an optional part that is not
-installed raises :class:`~lmeval_dispersion.errors.MissingExtraError`, which says what to install.
+Its modules are private: they may move, and the names stay. A name that needs a missing extra raises
+:class:`~lmeval_dispersion.errors.MissingExtraError`, which says what to install.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _public() -> dict[str, tuple[str, str]]:
-    """Name -> (module, name there), read from the type stub: there is no other list."""
+    """Name -> (module, name there), read from the type stub, the only list."""
     import ast
 
     with open(f"{__path__[0]}/__init__.pyi", encoding="utf-8") as stub:

@@ -1,4 +1,4 @@
-"""``python -m lmeval_dispersion`` is ``dispersion``; also what ``accelerate launch -m`` starts."""
+"""``python -m lmeval_dispersion`` is ``dispersion``; ``accelerate launch -m`` starts it too."""
 
 import sys
 

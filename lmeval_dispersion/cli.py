@@ -1,4 +1,4 @@
-"""The command ``dispersion``: finds the sub-command, imports only its module, prints errors as sentences."""
+"""The command ``dispersion``: imports only the sub-command's module, prints errors as sentences."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ _LABORATORY = "lmeval_dispersion.laboratory.commands"
 _RACE = "lmeval_dispersion.racing.commands"
 _SCREEN = "lmeval_screener.cli"
 
-# Job -> name -> (module, the extra that the command needs in the end, summary). A module's COMMANDS
+# Job -> name -> (module, the extra that the command needs, summary). A module's COMMANDS
 # maps the name's last word to (add_arguments, run): add_arguments(parser) declares the options, run(args)
 # does the work and returns the exit code.
 JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
     "screen checkpoints": {
         "screen": (_SCREEN, "", "rank checkpoints by their output rows; also `screen-checkpoints`"),
-        "verify": (_SCREEN, "", "whether the screen works for you, by your results"),
-        "registry": ("lmeval_screener.registry", "", "ask what screenings found, and what has moved"),
+        "verify": (_SCREEN, "", "check the screen against your results"),
+        "registry": ("lmeval_screener.registry", "", "list recorded screenings and what has changed since"),
     },
     "evaluate with dispersion": {
-        "race": (_RACE, "", "the best of a list: evaluate, and ask the clearly worse no more"),
+        "race": (_RACE, "", "find the best of a list, dropping clearly worse ones early"),
         "probe": (
             "lmeval_dispersion.probing.probe",
             "models",
             "order checkpoints by a few questions of a task",
         ),
         "run": (_HARNESS, "models", "run lm-eval with the dispersion tasks loaded"),
-        "enable": (_HARNESS, "", "let the stock lm_eval find the dispersion tasks; also undoes it"),
+        "enable": (_HARNESS, "", "add the dispersion tasks to the stock lm_eval, or remove them"),
         "tokens": (
             "lmeval_dispersion.tokens",
             "models",
-            "what a task's answers are made of, T for the screen",
+            "list a task's answer tokens, for the screen's T",
         ),
-        "embed": (_HARNESS, "models", "make a run of plain texts, or of lm-eval's samples"),
-        "audit": (_AUDIT, "audit", "judge a finished run: slices, calibration, ranking"),
-        "calibrate": (_AUDIT, "audit", "learn accuracy from a run's labelled part"),
-        "predict": (_AUDIT, "audit", "accuracy of unlabelled slices, or why not"),
-        "compare": ("lmeval_dispersion.compare", "audit", "runs or studies side by side, with intervals"),
+        "embed": (_HARNESS, "models", "make a run from plain texts, or from lm-eval's samples"),
+        "audit": (_AUDIT, "audit", "analyse a finished run: slices, calibration, hard documents"),
+        "calibrate": (_AUDIT, "audit", "learn to estimate accuracy from a run's labels"),
+        "predict": (_AUDIT, "audit", "estimate the accuracy of unlabelled slices"),
+        "compare": ("lmeval_dispersion.compare", "audit", "compare runs or studies, with intervals"),
     },
     "look inside a model": {
         "inspect law": (_LABORATORY, "models", "perplexity against dispersion, per layer"),
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
-    """The parser of a command, and what runs its arguments."""
+    """A command's parser and the function that runs it."""
     module, _, summary = COMMANDS[name]
     add_arguments, run = importlib.import_module(module).COMMANDS[name.split()[-1]]
     parser = command_parser(f"dispersion {name}", f"{summary[0].upper()}{summary[1:]}.")
@@ -119,7 +119,7 @@ def parser_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Na
 
 
 def _no_command(args: Sequence[str]) -> str:
-    """Why ``args`` begin with no command, and what was meant."""
+    """The error for ``args`` that begin with no command, with the likely one."""
     if args[0] in RENAMED:
         return f"`dispersion {args[0]}` is `dispersion {RENAMED[args[0]]}` now"
     if args[0] == "inspect":

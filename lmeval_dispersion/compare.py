@@ -1,4 +1,4 @@
-"""``dispersion compare``: runs, or two studies of the laboratory, side by side.
+"""``dispersion compare``: runs, or two laboratory studies, side by side.
 
 Runs go to the audit, studies to the laboratory.
 """
@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="+",
         metavar="RUN",
-        help="folders of two runs (stores, or lm-eval's results with --log_samples), or of two studies of "
-        "the laboratory; the first is the baseline",
+        help="folders of two runs (stores, or lm-eval's results with --log_samples), or of two laboratory "
+        "studies; the first is the baseline",
     )
     add_output(parser)
     stores = parser.add_argument_group("runs")
@@ -53,9 +53,7 @@ def run(args: argparse.Namespace) -> int:
         kinds = ", ".join("study" if study else "run" for study in studies)
         raise UsageError(f"expected runs or studies, not both, got {kinds}")
     if len(studies) != 2:
-        raise UsageError(
-            f"expected two studies of the laboratory, got {len(studies)}; compare them pair by pair"
-        )
+        raise UsageError(f"expected two laboratory studies, got {len(studies)}; compare them pair by pair")
     from lmeval_dispersion.laboratory.comparison import compare_studies
 
     output.write(compare_studies(*args.runs).document())

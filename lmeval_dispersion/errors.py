@@ -1,7 +1,7 @@
-"""Every exception that this project raises for what a user can cause.
+"""Every exception that a user can cause.
 
-A message says what was expected, what was given, and what to do next; in a command by its options, in Python
-by the names of arguments.
+A message says what was expected, what was given and what to do next: by options in a command, by arguments in
+Python.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Optional part of the package -> libraries that it brings, by which its installation is recognised.
+# Extra of the package -> libraries that it installs; they show whether it is installed.
 LIBRARIES = {
     "audit": ("pandas", "pyarrow", "safetensors", "scipy", "sklearn"),
     "models": ("torch", "transformers", "accelerate", "datasets", "lm_eval"),
@@ -21,10 +21,11 @@ LIBRARIES = {
 }
 
 
-# Option -> the argument of the public functions that it stands for. Messages name options.
+# Option -> the matching argument of the public functions. Messages name options.
 _ARGUMENTS = {
     name: name.replace("-", "_")
     for name in (
+        *("author", "base-model", "limit", "max-requests", "tag", "column"),
         *("audit-sample", "bin-size", "bins", "control", "demo", "device", "domain", "dtype"),
         *("family", "force", "held-out", "layer", "metric", "ngram", "occurrences"),
         *("pack", "quantize", "reference", "refresh", "registry", "seed", "segment", "segments", "since"),
@@ -47,7 +48,7 @@ def in_a_command() -> Iterator[None]:
 
 
 def is_in_a_command() -> bool:
-    """Whether a command of ours runs, which prints an error as its sentence."""
+    """Whether one of our commands is running; it prints an error as a sentence."""
     return _in_a_command
 
 
@@ -59,12 +60,12 @@ def _as_argument(option: re.Match[str]) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """A text that does nothing to a terminal: control characters but ``keep`` as their escapes."""
+    """A text that is safe to print: control characters other than ``keep`` are escaped."""
     return "".join(sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text)
 
 
 class DispersionError(Exception):
-    """Root of the tree. ``exit_code`` is what a command returns when this ends it."""
+    """Base of all errors. ``exit_code`` is the exit code of a command that it ends."""
 
     exit_code = 1
 
@@ -74,13 +75,13 @@ class DispersionError(Exception):
 
 
 class UsageError(DispersionError):
-    """An argument, a name or a file that cannot be used as it was given."""
+    """An argument, a name or a file cannot be used."""
 
     exit_code = 2
 
 
 class StoreError(UsageError):
-    """The folder of a run cannot be read or written as a store."""
+    """A run's folder cannot be read or written as a store."""
 
 
 class PartialStoreError(StoreError):
@@ -92,7 +93,7 @@ class StoreVersionError(StoreError):
 
 
 class MixedStoresError(StoreError):
-    """Runs that must not be read or compared as one: other model, other documents, one task twice."""
+    """Runs cannot be read or compared together: other model, other documents, one task twice."""
 
 
 class GeometryError(DispersionError, ValueError):
@@ -112,11 +113,11 @@ class NoDirectionError(GeometryError):
 
 
 class CaptureError(DispersionError):
-    """A model's hidden states cannot be seen: no decoder blocks, or a place that was never passed."""
+    """A model's hidden states cannot be captured: no decoder blocks, or a layer that was never reached."""
 
 
 class HarnessError(DispersionError):
-    """lm-eval cannot run a dispersion task as asked: its backend, its version or its installation."""
+    """lm-eval cannot run a dispersion task: wrong backend, version or installation."""
 
 
 class TrainingError(DispersionError):
@@ -143,7 +144,7 @@ class MissingExtraError(DispersionError, ImportError):
 
 
 def require_extra(extra: str, what: str) -> None:
-    """Raise MissingExtraError where an optional part that ``what`` needs is not installed."""
+    """Raise MissingExtraError if a library of ``extra``, which ``what`` needs, is not installed."""
     missing = [name for name in LIBRARIES[extra] if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtraError(

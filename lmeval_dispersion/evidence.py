@@ -1,4 +1,4 @@
-"""How many labelled questions a figure is worth, and where that was measured."""
+"""The number of labelled questions that a figure is worth, and where that was measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 PLACE = "docs/results/fine-tunes.md"
 #: Questions without their answers, or scored by the probability of the right answer -> as many scored right
-#: or wrong that ordered 192 small fine-tunes as well, with the 95 % interval; of others nothing is said.
+#: or wrong that ordered 192 small fine-tunes as well, with the 95 % interval; for other figures nothing.
 WORTH: dict[Literal["squares", "probability"], Mapping[int, tuple[int, int, int]]] = {
     "squares": {25: (16, 11, 25)},
     "probability": {5: (25, 20, 30), 10: (44, 34, 56), 25: (61, 45, 86)},
@@ -22,7 +22,7 @@ _ASKED = {"squares": "without answers", "probability": "scored by the probabilit
 
 
 def worth(figure: Literal["squares", "probability"], questions: int) -> str:
-    """What a figure over so many questions, or fewer, was worth; empty where that was not measured."""
+    """The measured worth of a figure over so many questions or fewer; empty if not measured."""
     count = max((count for count in WORTH[figure] if count <= questions), default=0)
     if not count:
         return ""

@@ -20,7 +20,7 @@ def data_folder(name: str) -> Path:
         if place.is_dir():
             return place
     raise FileNotFoundError(
-        f"the data folder {name!r} is in neither {places[0]} nor {places[1]}; reinstall lmeval-dispersion"
+        f"the data folder {name!r} is missing from {places[0]} and {places[1]}; reinstall lmeval-dispersion"
     )
 
 

@@ -1,4 +1,4 @@
-"""Shared by the commands: their parser, options with the same names and help, and how a command ends."""
+"""Shared by all commands: the parser, common options with their help, and exit codes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lmeval_dispersion.report import FORMATS
 from lmeval_dispersion.report.document import SITE
 
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
-# Words that people type for an option of another name.
+# Common wrong names -> the option.
 _OTHER_NAMES = {"--top": "--shortlist", "--layers": "--layer", "--seeds": "--seed", "--batch": "--batch-size"}
-# Options of earlier versions that have no heir -> what to do in their place.
+# Removed options -> what to use instead.
 _GONE = {
     "--search": "name an organisation and a pattern, such as 'Qwen/*Math*', or use --author and --tag",
-    "--collection": "write its checkpoints into a file, one a line, and name that with --from",
+    "--collection": "write its checkpoints into a file, one per line, and pass it with --from",
 }
 
 
@@ -38,7 +38,7 @@ class _Help(argparse.HelpFormatter):
 
 
 class _Once(argparse.Action):
-    """Stores a value, and refuses a second one, which argparse would take in silence."""
+    """Stores a value; a second one is an error, which argparse would accept silently."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         given = vars(namespace).setdefault("_given", set())
@@ -49,12 +49,12 @@ class _Once(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Ends wrong usage with one sentence, where argparse prints all options above it."""
+    """Reports wrong usage in one sentence, without argparse's list of options."""
 
     _words: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """argparse's; the words are kept for what a message suggests."""
+        """As argparse's; keeps the words for suggestions in messages."""
         self._words = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
@@ -67,7 +67,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
 
     def _meant(self, word: str) -> str:
-        """The option that an unknown one stands for, empty where none is near enough to help."""
+        """The option that an unknown one probably means; empty if none is close."""
         (option, _, value), known = word.partition("="), self._option_string_actions
         if option.removeprefix("--") in FORMATS and "--format" in known:
             return f"--format {option.removeprefix('--')}"
@@ -83,9 +83,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def exit_code_of(name: str, work: Callable[[], int], extra: str = "") -> int:
-    """The exit code of a command's work: an error that a user can cause is one sentence, not a traceback.
+    """Run a command and return its exit code; errors that a user can cause print one sentence, no traceback.
 
-    ``extra`` is the part of the package that the command needs in the end.
+    ``extra`` is the extra of the package that the command needs.
     """
     debug = bool(os.environ.get("DISPERSION_DEBUG"))
     try:
@@ -109,7 +109,7 @@ def exit_code_of(name: str, work: Callable[[], int], extra: str = "") -> int:
         )
         return 1
     except BrokenPipeError:
-        # `dispersion … | head` closed the pipe: nobody reads the rest, also not what Python flushes at exit.
+        # `dispersion … | head` closed the pipe: discard the rest, and what Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -118,7 +118,7 @@ def exit_code_of(name: str, work: Callable[[], int], extra: str = "") -> int:
 
 
 def command_parser(command: str, about: str) -> argparse.ArgumentParser:
-    """A parser with the manners of every command."""
+    """A parser that behaves as every command's."""
     return _Parser(prog=command, description=about, formatter_class=_Help, allow_abbrev=False)
 
 
@@ -143,7 +143,7 @@ def add_format(
     *,
     default: str = "by the suffix of --output, else table",
 ) -> None:
-    """Add ``--format``; ``default`` says in words what is taken where it is not given."""
+    """Add ``--format``; ``default`` describes the default."""
     parser.add_argument("--format", choices=formats, help=f"form of the report (default: {default})")
     parser.set_defaults(formats=tuple(formats))
 
@@ -152,7 +152,7 @@ def add_output(parser: argparse._ActionsContainer, formats: Sequence[str] = FORM
     """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; ``Output.of`` reads them."""
     add_format(parser, formats)
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write there (default: to standard output)"
+        "-o", "--output", type=Path, metavar="FILE", help="file to write (default: standard output)"
     )
     parser.add_argument("--details", action="store_true", help="show every table on the terminal")
     add_quiet(parser)
@@ -161,13 +161,13 @@ def add_output(parser: argparse._ActionsContainer, formats: Sequence[str] = FORM
 def add_quiet(parser: argparse._ActionsContainer) -> None:
     """Add ``-q/--quiet``."""
     parser.add_argument(
-        "-q", "--quiet", action="store_true", help="no progress and no remarks on standard error; errors stay"
+        "-q", "--quiet", action="store_true", help="print nothing but errors on standard error"
     )
 
 
 def add_layer(parser: argparse._ActionsContainer) -> None:
     """Add ``--layer LAYER`` for commands that take one."""
-    text = "layer of the vectors (default: the run's own)"
+    text = "layer of the vectors (default: the run's)"
     parser.add_argument("--layer", action=_Once, metavar="LAYER", help=text)
 
 
@@ -178,7 +178,7 @@ def add_layers(parser: argparse._ActionsContainer, *, what: str, default: str) -
 
 
 def add_column(parser: argparse._ActionsContainer) -> None:
-    """Add ``--column FIELD``, where texts stand in files with fields."""
+    """Add ``--column FIELD``, for text files with fields."""
     text = "field with the text (default: text)"
     parser.add_argument("--column", default="text", metavar="FIELD", help=text)
 
@@ -213,7 +213,7 @@ def add_seed(parser: argparse._ActionsContainer) -> None:
 
 
 def add_lm_eval(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
-    """Add the options of lm_eval that say how a model is loaded and asked, by its names; their group."""
+    """Add lm_eval's options for loading and prompting a model, with its names; returns their group."""
     group = parser.add_argument_group("as for lm_eval")
     group.add_argument("--model", default="hf", metavar="NAME", help="backend (default: hf)")
     group.add_argument(
@@ -231,6 +231,6 @@ def add_lm_eval(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
         const=True,
         default=False,
         metavar="NAME",
-        help="ask in the model's chat template (default: plain prompts)",
+        help="use the model's chat template (default: plain prompts)",
     )
     return group

@@ -1,4 +1,4 @@
-"""Where a command's report goes: its form, its file or standard output, its progress.
+"""A command's output: format, file or standard output, progress.
 
 Only the standard library is imported before a report is written.
 """
@@ -34,17 +34,17 @@ _PATIENCE = 1.0  # seconds without progress
 
 @dataclass(frozen=True)
 class Output:
-    """Where a report goes, and in which form; checked before the work starts."""
+    """A report's destination and format, checked before the work starts."""
 
     format: str
     path: Path | None = None  # None: standard output
     quiet: bool = False  # no remarks on standard error
-    command: str = ""  # as it was typed; empty in Python
+    command: str = ""  # as typed; empty in Python
     details: bool = False  # a terminal shows them too
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Output:
-        """The output that the options of ``options.add_output`` name, refused where it cannot be written."""
+        """The output named by the options of ``options.add_output``; refused if it cannot be written."""
         path: Path | None = args.output
         output_format = args.format or "table"
         if path is not None:
@@ -58,11 +58,11 @@ class Output:
 
     @property
     def short(self) -> bool:
-        """Whether a reader asks for the answer in one look: a table without details."""
+        """Whether the report is a short table, without details."""
         return self.format == "table" and not self.details
 
     def write(self, document: Document) -> None:
-        """Render the report, with its command; write or print it, and say which file was written."""
+        """Render the report with its command, write or print it, and name the file written."""
         document = replace(document, command=document.command or self.command)
         terminal = self.path is None and sys.stdout.isatty()
         sized = terminal or (self.path is None and os.environ.get("COLUMNS", "").isdigit())
@@ -85,7 +85,7 @@ class Output:
             self.say(f"wrote {self.path}")
 
     def say(self, text: str) -> None:
-        """Print a remark on standard error, unless the user wants none."""
+        """Print a remark on standard error, unless ``--quiet``."""
         if not self.quiet:
             print(text, file=sys.stderr)
 
@@ -116,12 +116,12 @@ def progress_bar(*, hidden: bool = False) -> Iterator[Callable[[int, int, str], 
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is never half there: beside it first, then in its place."""
+    """Write a file atomically: to a temporary file first, then renamed."""
     place = Path(os.path.realpath(path))
     beside = place.with_name(f".{place.name[:50]}.{os.getpid()}")  # 255 bytes at most
     try:
         if place.exists() and not place.is_file():
-            place.write_bytes(content)  # a pipe or a device, which nothing can take the place of
+            place.write_bytes(content)  # a pipe or a device cannot be replaced
             return
         try:
             beside.write_bytes(content)
@@ -141,7 +141,7 @@ def _check_writable(path: Path) -> None:
         raise UsageError(f"expected --output to be a file, got the folder {path}")
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise UsageError(f"expected --output in an existing folder, got {path}; make {folder} first")
+        raise UsageError(f"expected --output in an existing folder, got {path}; create {folder} first")
     if not os.access(path if path.exists() else folder, os.W_OK) or not (
         os.access(folder, os.W_OK) or (path.exists() and not path.is_file())
     ):
@@ -163,7 +163,7 @@ def _stdout_encoding() -> str:
 
 
 def _print(text: str, form: str) -> None:
-    """Print a report: for programs in UTF-8, for people in what standard output's encoding can hold."""
+    """Print a report: UTF-8 for programs, standard output's encoding for people."""
     try:
         if form in ("csv", "html", "json") and hasattr(sys.stdout, "buffer"):
             sys.stdout.flush()

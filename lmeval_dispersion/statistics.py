@@ -1,6 +1,6 @@
-"""Statistics that the whole package shares: each once, on plain arrays, in numpy alone.
+"""Statistics for the whole package: each once, on plain arrays, with numpy alone.
 
-Nothing here knows of models, vectors or files. The screener's base install has no scipy.
+Independent of models, vectors and files. The screener's base install has no scipy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SEED = 20260501
 
 
 class Bounds(NamedTuple):
-    """The two ends of an interval, 95 % unless it was asked for otherwise; NaN where it is not defined."""
+    """The two ends of an interval, by default 95 %; NaN where undefined."""
 
     low: float
     high: float
@@ -58,9 +58,9 @@ class Interval(NamedTuple):
 
 
 def ranks(values: ArrayLike) -> Array:
-    """Ranks from 1 along the last axis of ``values``, any shape; ties share the mean of their ranks.
+    """Ranks from 1 along the last axis of ``values``, any shape; ties get their mean rank.
 
-    A row that holds a NaN has NaN ranks throughout.
+    A row with a NaN has only NaN ranks.
 
     >>> ranks([10, 30, 10, 20]).tolist()
     [1.5, 4.0, 1.5, 3.0]
@@ -155,7 +155,7 @@ def spearman_bounds(rho: float, n: int) -> Bounds:
 
 
 def fisher(r: ArrayLike) -> Array:
-    """Fisher's z of correlations, on which their errors are even; ±1 become ±8.3."""
+    """Fisher's z of correlations, with even errors; ±1 become ±8.3."""
     return np.arctanh(np.clip(np.asarray(r, dtype=np.float64), -1 + 1e-7, 1 - 1e-7))
 
 
@@ -220,12 +220,12 @@ def resampled_correlations(x: ArrayLike, y: ArrayLike, kind: Correlation = "pear
 def resampled_means(values: ArrayLike, seed: int = 0) -> Array:
     """Bootstrap means over rows of ``values`` (n, k); shape (REPEATS, k).
 
-    One seed resamples any two arrays of as many rows alike, so that their differences are paired.
+    One seed resamples arrays of equal length alike, so that their differences are paired.
     """
     rows = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
     n = len(rows)
-    # Counts times values is the mean of a resample, without holding REPEATS x n x k numbers.
+    # Counts times values gives a resample's mean without REPEATS x n x k numbers.
     even = np.full(n, 1 / n)
     block = max(1, _COUNTS // n)
     sizes = [min(block, REPEATS - start) for start in range(0, REPEATS, block)]
@@ -244,7 +244,7 @@ def mean_interval(values: ArrayLike, seed: int = 0) -> Interval:
 
 
 def percentiles(samples: ArrayLike) -> Bounds:
-    """The bounds that hold 95 % of the finite ``samples``; NaN where there are none."""
+    """The bounds of 95 % of the finite ``samples``; NaN without any."""
     numbers = np.asarray(samples, dtype=np.float64)
     finite = numbers[np.isfinite(numbers)]
     if not len(finite):
@@ -281,7 +281,7 @@ def student_bounds(value: float, se: float, n: int) -> Bounds:
 
 
 def normal_point(comparisons: int) -> float:
-    """Standard errors that ``comparisons`` two-sided tests may take to be wrong in 5 % of cases together.
+    """Standard errors at which ``comparisons`` two-sided tests together are wrong in 5 % of cases.
 
     Bonferroni: 1.96 for one comparison, 2.58 for five.
     """
@@ -362,7 +362,7 @@ def student_interval(values: ArrayLike, level: float = LEVEL) -> Bounds:
 
 
 def mcnemar_p(gained: int, lost: int) -> float:
-    """Two-sided exact p of ``gained`` and ``lost`` right answers, each equally likely where nothing differs.
+    """Two-sided exact p of ``gained`` and ``lost`` right answers, each equally likely without a difference.
 
     Source: McNemar, Psychometrika 12 (1947), with the binomial distribution.
 
@@ -381,7 +381,7 @@ def paired_share_bounds(gained: int, lost: int, n: int) -> Bounds:
     """95 % interval of the difference (gained - lost) / n of two shares of the same ``n`` > 1 documents.
 
     Bonett and Price's, with Student's point; it leaves out 0 where :func:`mcnemar_p` is below 5 %, and only
-    there (enumerated up to 300 documents), and stays inside [-1, 1].
+    then (enumerated up to 300 documents), and stays inside [-1, 1].
 
     Source: Bonett and Price, Journal of Educational and Behavioral Statistics 37 (2012).
     """
@@ -393,7 +393,7 @@ def paired_share_bounds(gained: int, lost: int, n: int) -> Bounds:
 
 
 def holm(p_values: Mapping[K, float]) -> set[K]:
-    """The tests that Holm's step-down procedure rejects at 5 % for all of them together."""
+    """The tests that Holm's step-down procedure rejects at 5 % for all together."""
     rejected: set[K] = set()
     for done, (test, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         if p > (1 - LEVEL) / (len(p_values) - done):
@@ -424,11 +424,11 @@ def wilson(share: float, n: int, point: float = NORMAL_975) -> Bounds:
 
 
 class Auroc(NamedTuple):
-    """Area under the ROC curve with DeLong's error: 0.5 says nothing, 1 separates right from wrong.
+    """Area under the ROC curve with DeLong's error: 0.5 is chance, 1 separates right from wrong.
 
     Attributes:
         se: Standard error; NaN with a single right or wrong document.
-        right, wrong: How many documents there are of either.
+        right, wrong: Number of documents of each.
     """
 
     value: float
@@ -475,10 +475,10 @@ def _variance(values: Array) -> float:
 
 
 def stratified_auroc(signal: Array, right: Flags, strata: Sequence[NDArray[np.int64]]) -> Stratified | None:
-    """AUROC over the pairs of a right and a wrong document of the same stratum; None where there is no pair.
+    """AUROC over the pairs of a right and a wrong document of the same stratum; None without a pair.
 
     The mean over strata (arrays of rows), weighted by pairs. A stratum with a single right or wrong document
-    has the variance of a signal that says nothing, (right + wrong + 1) / (12 pairs); the others DeLong's.
+    has the variance of an uninformative signal, (right + wrong + 1) / (12 pairs); the others DeLong's.
     """
     areas, variances, sides = [], [], []
     for rows in strata:
@@ -500,8 +500,8 @@ def stratified_auroc(signal: Array, right: Flags, strata: Sequence[NDArray[np.in
 def auroc_bounds(value: float, se: float, right: int, wrong: int, point: float = NORMAL_975) -> Bounds:
     """95 % interval of an AUROC by the logit, ``point`` standard errors ``se`` wide (:func:`normal_point`).
 
-    An AUROC of 1 (or 0) has the bound that the smaller class allows, 0.025^(1/documents of it), and the other
-    end at 1 (or 0). NaN where there is no error (one right or one wrong document) or it is 0.
+    An AUROC of 1 (or 0) has the bound from the smaller class, 0.025^(1/documents of it), and the other
+    end at 1 (or 0). NaN without an error (one right or one wrong document) or with error 0.
 
     Source: Qin and Hotilovac, Statistical Methods in Medical Research 17 (2008), for the logit.
     """
@@ -521,7 +521,7 @@ class RankAgreement(NamedTuple):
     """Rank correlation inside strata, with its two-sided permutation p-value.
 
     Attributes:
-        exact: All ``permutations`` inside strata were enumerated (strata of up to nine). Otherwise so many
+        exact: All ``permutations`` inside strata were enumerated (strata of up to nine). Otherwise that many
             were drawn with a fixed seed, and p = (1 + as large) / (1 + drawn).
     """
 

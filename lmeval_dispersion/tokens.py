@@ -1,6 +1,6 @@
-"""``dispersion tokens``: what a task's answers are made of, as a set for the screen.
+"""``dispersion tokens``: a task's answer tokens, as a set for the screen.
 
-Counted in the task's documents, or expected by a base model at the answers' place (`--base`).
+Counted in the task's documents, or predicted by a base model where answers begin (`--base`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion tokens``."""
     parser.add_argument("task", nargs="?", metavar="NAME", help="lm-eval's task or group")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write the set there (default: standard output)"
+        "-o", "--output", type=Path, metavar="FILE", help="file to write (default: standard output)"
     )
     parser.add_argument(
         "--tokenizer", metavar="MODEL", help="list the tokens of MODEL's tokenizer (default: the base's)"
@@ -74,11 +74,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
-    """The fields of a set of the tasks' answers, most frequent first.
+    """The fields of a set with the tasks' answers, most frequent first.
 
     Raises:
         ScreeningError: The answers are running text.
-        UsageError: The tasks have none.
+        UsageError: The tasks have no answers.
     """
     from importlib.metadata import version
 
@@ -112,7 +112,7 @@ def _counted(args: argparse.Namespace, task: str) -> tuple[dict[str, Any], Any]:
 
 
 def _found(args: argparse.Namespace, task: str | None) -> tuple[dict[str, Any], Any]:
-    """The fields of a set that a base finds, and its tokenizer."""
+    """The fields of a set from a base model, and its tokenizer."""
     from lmeval_screener.tokens.answers import COVERED, LEAST
     from lmeval_screener.tokens.sets import MOST
 
@@ -153,13 +153,13 @@ def _found(args: argparse.Namespace, task: str | None) -> tuple[dict[str, Any], 
         "revision": loaded.identity.get("weights"),
         "tokenizer": vocabulary_of(loaded.tokenizer).digest,
         "coverage": round(float(mean[ids].sum()), 4),
-        "pieces": [piece for piece in pieces if piece is not None],  # rows of padding have none
+        "pieces": [piece for piece in pieces if piece is not None],  # padding rows have no piece
     }
     return fields, loaded.tokenizer
 
 
 def vocabulary_of(tokenizer: Any) -> Any:
-    """The screener's vocabulary of a transformers tokenizer."""
+    """The screener's vocabulary for a transformers tokenizer."""
     from lmeval_screener.tokens.vocabulary import Vocabulary
 
     if not getattr(tokenizer, "is_fast", False):
@@ -168,10 +168,10 @@ def vocabulary_of(tokenizer: Any) -> Any:
 
 
 def answer_file(fields: Mapping[str, Any], tokenizer: Any = None) -> tuple[str, str]:
-    """What a set holds in one line, and its file, which begins with that line.
+    """A set's summary in one line, and its file, which begins with that line.
 
     Raises:
-        ScreeningError: The tokenizer cuts the answers up into too few or too many tokens.
+        ScreeningError: The tokenizer splits the answers into too few or too many tokens.
     """
     import yaml
     from lmeval_screener.tokens import load_token_set

@@ -79,7 +79,7 @@ def test_no_option_can_be_abbreviated_and_none_has_another_name(name):
         ("screen --demo --top=3", "; did you mean --shortlist 3?"),
         ("screen --demo --shortlst 3", "; did you mean --shortlist?"),
         ("screen --search qwen --limit 5", "; name an organisation and a pattern, such as 'Qwen/*Math*'"),
-        ("screen --collection=org/x-1", "; write its checkpoints into a file, one a line"),
+        ("screen --collection=org/x-1", "; write its checkpoints into a file, one per line"),
         ("tokens gsm8k --search x", ""),
         ("audit RUN --foobar", ""),
         ("watch RUN --json5", ""),

@@ -50,6 +50,23 @@ def test_the_training_page_lists_the_public_names_of_training():
     assert sorted(documented) == sorted(training)
 
 
+def test_dir_of_a_result_has_only_what_is_for_users():
+    result = lmeval_dispersion.screen(demo=True)
+    names = {name for name in dir(result) if not name.startswith("_")}
+    assert {"best", "groups", "shortlist", "verify", "to_frame", "to_html", "plot"} <= names
+    assert not names & {"template", "context", "guide", "libraries", "document", "head", "shown", "chosen"}
+
+
+def test_functions_take_no_class_that_is_not_public():
+    public = {name for name in lmeval_dispersion.__all__ if name[0].isupper()}
+    known = public | {"Literal", "None", "Path", "Sequence", "Iterable", "Callable", "Mapping", "Any"}
+    known |= {"Metric", "RankBy"}  # literals
+    for name in ("screen", "embed"):
+        taken = inspect.signature(getattr(lmeval_dispersion, name)).parameters.values()
+        words = set(re.findall(r"\b[A-Z]\w+", " ".join(str(parameter.annotation) for parameter in taken)))
+        assert words <= known, name
+
+
 def test_a_name_without_its_library_says_what_to_install():
     code = (
         "import sys; sys.modules.update(dict.fromkeys(('torch', 'pandas'))); import lmeval_dispersion\n"

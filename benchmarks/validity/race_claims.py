@@ -151,7 +151,9 @@ def race_part(folder: Path, markdown: Any, provenance: Any, home: str) -> Part |
         "*Lost*: accuracy on 400 other questions, of the truly best less that of the checkpoint named; means "
         f"over three domains and {ORDERS} orders of the questions, intervals from resampling groups. "
         "*Questions*: of those that `everything` asks. *Loads*: loaded twice counts twice. *UCB-E*: "
-        + ("banditeval's own code, its defaults (`ucb_e.py`)." if chosen else "not run."),
+        + (
+            "banditeval's own code, 8 questions a step as in its demo (`ucb_e.py`)." if chosen else "not run."
+        ),
         markdown(["way", *headings], [[way, *(c for k in kinds for c in row(k, way))] for way in names]),
         "## What the screen's cut costs",
         "How often the truly best is not in the screen's first third, and the accuracy that this loses; "

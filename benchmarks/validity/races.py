@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.validity.analysis import Floats
-from benchmarks.validity.records import unpacked, unpacked_shares
+from benchmarks.validity.records import FOLDER, read, unpacked, unpacked_shares
 from benchmarks.validity.texts import DOMAINS
 from lmeval_dispersion.racing.contest import BLOCK, MARGIN, Contest, Scores, run
 
@@ -83,6 +83,21 @@ def tables(rows: Sequence[Mapping[str, Any]], questions: int) -> dict[str, Table
         if not group.startswith("base")
         for domain in DOMAINS
     }
+
+
+def released_tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, Table]:
+    """The full fine-tunes of the released base, of smollm2.jsonl: 50 questions of each domain."""
+    full = [row for row in rows if row["kind"] == "full"]
+
+    def table(domain: str) -> Table:
+        asked = [row["asked"][domain] for row in full]
+        probability = np.array([unpacked_shares(each["labels"]["probability"]) for each in asked])
+        right = [unpacked(each["labels"]["right"], probability.shape[1]) for each in asked]
+        truth = np.array([each["truth"]["accuracy"] for each in asked])
+        ratio = np.array([row["figures"][f"ratio_{domain}_answers"] for row in full])
+        return Table(np.array(right, float), probability, truth, ratio, ratio)
+
+    return {f"released 0 {domain}": table(domain) for domain in ("math", "code")}
 
 
 def all_asked(right: Floats, among: Lanes, count: int) -> Named:
@@ -171,3 +186,9 @@ def with_choices(results: Any, given: Mapping[str, Table], choices: Mapping[str,
         | {way: mean_of(table, list(starmap(Named, own))) for way, own in choices.get(label, {}).items()}
         for label, table in given.items()
     }
+
+
+if __name__ == "__main__":  # the released base's fine-tunes, without a claim
+    for label, way in played(released_tables(read(FOLDER / "smollm2.jsonl")))[0].items():
+        for name, means in way.items():
+            print(f"{label:20} {name:24} lost {means['lost']:.3f}  questions {means['share']:.3f}")

@@ -1,9 +1,9 @@
-"""The worth of a calibration beside that of labels: the report of ``dispersion calibrate``.
+"""A calibration's worth, compared with labels: the report of ``dispersion calibrate``.
 
 Labels of k documents, drawn at random without replacement, estimate an accuracy by their mean. Where scores
 are right or wrong the number of right ones is hypergeometric, and the expected error and the interval of the
 estimate are exact sums over its distribution. Other scores have the same mean squared error by its closed
-form v (1/k - 1/n) (Cochran, Sampling Techniques, 1977, 2.6); their absolute error and interval are those of
+form v (1/k - 1/n) (Cochran, Sampling Techniques, 1977, 2.6); their absolute error and interval come from
 draws.
 """
 
@@ -41,8 +41,8 @@ from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import NORMAL_975
 
 LABELS = (10, 20, 50, 100, 200, 500, 1000)
-_DRAWS = 4000  # of scores between right and wrong
-_HALF_WIDTH = 0.05  # of the interval that `labels_enough` asks for
+_DRAWS = 4000  # for scores between right and wrong
+_HALF_WIDTH = 0.05  # half width that `labels_enough` aims at
 _FILLED_IF_BETTER = {
     "mark": {"type": "point", "filled": True, "size": 70, "stroke": "var(--series-1)", "strokeWidth": 1.5},
     "encoding": {
@@ -53,7 +53,7 @@ _FILLED_IF_BETTER = {
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A slice with what the fit to the others says of it, whose errors are the printed ones."""
+    """A slice with its estimate by the fit to the others, whose errors are printed."""
 
     slice: str
     documents: int
@@ -63,7 +63,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class LabelError:
-    """Expected errors in points of so many labels, and the estimates between which 95 % of draws lie."""
+    """Expected errors in points for so many labels, and the range of 95 % of draws."""
 
     labels: Annotated[int, Col("Labels", "d")]
     mae: Annotated[float, Col("Expected error (points)", ".2f")]
@@ -74,14 +74,14 @@ class LabelError:
 
 @dataclass(frozen=True, repr=False)
 class Calibration(RunReport):
-    """A fitted calibrator with the errors of its estimates on slices held out, and those of labels.
+    """A fitted calibrator, with the errors of its estimates on held-out slices and of labels.
 
     Attributes:
-        by, slices, documents_a_slice: What made the slices, how many, fewest and most documents of one.
+        by, slices, documents_a_slice: The column of the slices, their number, fewest and most documents.
         documents, accuracy: Of all labelled documents.
         better: Whether the estimate beats the labelled accuracy alone.
-        features, used: What the slices show, and what the fit uses.
-        level, half_width: Of the intervals: their level in (0, 1), and the half width of the mean slice's.
+        features, used: The slices' features, and those that the fit uses.
+        level, half_width: The intervals' level in (0, 1), and half width for the mean slice.
         cautions: Why right and wrong answers support no conclusion.
         estimators, points: Errors and worth of every estimate; every slice with its estimate.
         whole, enough_for_five_points: Errors of labels of the whole run, and labels for ± 5 points.
@@ -138,7 +138,7 @@ class Calibration(RunReport):
             ),
             "whole": Table.of(
                 self.whole,
-                f"What labels drawn from all {self.documents} documents would have said",
+                f"Accuracy estimated from labels drawn from all {self.documents} documents",
                 name="labels",
             ),
         }
@@ -174,7 +174,7 @@ class Calibration(RunReport):
         }
 
     def context(self) -> dict[str, Any]:
-        """Words of the sentences."""
+        """Words for the sentences."""
         return {
             "ours": self.estimators[0],
             "alone": self.estimators[-1],
@@ -207,9 +207,9 @@ def calibrate(
         by: The column that makes the slices; default: subjects, else categories, tasks, clusters of vectors.
         features: Of ``dispersion``, ``confidence``, ``atc``, ``log_perplexity``, ``prompt_tokens``; default:
             all that the labelled documents have.
-        seed: Of everything that is drawn.
-        labels: Whether to say what labels would have said.
-        answers: How the model answers, where that is known already.
+        seed: Seed of all draws.
+        labels: Whether to report the estimates from labels.
+        answers: The model's answers, if already analysed.
 
     Raises:
         UsageError: Too few labelled documents or slices, labels all right or all wrong, unknown features.
@@ -250,7 +250,7 @@ def calibrate(
 
 
 def _without_repeats(rows: Sequence[Estimator]) -> list[Estimator]:
-    """The estimates, with those shrunk to the labelled accuracy (the last row) in one row with it."""
+    """The estimates; those shrunk to the labelled accuracy (the last row) share its row."""
     alone = rows[-1]
     same = [row for row in rows[1:-1] if (row.mae, row.rmse) == (alone.mae, alone.rmse)]
     names = ", ".join([alone.estimator, *(row.estimator.removesuffix(" alone") for row in same)])
@@ -258,7 +258,7 @@ def _without_repeats(rows: Sequence[Estimator]) -> list[Estimator]:
 
 
 def beside_trivial(calibration: Calibration) -> str:
-    """How far off the estimate is, beside the labelled accuracy alone."""
+    """The estimate's error, compared with the labelled accuracy alone."""
     ours, alone = calibration.estimators[0].mae, calibration.estimators[-1].mae
     if calibration.better:
         return f"{ours:.1f} points off on average, better than the {TRIVIAL} ({alone:.1f})"
@@ -269,14 +269,14 @@ def beside_trivial(calibration: Calibration) -> str:
 
 
 def slices_of(number: int, by: str) -> str:
-    """So many slices in words."""
+    """The number of slices in words."""
     if by == CLUSTERS:
         return f"{number} clusters of vectors"
     return count(number, by, "categories" if by == "category" else "")
 
 
 def label_error(scores: Array, k: int, rng: np.random.Generator) -> LabelError:
-    """How the mean of ``k`` of ``scores`` (n,), drawn without replacement, is off the mean of all."""
+    """Error of the mean of ``k`` of ``scores`` (n,), drawn without replacement."""
     n = len(scores)
     mean = float(scores.mean())
     variance = float(scores.var(ddof=1)) * (1 / k - 1 / n) if n > 1 else 0.0
@@ -295,6 +295,6 @@ def label_error(scores: Array, k: int, rng: np.random.Generator) -> LabelError:
 
 
 def labels_enough(scores: Array) -> int:
-    """Labels of the whole run whose mean is within 5 points in 95 % of draws, by the normal law."""
+    """Labels of the whole run for a mean within 5 points in 95 % of draws, by the normal law."""
     n, variance = len(scores), float(scores.var(ddof=1))
     return min(n, math.ceil(variance / ((_HALF_WIDTH / NORMAL_975) ** 2 + variance / n)))

@@ -1,6 +1,6 @@
 """A calibrator: fitted to the labelled slices of a run, it estimates the accuracy of other slices.
 
-A slice shows without labels its dispersion, the model's confidence, its perplexity and its prompt length.
+A slice's features need no labels: dispersion, the model's confidence, perplexity and prompt length.
 The file is JSON, ``dispersion-calibrator/2`` (docs/reference/audit.md): pairs from a run's own slices, shrunk
 to the labelled accuracy (``shrinkage``). A calibrator holds for the model, prompts and tasks that it was
 fitted on; anything else is refused.
@@ -31,7 +31,7 @@ from lmeval_dispersion.store.format import DOCUMENTS
 FORMAT = "dispersion-calibrator/2"
 TRIVIAL, OURS = "labelled accuracy alone", "this estimate"
 
-# Key -> how a sentence calls it. All are means over documents but the dispersion, a mean over pairs.
+# Key -> its name in sentences. All are means over documents, except dispersion, a mean over pairs.
 FEATURES = {
     "dispersion": "dispersion",
     "confidence": "mean confidence",
@@ -41,12 +41,12 @@ FEATURES = {
 }
 CLUSTERS = "cluster"  # slices by k-means on the vectors, where no column makes enough
 FEWEST_SLICES = 8
-FEWEST_DOCUMENTS = 5  # labelled ones of a slice that is fitted
+FEWEST_DOCUMENTS = 5  # labelled documents of a fitted slice
 
 _CLUSTER, _MOST_CLUSTERS = 25, 40  # documents a cluster, clusters of a calibration
-_ROUNDING = 1e-9  # of a feature's size: values nearer than this are the same
+_ROUNDING = 1e-9  # of a feature's size: closer values count as equal
 
-# Key of `AuditRun.describe` -> how a message calls it. `tasks` and `identity` have rules of their own.
+# Key of `AuditRun.describe` -> its name in messages. `tasks` and `identity` have their own rules.
 _MUST_AGREE = {
     "layer": "layer",
     "width": "vector width",
@@ -56,13 +56,13 @@ _MUST_AGREE = {
 }
 _NAMES = {"model": "model", "revision": "revision"}  # compared where no identity is known
 
-# --- slices and what they show -----------------------------------------------------------------------------
+# --- slices and their features -----------------------------------------------------------------------------
 
 
 def document_features(run: AuditRun, threshold: float) -> dict[str, Array]:
-    """Signals of every document, NaN where there is none; their means are the features of slices.
+    """Signals of every document, NaN where missing; their means are the slices' features.
 
-    ATC counts the documents above ``threshold``, of :func:`confidence_threshold`.
+    ATC counts the documents above ``threshold``, see :func:`confidence_threshold`.
     """
     confidence = run.confidence
     with np.errstate(divide="ignore"):
@@ -105,8 +105,8 @@ def slice_features(run: AuditRun, parts: Sequence[Rows], names: Sequence[str], t
 def labelled_slices(run: AuditRun, by: str | None = None, *, seed: int = 0) -> tuple[str, list[Slice]]:
     """The slices to learn from, and the column (or :data:`CLUSTERS`) that makes them.
 
-    Default: subjects, else categories, else tasks, else clusters. Only labelled documents count, and slices
-    of at least :data:`FEWEST_DOCUMENTS` of them.
+    Default: subjects, else categories, else tasks, else clusters. Only labelled documents count, in slices
+    of at least :data:`FEWEST_DOCUMENTS`.
     """
     rows = run.labelled
     for name in (by,) if by else ("subject", "category", "task"):
@@ -181,13 +181,13 @@ class FittedSlice:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrator:
-    """A fit as its file ``dispersion-calibrator/2`` holds it; docs/reference/audit.md has the formula.
+    """A fit, as in its file ``dispersion-calibrator/2``; docs/reference/audit.md has the formula.
 
     Attributes:
         by: The column, or :data:`CLUSTERS`, that made the slices.
-        coefficients: Of the standardised ``features``; ``used`` are those that are not 0.
+        coefficients: Of the standardised ``features``; ``used`` names those that are not 0.
         level: Of the intervals, in (0, 1).
-        ranges: Lowest and highest value of each feature, and of the ``estimate``, that gets a number.
+        ranges: Lowest and highest value of each feature, and of the ``estimate``, that is estimated.
     """
 
     model: str
@@ -244,12 +244,12 @@ class Calibrator:
 
 
 class Fitted(NamedTuple):
-    """A calibrator, and what it was judged by.
+    """A calibrator, and the errors that judge it.
 
     Attributes:
-        calibrator: Of the file.
+        calibrator: As written to the file.
         estimators: This estimate, every feature alone, the model's own confidence, and the labelled accuracy.
-        isotonic: Isotonic regression on dispersion alone; None where that is no feature.
+        isotonic: Isotonic regression on dispersion alone; None if dispersion is not a feature.
         held_out: This estimate of every slice by the fit to the others, shape (slices,): its errors are those
             of the first estimator, also where the file holds the labelled accuracy.
         half_width: Of the interval of the mean slice.
@@ -288,7 +288,7 @@ def fit_calibrator(
         Estimator.of(TRIVIAL, pairs, trivial.estimate, trivial.estimate, seed=seed),
     ]
     ours, blind = estimators[0], estimators[-1]
-    # Shrunk to nothing on all slices, it is the trivial predictor, whatever the folds chose.
+    # If all slices shrink it to nothing, it is the trivial predictor, whatever the folds chose.
     beats = ours.better and bool(np.any(fit.coefficients))
     folds = tested if beats else trivial
     if not beats:
@@ -348,7 +348,7 @@ def fit_calibrator(
 def _varied_features(
     run: AuditRun, parts: Sequence[Rows], asked: Sequence[str], threshold: float
 ) -> tuple[list[str], Array]:
-    """The features, of those that are asked for or all, that differ between slices; and their values."""
+    """The ``asked`` features (default: all) that differ between slices, and their values."""
     have = available_features(run, run.labelled)
     for name in asked:
         if name not in FEATURES:
@@ -357,11 +357,12 @@ def _varied_features(
             raise UsageError(f"some labelled documents have no {FEATURES[name]}; leave {name!r} out")
     names = [name for name in have if name in asked or not asked]
     raw = slice_features(run, parts, names, threshold)
-    # Means of one value over slices of many sizes differ by rounding: no feature, and no scale to divide by.
+    # Means of one value over slices of many sizes differ by rounding: such a feature has no scale to divide
+    # by.
     varied = raw.std(axis=0) > _ROUNDING * np.abs(raw).max(axis=0)
     if asked and not varied.all():
         alike = FEATURES[names[int(varied.argmin())]]
-        raise UsageError(f"{alike} is the same in every slice and says nothing about any; leave it out")
+        raise UsageError(f"{alike} is the same in every slice, so it cannot help; leave it out")
     return [name for name, varies in zip(names, varied, strict=True) if varies], raw[:, varied]
 
 
@@ -387,11 +388,11 @@ def _single_estimators(
     return rows
 
 
-# --- which documents were labelled -------------------------------------------------------------------------
+# --- the labelled documents --------------------------------------------------------------------------------
 
 
 def documents_digest(run: AuditRun) -> str:
-    """Of the files that hold the documents of a run: whether two runs are one and the same."""
+    """Digest of a run's document files; equal for the same run."""
     digests = sorted(str(manifest["sha256"][DOCUMENTS]) for _, manifest in run.store.parts)
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
@@ -406,7 +407,7 @@ def document_ids(run: AuditRun, rows: Rows) -> dict[str, str]:
 
 
 def rows_of_ids(run: AuditRun, ids: Mapping[str, str]) -> Rows:
-    """Rows of the documents that :func:`document_ids` wrote down; those that are not there are left out."""
+    """Rows of the documents that :func:`document_ids` recorded; missing ones are left out."""
     numbers = run.documents["doc_id"].to_numpy()
     tasks = run.documents["task"].astype(str).to_numpy()
     chosen = np.zeros(len(numbers), dtype=bool)
@@ -439,14 +440,14 @@ def read_calibrator(path: str | Path) -> Calibrator:
 
 
 def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
-    """Notes on what could not be compared, where the calibrator may speak about this run."""
+    """Notes on details that could not be compared; raises if the calibrator does not apply to this run."""
     about, notes = run.describe(), []
     ours, theirs = calibrator.identity, run.store.manifest.get("identity")
     compared = dict(_MUST_AGREE)
     if ours is None or theirs is None:
         compared = {**_NAMES, **_MUST_AGREE}
         notes.append(
-            f"{'The calibrator' if ours is None else 'The run'} says nothing about its weights, adapter or "
+            f"{'The calibrator' if ours is None else 'The run'} does not record its weights, adapter or "
             "quantisation: only the model's name and revision were compared."
         )
     elif different := _different(ours, theirs, same_tasks=set(about["tasks"]) == set(calibrator.tasks)):
@@ -466,10 +467,10 @@ def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
 
 
 def fitted_elsewhere(reason: str) -> UsageError:
-    """The error for a run that a calibrator may not speak about."""
+    """The error for a run that a calibrator does not apply to."""
     return UsageError(
-        f"this calibrator was fitted {reason}; a calibration does not carry over, label some documents of "
-        "this run and calibrate on them"
+        f"this calibrator was fitted {reason}; a calibration does not carry over, so label some documents "
+        "of this run and calibrate on them"
     )
 
 
@@ -484,11 +485,11 @@ def _different(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, same_tasks
 
 
 def check_worth(calibrator: Calibrator, name: str | Path) -> None:
-    """Raise UsageError where the calibrator did not beat knowing nothing when it was validated."""
+    """Raise UsageError if the calibrator did not beat the labelled accuracy when it was validated."""
     if not calibrator.beats_trivial:
         raise UsageError(
             f"{name} should not be used: {no_gain(calibrator.validation)}; take the labelled accuracy "
-            f"({calibrator.labelled.accuracy:.3f}), or see what it would say with --force"
+            f"({calibrator.labelled.accuracy:.3f}), or see its estimate with --force"
         )
 
 

@@ -45,7 +45,7 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
         "--worst",
         type=int,
         metavar="N",
-        help="the N documents that lie nearest to all others, suspected hard ones (default: none)",
+        help="list the N documents nearest to all others, probably hard ones (default: none)",
     )
     add_layer(parser)
     add_slice(parser)
@@ -56,7 +56,7 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_audit(args: argparse.Namespace) -> int:
-    """Run ``dispersion audit``; 3 where a part that rests on the run's vectors could not be had."""
+    """Run ``dispersion audit``; 3 if a part that needs vectors is missing."""
     output = Output.of(args)
     if args.demo and args.runs:
         raise UsageError(f"expected a RUN or --demo, got both: {args.runs[0]}")
@@ -89,7 +89,7 @@ def run_audit(args: argparse.Namespace) -> int:
     for reason in dict.fromkeys(report.missing.values()):
         parts = [name.replace("_", " ") for name, why in report.missing.items() if why == reason]
         output.say(f"dispersion audit: {listed(parts)} not available: {reason}")
-    return 3 if report.missing and report.run["width"] else 0  # without vectors none of them is promised
+    return 3 if report.missing and report.run["width"] else 0  # without vectors, none of them is expected
 
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,12 +102,12 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="the calibrator to write, JSON (default: say what it would be worth, write none)",
+        help="file of the calibrator, JSON (default: report its worth, write nothing)",
     )
     add_format(parser, default="table")
     parser.add_argument("--details", action="store_true", help="show every table on the terminal")
     add_quiet(parser)
-    _add_where(parser, "learn only from documents that satisfy this")
+    _add_where(parser, "learn only from these documents")
     add_one_slice(parser, default=None, otherwise=f"subject; {CLUSTERS} where too few")
     parser.add_argument(
         "--feature",
@@ -115,7 +115,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FEATURE",
         choices=list(FEATURES),
-        help=f"what to estimate from: {', '.join(FEATURES)}; may be repeated (default: all)",
+        help=f"feature to estimate from: {', '.join(FEATURES)}; may be repeated (default: all)",
     )
     add_layer(parser)
     add_seed(parser)
@@ -144,24 +144,22 @@ def run_calibrate(args: argparse.Namespace) -> int:
 def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion predict``."""
     parser.add_argument("calibrator", metavar="CALIBRATOR", help="file of `dispersion calibrate`")
-    parser.add_argument(
-        "run", metavar="RUN", nargs="?", help="folder of the run whose accuracy is to be estimated"
-    )
-    _add_where(parser, "estimate only documents that satisfy this")
-    add_one_slice(parser, default=None, otherwise="those that the calibrator was fitted on")
+    parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run to estimate")
+    _add_where(parser, "estimate only these documents")
+    add_one_slice(parser, default=None, otherwise="the calibrator's")
     parser.add_argument(
         "--force",
         action="store_true",
-        help="also where the calibrator did not beat knowing nothing, or the slices differ from the labelled",
+        help="estimate even if the calibrator was no gain, or the slices differ from the labelled ones",
     )
     add_output(parser)
     add_examples(parser, "calibrator.json RUN", "calibrator.json RUN --slice category -o predicted.csv")
-    # Optional for argparse alone, which would name RUN where the calibrator is missing.
+    # Optional only for argparse, which would name RUN when the calibrator is missing.
     parser.usage = parser.format_usage().removeprefix("usage: ").replace("[RUN]", "RUN").rstrip()
 
 
 def run_predict(args: argparse.Namespace) -> int:
-    """Run ``dispersion predict``; 3 where some slices have no estimate, 1 where none has."""
+    """Run ``dispersion predict``; 3 if some slices have no estimate, 1 if none has."""
     output = Output.of(args)
     if args.run is None:
         lacking = "RUN" if Path(args.calibrator).is_file() else "CALIBRATOR"

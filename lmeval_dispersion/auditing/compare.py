@@ -1,9 +1,9 @@
-"""Runs of several models or checkpoints on the same documents: paired differences a slice.
+"""Runs of several models or checkpoints on the same documents: paired differences per slice.
 
-Documents are matched by task and id, and must be the same ones (their hashes agree). Right and wrong answers
+Documents are matched by task and id, and must be the same (equal hashes). Right and wrong answers
 are compared by McNemar's exact test, other scores by Student's paired t. The difference of two dispersions
 over shared documents has the jackknife error of the differences of leave-one-out values, and Student's
-point. `benchmarks/audit_conclusions.py --differences` counts the claims where nothing differs.
+point. `benchmarks/audit_conclusions.py --differences` counts false claims.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from lmeval_dispersion.statistics import (
 from lmeval_dispersion.store import check_comparable
 from lmeval_dispersion.store.identity import SUFFIX
 
-FEWEST = 5  # shared documents of an interval: below, neither test can tell anything
+FEWEST = 5  # fewest shared documents for an interval: below, neither test can be significant
 
 _KEY = ["task", "doc_id"]
 _PROBABILITY = "Difference of the mean probability of the right answer, ± one paired standard error."
@@ -47,10 +47,10 @@ _PROBABILITY = "Difference of the mean probability of the right answer, ± one p
 
 @dataclass(frozen=True)
 class Difference:
-    """One slice of a run beside the same slice of the first run; NaN where undefined.
+    """One slice of a run against the same slice of the first run; NaN where undefined.
 
-    ``gained`` documents are right in this run only, ``lost`` ones in the first only; None where scores are
-    not right or wrong. ``accuracy_p`` is then Student's, else McNemar's.
+    ``gained`` documents are right in this run only, ``lost`` ones in the first only; None for other
+    scores. ``accuracy_p`` is then Student's, else McNemar's.
     """
 
     slice: Annotated[str, Col("Slice")]
@@ -83,7 +83,7 @@ class Difference:
 
     @property
     def change(self) -> float:
-        """What orders the slices: the difference of dispersion, of accuracy where there is none; or NaN."""
+        """The order of the slices: by difference of dispersion, else of accuracy; or NaN."""
         both = (self.dispersion_difference, self.accuracy_difference)
         return next((value for value in both if not math.isnan(value)), math.nan)
 
@@ -134,7 +134,7 @@ class AccuracyDifference:
 
 @dataclass(frozen=True)
 class Compared:
-    """One run beside the first; the slices begin with all documents, then fall in their difference."""
+    """One run against the first; all documents first, then slices by falling difference."""
 
     run: str
     layer: str
@@ -143,10 +143,10 @@ class Compared:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(RunReport):
-    """Runs beside the first of them, over the documents that all share.
+    """Runs compared with the first, over the documents that all share.
 
     Attributes:
-        left_out: Documents of each run that others lack, or whose target is another.
+        left_out: Documents of each run that others lack, or with another target.
         notes: Other differences between the runs.
     """
 
@@ -164,7 +164,7 @@ class Comparison(RunReport):
 
     @property
     def names(self) -> list[str]:
-        """What sentences call the runs, the first run first: the last parts of their names."""
+        """Short names of the runs for sentences, the first run first."""
         return short_names([self.baseline, *(other.run for other in self.others)])
 
     def rows(self) -> list[Mapping[str, Any]]:
@@ -309,7 +309,7 @@ def _accuracy_line(row: Difference, aside: bool) -> AccuracyDifference:
 def compare_runs(
     paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None, short: bool = False
 ) -> Comparison:
-    """Runs beside the first of them, with paired intervals: what ``dispersion compare`` reports.
+    """Compare runs with the first, with paired intervals, as ``dispersion compare`` does.
 
     Args:
         paths: Folders of two runs or more.
@@ -348,7 +348,7 @@ def compare_runs(
 
 
 def shared_rows(runs: Sequence[AuditRun]) -> tuple[list[Rows], list[str]]:
-    """For every run the rows of the documents that all of them have, in one order; and what was left out."""
+    """For every run the rows of the shared documents, in one order; and notes on those left out."""
     columns = ["doc_hash", "target", "prompt_hash"]
     frames = [
         run.documents[[*_KEY, *columns]].assign(
@@ -367,16 +367,16 @@ def shared_rows(runs: Sequence[AuditRun]) -> tuple[list[Rows], list[str]]:
         }
         if (others := shared[unlike["doc_hash"]]).size:
             raise MixedStoresError(
-                f"document {others.iloc[0]['doc_id']} of task {others.iloc[0]['task']} is another one in "
-                f"{run.store.path} than in {runs[0].store.path} ({len(others)} such documents); "
+                f"document {others.iloc[0]['doc_id']} of task {others.iloc[0]['task']} differs between "
+                f"{run.store.path} and {runs[0].store.path} ({len(others)} such documents); "
                 "compare runs on one version of the data"
             )
         if count := int(unlike["target"].sum()):
             notes.append(f"{count} documents have another target in {run.store.model} and are left out.")
         if count := int(unlike["prompt_hash"].sum()):
             notes.append(
-                f"{count} of {len(shared)} documents were asked with another prompt in {run.store.model}; "
-                "part of the difference may be the prompt's."
+                f"{count} of {len(shared)} documents had another prompt in {run.store.model}, which may "
+                "explain part of the difference."
             )
         shared = shared[~unlike["target"]].drop(columns=[f"{name}_other" for name in columns])
     if shared.empty:
@@ -409,7 +409,7 @@ def dispersions(first: Array, second: Array) -> dict[str, Any]:
     if n >= FEWEST:
         error = jackknife_se(left_out(second) - left_out(first))
         low, high = student_bounds(numbers["dispersion_difference"], error, n)
-        most = n / (n - 1)  # of a dispersion, which is at least 0
+        most = n / (n - 1)  # a dispersion is at least 0
         numbers |= {"dispersion_low": max(low, -most), "dispersion_high": min(high, most)}
     return numbers
 
@@ -428,7 +428,7 @@ def accuracies(x: Array, y: Array) -> dict[str, Any]:
         (low, high), p = paired_share_bounds(*counts, n), mcnemar_p(*counts)
     else:
         mean, error = float(difference.mean()), float(difference.std(ddof=1)) / math.sqrt(n)
-        if not error:  # the same change of every score: no spread to judge it by
+        if not error:  # every score changed alike: no spread for a test
             return numbers
         (low, high), p = student_bounds(mean, error, n), student_p(abs(mean) / error, n - 1)
     return {**numbers, "accuracy_low": max(low, -1.0), "accuracy_high": min(high, 1.0), "accuracy_p": p}
@@ -450,7 +450,7 @@ def _both(name: str, first: float, second: float) -> dict[str, Any]:
 
 
 def _names(runs: Sequence[AuditRun], paths: Sequence[str | Path]) -> list[str]:
-    """Names for the runs: their models, with the revision or the folder where these are alike."""
+    """Names for the runs: their models, with the revision or folder if these are equal."""
     models = [run.store.model for run in runs]
     revisions = [f"{run.store.model}@{run.store.manifest.get('revision')}" for run in runs]
     return next(
@@ -471,6 +471,6 @@ def _notes(runs: Sequence[AuditRun]) -> Iterator[str]:
             "of one size only."
         )
     if any((run.documents["truncated"] == True).any() for run in runs):  # noqa: E712
-        yield "some prompts were truncated, and not necessarily the same ones in every run."
+        yield "some prompts were truncated, perhaps not the same ones in every run."
     for run in runs:
         yield from run.store.manifest.get("notes", ())

@@ -1,8 +1,8 @@
-"""Shared by reports on runs: numbers with their intervals, claims made of them, and pieces of charts.
+"""Shared by reports on runs: numbers with intervals, claims about them, and parts of charts.
 
 A claim is made only where the interval over all documents leaves out "nothing is there". The same number
-inside subjects (or tasks) stands beside it: the claim holds there too, is the reverse, or lies between the
-subjects; where neither is clear nothing is claimed, since subjects that happen to differ look the same.
+inside subjects (or tasks) follows: the claim holds there too, is reversed, or lies between the subjects; if
+neither is clear nothing is claimed, since subjects that happen to differ look alike.
 `benchmarks/audit_conclusions.py` counts how often each sentence is wrong on noise.
 """
 
@@ -32,14 +32,14 @@ class RunReport(Report):
 
 
 def interval_text(interval: Interval, spec: str, level: str = "95 % ") -> str:
-    """A number and its interval in words; a sentence says the level once."""
+    """A number and its interval in words; a sentence gives the level once."""
     value = shown(interval.value, spec)
     low, high = (shown(end, spec.lstrip("+")) for end in (interval.low, interval.high))
     return f"{value}, no interval" if math.isnan(interval.low) else f"{value}, {level}{low} to {high}"
 
 
 class Claim(NamedTuple):
-    """The words for a number over all documents: nothing is there; it is; only between parts; not clear."""
+    """The words for a number over all documents: no effect; an effect; only between parts; not clear."""
 
     nothing: str
     holds: str
@@ -59,7 +59,7 @@ def claim_sentence(
 ) -> str:
     """The sentence that a number supports, with the same number inside ``parts``.
 
-    ``nothing`` is its value where there is nothing to find, ``spec`` and ``name`` are how it is written.
+    ``nothing`` is its value without an effect, ``spec`` and ``name`` its format and name.
     """
     side, numbers = figure.side(nothing), f"{name}{interval_text(figure, spec)}"
     if inside is None:
@@ -69,16 +69,16 @@ def claim_sentence(
     if not side:
         return f"{claim.nothing} {both}."
     if there:
-        ends = f"inside {parts} too" if there == side else f"and inside {parts} it is the reverse"
+        ends = f"inside {parts} too" if there == side else f"but the reverse inside {parts}"
         return f"{claim.holds} ({numbers}), {ends} ({beside})."
-    # Inside the parts it differs clearly from the number over all, or from neither that nor nothing.
+    # Inside the parts it differs clearly from the number over all, or from neither that nor no effect.
     if inside.side(figure.value):
         return f"{claim.between} {both}: the difference lies between {parts}."
     return f"{claim.unclear} {both}."
 
 
 def without_nan(row: T) -> T:
-    """A dataclass row for a table: None, which leaves a cell empty, in place of NaN."""
+    """A dataclass row for a table: None, an empty cell, in place of NaN."""
     values = {field.name: getattr(row, field.name) for field in fields(row)}  # type: ignore[arg-type]
     nans = {name: None for name, value in values.items() if isinstance(value, float) and math.isnan(value)}
     return replace(row, **nans)  # type: ignore[type-var]
@@ -91,15 +91,15 @@ def shortened(text: object, length: int) -> str:
 
 
 def both_ends(rows: int) -> list[int]:
-    """The rows that a short table shows of so many: the first, and :data:`ENDS` of each end of the others.
+    """Rows that a short table shows: the first, and :data:`ENDS` at each end of the others.
 
-    Empty, for all of them, up to :data:`SHOWN`.
+    Empty up to :data:`SHOWN` rows: all are shown.
     """
     return [*range(ENDS + 1), *range(rows - ENDS, rows)] if rows > SHOWN else []
 
 
 def axis(field: str, title: str | None = None, **more: Any) -> dict[str, Any]:
-    """A quantitative channel that need not hold zero."""
+    """A quantitative channel that need not include zero."""
     return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False}, **more}
 
 

@@ -2,9 +2,9 @@
 
 For every target accuracy 0, 10, ..., 100 %, 100 documents with exactly that share of correct ones are drawn
 without replacement, ten times; the mean and standard error over the draws of their dispersion and of their
-mean query perplexity are the two curves. Whether the curve would rise over other documents too is another
-question: its ends are the wrong and the right documents, so the difference of these two pools, with an error
-over documents, answers it; once more with the same share of each subject (or task) on both sides.
+mean query perplexity are the two curves. Whether other documents would show this too is another question.
+The curve's ends are the wrong and the right documents, so the difference of these two pools, with an error
+over documents, answers it; also with the same share of each subject (or task) on both sides.
 
 Source: RD sections 3.1 and B.1.2.
 """
@@ -27,22 +27,22 @@ from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import Interval, normal_bounds, rank_correlations
 
 TARGETS = tuple(range(0, 101, 10))
-SIZE, SEEDS = 100, 10  # documents a mixture, draws of each
-SMALLEST = 20  # documents a mixture may shrink to
+SIZE, SEEDS = 100, 10  # documents per mixture, draws of each
+SMALLEST = 20  # fewest documents of a mixture
 
 
 # --- drawing -----------------------------------------------------------------------------------------------
 
 
 class Pools(NamedTuple):
-    """Correct and incorrect documents to draw mixtures from."""
+    """The pools of correct and incorrect documents for mixtures."""
 
     correct: Rows
     incorrect: Rows
 
     @property
     def smaller(self) -> int:
-        """Documents of the smaller one."""
+        """Documents of the smaller pool."""
         return min(len(self.correct), len(self.incorrect))
 
     def reaches(self, size: int, correct: int) -> bool:
@@ -66,7 +66,7 @@ def pools(run: AuditRun, rows: Rows) -> Pools:
 
 
 def mixture_size(smaller: int) -> int:
-    """Documents a mixture: :data:`SIZE`, or less where the smaller of the two pools holds fewer.
+    """Documents per mixture: :data:`SIZE`, or fewer if the smaller pool holds fewer.
 
     A multiple of ten, so that every share in steps of 10 % is exact, and at least :data:`SMALLEST`.
     """
@@ -78,7 +78,7 @@ def mixture_size(smaller: int) -> int:
 
 @dataclass(frozen=True)
 class Trend:
-    """How a curve moves with its level.
+    """The trend of a curve with its level.
 
     Attributes:
         spearman: Rank correlation of the means with the levels: 1 rises always, -1 falls always. It has no
@@ -122,10 +122,11 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class PoolContrast:
-    """A number of the correct and of the incorrect documents, and their difference with its 95 % interval.
+    """A number for the correct and the incorrect documents, and their difference with its 95 % interval.
 
-    The curves' error bars are about draws from these documents; this interval is about other documents of
-    the same kind. NaN where a pool has fewer than three documents, the interval where it has fewer than 20.
+    The curves' error bars are for other draws from these documents; this interval is for other documents
+    of the same kind. NaN where a pool has fewer than three documents, the interval where it has fewer than
+    20.
     """
 
     correct: float
@@ -154,7 +155,7 @@ class PoolContrast:
 
 @dataclass(frozen=True)
 class Inside:
-    """The pools with the same share of each part on both sides, of how many parts and documents."""
+    """The pools with the same share of each part on both sides; numbers of parts and documents."""
 
     parts: int
     of_parts: int
@@ -170,8 +171,8 @@ class Mixtures:
     Attributes:
         documents_per_mixture, asked_documents_per_mixture, seeds: Size used and wanted; draws a target.
         correct_documents, incorrect_documents: The pools.
-        share_of_smaller_pool: Near 1 the draws are nearly the same documents, and their spread says nothing.
-        unreachable_targets: Target accuracies that the pools do not allow.
+        share_of_smaller_pool: Near 1 all draws hold nearly the same documents, and their spread is too small.
+        unreachable_targets: Target accuracies that the pools cannot reach.
         pools: Dispersion of the pools.
         inside: ``subject`` or ``task`` -> the same inside these.
     """
@@ -200,10 +201,15 @@ class Mixtures:
         if isinstance(trend, Missing):
             return {}
         rows = [
-            {"series": "all documents", "target": point.target_accuracy, "value": point.dispersion,
-             "low": point.dispersion - point.dispersion_se, "high": point.dispersion + point.dispersion_se}
+            {
+                "series": "all documents",
+                "target": point.target_accuracy,
+                "value": point.dispersion,
+                "low": point.dispersion - point.dispersion_se,
+                "high": point.dispersion + point.dispersion_se,
+            }
             for point in self.curve
-        ]  # fmt: skip
+        ]
         first, *_, last = self.curve
         share = axis("target", "correct documents (%)", axis={"values": list(range(0, 101, 20))})
         chart = Chart(
@@ -269,7 +275,7 @@ def _mean_and_error(values: Array) -> tuple[float, float]:
 
 
 def _inside(run: AuditRun, parts: list[Slice]) -> Inside | Missing:
-    """A part counts with the smaller of its two numbers of right and wrong documents, two at least."""
+    """A part counts the smaller of its numbers of right and wrong documents, at least two."""
     kept = [pool for pool in (pools(run, part.rows) for part in parts) if pool.smaller > 1]
     smaller = np.array([pool.smaller for pool in kept], dtype=np.int64)
     total = int(smaller.sum())

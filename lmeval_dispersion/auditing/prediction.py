@@ -1,4 +1,4 @@
-"""The accuracy of the slices of a run, estimated by a calibrator, or why a slice has no estimate."""
+"""The accuracy of a run's slices, estimated by a calibrator, or why a slice has no estimate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from lmeval_dispersion.statistics import student_quantile
 from lmeval_dispersion.store import read_store
 
 _ATC = "Share of documents more confident than the labelled accuracy's threshold."
-_KNOWN = {  # crosses at the accuracies that are known
+_KNOWN = {  # crosses at known accuracies
     "transform": [{"filter": "isValid(datum.true)"}],
     "mark": {"type": "point", "shape": "cross", "angle": 45, "filled": True, "color": "var(--series-2)"},
     "encoding": {"x": axis("true")},
@@ -46,7 +46,7 @@ _KNOWN = {  # crosses at the accuracies that are known
 
 @dataclass(frozen=True)
 class Prediction:
-    """One slice; where it has no estimate, ``reason`` says why."""
+    """One slice; ``reason`` explains a missing estimate."""
 
     slice: Annotated[str, Col("Slice")]
     documents: Annotated[int, Col("Documents", "d", drop=4)]
@@ -65,15 +65,15 @@ class Prediction:
 
 @dataclass(frozen=True, repr=False)
 class Predictions(RunReport):
-    """The estimated accuracy of every slice, the whole first where there are several.
+    """The estimated accuracy of every slice; of several, the whole first.
 
     Attributes:
         level: Of the intervals, in (0, 1).
-        exchangeable: Whether the slices were made as the labelled ones, which the intervals need.
+        exchangeable: Whether the slices were made like the labelled ones, as the intervals require.
         shifted: The feature in which the slices differ from the labelled ones as a whole, else None.
         beats_trivial: Whether the calibrator beat the labelled accuracy alone.
         used: The features that the estimates are read off.
-        validation: Of the calibrator: errors in points on slices held out.
+        validation: The calibrator's errors in points on held-out slices.
     """
 
     template = "predictions.jinja"
@@ -102,7 +102,7 @@ class Predictions(RunReport):
         return {"slices": Table.of(self.slices, caption, name="slices", headings=headings, excerpt=some)}
 
     def charts(self) -> dict[str, Chart]:
-        """The estimates with their intervals; none where there is no estimate."""
+        """The estimates with their intervals; empty without estimates."""
         rows = [row for row in self.slices if row.reason is None]
         if not rows:
             return {}
@@ -124,7 +124,7 @@ class Predictions(RunReport):
         }
 
     def context(self) -> dict[str, Any]:
-        """Words of the sentences."""
+        """Words for the sentences."""
         return {
             "level": f"{100 * self.level:.0f} %",
             "features": FEATURES,
@@ -141,22 +141,22 @@ def predict(
     force: bool = False,
     short: bool = False,
 ) -> Predictions:
-    """The accuracy of every slice, read off what it shows without labels, as ``dispersion predict`` does.
+    """Estimate the accuracy of every slice from its features, as ``dispersion predict`` does.
 
-    Documents that the calibrator was fitted on are left out; a slice without an estimate has a reason.
+    The calibrator's own documents are left out; a slice without an estimate has a reason.
 
     Args:
         calibrator: Of :func:`lmeval_dispersion.calibrate`, or the file of ``dispersion calibrate``.
         run: Folder of the store, or a folder that holds the stores of one run.
         where: Estimate only documents that satisfy this.
         by: Column of the documents that makes the slices; default: that of the calibrator.
-        force: Whether to estimate where the calibrator did not beat knowing nothing, or the slices differ
-            from the labelled ones.
+        force: Whether to estimate although the calibrator did not beat the labelled accuracy, or the slices
+            differ from the labelled ones.
         short: Whether texts show only the slices of the lowest and the highest estimates.
 
     Raises:
-        UsageError: The calibrator does not fit the run, or did not beat knowing nothing, or there is no such
-            column.
+        UsageError: The calibrator does not fit the run or did not beat the labelled accuracy, or there is no
+            such column.
     """
     name: str | Path = "the calibrator"
     if isinstance(calibrator, Calibration):
@@ -178,15 +178,15 @@ def predict(
     if lacking := sorted(set(names) - set(available_features(run, rows))):
         others = " ".join(f"--feature={name}" for name in names if name not in lacking)
         raise UsageError(
-            f"some documents of the run have no {FEATURES[lacking[0]]}, which this calibrator was fitted "
-            f"with; calibrate without it: {others}"
+            f"some documents of the run have no {FEATURES[lacking[0]]}, which this calibrator needs; "
+            f"calibrate without it: {others}"
         )
     threshold = math.nan if calibrator.atc_threshold is None else calibrator.atc_threshold
     raw = slice_features(run, [part.rows for part in parts], names, threshold)
     labelled = np.array([[part.features[name] for name in names] for part in calibrator.slices])
     shift = shrinkage.shift(labelled, raw[~np.isnan(raw).any(axis=1)])
     shifted = None if shift is None else names[shift]
-    unlike = f"not like the labelled slices in {FEATURES[shifted]}" if shifted and not force else None
+    unlike = f"unlike the labelled slices in {FEATURES[shifted]}" if shifted and not force else None
     applied = _Applied(calibrator, raw, np.array([len(part.rows) for part in parts]))
     slices = [_prediction(run, part, applied, i, unlike) for i, part in enumerate(parts)]
     whole = _whole(run, parts, slices, applied)
@@ -208,7 +208,7 @@ def predict(
 
 
 def _run_for(calibrator: Calibrator, run: AuditRun | str | Path) -> AuditRun:
-    """The run, in the calibrator's layer; another model is refused before its vectors are read."""
+    """The run in the calibrator's layer; another model is refused before reading vectors."""
     if isinstance(run, AuditRun):
         return run
     store, layer = read_store(run), calibrator.layer
@@ -218,7 +218,7 @@ def _run_for(calibrator: Calibrator, run: AuditRun | str | Path) -> AuditRun:
 
 
 def _unlabelled_rows(calibrator: Calibrator, run: AuditRun, where: str | None) -> tuple[Rows, int]:
-    """The rows to estimate, without those that were fitted on, and how many those are."""
+    """The rows to estimate, without those the calibrator was fitted on, and the number of the latter."""
     rows = np.arange(len(run)) if where is None else rows_where(run, where)
     fitted = np.empty(0, dtype=np.int64)
     if calibrator.labelled.documents_sha256 == documents_digest(run):
@@ -227,7 +227,7 @@ def _unlabelled_rows(calibrator: Calibrator, run: AuditRun, where: str | None) -
     if not len(left):
         raise UsageError(
             f"the calibrator was fitted on the labels of all {len(rows)} documents; name another run, or "
-            "calibrate on a part of this one with --where"
+            "calibrate on part of this run with --where"
         )
     return left, len(fitted)
 
@@ -252,14 +252,14 @@ class _Applied:
         self.error = calibrator.error_size.at(np.minimum(documents, calibrator.documents_a_slice[1]))
 
     def interval(self, i: int) -> tuple[float, float]:
-        """Of the estimate of the slice at place ``i``."""
+        """Interval of the estimate of slice ``i``."""
         fold = [part.fold for part in self.calibrator.slices]
         score = np.array([part.score for part in self.calibrator.slices])
         return shrinkage.jackknife_plus(self.folds[fold, i], score * self.error[i], self.calibrator.level)
 
 
 def _prediction(run: AuditRun, part: Slice, applied: _Applied, i: int, unlike: str | None) -> Prediction:
-    """The estimate of the slice at place ``i``, or why there is none."""
+    """The estimate of slice ``i``, or the reason for none."""
     n, features = len(part.rows), dict(zip(applied.names, applied.raw[i].tolist(), strict=True))
     row = replace(_empty(run, part), **features)
     if unlike:
@@ -272,7 +272,7 @@ def _prediction(run: AuditRun, part: Slice, applied: _Applied, i: int, unlike: s
         low, high = ranges[name]
         if not low <= value <= high:
             name = FEATURES.get(name, name)
-            reason = f"outside what was fitted: {name} {value:.4g}, fitted from {low:.4g} to {high:.4g}"
+            reason = f"outside the fitted range: {name} {value:.4g}, fitted from {low:.4g} to {high:.4g}"
             return replace(row, reason=reason)
     low, high = applied.interval(i)
     return replace(row, predicted=float(np.clip(applied.value[i], 0.0, 1.0)), low=low, high=high)
@@ -292,7 +292,7 @@ def _whole(
     estimate = float(weight @ np.clip(applied.value[used], 0.0, 1.0))
     shared = applied.folds[:, used] @ weight
     variance = float(np.square(weight * applied.error[used]).sum()) + (len(shared) - 1) * float(shared.var())
-    # A level above that of its slices would be no honest sum of them.
+    # A sum cannot have a higher level than its slices.
     half = student_quantile((1 + applied.calibrator.level) / 2, len(shared) - 1) * math.sqrt(variance)
     name = "all documents" if len(used) == len(slices) else f"{len(used)} of {len(slices)} slices"
     means: dict[str, Any] = dict(zip(applied.names, (weight @ applied.raw[used]).tolist(), strict=True))

@@ -1,10 +1,10 @@
-"""The paper's protocol: can accuracy be read off dispersion, learnt on mixtures?
+"""The paper's protocol: does dispersion, calibrated on mixtures, predict accuracy?
 
 Per seed the labelled documents are split 20/10/70. Mixtures of the calibration part give pairs (dispersion,
 accuracy); linear, polynomial, isotonic and random-forest regressions are fitted to them; the validation part
-picks one; the test part judges it, beside estimators that use no dispersion. Test batches are the ``whole``
-test part (the paper's figure), one batch of each subject (``slices``: the hardest, and the one that users
-need) and ``mixtures`` of every accuracy.
+picks one; the test part judges it, along with estimators that use no dispersion. Test batches are the
+``whole`` test part (the paper's figure), one batch of each subject (``slices``: the hardest, and the one that
+users need) and ``mixtures`` of every accuracy.
 
 Source: RD sections B.1.2 and B.1.3. Average thresholded confidence (ATC): Garg et al., "Leveraging
 unlabeled data to predict out-of-distribution performance", ICLR 2022.
@@ -78,7 +78,7 @@ class PaperProtocol:
     """The protocol over several splits.
 
     Attributes:
-        documents_per_batch: Used; the labelled documents may allow fewer than were asked for.
+        documents_per_batch: Size used; few labelled documents allow less than requested.
         seeds: Splits.
         chosen: Regression -> in how many splits validation picked it.
         errors: Of every estimator under every kind of test batch.
@@ -100,9 +100,9 @@ class PaperProtocol:
 def paper_protocol(run: AuditRun, *, seeds: int = SEEDS, seed: int = 0) -> PaperProtocol:
     """Errors of every estimator under every kind of test batch, over ``seeds`` splits."""
     check_labels(run, "calibration needs")
-    # 0.8: parts are random, and some hold fewer of the rarer kind than their share of it.
+    # 0.8: parts are random, and some hold less than their share of the rarer kind.
     size = mixture_size(int(0.8 * VALIDATION * pools(run, run.labelled).smaller))
-    errors: dict[tuple[str, str], list[Array]] = {}  # (kind, estimator) -> those of every split's batches
+    errors: dict[tuple[str, str], list[Array]] = {}  # (kind, estimator) -> errors of every split's batches
     chosen = []
     for k in range(seeds):
         best, of_split = _split_errors(run, size, k, np.random.default_rng([seed, k]))
@@ -246,7 +246,7 @@ def _paper_error(kind: str, name: str, splits: Sequence[Array]) -> PaperError:
 
 
 def _verdict(kind: str, errors: Mapping[tuple[str, str], Sequence[Array]]) -> PaperVerdict:
-    """Who wins, and whether dispersion beats knowing nothing."""
+    """The best estimator, and whether dispersion beats a blind guess."""
     sizes = {
         name: np.array([np.abs(values).mean() for values in splits])
         for (of, name), splits in errors.items()

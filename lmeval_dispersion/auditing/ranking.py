@@ -1,7 +1,7 @@
 """Documents by contribution: are those of the lowest contribution the ones the model gets wrong?
 
 Every signal is turned so that a low value means "probably wrong". AUROC is the probability that a wrong
-document ranks below a right one (ties count half): 0.5 says nothing, 1 separates them. Inside subjects only
+document ranks below a right one (ties count half): 0.5 is chance, 1 separates them. Inside subjects only
 pairs of one subject count: a signal that only separates subjects has 0.5 there.
 
 The hard tail, the tenth of lowest contribution, is clustered by k-means on the unit vectors (for which
@@ -47,16 +47,16 @@ from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.statistics import Interval, auroc, auroc_bounds, normal_point, stratified_auroc
 
 CONTRIBUTION = "contribution"
-SHARES = (5, 10, 20, 50)  # per cent of the documents looked at first
-TAIL = 0.1  # of the documents, from the low end
-_MOST = 2000  # documents clustered at most: the lowest ones
+SHARES = (5, 10, 20, 50)  # per cent of the documents, lowest first
+TAIL = 0.1  # share of the documents, from the low end
+_MOST = 2000  # most documents to cluster, lowest first
 _CLUSTERS, _TYPICAL = 8, 3
-COUNT = 20  # documents of lowest contribution that a table shows
+COUNT = 20  # documents of lowest contribution in a table
 
 
 @dataclass(frozen=True)
 class RankedDocument:
-    """One document by its contribution; None where the store knows nothing."""
+    """One document by its contribution; None where the store has no value."""
 
     rank: Annotated[int, Col("Rank", "d")]
     contribution: Annotated[float, Col("Contribution", ".4f")]
@@ -85,7 +85,7 @@ def ranked_documents(run: AuditRun) -> list[RankedDocument]:
 
 @dataclass(frozen=True)
 class Signal:
-    """How well one signal finds wrong answers; ``missing`` says why it has no figures.
+    """How well one signal finds wrong answers; ``missing`` explains absent figures.
 
     Attributes:
         auroc, auroc_se, auroc_low, auroc_high: DeLong, interval by the logit.
@@ -95,17 +95,17 @@ class Signal:
         deciles: Accuracy of each tenth of the documents, lowest signal first.
     """
 
-    signal: Annotated[str, Col("Signal", hint="Turned so that a low value means: probably wrong.")]
+    signal: Annotated[str, Col("Signal", hint="Its sign is set so that low means probably wrong.")]
     documents: int
     auroc: Annotated[
         float | None,
-        Col("AUROC", ".3f", hint="Chance that a wrong document ranks below a right one; 0.5 says nothing."),
+        Col("AUROC", ".3f", hint="Chance that a wrong document ranks below a right one; 0.5 is chance."),
     ] = None
     auroc_se: float = math.nan
     auroc_low: Annotated[float | None, Col("95 % from", ".3f", hint="DeLong, by the logit.")] = None
     auroc_high: Annotated[float | None, Col("to", ".3f")] = None
     reliable: bool = False
-    inside: Annotated[float | None, Col("Inside", ".3f", hint="Only pairs of one part count.")] = None
+    inside: Annotated[float | None, Col("Inside", ".3f", hint="Counts only pairs inside one part.")] = None
     inside_low: Annotated[float | None, Col("95 % from", ".3f", drop=1)] = None
     inside_high: Annotated[float | None, Col("to", ".3f", drop=1)] = None
     inside_pairs: int = 0
@@ -119,7 +119,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class BestOther:
-    """The signal of highest AUROC beside the contribution; its interval allows for the choice of the best."""
+    """The best signal other than the contribution, by AUROC; its interval allows for the choice."""
 
     signal: str
     auroc: float
@@ -162,8 +162,8 @@ class Ranking:
             for row in drawn
             for i, accuracy in enumerate(row.deciles, 1)
         ]
-        tenths = {"field": "decile", "type": "ordinal", "axis": {"labelAngle": 0},
-                  "title": "tenth of the documents, lowest signal first"}  # fmt: skip
+        title = "tenth of the documents, lowest signal first"
+        tenths = {"field": "decile", "type": "ordinal", "title": title, "axis": {"labelAngle": 0}}
         chart = Chart(
             lines(deciles, tenths, axis("accuracy", "accuracy", axis={"format": "%"})),
             "Accuracy by decile of each signal",
@@ -215,7 +215,7 @@ def _signal(name: str, values: Array, run: AuditRun, parts: list[Slice]) -> Sign
     known = run.labelled[~np.isnan(values[run.labelled])]
     signal, right = values[known], run.right[known]
     if right.all() or not right.any():
-        return Signal(name, len(known), missing="its documents are all right, or all wrong")
+        return Signal(name, len(known), missing="its documents are all right or all wrong")
     if np.ptp(signal) == 0:
         return Signal(name, len(known), missing="it is the same for all documents")
     area = auroc(signal, right)
@@ -267,7 +267,7 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
         reason = ranking.missing
         return f"Whether hard documents can be found by their contribution could not be tested: {reason}."
     if ranking.cautions:
-        return " ".join([*ranking.cautions, "What the contribution finds is not judged."])
+        return " ".join([*ranking.cautions, "The contribution is therefore not judged."])
     ours = ranking.signals[0]
     if ours.auroc is None or ours.auroc_low is None or ours.auroc_high is None:
         return f"The contribution finds no wrong answers: {ours.missing}."
@@ -293,7 +293,7 @@ def ranking_sentence(ranking: Ranking | Missing) -> str:
 
 
 def errors_sentence(ranking: Ranking | Missing) -> str:
-    """How many errors a reader of the low tail finds, and which other signal finds some too."""
+    """The share of errors in the low tail, and the best other signal."""
     if isinstance(ranking, Missing) or ranking.cautions or ranking.signals[0].missing:
         return ""
     share = ranking.signals[0].errors_10 or 0.0
@@ -352,8 +352,9 @@ def hard_tail(run: AuditRun, *, seed: int = 0) -> HardTail:
     contribution = run.vectors.contributions()
     order = np.argsort(contribution, kind="stable")
     rows = order[: min(max(round(len(order) * TAIL), 1), _MOST)]
-    labels, distance = clustered(run.vectors.rows[rows], max(1, min(_CLUSTERS, math.isqrt(len(rows) // 2))),
-                                 seed=seed)  # fmt: skip
+    labels, distance = clustered(
+        run.vectors.rows[rows], max(1, min(_CLUSTERS, math.isqrt(len(rows) // 2))), seed=seed
+    )
     inside = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     clusters, typical = [], []
     for number, places in enumerate(sorted(inside, key=lambda places: -len(places)), 1):
@@ -385,7 +386,7 @@ def clustered(x: NDArray[np.float32], k: int, *, seed: int = 0) -> tuple[Rows, A
     """
     from sklearn.cluster import KMeans
 
-    # One start and one thread's order of sums: equal input gives equal bytes.
+    # One start, and sums in one thread's order: equal input gives equal bytes.
     model = KMeans(min(k, len(np.unique(x, axis=0))), n_init=1, random_state=seed, algorithm="lloyd")
     rows = x.astype(np.float64)
     labels = model.fit_predict(rows).astype(np.int64)
@@ -394,7 +395,7 @@ def clustered(x: NDArray[np.float32], k: int, *, seed: int = 0) -> tuple[Rows, A
 
 @dataclass(frozen=True, repr=False)
 class Worst(RunReport):
-    """Documents by contribution, lowest first; CSV, JSON and the data frame hold every one."""
+    """Documents by contribution, lowest first; CSV, JSON and the data frame hold all."""
 
     template = "worst.jinja"
     schema = "dispersion-worst/1"
@@ -406,7 +407,7 @@ class Worst(RunReport):
     _count: int = COUNT
 
     def tables(self) -> dict[str, Table]:
-        """The lowest documents, then what the order is worth and its clusters."""
+        """The lowest documents, then the order's worth and its clusters."""
         lowest = [replace(row, text=shortened(row.text, 60)) for row in self.documents[: self._count]]
         caption = f"The {len(lowest)} documents of lowest contribution of {len(self.documents)}"
         tables = {"documents": Table.of(lowest, caption, name="documents")}
@@ -429,13 +430,13 @@ class Worst(RunReport):
 
 
 def rank(run: AuditRun | str | Path, *, layer: str | None = None, count: int = COUNT, seed: int = 0) -> Worst:
-    """Documents by their contribution, lowest first: what ``dispersion audit --worst`` reports.
+    """Documents by their contribution, lowest first, as in ``dispersion audit --worst``.
 
     Args:
         run: Folder of the store, or a folder that holds the stores of one run.
         layer: Layer of the vectors; default: the store's own.
         count: How many documents a table shows; ``to_frame()`` and CSV hold all.
-        seed: Of the clusters of the lowest tenth.
+        seed: Seed of the clusters in the lowest tenth.
 
     Raises:
         TooFewVectorsError: One document.

@@ -1,7 +1,7 @@
-"""How far the model's confidence in its answers is right: ECE, Brier score and a reliability table.
+"""Calibration of the model's confidence in its answers: ECE, Brier score and a reliability table.
 
-Confidence is the probability of the likeliest choice (softmax over the choices' log-probabilities); right is
-whether the stored score is above one half. No vectors are needed.
+Confidence is the probability of the likeliest choice (softmax over the choices' log-probabilities); an answer
+is right if its stored score is above one half. No vectors are needed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import Interval, student_interval, wilson
 
 BINS = 10
-_DRAWS = 1000  # of answers that are right as often as the confidence says
+_DRAWS = 1000  # of answers whose accuracy equals the confidence
 
 
 @dataclass(frozen=True)
 class Bin:
-    """The documents whose confidence lies from ``low`` to ``high``."""
+    """The documents with a confidence from ``low`` to ``high``."""
 
     low: Annotated[float, Col("From", ".1f")]
     high: Annotated[float, Col("To", ".1f")]
@@ -38,12 +38,12 @@ class Bin:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Confidence beside accuracy over the labelled documents with choices.
+    """Confidence and accuracy over the labelled documents with choices.
 
     Attributes:
         gap, gap_low, gap_high: Mean confidence minus accuracy, Student interval; above 0: overconfident.
         ece: Expected calibration error over ten equal bins, in [0, 1] (Guo et al., ICML 2017).
-        ece_by_chance: What a model whose confidence is right stays below in 95 % of draws.
+        ece_by_chance: Upper limit of the ECE in 95 % of draws if the confidence is right.
         brier: Mean squared difference of confidence and right (1) or wrong (0), in [0, 1].
     """
 
@@ -85,13 +85,14 @@ def reliability(run: AuditRun, *, seed: int = 0) -> Reliability:
     rows = np.flatnonzero(~np.isnan(run.confidence) & ~np.isnan(run.score))
     if len(rows) < FEWEST:
         raise UsageError(
-            f"confidence is judged on {FEWEST} labelled documents with choices or more, got {len(rows)}"
+            f"judging confidence needs {FEWEST} or more labelled documents with choices, got {len(rows)}"
         )
     confidence, right = run.confidence[rows], run.right[rows].astype(float)
     places = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     rng = np.random.default_rng(seed)
-    drawn = [_ece(confidence, (rng.random(len(rows)) < confidence).astype(float), places)
-             for _ in range(_DRAWS)]  # fmt: skip
+    drawn = [
+        _ece(confidence, (rng.random(len(rows)) < confidence).astype(float), places) for _ in range(_DRAWS)
+    ]
     bins = []
     for place in np.unique(places).tolist():
         inside = places == place
@@ -118,10 +119,10 @@ def _ece(confidence: Array, right: Array, places: NDArray[np.int64]) -> float:
 
 
 def reliability_sentence(found: Reliability) -> str:
-    """Whether the model says how often it is right."""
+    """Whether the model's confidence matches its accuracy."""
     figure = Interval(100 * found.gap, 100 * found.gap_low, 100 * found.gap_high)
     shares = (
-        f"it gives its answers {100 * found.confidence:.1f} % on average and {100 * found.accuracy:.1f} % "
+        f"its mean confidence is {100 * found.confidence:.1f} % and {100 * found.accuracy:.1f} % of answers "
         f"are right ({interval_text(figure, '+.1f')} points; ECE {found.ece:.3f}, Brier {found.brier:.3f})"
     )
     if side := figure.side(0):

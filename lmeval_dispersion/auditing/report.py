@@ -1,7 +1,7 @@
 """The audit of one run as a report; docs/reference/audit.md has the JSON.
 
-A part that cannot be had is ``{"missing": sentence}``, and the others still appear. Where right and wrong
-answers are no evidence, the parts that are judged by them are left out, and not computed.
+A part that cannot be computed is ``{"missing": sentence}``; the others still appear. Where right and wrong
+answers are not evidence, the parts judged by them are left out and not computed.
 """
 
 from __future__ import annotations
@@ -55,15 +55,19 @@ from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.report.document import fields_of
 
 #: Parts that right and wrong answers judge, by their names in sentences.
-JUDGED = {"mixtures": "mixtures", "calibration": "calibration", "paper_protocol": "the paper's protocol",
-          "ranking": "ranking"}  # fmt: skip
+JUDGED = {
+    "mixtures": "mixtures",
+    "calibration": "calibration",
+    "paper_protocol": "the paper's protocol",
+    "ranking": "ranking",
+}
 _PARTS = (*JUDGED, "hard_tail")
 _LEFT_OUT = Missing("left out; --details computes it")
 
 
 @dataclass(frozen=True, repr=False)
 class Audit(RunReport):
-    """The audit of one run; a part that cannot be had says why.
+    """The audit of one run; a missing part gives its reason.
 
     Attributes:
         run: The model, the texts and the settings.
@@ -95,7 +99,7 @@ class Audit(RunReport):
         return self.answers.cautions
 
     def has(self, part: str) -> bool:
-        """Whether a part could be had."""
+        """Whether a part could be computed."""
         return not isinstance(getattr(self, part), Missing)
 
     @property
@@ -105,7 +109,7 @@ class Audit(RunReport):
 
     @property
     def missing(self) -> dict[str, str]:
-        """Parts that could not be had, and why; those that were left out on purpose are not among them."""
+        """Parts that could not be computed, with reasons; not those left out on purpose."""
         parts = [part for part in _PARTS if not self.has(part) and part not in self.left_out]
         return {part: getattr(self, part).missing for part in parts}
 
@@ -141,7 +145,7 @@ class Audit(RunReport):
         return charts
 
     def context(self) -> dict[str, Any]:
-        """Sentences and names that the template puts in their places."""
+        """Sentences and names for the template."""
         return {
             "opening": self._opening(),
             "worth": worth("probability", self._scored()),
@@ -161,7 +165,7 @@ class Audit(RunReport):
         }
 
     def _scored(self) -> int:
-        """Documents of the smallest slice where the probability of the right answer is known; 0 for none."""
+        """Documents of the smallest slice with a probability of the right answer; 0 without one."""
         rows = [
             row for table in self.slices.values() for row in table.rows if not math.isnan(row.probability)
         ]
@@ -176,9 +180,9 @@ class Audit(RunReport):
 
     def _finding(self) -> str:
         if not self.run["labelled"]:
-            return "No document has a label: what dispersion says about right answers cannot be tested."
+            return "No document has a label, so nothing about right answers can be tested."
         if not self.run["width"]:
-            none = "No document has choices: how far the model's confidence is right is not known."
+            none = "No document has choices, so the model's confidence cannot be checked."
             return self._confidence() or none
         if isinstance(self.calibration, Missing):
             return pools_sentence(self.mixtures)
@@ -226,7 +230,7 @@ class Audit(RunReport):
         return f"{said}."
 
     def _summary(self) -> list[str]:
-        """The conclusions on right and wrong answers; none where those are no evidence."""
+        """The conclusions on right and wrong answers; none where those are not evidence."""
         if self.cautions or not self.run["labelled"] or not self.run["width"]:
             return []
         return [pools_sentence(self.mixtures), ranking_sentence(self.ranking)]
@@ -247,19 +251,19 @@ def audit(
     Args:
         run: Folder of the store, or a folder that holds the stores of one run.
         layer: Layer of the vectors; default: the store's own.
-        slices: Columns of the documents to slice by, beside those that the run itself suggests.
+        slices: More columns of the documents to slice by.
         metrics: ``all``: also RankMe, effective rank, participation ratio and stable rank of every slice.
-        seed: Of everything that is drawn.
-        details: Whether to compute the parts that are no finding too.
-        short: Whether to compute no more than the answer needs, in the first slicing.
+        seed: Seed of all draws.
+        details: Whether to compute every part.
+        short: Whether to compute only the answer's part, in the first slicing.
 
     Returns:
         The report ``dispersion-audit/3`` (``docs/reference/audit.md``); ``to_dict()``, ``to_frame()``,
         ``to_markdown()``, ``to_html()`` and ``plot()`` give its forms.
 
     Raises:
-        StoreError: ``run`` is no store, or one that cannot be read.
-        UsageError: The layer or a column is not there.
+        StoreError: ``run`` is not a readable store.
+        UsageError: The layer or a column does not exist.
     """
     run = read_run(run, layer)
     raw = run.raw_vectors if metrics == "all" else None

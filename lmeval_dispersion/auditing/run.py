@@ -1,10 +1,10 @@
-"""One run as the audit sees it: documents with a direction, their labels, confidence and centred vectors.
+"""One run for the audit: documents with a direction, their labels, confidence and centred vectors.
 
 A document's confidence is that of the model in its answer: log-probabilities of the choices are brought to
 probabilities that sum to one over the choices (the harness's ``acc`` view: no length normalisation).
 
-Where the model gives one answer to nearly everything, or is no better than guessing, right answers say
-nothing of it: :func:`answers_of` finds that, and reports say it first and conclude nothing from them.
+If the model gives nearly always one answer, or only guesses, right answers say nothing: :func:`answers_of`
+detects that, and reports say so first and conclude nothing from them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
-FEWEST = 20  # right, and wrong, documents for an interval that has its level
+FEWEST = 20  # fewest right, and wrong, documents for a reliable interval
 
-_ONE_ANSWER = 0.9  # share of a single answer from which on answers are taken for constant
-_REPEATED = 0.05  # share of repeated documents from which on intervals are too short to conclude from
-_FEWEST_ANSWERS = 10  # documents for a distribution of answers
-_AGREE = 0.95  # of the documents with one answer, for target and score to mean the same
+_ONE_ANSWER = 0.9  # share of one answer from which answers count as constant
+_REPEATED = 0.05  # share of repeated documents that makes intervals too short
+_FEWEST_ANSWERS = 10  # fewest documents for a distribution of answers
+_AGREE = 0.95  # share of the documents with one answer for which target and score must agree
 _SAME = 0.01  # of the dispersion: nearer than this, documents of one text are the same document
 
 _EXAMPLE = "subject in ('anatomy', 'virology') and prompt_tokens < 300"
@@ -44,7 +44,7 @@ _EXAMPLE = "subject in ('anatomy', 'virology') and prompt_tokens < 300"
 
 @dataclass(frozen=True)
 class Missing:
-    """Why a part of a report cannot be had."""
+    """Why a section is missing from a report."""
 
     missing: str
 
@@ -71,10 +71,10 @@ class RunFacts(TypedDict):
 class AuditRun:
     """The documents of a store that have a direction, row by row with their vectors.
 
-    Samples of lm-eval, without vectors, are a run too: what needs :attr:`vectors` then raises UsageError.
+    Samples of lm-eval, without vectors, are a run too; :attr:`vectors` then raises UsageError.
 
     Attributes:
-        documents: One row a document, index 0..n-1; so many others have a vector ``without_direction``.
+        documents: One row per document, index 0..n-1; ``without_direction`` counts those left out.
         score: ``correct`` as stored, in [0, 1]; NaN where there is no label. Shape (n,).
         confidence: Largest probability of a choice, in [1/choices, 1]; NaN where there is none. Shape (n,).
         choices: Answer choices of each document, 0 where there are none. Shape (n,).
@@ -100,7 +100,7 @@ class AuditRun:
         """The centred unit vectors, row by row.
 
         Raises:
-            UsageError: The run has none, since it is samples of lm-eval.
+            UsageError: The run is samples of lm-eval, without vectors.
         """
         if self.centred is None:
             raise UsageError(f"samples of lm-eval hold no vectors; {self.way_to_vectors}")
@@ -108,7 +108,7 @@ class AuditRun:
 
     @property
     def way_to_vectors(self) -> str:
-        """How a run of samples gets vectors, as the end of a sentence."""
+        """The way to add vectors to samples, as the end of a sentence."""
         return (
             f"`dispersion embed {self.store.model} --from-samples {self.store.path} -o STORE` adds them "
             "(one prefill, no answers)"
@@ -215,7 +215,7 @@ def read_run(run: AuditRun | str | Path, layer: str | None = None) -> AuditRun:
 
 
 def part_of(build: Callable[..., Any], run: AuditRun, **options: Any) -> Any:
-    """A part of a report on a run, or why it cannot be had."""
+    """A part of a report on a run, or the reason why it is missing."""
     try:
         return build(run, **options)
     except DispersionError as error:
@@ -223,7 +223,7 @@ def part_of(build: Callable[..., Any], run: AuditRun, **options: Any) -> Any:
 
 
 def check_labels(run: AuditRun, what: str) -> None:
-    """Raise UsageError, with ``what`` needs them, unless there are labels, right answers and wrong ones."""
+    """Raise UsageError unless there are labels, right answers and wrong ones; ``what`` needs them."""
     rows = run.labelled
     right = int(run.right[rows].sum())
     if not len(rows):
@@ -272,7 +272,8 @@ def confidences(logprobs: Sequence[Sequence[float]]) -> Array:
     for choices in np.unique(lengths[lengths >= 2]):
         rows = np.flatnonzero(lengths == choices)
         values = np.array([logprobs[int(row)] for row in rows], dtype=np.float64)
-        # -inf is a probability of 0 and fine, unless every choice has it; NaN and inf are no log-probability.
+        # -inf is a probability of 0 and fine, unless every choice has it; NaN and inf are not
+        # log-probabilities.
         usable = np.isfinite(values).any(axis=1) & (values < np.inf).all(axis=1)
         rows, values = rows[usable], values[usable]
         confidence[rows] = 1 / np.exp(values - values.max(axis=1, keepdims=True)).sum(axis=1)
@@ -281,12 +282,12 @@ def confidences(logprobs: Sequence[Sequence[float]]) -> Array:
 
 @dataclass(frozen=True)
 class Answers:
-    """How the model answers the documents with choices, beside guessing (``chance``).
+    """The model's answers to documents with choices, compared with guessing (``chance``).
 
     Attributes:
-        commonest: The answer given most often, by its words or its place among the choices: of how many
-            documents, their share, and what always giving it would score (NaN unless targets tell).
-        repeated_documents: Documents whose prompt (or text) and vector an earlier document has.
+        commonest: The most frequent answer, by its words or its place among the choices: documents, share,
+            and the score of always giving it (NaN if targets are unknown).
+        repeated_documents: Documents with the prompt (or text) and vector of an earlier one.
         cautions: Sentences why right and wrong answers support no conclusion; empty where they may.
     """
 
@@ -305,7 +306,7 @@ class Answers:
 
 
 def answers_of(run: AuditRun) -> Answers:
-    """How the model answers."""
+    """The model's answers."""
     labelled = run.labelled
     choices = run.choices[labelled]
     known = labelled[choices >= 2]
@@ -334,7 +335,7 @@ def answers_of(run: AuditRun) -> Answers:
 
 
 def _commonest(answers: Counter[str]) -> tuple[str | None, int, int]:
-    """The commonest answer, how often it was given, and how many answers there are."""
+    """The most frequent answer, its count, and the number of answers."""
     if not answers:
         return None, 0, 0
     answer, count = min(answers.items(), key=lambda item: (-item[1], item[0]))
@@ -342,7 +343,7 @@ def _commonest(answers: Counter[str]) -> tuple[str | None, int, int]:
 
 
 def _score_of_constant(answer: str | None, run: AuditRun) -> float:
-    """The accuracy of always giving this answer; NaN unless the targets tell who is right."""
+    """The accuracy of always giving this answer; NaN if targets are unknown."""
     documents = run.documents.iloc[run.labelled]
     is_target = (documents["target"] == answer).to_numpy()
     given = (documents["prediction"] == answer).to_numpy()
@@ -373,14 +374,14 @@ def _repeated(run: AuditRun) -> int:
 
 def _cautions(answers: Answers, documents: int) -> Iterator[str]:
     share, constant = answers.commonest_share, answers.commonest_accuracy
-    # A model may well give one answer where nearly all questions have it: if it scores more than that.
+    # One answer is fine if nearly all questions have it: if the model scores more than that.
     better = not np.isnan(constant) and answers.accuracy_low > constant
     if answers.answered_documents >= _FEWEST_ANSWERS and share >= _ONE_ANSWER and not better:
         percent = 100 if share == 1 else min(round(100 * share), 99)
         yield (
             f"The model answers {answers.commonest} in {percent} % of cases "
-            f"({answers.commonest_documents:,} of {answers.answered_documents:,}): correct and incorrect "
-            "say nothing about the documents here."
+            f"({answers.commonest_documents:,} of {answers.answered_documents:,}): right or wrong says "
+            "nothing about a document here."
         )
     low, high = answers.accuracy_low, answers.accuracy_high
     if low <= answers.chance <= high:
@@ -402,7 +403,7 @@ def rows_where(run: AuditRun, expression: str) -> Rows:
         if chosen.shape != (len(run.documents),) or not {type(v) for v in chosen} <= {bool, np.bool_}:
             raise ValueError("its value is not true or false for every document")
     except Exception as error:
-        # pandas raises whatever the values raise; an expression of a user is no reason for a traceback.
+        # pandas raises whatever the values raise; a user's expression must not cause a traceback.
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(
             f"--where {expression!r}: {reason}; write comparisons, such as {_EXAMPLE!r}, of the columns "

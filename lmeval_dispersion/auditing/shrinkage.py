@@ -36,8 +36,8 @@ Array = NDArray[np.float64]
 
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of coefficients, in units of a feature's variance
 _MOST_FOLDS = 200
-_MARGIN = 0.25  # of the fitted range, on either side: with 40 slices alike it refuses about 1 % of them
-_SHIFT = 0.01  # how often slices that are alike may be called different
+_MARGIN = 0.25  # of the fitted range, on either side: with 40 similar slices it refuses about 1 %
+_SHIFT = 0.01  # how often similar slices may be called different
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Fit:
 
 
 class Pairs(NamedTuple):
-    """Labelled slices with what they show.
+    """Labelled slices with their features.
 
     Attributes:
         z: Standardised features, shape (S, F).
@@ -83,7 +83,7 @@ def families(features: int) -> list[tuple[int, ...]]:
 
 
 def shrunken_fit(pairs: Pairs, allowed: Sequence[tuple[int, ...]]) -> Fit:
-    """The fit, over allowed sets of features, with the least error on slices left out; or the trivial one."""
+    """The fit with the least error on left-out slices, over allowed sets of features; or the trivial fit."""
     ridges = [_Ridge(pairs, columns) for columns in allowed]
     trivial = _Ridge(pairs, ())
     losses = [ridge.held_out_losses() for ridge in ridges]  # (penalties, S) each
@@ -125,7 +125,7 @@ class _Ridge:
 
 
 class Folds(NamedTuple):
-    """Fits that each left some slices out, and what they say of those.
+    """Fits that each leave some slices out, and their estimates for those.
 
     Attributes:
         fold: The fold of every slice, shape (S,).
@@ -139,7 +139,7 @@ class Folds(NamedTuple):
 
 
 def cross_fitted(pairs: Pairs, allowed: Sequence[tuple[int, ...]], fit: Any = shrunken_fit) -> Folds:
-    """The whole rule, its choices included, with every slice left out once (beyond 200 slices: 200 folds)."""
+    """The whole rule, choices included, with every slice left out once (beyond 200 slices: 200 folds)."""
     slices = len(pairs.accuracy)
     fold = np.arange(slices, dtype=np.int64) % min(slices, _MOST_FOLDS)
     estimate, fits = np.empty(slices), []
@@ -151,9 +151,9 @@ def cross_fitted(pairs: Pairs, allowed: Sequence[tuple[int, ...]], fit: Any = sh
 
 
 def isotonic_fit(pairs: Pairs, allowed: Sequence[tuple[int, ...]]) -> Any:
-    """Accuracy as a function of the one allowed feature that only rises or only falls.
+    """Accuracy as a monotone function of the one allowed feature.
 
-    Slices weigh by their documents; Spearman's correlation says which way, and the ends go on as they are.
+    Slices weigh by documents; Spearman's correlation sets the direction, and the ends continue flat.
     Source: Barlow et al., Statistical Inference under Order Restrictions, 1972.
     """
     from sklearn.isotonic import IsotonicRegression
@@ -167,10 +167,10 @@ def isotonic_fit(pairs: Pairs, allowed: Sequence[tuple[int, ...]]) -> Any:
 
 @dataclass(frozen=True)
 class ErrorSize:
-    """How far off estimates of slices are: sqrt(between + within / documents).
+    """Error of estimates of slices: sqrt(between + within / documents).
 
     Attributes:
-        between: Mean squared error against the accuracy that a slice tends to, 0 where none is visible.
+        between: Mean squared error against a slice's true accuracy, 0 if none is visible.
         within: Mean variance of the scores inside slices; over n documents it makes the sampling noise.
     """
 
@@ -179,7 +179,7 @@ class ErrorSize:
 
     @classmethod
     def of(cls, pairs: Pairs, estimate: Array) -> ErrorSize:
-        """From estimates of slices by fits that did not see them."""
+        """Error size of estimates by fits that did not see the slices."""
         within = float(pairs.variance.mean())
         excess = np.square(estimate - pairs.accuracy) - within / pairs.documents
         return cls(max(float(excess.mean()), 0.0), within)
@@ -196,7 +196,7 @@ def level_reached(slices: int) -> float:
 
 
 def conformal_rank(slices: int, level: float) -> int:
-    """Which of so many ordered errors the interval of a new slice reaches to, counted from 1."""
+    """Rank, from 1, of the ordered error that a new slice's interval reaches to."""
     return min(math.ceil((slices + 1) * level - 1e-9), slices)
 
 
@@ -238,7 +238,7 @@ class Estimator:
     def of(
         cls, name: str, pairs: Pairs, estimate: Array, trivial: Array, *, feature: str = "", seed: int = 0
     ) -> Estimator:
-        """From estimates of left-out slices (S,) beside those of the labelled accuracy alone (S,)."""
+        """From estimates of left-out slices (S,) and those of the labelled accuracy alone (S,)."""
         ours, theirs = (100 * (values - pairs.accuracy) for values in (estimate, trivial))
         squares = [np.square(errors) for errors in (ours, theirs)]
         mae, trivial_mae = (float(np.abs(errors).mean()) for errors in (ours, theirs))
@@ -257,8 +257,8 @@ class Estimator:
 def shift(labelled: Array, unlabelled: Array) -> int | None:
     """The feature in which two sets of slices, (S, F) and (s, F), differ most, if they do; else None.
 
-    Two-sample Kolmogorov-Smirnov tests of every feature at 1 % together (Bonferroni). Slices that differ
-    were not drawn alike, so no interval learnt on the labelled ones holds for them.
+    Two-sample Kolmogorov-Smirnov tests of every feature at 1 % together (Bonferroni). Intervals learnt on
+    the labelled slices do not hold for slices that differ.
     """
     from scipy.stats import ks_2samp
 

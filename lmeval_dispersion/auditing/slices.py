@@ -1,4 +1,4 @@
-"""Slices of a run: which documents belong to which, and the dispersion of each beside its accuracy.
+"""Slices of a run: their documents, dispersion and accuracy.
 
 A slice is part of a run's documents: those with one value of a column, or within one band of a number.
 """
@@ -37,8 +37,8 @@ BANDS = 5
 _DISTINCT = 12  # a numeric column with more values than this is cut into bands
 _BANDED = ("length", "confidence")  # numbers of a :class:`AuditRun` that slice it by bands
 _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
-_FEWEST_OF_A_TASK = 4  # slices of one task, for its slices to be compared among themselves
-_HEIGHT = 230  # of the chart, which stands in the first screen with the answer
+_FEWEST_OF_A_TASK = 4  # fewest slices of a task for a correlation inside it
+_HEIGHT = 230  # height of the chart, which shares the first screen with the answer
 _DISPERSION = (
     "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error; 0 all alike, "
     "1 orthogonal."
@@ -60,7 +60,7 @@ def all_documents(run: AuditRun) -> Slice:
 
 
 def slicings(run: AuditRun, extra: Sequence[str] = ()) -> dict[str, list[Slice]]:
-    """Every way to slice a run: what -> its slices, in the order of the report.
+    """Every way to slice a run: name -> its slices, in the order of the report.
 
     ``subject``, ``category`` and ``task`` where they divide the documents, bands of ``length`` (prompt
     tokens) and ``confidence`` (probability of the chosen answer), and the columns named in ``extra``.
@@ -76,7 +76,7 @@ def slicings(run: AuditRun, extra: Sequence[str] = ()) -> dict[str, list[Slice]]
 
 
 def strata(run: AuditRun) -> dict[str, list[Slice]]:
-    """Subjects and tasks, inside which right and wrong answers are compared again: what -> its slices."""
+    """Subjects and tasks, inside which right and wrong answers are compared again: name -> its slices."""
     return _dividing(run, ("subject", "task"))
 
 
@@ -136,7 +136,7 @@ def by_band(values: Array) -> list[Slice]:
 
 @dataclass(frozen=True)
 class SliceRow:
-    """One slice; undefined numbers are NaN, and ``reason`` says why a dispersion or its error is."""
+    """One slice; undefined numbers are NaN, and ``reason`` explains a NaN dispersion or error."""
 
     slice: Annotated[str, Col("Slice")]
     dispersion: Annotated[float, Col("Dispersion", ".4f", error="dispersion_se", hint=_DISPERSION)]
@@ -224,7 +224,7 @@ class Association:
 
 @dataclass(frozen=True)
 class LeastDispersed:
-    """The slice of lowest dispersion, and from how many of the others it does not differ clearly."""
+    """The least dispersed slice, and the number of others from which it does not differ clearly."""
 
     slice: str
     dispersion: float
@@ -234,7 +234,7 @@ class LeastDispersed:
 
 @dataclass(frozen=True)
 class SliceTable:
-    """All slices of one slicing, the least dispersed one, and how dispersion and accuracy go together."""
+    """All slices of one slicing, the least dispersed one, and the association of dispersion with accuracy."""
 
     rows: Sequence[SliceRow | SpectrumRow]
     least_dispersed: LeastDispersed | Missing
@@ -254,12 +254,12 @@ def slice_row(run: AuditRun, part: Slice, raw: NDArray[np.float32] | None = None
     rows, n = part.rows, len(part.rows)
     accuracy, labelled = _mean(run.score[rows]), int((~np.isnan(run.score[rows])).sum())
     dispersion = error = math.nan
-    reason = "one document has no pair to be distant from" if n < 2 else None
+    reason = "a dispersion needs two documents" if n < 2 else None
     if run.centred is None:
         reason = None
     elif n >= 2:
         dispersion, error, _ = run.centred.estimate(rows)
-        reason = "two documents give no error bar" if n == 2 else None
+        reason = "an error bar needs three documents" if n == 2 else None
     values = (
         part.name,
         dispersion,
@@ -283,9 +283,9 @@ def association(rows: Sequence[SliceRow], tasks: Sequence[str | None] = ()) -> A
     """The order of slices by dispersion and by accuracy.
 
     1: the more dispersed slice is always the more accurate one; 0: no order; negative: the reverse.
-    Slices with fewer than three documents or labels do not count; below eight slices there is no interval.
+    Slices with fewer than three documents or labels do not count; an interval needs eight slices.
     Where two of ``tasks`` (None for a slice of several) have four slices each, the correlation inside tasks
-    stands beside, with its permutation p-value.
+    is added, with its permutation p-value.
     """
     usable = [
         i
@@ -313,8 +313,8 @@ def association(rows: Sequence[SliceRow], tasks: Sequence[str | None] = ()) -> A
 def least_dispersed(rows: Sequence[SliceRow]) -> LeastDispersed | Missing:
     """The slice of lowest dispersion among those of three documents or more.
 
-    Every pair of slices is held against Student's point for as many comparisons as there are pairs, so that
-    slices that are all alike have a clear difference in at most 5 % of runs.
+    Every pair of slices is tested at Student's point, corrected for the number of pairs, so that equal slices
+    show a clear difference in at most 5 % of runs.
     """
     usable = [row for row in rows if row.documents >= 3 and np.isfinite(row.dispersion_se)]
     if len(usable) < 2:
@@ -369,7 +369,7 @@ def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow, *, short:
 
 
 def dispersion_bounds(row: SliceRow) -> Bounds:
-    """95 % interval of a slice's dispersion: Student's, inside what a dispersion can be. NaN below three."""
+    """95 % interval of a slice's dispersion: Student's, within a dispersion's range. NaN below three."""
     if row.documents < 3 or math.isnan(row.dispersion_se):
         return UNDEFINED
     low, high = student_bounds(row.dispersion, row.dispersion_se, row.documents)
@@ -377,7 +377,7 @@ def dispersion_bounds(row: SliceRow) -> Bounds:
 
 
 def weakest(rows: Sequence[SliceRow], whole: SliceRow) -> SliceRow | None:
-    """The slice of lowest accuracy, where that is clearly below the run's; None where none is.
+    """The slice of lowest accuracy, if clearly below the run's; else None.
 
     Its Wilson interval allows for the choice among all slices (Bonferroni).
     """
@@ -430,11 +430,7 @@ def slice_chart(name: str, table: SliceTable) -> Chart | None:
 
 def _points(name: str, rows: Sequence[SliceRow]) -> dict[str, Any]:
     keys = ("slice", "documents", "dispersion", "accuracy", "accuracy_low", "accuracy_high")
-    values = [
-        {key: getattr(row, key) for key in keys}
-        | dispersion_bounds(row)._asdict()
-        for row in rows
-    ]  # fmt: skip
+    values = [{key: getattr(row, key) for key in keys} | dispersion_bounds(row)._asdict() for row in rows]
     x = axis("dispersion", "dispersion (mean cosine distance)", axis={"tickCount": 6})
     y = axis("accuracy", "accuracy", axis={"format": "%"})
     faint = {"type": "rule", "opacity": 0.35, "color": "var(--series-1)"}
@@ -449,9 +445,13 @@ def _points(name: str, rows: Sequence[SliceRow]) -> dict[str, Any]:
         "height": _HEIGHT,
         "layer": [
             {"mark": faint, "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y}},
-            {"mark": faint, "encoding": {"x": x, "y": {**y, "field": "accuracy_low"},
-                                         "y2": {"field": "accuracy_high"}}},
-            {"mark": {"type": "point", "color": "var(--series-1)", "size": 70},
-             "encoding": {"x": x, "y": y, "tooltip": hover}},
+            {
+                "mark": faint,
+                "encoding": {"x": x, "y": {**y, "field": "accuracy_low"}, "y2": {"field": "accuracy_high"}},
+            },
+            {
+                "mark": {"type": "point", "color": "var(--series-1)", "size": 70},
+                "encoding": {"x": x, "y": y, "tooltip": hover},
+            },
         ],
-    }  # fmt: skip
+    }

@@ -1,8 +1,8 @@
-"""How far apart vectors are: the quantities everything else in this project is made of.
+"""Distances between vectors: the quantities behind everything else in this project.
 
 Arrays are numpy, ``x`` has shape (n, d): ``n`` vectors of width ``d``, any float dtype. Arithmetic is in
 float64. Cosine distance is ``1 - u_i.u_j`` in [0, 2] with ``u = x/|x|``; Euclidean distance is taken on raw
-rows. Undefined quantities raise; nothing here returns a silent NaN or a silent 0, because 0 means
+rows. Undefined quantities raise; nothing returns a silent NaN or a silent 0, because 0 means
 *collapsed*.
 
 Mean pair distances over n vectors cost O(n d) for the cosine by closed forms and O(n^2 d) in blocks for the

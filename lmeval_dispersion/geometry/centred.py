@@ -41,7 +41,7 @@ class CentredVectors:
             block = unit[i : i + _BLOCK].astype(np.float64) - self.mean
             self.squares[i : i + _BLOCK] = np.einsum("ij,ij->i", block, block)
             unit[i : i + _BLOCK] = block
-        self._sum: Array = np.zeros(unit.shape[1])  # of all centred rows: zero but for rounding
+        self._sum: Array = np.zeros(unit.shape[1])  # of all centred rows: zero up to rounding
         for i in range(0, n, _BLOCK):
             self._sum += unit[i : i + _BLOCK].sum(axis=0, dtype=np.float64)
 
@@ -60,7 +60,7 @@ class CentredVectors:
         return values
 
     def contributions(self, rows: Rows | None = None) -> Array:
-        """Mean distance of each of these rows (default: all) to the others of them; shape (m,), in [0, 2].
+        """Mean distance of each of these rows (default: all) to the others; shape (m,), in [0, 2].
 
         Raises:
             TooFewVectorsError: Fewer than two rows.
@@ -72,15 +72,15 @@ class CentredVectors:
         return np.asarray((m * squares + squares.sum()) / (2 * (m - 1)))
 
     def estimate(self, rows: Rows | None = None) -> Estimate:
-        """Dispersion of these rows (default: all) with its jackknife error; raises as the contributions."""
+        """Dispersion of these rows (default: all) with its jackknife error; raises as ``contributions``."""
         return jackknifed(self.contributions(rows))
 
     def composed(self, parts: Sequence[Rows], shares: Array) -> Estimate:
-        """Dispersion of documents of which each part, of two or more, has a fixed share, with its error.
+        """Dispersion with a fixed share for each of two or more parts, with its error.
 
         The mean distance of two documents drawn from parts by ``shares`` (which sum to 1), where two of one
         part are never the same document. Its error is that of the mean of the documents' distances to all
-        the others, part by part, so that a difference between parts is no spread.
+        the others, part by part, so that a difference between parts does not count as spread.
         """
         means = np.array([self._total(rows) / len(rows) for rows in parts])
         squares = [self.squares[rows] for rows in parts]

@@ -1,4 +1,4 @@
-"""Dispersion of one set of vectors: at once, streamed, accumulated, and vector by vector; and its spectrum.
+"""Dispersion of a set of vectors: at once, streamed, accumulated or per vector; and its spectrum.
 
 See the package's docstring for shapes, dtypes and sources. The spectrum takes vectors as they are: four
 figures of the singular values of their rows, which are bounded by n and rise with it, NaN where undefined.
@@ -18,7 +18,7 @@ from lmeval_dispersion.statistics import jackknife_se
 
 _NUMBERS = 2**16  # of a block: 512 KB in float64
 _LEAST, _MOST = 1e-200, 1e200  # squared lengths that neither under- nor overflowed
-_CANCELLED = 1e-4  # below that, n - |sum of unit rows|^2 / n has lost too many digits
+_CANCELLED = 1e-4  # below, n - |sum of unit rows|^2 / n has lost too many digits
 
 
 class Estimate(NamedTuple):
@@ -61,7 +61,7 @@ def dispersion(x: ArrayLike) -> float:
 
 
 def _rows(x: ArrayLike) -> NDArray[Any]:
-    """``x`` as it is, of a float dtype, with at least two rows."""
+    """``x`` unchanged, of a float dtype, with at least two rows."""
     rows = np.asarray(x)
     if rows.dtype.kind != "f":
         rows = rows.astype(np.float64)
@@ -72,14 +72,14 @@ def _rows(x: ArrayLike) -> NDArray[Any]:
 
 
 def _blocks(rows: NDArray[Any]) -> Iterator[tuple[Array, Array]]:
-    """Blocks of rows in float64 that stay in the cache, with the rows' lengths."""
+    """Blocks of rows in float64 that fit into the cache, with the rows' lengths."""
     size = max(1, _NUMBERS // rows.shape[1])
     for i in range(0, len(rows), size):
         block = rows[i : i + size].astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             squares = np.einsum("ij,ij->i", block, block)
         if not (squares.min() > _LEAST and squares.max() < _MOST):
-            # Tiny or huge values; or a row without a direction, which `unit_rows` names by its place in `x`.
+            # Tiny or huge values; or a row without a direction, which `unit_rows` names by its index in `x`.
             if not valid_rows(block).all():
                 unit_rows(rows)
             block = block / np.abs(block).max(axis=1, keepdims=True)
@@ -209,7 +209,7 @@ class Dispersion:
         self.counts += np.bincount(order, minlength=groups)
 
     def merge(self, other: Dispersion) -> None:
-        """Add what ``other`` has seen. Raises GeometryError if widths or numbers of groups differ."""
+        """Add the rows of ``other``. Raises GeometryError if widths or numbers of groups differ."""
         if self.sums.shape != other.sums.shape:
             raise GeometryError(f"expected an accumulator of shape {self.sums.shape}, got {other.sums.shape}")
         self.sums += other.sums
@@ -235,7 +235,7 @@ class Dispersion:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Dispersion:
-        """An accumulator that goes on from :meth:`state`."""
+        """An accumulator that continues from :meth:`state`."""
         sums = np.array(state["sums"], dtype=np.float64)
         new = cls(sums.shape[1], sums.shape[0])
         new.sums, new.counts = sums, np.array(state["counts"], dtype=np.int64)
@@ -249,12 +249,12 @@ class Dispersion:
 
 
 _RANKME = 1e-7  # the constant of its paper
-_NOISE = 1e-12  # of a row's length: nearer to the mean it has no direction from there
+_NOISE = 1e-12  # of a row's length: closer to the mean, its direction is undefined
 _NULL = 1e-13  # of the largest eigenvalue: rounding
 
 
 class Spectrum(NamedTuple):
-    """How many directions some vectors spread over; each figure is 1 for a single direction.
+    """Numbers of directions that vectors spread over; each is 1 for a single direction.
 
     Attributes:
         rankme: Exp of the entropy of the singular values, to min(n, d). Garrido et al., ICML 2023.
@@ -318,7 +318,7 @@ def _finite(x: ArrayLike, least: int) -> Array:
 
 
 def _directions(rows: Array) -> Array:
-    """The rows around their mean at length one, without those that are the mean but for rounding."""
+    """The rows around their mean, of length one, without those equal to the mean up to rounding."""
     centred = rows - rows.mean(axis=0)
     lengths = np.sqrt(np.einsum("ij,ij->i", centred, centred))
     kept = lengths > _NOISE * np.sqrt(np.einsum("ij,ij->i", rows, rows))

@@ -1,4 +1,4 @@
-"""Vectors as rows, brought to length one, and mean distances over pairs of them, with errors."""
+"""Vectors as rows, scaled to length one, and mean distances over their pairs, with errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmeval_dispersion.statistics import jackknife_se
 
 Array = NDArray[np.float64]
 
-_NUMBERS = 16_384  # numbers that are brought to length one at a time: 128 kB
+_NUMBERS = 16_384  # numbers scaled to length one at a time: 128 kB
 
 
 def valid_rows(x: ArrayLike) -> NDArray[np.bool_]:
@@ -31,8 +31,8 @@ def unit_rows(x: ArrayLike) -> Array:
     >>> unit_rows([[3.0, 4.0]]).tolist()
     [[0.6, 0.8]]
     """
-    # A row has a direction where its largest magnitude is finite and not zero. In blocks: what fits into a
-    # processor's cache is several times as fast as temporaries of the whole.
+    # A row has a direction if its largest magnitude is finite and not zero. In blocks: temporaries that fit
+    # into a processor's cache are several times as fast.
     given = x if isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.ndim == 2 and x.size else matrix(x)
     rows = np.empty(given.shape)
     valid = np.ones(len(rows), dtype=bool)
@@ -79,7 +79,7 @@ _BLOCK = 2048  # rows a side of one block of pairs: 32 MB in float64
 
 
 class PairMean(NamedTuple):
-    """Mean pair distance with two errors and what is needed for paired comparisons.
+    """Mean pair distance with two errors and the leave-one-out means for paired comparisons.
 
     Attributes:
         mean: Mean distance over all pairs.
@@ -151,8 +151,8 @@ class Contrast(NamedTuple):
 def contrasts(x: ArrayLike, y: ArrayLike) -> dict[Metric, Contrast]:
     """:func:`within` and :func:`between` of both in every metric.
 
-    The product of all rows with one another serves everything, where the rows are few and of float32, whose
-    squared lengths neither over- nor underflow in float64. Only rows that lie close together far from the
+    For few rows of float32, whose squared lengths neither over- nor underflow in float64, one product of all
+    rows serves everything. Only rows that lie close together far from the
     origin are moved to their common centre and multiplied once more: their distances would be small
     differences of large numbers.
     """
@@ -160,7 +160,7 @@ def contrasts(x: ArrayLike, y: ArrayLike) -> dict[Metric, Contrast]:
     plain = a.dtype == b.dtype == np.float32 and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[1] > 0
     n, both = len(a), len(a) + len(b)
     if plain and both <= _BLOCK and n >= 3 and both - n >= 3:
-        with np.errstate(invalid="ignore"):  # what is not finite is seen in the lengths, and refused below
+        with np.errstate(invalid="ignore"):  # the lengths show values that are not finite, refused below
             products = _products(a, b, centred=False)
         squares = np.diagonal(products)
         lengths = np.sqrt(squares)
@@ -176,7 +176,7 @@ def contrasts(x: ArrayLike, y: ArrayLike) -> dict[Metric, Contrast]:
 
 
 def _products(x: NDArray[np.float32], y: NDArray[np.float32], *, centred: bool) -> Array:
-    """Products of all rows with one another, in float64; moved to their common centre if asked."""
+    """Products of all rows with one another, in float64; moved to their common centre on request."""
     n, both = len(x), len(x) + len(y)
     products = np.zeros((both, both))
     rows = np.empty((both, min(_COLUMNS, x.shape[1])))
@@ -190,7 +190,7 @@ def _products(x: NDArray[np.float32], y: NDArray[np.float32], *, centred: bool) 
 
 
 def _contrast(distances: Array, n: int) -> Contrast:
-    """From the distances of all rows, of which the first ``n`` are those of x."""
+    """From the distances of all rows; the first ``n`` belong to x."""
     m = len(distances) - n
     return Contrast(
         _within([(0, 0, distances[:n, :n])], n),

@@ -1,7 +1,7 @@
-"""What a task's answers are made of: its documents' answers as texts, and the tokens that a base expects.
+"""A task's answer tokens: its documents' answers as texts, and the tokens that a base model expects.
 
 Answers are counted as lm-eval places them after the prompt: every choice of a multiple choice, the target of
-a generated answer as the task's own regex takes it out, and of code the names, constants and literals of the
+a generated answer as the task's regex extracts it, and for code the names, constants and literals of the
 reference solution.
 """
 
@@ -27,11 +27,11 @@ from lmeval_dispersion.harness.cli import sentences
 from lmeval_dispersion.harness.seams import build_requests, loaded_tasks
 from lmeval_dispersion.model.loading import LoadedModel
 
-_SOLUTIONS = ("canonical_solution", "code")  # fields of reference solutions: HumanEval and its like, MBPP
+_SOLUTIONS = ("canonical_solution", "code")  # fields of reference solutions: HumanEval and similar, MBPP
 
 
 def tasks_of(name: str, include_path: str | None = None) -> list[Any]:
-    """lm-eval's task of a name, or all those of a group, as :func:`loaded_tasks` gives them.
+    """lm-eval's task of this name, or all tasks of a group, by :func:`loaded_tasks`.
 
     Raises:
         UsageError: There is no such task.
@@ -42,7 +42,7 @@ def tasks_of(name: str, include_path: str | None = None) -> list[Any]:
 
 
 def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:
-    """The answers of all documents, each with a space before it where the prompt leads to one; the documents.
+    """The answers of all documents, with a leading space where the prompt needs one; number of documents.
 
     Raises:
         UsageError: A task has no answers (perplexity), or code without a reference solution.
@@ -64,7 +64,7 @@ def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:
 
 
 def _generated(task: Any, doc: Mapping[str, Any]) -> Iterator[str]:
-    """The answers that a model should write to a document."""
+    """A document's right answers, as a model should write them."""
     if task.config.unsafe_code:
         field = next((name for name in _SOLUTIONS if isinstance(doc.get(name), str)), None)
         if field is None:
@@ -92,9 +92,9 @@ def _generated(task: Any, doc: Mapping[str, Any]) -> Iterator[str]:
 
 
 def words_of_code(before: str, code: str) -> Iterator[str]:
-    r"""Names, constants and literals of Python code that stands after other code, as they stand in it.
+    r"""Names, constants and literals of Python code that follows other code, with their leading spaces.
 
-    Left out: keywords, operators, comments and f-strings, which Python's versions cut up differently.
+    Left out: keywords, operators, comments and f-strings, which Python's versions tokenise differently.
 
     >>> list(words_of_code("def f(x):\n", "    return x == None or x['key'] > 2\n"))
     [' x', ' None', ' x', 'key', ' 2']
@@ -119,11 +119,11 @@ def words_of_code(before: str, code: str) -> Iterator[str]:
 def prompts_of(
     lm: HFLM, tasks: Sequence[Any], most: int, *, num_fewshot: int | None, apply_chat_template: bool
 ) -> list[list[int]]:
-    """Up to ``most`` prompts of the tasks in tokens, as lm-eval runs them, without their answers."""
+    """Up to ``most`` prompts of the tasks as tokens, as lm-eval runs them, without answers."""
     prompts: list[list[int]] = []
     for task in tasks:
         if getattr(task, "multiple_input", False):
-            raise UsageError(f"{task.task_name}: its choices stand in the prompt; name another task")
+            raise UsageError(f"{task.task_name}: its choices are part of the prompt; name another task")
         if num_fewshot is not None:
             task.set_config(key="num_fewshot", value=num_fewshot)
         task.set_fewshot_seed(seed=1234)  # lm-eval's default
@@ -146,7 +146,7 @@ def tokenizer_of(name: str) -> Any:
 
 
 def around(loaded: LoadedModel) -> HFLM:
-    """lm-eval's model around a loaded one."""
+    """lm-eval's wrapper around a loaded model."""
     return HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=1)
 
 

@@ -56,7 +56,7 @@ def _enable(args: argparse.Namespace) -> int:
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "dispersion run [lm-eval's own arguments]"
-    parser.prefix_chars = "\0"  # every argument belongs to lm-eval, also those with dashes
+    parser.prefix_chars = "\0"  # every argument, options included, belongs to lm-eval
     parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="as for `lm_eval run`")
     add_examples(
         parser,
@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Failures of lm-eval and the Hub as one sentence each, where users meet them."""
+    """Turn common failures of lm-eval and the Hub into one sentence."""
     try:
         yield
     except DispersionError:
@@ -108,7 +108,7 @@ def sentences() -> Iterator[None]:
 
 
 def failure_sentence(error: Exception) -> str | None:
-    """One sentence for what users meet; None for what is a defect and deserves its traceback."""
+    """One sentence for a common failure; None for a defect, which needs its traceback."""
     text = str(error).strip()
     first = text.splitlines()[0].rstrip(".") if text else type(error).__name__
     kinds = {kind.__name__ for kind in type(error).__mro__}
@@ -143,24 +143,24 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
         "--task",
         metavar="NAME",
         help="name of the data; a calibrator holds for one (default: the file's). With --from-samples "
-        "NAME,NAME: these tasks alone (default: all that were run)",
+        "NAME,NAME: only these tasks (default: all)",
     )
     parser.add_argument(
         "--revision", metavar="REVISION", help="branch, tag or commit of the model (default: the main one)"
     )
     parser.add_argument(
-        "--dtype", choices=DTYPES, default="auto", help="of the weights (default: the checkpoint's own)"
+        "--dtype", choices=DTYPES, default="auto", help="dtype of the weights (default: the checkpoint's own)"
     )
     parser.add_argument(
         "--device", metavar="DEVICE", help="cpu, cuda, cuda:1, auto (default: the first GPU, else the CPU)"
     )
     add_column(parser)
     add_quiet(parser)
-    group = parser.add_argument_group("from samples of lm-eval, whatever backend ran it")
+    group = parser.add_argument_group("from samples of lm-eval, of any backend")
     group.add_argument(
         "--from-samples",
         metavar="RESULTS",
-        help="results of a run of MODEL with --log_samples, in place of a file of texts (default: none)",
+        help="results of a run of MODEL with --log_samples, instead of a file of texts (default: none)",
     )
     group.add_argument(
         "--model-args",
@@ -169,10 +169,10 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
         help="more arguments of lm-eval's hf model, such as peft=ADAPTER,batch_size=auto (default: none)",
     )
     group.add_argument(
-        "--correct", metavar="[FILTER/]METRIC", help="what tells correct answers (default: the task's own)"
+        "--correct", metavar="[FILTER/]METRIC", help="metric for correct answers (default: the task's own)"
     )
     group.add_argument(
-        "--force", action="store_true", help="go on where documents are missing or answers disagree"
+        "--force", action="store_true", help="continue although documents are missing or answers disagree"
     )
     add_examples(
         parser,
@@ -186,9 +186,11 @@ def _embed(args: argparse.Namespace) -> int:
     if args.model is None or (args.texts is None) == (args.from_samples is None):
         raise UsageError("expected a model, and either a file of texts or --from-samples RESULTS")
     if args.from_samples is None:
-        from lmeval_dispersion.harness.text_run import run_texts
+        from lmeval_dispersion.harness.text_run import embed
 
-        folder = run_texts(args)
+        options = ("column", "task", "revision", "dtype", "device")
+        of = {name: getattr(args, name) for name in options}
+        folder = embed(args.model, args.texts, args.output, layer="+".join(args.layer or []), **of)
     else:
         from lmeval_dispersion.harness.from_samples import stores_from_samples
 

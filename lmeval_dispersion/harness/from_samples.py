@@ -1,8 +1,8 @@
-"""Stores from the samples of a finished run: stock lm-eval answered on any backend, one prefill adds vectors.
+"""Stores from a finished run's samples, of stock lm-eval on any backend; one prefill adds vectors.
 
 Prompts, answers, metrics and hashes are the samples' own. The vectors come from lm-eval's own model for
-transformers as in a dispersion run: rows and vectors are that run's. Prompts run in parts that outlive a
-killed process.
+transformers as in a dispersion run: rows and vectors equal that run's. Finished parts survive a killed
+process.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from lmeval_dispersion.store.samples import LoggedRun, find_run
 
 PARTS = ".parts"
 
-_PART = 1024  # prompts whose states are written together: what a killed run loses at most
+_PART = 1024  # prompts whose states are written together; a killed run loses at most these
 _DIFFERENT = 0.5  # median difference in nats of one answer (of one token, for whole texts): another model
-_AGREEING = 0.5  # share of greedy generations that begin as ours
+_AGREEING = 0.5  # share of greedy generations that begin like ours
 
 
 @dataclass(frozen=True)
 class _Job:
-    """The settings that all tasks of one command share."""
+    """Settings shared by all tasks of one command."""
 
     run: LoggedRun
     lm: Any
@@ -62,10 +62,10 @@ def stores_from_samples(
     judge: str | None = None,
     force: bool = False,
 ) -> Path:
-    """Fill a store for each task of a run's samples; returns the folder of them all.
+    """Fill a store for each task of a run's samples; returns their common folder.
 
-    A task is a folder of its own under ``output``, called as the dispersion task is. A finished one of the
-    same samples, model and layers is kept, so that a run that was killed goes on where it was.
+    Each task gets a folder under ``output``, named like the dispersion task. A finished store of the same
+    samples, model and layers is kept, so that a killed run continues.
     """
     run = find_run(results)
     chosen = list(run.samples) if tasks is None else [task.strip() for task in tasks]
@@ -101,7 +101,7 @@ def _model(run: LoggedRun, arguments: Mapping[str, Any]) -> Any:
         options["max_length"] = length  # prompts are cut where the backend cut them
     options |= arguments
     words = {"true": True, "false": False}
-    for key, value in options.items():  # those of a command line come as text
+    for key, value in options.items():  # on a command line they are text
         if isinstance(value, str) and key not in ("pretrained", "revision"):  # names, such as a branch 1000
             options[key] = int(value) if value.isdigit() else words.get(value.lower(), value)
     try:
@@ -113,7 +113,7 @@ def _model(run: LoggedRun, arguments: Mapping[str, Any]) -> Any:
 
 
 def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[str]:
-    """Compare the results' model and tokenizer with those at hand: differences are refused or noted."""
+    """Compare the results' model and tokenizer with those at hand: refuse or note differences."""
     results, tokenizer, notes = run.results, lm.tokenizer, []
     tokenizer_known = False
     for kind in ("eos", "bos"):
@@ -124,33 +124,33 @@ def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[
         token = [str(getattr(tokenizer, f"{kind}_token")), str(getattr(tokenizer, f"{kind}_token_id"))]
         if [str(value) for value in logged] != token:
             raise HarnessError(
-                f"the samples are of another tokenizer: its {kind} token is {logged}, and "
+                f"the samples come from another tokenizer: its {kind} token is {logged}, and "
                 f"{arguments['pretrained']} has {token}; name the model that gave the answers"
             )
     if not tokenizer_known:
-        notes.append("the results do not tell the tokenizer; it is taken to be the model's token")
+        notes.append("the results do not name the tokenizer; the model's is assumed token")
     if not isinstance(results.get("max_length"), int):
         notes.append(
-            f"the results do not tell the backend's context length; prompts are cut at {lm.max_length} tokens"
+            f"the results lack the backend's context length; prompts are cut at {lm.max_length} tokens"
         )
     config = results.get("config") or {}
     commit = config.get("model_sha")
     identity = model_identity(lm, dict(arguments))
     if commit and "@" in identity.get("weights", "") and not identity["weights"].endswith(str(commit)):
         raise HarnessError(
-            f"the samples are of commit {commit}, and the model is {identity['weights']}; pass --revision"
+            f"the samples come from commit {commit}, but the model is {identity['weights']}; pass --revision"
         )
     dtype = str(config.get("model_dtype") or "").removeprefix("torch.")
     if dtype and dtype != identity.get("dtype"):
-        notes.append(f"the answers were given in {dtype}, and the vectors are of {identity.get('dtype')}")
+        notes.append(f"the answers were computed in {dtype}, and the vectors in {identity.get('dtype')}")
     named = results.get("model_name")
     if named and str(named) != str(arguments["pretrained"]):
-        notes.append(f"the samples are of {named!r}, and the vectors of {arguments['pretrained']!r}")
+        notes.append(f"the samples come from {named!r}, and the vectors from {arguments['pretrained']!r}")
     return notes
 
 
 def _store_task(job: _Job, task: LoggedTask) -> None:
-    """Fill one task's store, unless it is there."""
+    """Fill one task's store, unless it exists."""
     folder = job.output / task.store_name
     source = {
         "results": job.run.file.name,
@@ -162,7 +162,7 @@ def _store_task(job: _Job, task: LoggedTask) -> None:
     limit = (job.run.results.get("config") or {}).get("limit")
     manifest = manifest_of(job.lm, job.arguments, task.prompts, {task.store_name: task.version}, limit)
     if _is_done(folder, source, manifest["identity"], job.layers):
-        print(f"{task.name}: {folder} is there already", file=sys.stderr)
+        print(f"{task.name}: {folder} exists already", file=sys.stderr)
         return
     begin_store(folder)
     prompts = [document.prompt for document in task.documents]
@@ -197,7 +197,7 @@ def _store_task(job: _Job, task: LoggedTask) -> None:
 def _is_done(
     folder: Path, source: Mapping[str, Any], identity: Mapping[str, str], layers: Sequence[str]
 ) -> bool:
-    """Whether a finished store of the same samples, model and layers is there; another one is refused."""
+    """Whether a finished store of the same samples, model and layers exists; another store is refused."""
     if not (folder / MANIFEST).exists():
         return False
     manifest = read_store(folder).manifest
@@ -212,9 +212,9 @@ def _is_done(
 
 
 def _run_parts(job: _Job, kind: str, unique: Mapping[str, Prompt], run_key: str, parts: Path) -> None:
-    """Run prompts, by their keys, in parts; those of a run that was killed are read instead."""
+    """Run prompts, by their keys, in parts; reads the parts of a killed run."""
     parts.mkdir(parents=True, exist_ok=True)
-    # Longest first: what does not fit fails at once, and batches hold prompts of like length.
+    # Longest first: prompts that do not fit fail at once, and batches hold prompts of similar length.
     ordered = sorted(unique, key=lambda key: (-len(unique[key].args[0]), key))
     for start in range(0, len(ordered), _PART):
         keys = ordered[start : start + _PART]
@@ -253,18 +253,18 @@ def _load(file: Path, prompts: Sequence[Prompt]) -> None:
 
 
 def _agreement(task: LoggedTask, force: bool) -> tuple[dict[str, float], list[str]]:
-    """How far the model's own answers are from the logged ones; another model's are refused."""
+    """Compare the model's own answers with the logged ones; refuse another model's."""
     pairs = [(d, d.prompt.answer) for d in task.documents if d.prompt.answer is not None]
     if not pairs:
         return {}, []
     if task.kind == "generate_until":
         greedy = [(d.logged_answer, answer) for d, answer in pairs if not d.prompt.args[1].get("do_sample")]
         if not greedy:
-            return {}, ["answers were drawn at random: that this model gave them is not checked"]
+            return {}, ["answers were drawn at random, so it was not checked that this model gave them"]
         same = [str(logged).lstrip().startswith(str(answer).strip()) for logged, answer in greedy]
         share = float(np.mean(same))
         far, figures = share < _AGREEING, {"first_token_agreement": share}
-        difference = f"{share:.0%} of the answers begin as the model's own"
+        difference = f"{share:.0%} of the answers begin like the model's own"
     else:
         tokens = [sum(d.prompt.dispersion_state.prompt_tokens) for d, _ in pairs]
         rolling = task.kind == "loglikelihood_rolling"  # compared by token; an empty text has none
@@ -281,7 +281,7 @@ def _agreement(task: LoggedTask, force: bool) -> tuple[dict[str, float], list[st
         difference = f"log-probabilities differ from the logged ones by {median:.2f} nats at the median"
     if far and not force:
         raise HarnessError(
-            f"{task.name}: {difference}: the samples are of another model, tokenizer or prompt template; "
+            f"{task.name}: {difference}: the samples come from another model, tokenizer or prompt template; "
             "name the model that gave the answers, or pass --force"
         )
     return figures, [f"{difference}: another model, tokenizer or precision"] if far else []

@@ -1,7 +1,7 @@
-"""Making lm-eval find our tasks: files in its own tasks folder, or a folder for ``--include_path``.
+"""Adding our tasks to lm-eval: files in its tasks folder, or a folder for ``--include_path``.
 
 Our configurations are written for ``lm_eval/tasks/lmeval_dispersion/FAMILY/``: their includes name lm-eval's
-own files relative to there. lm-eval itself need not be imported for any of this.
+own files relative to there. None of this imports lm-eval.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Status(NamedTuple):
 def task_files() -> dict[str, str]:
     """Path within the tasks folder -> content of every configuration of this version.
 
-    A file that begins with ``# for NAME in a b c`` is a pattern: it stands for one file each, with ``NAME``
-    replaced in path and content. Where such a line ends in ``; CATEGORY = x``, that word is replaced too, and
+    A file that begins with ``# for NAME in a b c`` is a pattern for one file each, with ``NAME`` replaced in
+    path and content. Where such a line ends in ``; CATEGORY = x``, that word is replaced too, and
     more lines may follow.
     """
     root = data_folder("task_configs")
@@ -70,7 +70,7 @@ def harness_tasks() -> Path:
 
 
 def status() -> Status:
-    """Whether the tasks are enabled, by comparing what is there with what this version would write."""
+    """Whether the tasks are enabled, by comparing the files with this version's."""
     folder = harness_tasks() / FOLDER
     wanted = task_files()
     there = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*.yaml")}
@@ -107,7 +107,7 @@ def disable() -> None:
 def tasks_path() -> Path:
     """A folder for ``--include_path``: our configurations with lm-eval's own named by absolute path.
 
-    It is made in the user's cache, once for each version and each lm-eval.
+    It is created in the user's cache, once for each version and each lm-eval.
     """
     theirs = harness_tasks()
     files = {
@@ -141,7 +141,7 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the YAML files of our folder, and the folders that they leave empty; other files there stay."""
+    """Remove the YAML files of our folder, and folders left empty; other files stay."""
     for path in folder.rglob("*.yaml"):
         path.unlink()
     inside = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)

@@ -1,7 +1,7 @@
-"""Recording hidden states during lm-eval's own requests: no forward pass is added and no answer changes.
+"""Recording hidden states during lm-eval's own requests, without extra forward passes or changed answers.
 
-Beside each request type of lm-eval's model stands a method for one of ours: it runs the same requests under a
-recorder, which leaves a :class:`DocState` on each.
+For each request type, lm-eval's model gets a method for ours: it runs the same requests under a recorder,
+which leaves a :class:`DocState` on each.
 
 A recorder hooks the model and, while a request method runs, shadows attributes of one HFLM object. Rows of a
 batch are matched to requests by their tokens: sorting, padding, grouping and batch size do not matter.
@@ -38,7 +38,7 @@ from lmeval_dispersion.model.capture import resolve
 
 @dataclass
 class Wanted:
-    """One state that a request wants, and what came back for it."""
+    """One state that a request wants, and the captured values."""
 
     position: int  # in the request's input, counted from its left end
     span: tuple[int, int]  # tokens [start, stop) whose log-probabilities are wanted; empty: none
@@ -49,10 +49,10 @@ class Wanted:
 
 
 class Recorder:
-    """Common ground: hooks on the chosen layers, shadowed methods, states moved off the device late.
+    """Base class: hooks on the chosen layers, shadowed methods, states moved off the device late.
 
     A subclass names the methods of HFLM that it shadows, and has a method of the same name without leading
-    underscore for each: called in its place, with the original first. Requests have ``args`` (the prompt
+    underscore for each: called instead, with the original first. Requests have ``args`` (the prompt
     first), ``idx`` and ``query``.
     """
 
@@ -65,9 +65,9 @@ class Recorder:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Record while inside; everything is put back afterwards, whatever happens."""
+        """Record while inside; everything is restored afterwards, also after errors."""
         with ExitStack() as stack:
-            # Hooks that come after a model was compiled are not seen: it runs as it was written.
+            # A compiled model does not see later hooks: it runs uncompiled.
             if hasattr(torch.compiler, "set_stance"):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             for site in self.sites:
@@ -79,7 +79,7 @@ class Recorder:
         self.flush()
 
     def see(self, name: str, state: Tensor) -> None:
-        """Take from a layer's state (b, t, d) what is wanted."""
+        """Take the wanted rows from a layer's state (b, t, d)."""
         raise NotImplementedError
 
     def wanted(self) -> list[list[Wanted]]:
@@ -87,18 +87,18 @@ class Recorder:
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Move what is still on the device to the requests that want it."""
+        """Move states still on the device to the requests that want them."""
 
     def states(self) -> list[DocState | None]:
-        """The requests' states, None for those that want none; raises where one was never seen."""
+        """The requests' states, None for those that want none; raises if one was never captured."""
         of_requests = self.wanted()
         flat = [wanted for of_request in of_requests for wanted in of_request]
         missing = sum(len(wanted.vectors) < len(self.sites) for wanted in flat)
         missing += abs(len(of_requests) - len(self.requests))
         if missing:
             raise HarnessError(
-                f"the states of {missing} of {len(flat)} requests were not seen: lm-eval "
-                f"{version('lm_eval')} runs this model in a way that this version does not know; use lm-eval "
+                f"the states of {missing} of {len(flat)} requests were not captured: "
+                f"lm-eval {version('lm_eval')} runs this model in an unsupported way; use lm-eval "
                 "0.4.13, or the stock task"
             )
         return [_state(request, w) for request, w in zip(self.requests, of_requests, strict=True)]
@@ -113,7 +113,7 @@ class TokenRecorder(Recorder):
         super().__init__(lm, layers, requests)
         self.planned: list[Wanted | None] = []
         self.by_tokens: dict[bytes, list[Wanted]] = {}
-        self.rows: list[tuple[int, Wanted]] = []  # (row of the running batch, who wants it)
+        self.rows: list[tuple[int, Wanted]] = []  # (row of the running batch, its request)
         self.input: Tensor | None = None
         self.row = 0
         self.sums: list[tuple[Wanted, Tensor]] = []
@@ -123,7 +123,7 @@ class TokenRecorder(Recorder):
         raise NotImplementedError
 
     def loglikelihood_tokens(self, original: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
-        """In place of HFLM's method: note the requests, then let it run."""
+        """Replaces HFLM's method: notes the requests, then runs it."""
         self.by_tokens = {}
         for _, context, continuation in requests:
             wanted = self.plan(context, continuation)
@@ -136,7 +136,7 @@ class TokenRecorder(Recorder):
         return answers
 
     def model_call(self, original: Any, inps: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """In place of HFLM's method: find out whose rows these are, then let it run."""
+        """Replaces HFLM's method: matches rows to requests, then runs it."""
         self.flush()
         self.input, self.row = inps, 0
         rows = inps.detach().cpu().numpy().astype(np.int64, copy=False)
@@ -158,7 +158,7 @@ class TokenRecorder(Recorder):
         self.fresh[name] = state[rows, positions]
 
     def select_cont_toks(self, original: Any, logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """In place of HFLM's method, called once a row with its normalised log-probabilities (t, v)."""
+        """Replaces HFLM's method, called once per row with its normalised log-probabilities (t, v)."""
         if self.input is not None and self.row < len(self.input):
             shift = logits.shape[0] - self.input.shape[1]
             for row, wanted in self.rows:
@@ -171,7 +171,7 @@ class TokenRecorder(Recorder):
         return original(logits, *args, **kwargs)
 
     def flush(self) -> None:
-        """Move the last batch's states and sums off the device; lm-eval has waited for it by the next."""
+        """Move the last batch's states and sums off the device; lm-eval has waited for them by the next."""
         _keep(self.fresh, [wanted for _, wanted in self.rows])
         if self.sums:
             sums = torch.stack([s for _, s in self.sums]).tolist()
@@ -213,7 +213,7 @@ class SegmentRecorder(TokenRecorder):
         self.texts: list[list[int]] = []
 
     def tok_encode(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """In place of HFLM's method, which is called once a request here: note its tokens."""
+        """Replaces HFLM's method, which is called once per request here: notes its tokens."""
         tokens = original(*args, **kwargs)
         self.texts.append(tokens)
         return tokens
@@ -255,12 +255,12 @@ class PrefillRecorder(Recorder):
         self.of_prompt: dict[str, Wanted] = {}
 
     def tok_batch_encode(self, original: Any, strings: Any, *args: Any, **kwargs: Any) -> Any:
-        """In place of HFLM's method: note the batch's prompts and how many tokens they have."""
+        """Replaces HFLM's method: notes the batch's prompts and their numbers of tokens."""
         ids, mask = original(strings, *args, **kwargs)
         limit = kwargs.get("left_truncate_len")
         self.batch = []
         for prompt, count in zip(strings, mask.sum(dim=1).tolist(), strict=True):
-            # The batch is cut as one piece: only a row that fills it can have lost tokens.
+            # The batch is cut as a whole: only a row that fills it can have lost tokens.
             full = limit is not None and count >= limit
             tokens = len(self.lm.tok_encode(prompt)) if full else count
             self.batch.append(Wanted(-1, (0, 0), tokens, truncated=tokens > count))
@@ -268,7 +268,7 @@ class PrefillRecorder(Recorder):
         return ids, mask
 
     def model_generate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """In place of HFLM's method: the first pass of each layer is the prompt's."""
+        """Replaces HFLM's method: each layer's first pass is the prompt's."""
         self.armed, self.fresh = True, {}
         try:
             return original(*args, **kwargs)
@@ -294,10 +294,10 @@ class PrefillRecorder(Recorder):
 
 
 class OneTokenRecorder(PrefillRecorder):
-    """The same where generation itself is not wanted: it ends after one token, prompts are cut as usual."""
+    """The same without the generation: it ends after one token, prompts are cut as usual."""
 
     def model_generate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """In place of HFLM's method."""
+        """Replaces HFLM's method."""
         context = kwargs["context"] if "context" in kwargs else args[0]
         return super().model_generate(original, *args, **{**kwargs, "max_length": context.shape[1] + 1})
 
@@ -309,13 +309,13 @@ RECORDERS: dict[str, MakesRecorder] = {
     "loglikelihood_rolling": SegmentRecorder,
     "generate_until": PrefillRecorder,
 }
-# The same where of every generation its first token is enough.
+# The same if each generation's first token is enough.
 PREFILL: dict[str, MakesRecorder] = {**RECORDERS, "generate_until": OneTokenRecorder}
 
 # lm-eval's request type -> ours. Request caches hold these names: they stay.
 REQUEST_TYPES = {kind: f"dispersion_{kind}" for kind in RECORDERS}
 
-# Recording stands on these.
+# Recording relies on these.
 _NEEDED = (
     *RECORDERS,
     "tok_encode",
@@ -328,13 +328,13 @@ _NEEDED = (
 
 
 def prepare_lm_eval() -> None:
-    """Add our request types to its model and our figures to its groups; HarnessError if it lacks a method."""
+    """Add our request types to lm-eval's model and our figures to its groups; raises HarnessError."""
     add_request_types({REQUEST_TYPES[kind]: _method(kind) for kind in RECORDERS}, _NEEDED)
     pool_groups()
 
 
 def check_model(lm: Any, tasks: str) -> None:
-    """Raise HarnessError with the next step if ``lm``, a model or a class, cannot give hidden states."""
+    """Raise HarnessError with the next step if ``lm``, a model or a class, does not provide hidden states."""
     kind = lm if isinstance(lm, type) else type(lm)
     if not issubclass(kind, HFLM):
         raise HarnessError(
@@ -348,7 +348,7 @@ def check_model(lm: Any, tasks: str) -> None:
 
 
 def check_choice(lm: Any, evaluation: RunningEvaluation) -> None:
-    """Raise HarnessError before weights are loaded if a class or model cannot run the tasks as asked for."""
+    """Raise HarnessError before weights are loaded if a class or model cannot run the tasks."""
     ours = {*task_names()} & {task for task in evaluation.tasks or () if isinstance(task, str)}
     if ours and not evaluation.predict_only:
         check_model(lm, min(ours))
@@ -361,13 +361,13 @@ def check_choice(lm: Any, evaluation: RunningEvaluation) -> None:
 
 
 def prefill(lm: Any, kind: str, prompts: Sequence[Prompt]) -> None:
-    """Run prompts for their states and answers; they hold both then."""
+    """Run prompts; they then hold their states and answers."""
     for prompt, answer in zip(prompts, _recorded(lm, kind, prompts, PREFILL[kind]), strict=True):
         prompt.answer = answer[0] if isinstance(answer, tuple) else answer
 
 
 def _method(kind: str) -> Callable[..., list[Any]]:
-    """A method for lm-eval's model that answers as its own for ``kind``, and records."""
+    """A method for lm-eval's model that answers like its own for ``kind``, and records."""
 
     def run(self: Any, requests: Sequence[Any], **options: Any) -> list[Any]:
         with one_sentence():
@@ -382,10 +382,10 @@ def _recorded(
     """lm-eval's answers to requests; the states are left on the requests as ``dispersion_state``."""
     name = str(requests[0].task_name)
     check_model(lm, name)
-    if any(len(request.args) > 2 for request in requests):  # lm-eval sends images past what is recorded here
+    if any(len(request.args) > 2 for request in requests):  # images bypass the recorded methods
         raise HarnessError(
-            f"{name} has images in its prompts, whose states cannot be kept; run the stock task, or one of "
-            "texts alone"
+            f"{name} has images in its prompts, whose states cannot be kept; run the stock task, or a "
+            "text-only task"
         )
     canonical = {
         layers: tuple(dict.fromkeys(site.name for site in resolve(lm.model, layers)))
@@ -402,11 +402,11 @@ def _recorded(
 
 
 def query_tokens(tokenizer: Any, prompt: str, query: str | None, context: Sequence[int]) -> tuple[int, int]:
-    """Where the query is among a context's tokens: [start, stop), the tokens that hold a character of it.
+    """The query's place among a context's tokens, [start, stop): the tokens that hold a character of it.
 
-    White space at the query's ends is not the query's. Returns the whole context where the query is not in
-    the prompt, and an empty span where the tokenizer does not say which characters a token stands for (slow
-    ones), so that no wrong figure is given.
+    White space at the query's ends does not count. Returns the whole context if the query is not in the
+    prompt, and an empty span if the tokenizer gives no character offsets (slow ones), rather than a wrong
+    figure.
     """
     core = (query or "").strip()
     at = prompt.rfind(core) if core else -1
@@ -414,7 +414,7 @@ def query_tokens(tokenizer: Any, prompt: str, query: str | None, context: Sequen
         return 0, len(context)
     if not getattr(tokenizer, "is_fast", False):
         return 0, 0
-    # With or without special tokens: whichever lm-eval has chosen for this prompt.
+    # With or without special tokens, as lm-eval chose for this prompt.
     for special in (True, False):
         encoded = tokenizer(prompt.rstrip(), add_special_tokens=special, return_offsets_mapping=True)
         if encoded["input_ids"] == list(context):
@@ -425,7 +425,7 @@ def query_tokens(tokenizer: Any, prompt: str, query: str | None, context: Sequen
 
 
 def _state(request: Any, wanted: Sequence[Wanted]) -> DocState | None:
-    """The state of one request, from all that was seen for it; the layers in the order of the request."""
+    """The state of one request, from all captured values; layers in the order of the request."""
     if not wanted and request.idx != 0:
         return None
     layers = request.dispersion_layers
@@ -438,7 +438,7 @@ def _state(request: Any, wanted: Sequence[Wanted]) -> DocState | None:
 
 
 def _keep(fresh: dict[str, Tensor], wanted: Sequence[Wanted]) -> None:
-    """Move a batch's states off the device, to those that wanted them."""
+    """Move a batch's states off the device, to their requests."""
     for name, states in fresh.items():
         values = states.detach().to("cpu", torch.float32).numpy()
         for row, vector in zip(wanted, values, strict=True):

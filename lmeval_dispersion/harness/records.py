@@ -1,4 +1,4 @@
-"""One document's states and how the task judged its answer, and a task's metrics over its documents."""
+"""A document's states with the judgement of its answer, and a task's metrics over its documents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Vectors = NDArray[np.float32]
 # Metric of ours -> the documents whose dispersion it is, by their score.
 METRICS = {"dispersion": "all", "dispersion_correct": "correct", "dispersion_incorrect": "incorrect"}
 
-_BLOCK = 4096  # documents whose states are put together at a time
+_BLOCK = 4096  # documents whose states are joined at a time
 
 
 @dataclass
@@ -36,7 +36,7 @@ class DocState:
 
     vectors: dict[str, Vectors]  # layer -> states (m, d) float32, the reported layer first
     prompt_tokens: list[int]  # of the prompt before any truncation
-    truncated: list[bool]  # whether tokens were cut off on the left for want of context
+    truncated: list[bool]  # whether tokens were cut on the left, beyond the context
     perplexity: list[float]  # of the query's own tokens, or of the segment's; NaN: not known
 
 
@@ -48,25 +48,25 @@ class Prompt:
     query: str | None  # as the task renders it
     task_name: str
     dispersion_layers: tuple[str, ...] = ()
-    idx: int = 0  # first of its document: the one whose state is kept
+    idx: int = 0  # first of its document, whose state is kept
     dispersion_state: Any = None  # a DocState once it has run
-    answer: float | str | None = None  # the model's own log-probability or first token; None: not asked
+    answer: float | str | None = None  # the model's own log-probability or first token; None: not requested
 
     @property
     def key(self) -> str:
-        """Equal for prompts that are one to the model, which runs them once."""
+        """Equal for prompts that are identical to the model, which runs them once."""
         return json.dumps([self.args, self.query], sort_keys=True, default=str)
 
 
 @dataclass(eq=False)
 class DocRecord:
-    """A document's state with how the task judged the answer; the value of every metric of ours."""
+    """A document's state with the judgement of its answer; the value of each of our metrics."""
 
     state: DocState  # of a logged document, once its prompt has run
     doc_id: int  # true index in the task's split
     correct: float  # share in [0, 1], NaN where the task has no label
     filter: str  # the filter whose answer was judged
-    columns: dict[str, Any]  # of the store's documents, beside what the other fields say
+    columns: dict[str, Any]  # more columns of the store's documents
 
     def __repr__(self) -> str:
         # lm-eval writes str() of every metric's value into the samples file: no vectors there.
@@ -106,13 +106,13 @@ def record_of(
 class AggregatedMetric:
     """lm-eval's aggregation for one of :data:`METRICS`, or for its jackknife standard error.
 
-    Its value depends on the records that it is given alone: lm-eval may call it on any sample of them, in any
-    process and any number of times. A document that comes twice counts once.
+    Its value depends only on the given records: lm-eval may call it on any sample of them, in any process,
+    any number of times. A repeated document counts once.
     """
 
     metric: str
     error: bool = False
-    # Called with the records: those of other processes reach a task in no other way.
+    # Called with the records: those of other processes reach a task only here.
     keep: Callable[[Sequence[DocRecord]], None] | None = None
 
     def __call__(self, records: Sequence[DocRecord]) -> Pooled:
@@ -131,7 +131,7 @@ class AggregatedMetric:
 
 
 def with_states(records: Sequence[DocRecord]) -> list[DocRecord]:
-    """Each document once, by its index; an empty text has no segment, and with it no state."""
+    """Each document once, by its index; an empty text has no segment, so no state."""
     records_by_id = {record.doc_id: record for record in records if record.state.prompt_tokens}
     return [records_by_id[doc_id] for doc_id in sorted(records_by_id)]
 
@@ -171,7 +171,7 @@ class TaskMetrics:
         self.task = task
         self.records = with_states(records)
         if not self.records:
-            raise HarnessError(f"{task}: no document brought a state back: all of its texts are empty")
+            raise HarnessError(f"{task}: no document has a state, as all texts are empty")
         self.layers = list(self.records[0].state.vectors)
         self.vectors = {
             layer: np.concatenate([record.state.vectors[layer] for record in self.records])
@@ -183,7 +183,7 @@ class TaskMetrics:
         self.truncated = sum(any(record.state.truncated) for record in self.records)
 
     def remarks(self) -> list[tuple[str, str]]:
-        """Warnings about the metrics: words that many tasks share, and the same with this task's figures."""
+        """Warnings about the metrics: in words that tasks share, and with this task's figures."""
         warnings = []
         labelled = any(not math.isnan(record.correct) for record in self.records)
         for metric, which in METRICS.items():

@@ -1,4 +1,4 @@
-"""The samples of a finished lm-eval run as prompts and records of a dispersion run; no model runs here."""
+"""The samples of a finished lm-eval run as a dispersion run's prompts and records, without a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lmeval_dispersion.store.samples import LoggedRun, Sample, judged_task, stoc
 
 @dataclass(frozen=True)
 class LoggedDocument:
-    """One document as it was asked and judged."""
+    """One document: its prompt and judged answer."""
 
     record: DocRecord  # whose state is still missing
     prompt: Prompt  # its first request
@@ -28,14 +28,14 @@ class LoggedTask:
     """The samples of one task."""
 
     name: str
-    store_name: str  # as a dispersion run names this task, so that both can be compared
+    store_name: str  # the dispersion run's name of this task, for comparisons
     kind: str  # lm-eval's type of its requests
     documents: list[LoggedDocument]  # in the order of their index
-    correct_by: str | None  # the metric that tells correct answers; of several filters, with the filter
-    prompts: dict[str, Any]  # what a manifest says of how it asked
+    correct_by: str | None  # the metric that decides correct answers; of several filters, with the filter
+    prompts: dict[str, Any]  # the manifest's entries on the prompts
     category: str | None  # alias of the group that holds it
     version: Any
-    notes: list[str]  # facts that the file does not hold
+    notes: list[str]  # facts missing from the file
 
 
 def read_task(
@@ -47,8 +47,8 @@ def read_task(
     if template is None and judged.config.get("doc_to_text") is not None:
         notes.insert(
             0,
-            "the prompts come from a function of the task: which part is the query cannot be told, and the "
-            "perplexity is that of the whole prompt",
+            "the prompts come from a function of the task: the query's part is unknown, and the perplexity "
+            "is that of the whole prompt",
         )
     kind = str(judged.config["output_type"])
     return LoggedTask(

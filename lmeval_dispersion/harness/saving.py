@@ -1,4 +1,4 @@
-"""Saving the run of one task: where its store goes, what is in it, and what its manifest says of the run."""
+"""Saving one task's run: its store's place, content and manifest."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VARIABLE = "LMEVAL_DISPERSION_STORE"
 # Of this process: stores that could not be written, and for its last lines those that were, and warnings.
 failures: list[Path] = []
 written: list[Path] = []
-remarks: dict[str, dict[str, str]] = {}  # what tasks share -> task -> its own sentence
+remarks: dict[str, dict[str, str]] = {}  # shared sentence -> task -> its own sentence
 
 log = logging.getLogger(__name__)
 _stamps: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # tracker -> date of its stores
@@ -56,8 +56,8 @@ class TaskRun:
 def begin(
     task: str, metadata: Mapping[str, Any], evaluation: RunningEvaluation, options: Mapping[str, Any]
 ) -> TaskRun:
-    """Start a run: its store's folder is marked as one whose run has not finished."""
-    # torchrun on CPUs runs all processes as rank 0: the first of its machine writes.
+    """Start a run: mark its store's folder as unfinished."""
+    # torchrun on CPUs runs all processes as rank 0: each machine's first writes.
     writes = os.environ.get("LOCAL_RANK", "0") == "0" and getattr(evaluation.lm, "rank", 0) == 0
     folder = _store_folder(task, metadata, evaluation) if writes else None
     if folder is not None:
@@ -70,7 +70,7 @@ def begin(
 def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None) -> dict[str, Any]:
     """Write the task's store and pass its warnings on; returns the summary for lm-eval's results.
 
-    Under lm-eval's command :func:`report_at_exit` says both, for all tasks together.
+    Under lm-eval's command :func:`report_at_exit` prints both, for all tasks together.
     """
     name, evaluation, options = task.task_name, run.evaluation, run.options
     for shared, sentence in metrics.remarks():
@@ -92,9 +92,9 @@ def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None
         arguments = json.loads(json.dumps(evaluation.model_args, default=str))
         manifest = manifest_of(evaluation.lm, arguments, prompts, {name: task.VERSION}, evaluation.limit)
         write(run.folder, metrics, evaluation.category(name), {**manifest, "figures": figures})
-    except Exception as error:  # whatever it is: hours of evaluation must not end for want of a store
+    except Exception as error:  # any error: hours of evaluation must not fail because of a store
         failures.append(run.folder)
-        log.error("%s: the store %s could not be written: %s; the metrics stand", name, run.folder, error)
+        log.error("%s: the store %s was not written: %s; the metrics are unaffected", name, run.folder, error)
         return {**figures, "store": None}
     if evaluation.command_line:
         written.append(run.folder)
@@ -104,7 +104,7 @@ def finish(run: TaskRun, task: Any, metrics: TaskMetrics, correct_by: str | None
 
 
 def write(folder: Path, metrics: TaskMetrics, category: str | None, manifest: Mapping[str, Any]) -> None:
-    """Write the store of one task, whatever ran it."""
+    """Write the store of one task, of any backend."""
     write_store(
         folder,
         documents=_document_table(metrics.task, metrics.records, category),
@@ -115,7 +115,7 @@ def write(folder: Path, metrics: TaskMetrics, category: str | None, manifest: Ma
 
 @atexit.register
 def report_at_exit() -> None:
-    """Print to stderr the warnings of a run of lm-eval's command, where its vectors are, and what is next."""
+    """Print to stderr the warnings of lm-eval's command, the folders of its vectors, and the next command."""
     for shared, sentences in remarks.items():
         tasks = list(sentences)
         if len(tasks) == 1:
@@ -130,7 +130,7 @@ def report_at_exit() -> None:
 
 
 def _store_folder(task: str, metadata: Mapping[str, Any], evaluation: RunningEvaluation) -> Path | None:
-    """The folder for the store of ``task``, or None with a warning where nothing says where."""
+    """The folder for the store of ``task``, or None with a warning if none is set."""
     given = metadata.get("dispersion_store") or os.environ.get(VARIABLE)
     if given:
         return Path(str(given)).expanduser() / task
@@ -148,13 +148,13 @@ def _store_folder(task: str, metadata: Mapping[str, Any], evaluation: RunningEva
 
 @cache
 def _say_unfinished(root: Path) -> None:
-    """Say once, before a run with --use_cache begins, that it does not go on from the one that was killed."""
+    """Warn once, before a run with --use_cache, that it does not continue the killed run."""
     begun = [*root.glob(f"*/{DOCUMENTS}"), *root.parent.glob(f"dispersion_*/*/{DOCUMENTS}")]
     left = [path.parent for path in begun if not path.with_name(MANIFEST).exists()]
     if left:
         log.warning(
-            "%s is of a run that did not finish; --use_cache does not shorten this one: vectors need the "
-            "model, which runs all the same",
+            "%s comes from a run that did not finish; --use_cache does not shorten this run, because "
+            "vectors need the model",
             left[0],
         )
 
@@ -188,9 +188,9 @@ def _document_table(task: str, records: Sequence[DocRecord], category: str | Non
 def manifest_of(
     lm: Any, arguments: Any, prompts: Mapping[str, Any], tasks: Mapping[str, Any], limit: Any
 ) -> dict[str, Any]:
-    """The manifest of tasks (name -> version) whatever ran them; ``prompts`` is of :func:`prompt_manifest`.
+    """The manifest of tasks (name -> version), of any backend; ``prompts`` is from :func:`prompt_manifest`.
 
-    ``arguments`` are ``--model_args``, as a dict or as the text that was given.
+    ``arguments`` are ``--model_args``, as a dict or as the given text.
     """
     name = getattr(lm, "pretrained", None)
     loaded = getattr(getattr(lm, "model", None), "config", None)
@@ -227,7 +227,7 @@ def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
 
 
 def _argument(arguments: Any, name: str) -> str | None:
-    """One of ``--model_args``, which lm-eval holds as a dict or as the text that was given."""
+    """One of ``--model_args``, which lm-eval holds as a dict or as the given text."""
     if isinstance(arguments, str):
         pairs = (pair.partition("=") for pair in arguments.split(","))
         arguments = {key.strip(): value.strip() for key, _, value in pairs}
@@ -236,7 +236,7 @@ def _argument(arguments: Any, name: str) -> str | None:
 
 
 def _commit(name: str, lm: Any, arguments: Any) -> str | None:
-    """The commit of a Hub model: as transformers noted it, or by the Hub's cache; else the revision."""
+    """The commit of a Hub model: as recorded by transformers, or by the Hub's cache; else the revision."""
     if os.path.isdir(name):
         return None
     revision = getattr(lm, "revision", None)

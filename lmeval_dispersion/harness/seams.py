@@ -1,7 +1,7 @@
-"""The seams to lm-eval: all that works around it, and nothing else does.
+"""The seams to lm-eval: every workaround is here, and nowhere else.
 
-lm-eval has no public way to do nine things that a dispersion task, a probe or a race needs. Each is done
-here, once:
+lm-eval has no public interface for nine things that a dispersion task, a probe or a race needs. Each is
+done here, once:
 
 ===================================  ==================================================  ==================
 a task needs                         what is done                                        upstream
@@ -23,7 +23,7 @@ a word before weights are loaded,    :func:`before_weights`, in our own command 
 and a refusal in one sentence        :func:`one_sentence`
 a task's requests, asked of many     :func:`loaded_tasks`, :func:`built_requests`,       none
 models                               :func:`right_choices`, :func:`loaded_lm`
-some documents evaluated, by one     :func:`evaluated`: lm-eval's ``evaluate`` over         none
+some documents evaluated, by one     :func:`evaluated`: lm-eval's ``evaluate`` over      none
 model after the other                requests that are built once
 ===================================  ==================================================  ==================
 
@@ -71,9 +71,9 @@ Parts = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class RunningEvaluation:
-    """The running evaluation as lm-eval knows it and does not hand it to tasks.
+    """The running evaluation, which lm-eval does not pass to tasks.
 
-    Every value may be None: nothing here may decide a metric.
+    Every value may be None: no metric may depend on them.
     """
 
     lm: Any = None  # the model under evaluation, out of the wrapper that --use_cache puts around it
@@ -87,17 +87,17 @@ class RunningEvaluation:
     apply_chat_template: Any = None  # as given
     use_cache: Any = None  # as given
     metrics: Any = None  # key -> figure of the task that ends, which its results will have
-    command_line: bool = False  # whether lm-eval's own command runs, which ends with the process
+    command_line: bool = False  # whether lm-eval's own command runs
 
     def category(self, task: str) -> str | None:
-        """Alias of the group that holds ``task`` directly; None without one."""
+        """Alias of the group that directly holds ``task``; None without a group."""
         for name, group in (self.groups or {}).items():
             if any(getattr(child, "task_name", None) == task for child in group):
                 return str(getattr(group, "alias", None) or name)
         return None
 
     def output_folder(self) -> Path | None:
-        """The folder, a model's own, that lm-eval will write its results to; None without one."""
+        """The model's folder that lm-eval will write its results to, or None."""
         output = getattr(self.tracker, "output_path", None)
         if not output:
             return None
@@ -109,7 +109,7 @@ class RunningEvaluation:
 
 
 def running_evaluation() -> RunningEvaluation:
-    """Read what lm-eval's ``evaluate`` and ``simple_evaluate`` know, if they are among the callers."""
+    """Read the state of lm-eval's ``evaluate`` and ``simple_evaluate``, if they are among the callers."""
     known: dict[str, Any] = {}
     frame = sys._getframe(1)
     while frame is not None:
@@ -146,7 +146,7 @@ def _requests_by_document(instances: Sequence[Any]) -> dict[int, list[Any]]:
 class _Task04(ConfigurableTask):  # type: ignore[misc]
     """0.4 scores a document in ``process_results``, which gets neither its requests nor the filter.
 
-    Both follow from where lm-eval is in the task's own ``doc_iterator``, which it asks for once a filter.
+    Both follow from lm-eval's position in the task's ``doc_iterator``, requested once per filter.
     """
 
     _selected: Sequence[int] = ()  # of --samples, ascending: instances are numbered by their place in it
@@ -155,7 +155,7 @@ class _Task04(ConfigurableTask):  # type: ignore[misc]
 
     @property
     def only_predicts(self) -> bool:
-        """Whether ``--predict_only`` replaced the metrics, so that nothing of ours applies."""
+        """Whether ``--predict_only`` replaced the metrics, so that ours do not apply."""
         return "bypass" in self._metric_fn_list
 
     @property
@@ -179,27 +179,27 @@ class _Task04(ConfigurableTask):  # type: ignore[misc]
         return super().apply_filters()
 
     def doc_iterator(self, **options: Any) -> Iterator[tuple[int, Any]]:
-        """As lm-eval's; notes which document it is at, and for which filter."""
+        """As lm-eval's; notes the current document and filter."""
         filter_name = next(self._filters_left, None)
         for number, doc in super().doc_iterator(**options):
             self._place = number, doc, filter_name
             yield number, doc
 
     def process_results(self, doc: Any, results: Sequence[Any]) -> Any:
-        """As lm-eval's, with what ``judged`` adds."""
+        """As lm-eval's, with the values of ``judged``."""
         metrics = super().process_results(doc, results)
         if self.only_predicts:
             return metrics
         number, scored_doc, filter_name = self._place
         if scored_doc is not doc or filter_name is None:
             raise HarnessError(
-                f"{self.task_name}: lm-eval goes through its documents in a way that this version does not "
-                "know; use lm-eval 0.4.13, or the stock task"
+                f"{self.task_name}: lm-eval iterates over its documents in an unsupported way; "
+                "use lm-eval 0.4.13, or the stock task"
             )
         return {**metrics, **self.judged(self._of_document[number], results, metrics, filter_name)}
 
     def dump_config(self) -> dict[str, Any]:
-        """As lm-eval's, which by then has given our errors an error too."""
+        """As lm-eval's, without the error that it adds to our errors."""
         metrics = running_evaluation().metrics or {}
         for key in [key for key in metrics if "_stderr_stderr," in key]:
             del metrics[key]
@@ -231,7 +231,7 @@ class _Task05(Task):  # type: ignore[misc]
         return doc_id
 
     def process_instances(self) -> None:
-        """As lm-eval's, with what ``judged`` adds to every document's scores."""
+        """As lm-eval's, with the values of ``judged`` in every document's scores."""
         super().process_instances()
         if self.only_predicts:
             return
@@ -247,7 +247,7 @@ class _Task05(Task):  # type: ignore[misc]
             scorer.set_results(results)
 
     def aggregate(self, bootstrap_iters: int | None = 100000) -> tuple[dict[str, Any], int]:
-        """As lm-eval's, which bootstraps all that is no mean: metrics of ours bring their own errors."""
+        """As lm-eval's, which bootstraps metrics other than means: ours bring their own errors."""
         if self.only_predicts:
             return super().aggregate(bootstrap_iters)  # type: ignore[no-any-return]
         functions, documents = self.aggregation(), 0
@@ -273,7 +273,7 @@ else:
 
 
 def add_request_types(methods: Mapping[str, Callable[..., Any]], needed: Sequence[str]) -> None:
-    """Add methods to lm-eval's model for transformers; doing it twice changes nothing."""
+    """Add methods to lm-eval's model for transformers; adding them twice changes nothing."""
     missing = [f"HFLM.{name}" for name in needed if not hasattr(HFLM, name)]
     missing += [f"Group.{name}" for name in ("aggregate", "get_all_tasks") if not hasattr(Group, name)]
     if missing:
@@ -287,7 +287,7 @@ def add_request_types(methods: Mapping[str, Callable[..., Any]], needed: Sequenc
 
 @contextmanager
 def shadowed(lm: Any, replacements: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Put functions over methods of one model object; the methods come back afterwards, whatever happens."""
+    """Replace methods of one model object by functions; the methods are always restored."""
     originals = {name: lm.__dict__[name] for name in replacements if name in lm.__dict__}
     try:
         for name, replacement in replacements.items():
@@ -324,7 +324,7 @@ def loaded_tasks(
             raise UsageError(f"lm-eval has no task {name!r}; {hint}")
     tasks: dict[str, Any] = manager.load(stock)["tasks"]
     for task in tasks.values():
-        # A task that has none by its configuration keeps none.
+        # A task configured without examples keeps none.
         number = (
             task.config.num_fewshot if num_fewshot is None or task.config.num_fewshot == 0 else num_fewshot
         )
@@ -333,7 +333,7 @@ def loaded_tasks(
 
 
 def build_requests(task: Any, **options: Any) -> None:
-    """Build a task's requests without lm-eval's progress bar, which no option turns off."""
+    """Build a task's requests without lm-eval's progress bar, which has no off switch."""
     with redirect_stderr(StringIO()):
         task.build_all_requests(rank=0, world_size=1, **options)
 
@@ -342,22 +342,22 @@ def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[
     """Index of each chosen document -> its requests; with a model, in its chat template."""
     task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
     chosen = sorted(documents)
-    # Examples as turns of their own, as lm_eval's command has it by default.
+    # Examples as separate turns, lm_eval's default.
     template = getattr(lm, "apply_chat_template", None)
     options = {"apply_chat_template": True, "fewshot_as_multiturn": True, "chat_template": template}
-    every = len(chosen) == len(task.eval_docs)  # a selection is searched once a document
+    every = len(chosen) == len(task.eval_docs)  # a selection is searched once per document
     build_requests(task, samples=None if every else chosen, **(options if lm else {}))
     requests = _requests_by_document(task.instances)
     return {doc_id if _is_later(task) else chosen[doc_id]: found for doc_id, found in requests.items()}
 
 
 def _is_later(task: Any) -> bool:
-    """Whether it is 0.5's, which knows documents by their index: 0.4 numbers those of a selection anew."""
+    """Whether it is 0.5's, which keeps documents' indices: 0.4 renumbers those of a selection."""
     return hasattr(task, "process_instances")
 
 
 class _Index(list[int]):
-    """A selection for 0.5, whose log takes the index of a document for a place in it."""
+    """A selection for 0.5, whose log uses a document's index as a position in it."""
 
     def __getitem__(self, index: Any) -> Any:
         return index
@@ -371,7 +371,7 @@ def evaluated(
 ) -> dict[str, Any]:
     """lm-eval's results, samples included, of some documents of tasks.
 
-    ``requests`` are those of :func:`built_requests`, by task and document; they stay as they were.
+    ``requests`` are those of :func:`built_requests`, by task and document; they are not changed.
     """
     samples: dict[str, list[int]] = {}
     with ExitStack() as stack:
@@ -381,12 +381,11 @@ def evaluated(
             numbers = chosen if _is_later(task) else range(len(chosen))
             numbered = [(number, of_document[i]) for number, i in zip(numbers, chosen, strict=True)]
             task._instances = [_fresh(request, n) for n, found in numbered for request in found]
-            kept: dict[str, Callable[..., Any]] = {
-                "build_all_requests": lambda original, **_: None,
-                # lm-eval's goes through all documents of the split, in every block.
-                "doc_iterator": partial(_documents, [(n, found[0].doc) for n, found in numbered]),
-            }
-            stack.enter_context(shadowed(task, kept))
+            docs = [(number, found[0].doc) for number, found in numbered]
+            built: Callable[..., Any] = lambda original, **_: None  # noqa: E731
+            # lm-eval's iterates over all documents of the split, in every block.
+            asked: Callable[..., Any] = lambda original, docs=docs, **_: iter(docs)  # noqa: E731
+            stack.enter_context(shadowed(task, {"build_all_requests": built, "doc_iterator": asked}))
         stack.enter_context(redirect_stderr(StringIO()))
         random.seed(DEFAULT_RANDOM_SEED)
         np.random.seed(DEFAULT_OTHER_SEED)
@@ -396,14 +395,10 @@ def evaluated(
 
 
 def _fresh(request: Any, number: int) -> Any:
-    """A request without answers, of the document that lm-eval knows by a number."""
+    """A request without answers, of the document with lm-eval's number."""
     request = copy(request)
     request.resps, request.filtered_resps, request.doc_id = [], {}, number
     return request
-
-
-def _documents(numbered: Sequence[tuple[int, Any]], original: Any, **_: Any) -> Iterator[tuple[int, Any]]:
-    return iter(numbered)
 
 
 def logged_line(sample: Mapping[str, Any]) -> str:
@@ -423,24 +418,24 @@ def filters_of(task: Any) -> list[str]:
 
 
 def halve_batch(lm: Any) -> bool:
-    """Let lm-eval's model for transformers take half as much at once; False where that cannot be."""
+    """Halve the batch of lm-eval's model for transformers; False if impossible."""
     sizes, size = getattr(lm, "batch_sizes", {}), getattr(lm, "batch_size_per_gpu", 1)
     if isinstance(size, int):
         lm.batch_size_per_gpu = max(1, size // 2)
         return size > 1
-    sizes.update({place: max(1, number // 2) for place, number in sizes.items()})  # of "auto"
+    sizes.update({place: max(1, number // 2) for place, number in sizes.items()})  # chosen by "auto"
     return bool(sizes)
 
 
 def free_memory() -> None:
-    """Give the memory of a model that nobody refers to back, the GPU's too."""
+    """Free the memory of an unused model, the GPU's too."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def right_choices(task: Any, request: Any, count: int) -> tuple[int, ...]:
-    """Places of the right ones of so many choices, by a document's first request; empty without a label."""
+    """Indices of the right choices, by a document's first request; empty without a label."""
     doc, target = request.doc, getattr(request, "target", None)
     if not hasattr(request, "target"):  # 0.4
         target = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
@@ -452,7 +447,7 @@ def right_choices(task: Any, request: Any, count: int) -> tuple[int, ...]:
 
 @contextmanager
 def more_tasks(folder: Path | None) -> Iterator[None]:
-    """Let lm-eval, which takes one ``--include_path``, find the tasks in ``folder`` beside the user's."""
+    """Add the tasks in ``folder`` to the user's: lm-eval takes one ``--include_path``."""
     from lm_eval.tasks import TaskManager
 
     original = TaskManager.__init__
@@ -471,7 +466,7 @@ def more_tasks(folder: Path | None) -> Iterator[None]:
 
 @contextmanager
 def before_weights(check: Callable[[Any, RunningEvaluation], None]) -> Iterator[None]:
-    """Let ``check`` refuse the class of the model that lm-eval makes, then the model with its tokenizer."""
+    """Let ``check`` refuse the model's class before lm-eval creates it, then the model with its tokenizer."""
     get_model, tokenizer = registry.get_model, HFLM._create_tokenizer
 
     def checked_class(name: str) -> Any:
@@ -493,7 +488,7 @@ def before_weights(check: Callable[[Any, RunningEvaluation], None]) -> Iterator[
 def loaded_lm(
     name: str, arguments: Mapping[str, Any], more: str, check: Callable[[Any], None], **settings: Any
 ) -> Any:
-    """A model of lm-eval, checked before its weights are loaded; UsageError: there is no such backend."""
+    """A model of lm-eval, checked before its weights are loaded; UsageError for an unknown backend."""
     disable_progress_bar()
     try:
         backend = registry.get_model(name)
@@ -509,7 +504,7 @@ def loaded_lm(
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Under the stock command a refusal inside ends the process with its sentence; elsewhere it is raised."""
+    """Under the stock command a refusal ends the process with its sentence; elsewhere it is raised."""
     try:
         yield
     except DispersionError as error:
@@ -520,7 +515,7 @@ def one_sentence() -> Iterator[None]:
 
 
 class Pooled(float):
-    """A task's figure with the documents behind it and the measure that made it; it pickles as a float."""
+    """A task's figure with its documents and measure; it pickles as a float."""
 
     parts: Parts
     measure: Callable[[Parts], float]
@@ -537,14 +532,14 @@ class Pooled(float):
 
 
 def pool_groups() -> None:
-    """Make a group's figure of ours that of all its tasks' documents, where lm-eval takes an average."""
+    """Compute our group figures over all its tasks' documents, instead of lm-eval's average."""
     original = Group.aggregate
     if hasattr(original, "__wrapped__"):
         return
 
     @wraps(original)
     def aggregate(self: Any, task_metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        # Without our errors, whose average lm-eval would divide by zero where tasks have one document.
+        # Without our errors, for which lm-eval would divide by zero if tasks have one document.
         others = {
             name: {key: v for key, v in metrics.items() if "_stderr" not in key or not isinstance(v, Pooled)}
             for name, metrics in task_metrics.items()

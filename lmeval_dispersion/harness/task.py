@@ -1,4 +1,4 @@
-"""The task class that a YAML names: any task of lm-eval, with dispersion beside its own metrics.
+"""The task class that a YAML names: any task of lm-eval, with dispersion added to its metrics.
 
 In the order of a run: requests are built for layers and a store, the model answers them under a recorder
 (``recording``), a document's answer and state become its record, the figures are over all records
@@ -41,7 +41,7 @@ class DispersionTask(TaskBase):
 
     def __init__(self, config: Mapping[str, Any] | None = None, **options: Any) -> None:
         settings = dict(config or {})
-        settings.pop("class", None)  # lm-eval leaves it in, and its TaskConfig does not know it
+        settings.pop("class", None)  # lm-eval leaves it in, and its TaskConfig rejects it
         self._layers: tuple[str, ...] = ()
         self._run = saving.TaskRun(RunningEvaluation(), {}, None)
         self._rendered: tuple[Any, Any] = None, None  # the latest document and its query
@@ -50,12 +50,12 @@ class DispersionTask(TaskBase):
         self._summary: dict[str, Any] = {}
         evaluation = running_evaluation()
         if evaluation.lm is not None and not evaluation.predict_only:
-            with one_sentence():  # the model is there, the documents are not
+            with one_sentence():  # the model exists, the documents do not
                 recording.check_model(evaluation.lm, str(settings.get("task")))
         super().__init__(config=settings, **options)  # last: it renders a document
 
     def build_all_requests(self, **options: Any) -> None:
-        """As lm-eval's; first refuses what cannot work, before any model runs."""
+        """As lm-eval's; first refuses unsupported settings, before any model runs."""
         if not self.only_predicts:
             with one_sentence():
                 self._prepare(options)
@@ -79,7 +79,7 @@ class DispersionTask(TaskBase):
         self._run = saving.begin(self.task_name, metadata, evaluation, options)
 
     def doc_to_text(self, doc: Any, *args: Any, **options: Any) -> Any:
-        """As lm-eval's; remembered, because rendering a template is not cheap."""
+        """As lm-eval's; cached, because rendering a template is slow."""
         text = super().doc_to_text(doc, *args, **options)
         if not args and all(option is None for option in options.values()):
             self._rendered = doc, text
@@ -106,7 +106,7 @@ class DispersionTask(TaskBase):
     def judged(
         self, instances: Sequence[Any], answers: Sequence[Any], metrics: Mapping[str, Any], filter_name: str
     ) -> dict[str, DocRecord]:
-        """A document's record under each metric of ours."""
+        """A document's record under each of our metrics."""
         # A function as a metric is listed by its own name, and gives its values others.
         check_judge(self.task_name, self._judge, self.filter_names, {**metrics, **super().aggregation()})
         named = split_judge(self._judge)[1]
@@ -136,14 +136,14 @@ class DispersionTask(TaskBase):
         return functions
 
     def _keep(self, records: Sequence[DocRecord]) -> None:
-        """Keep records of the run; a record that comes again changes nothing."""
+        """Keep records of the run; repeated records change nothing."""
         for record in records:
             self._records.setdefault(record.filter, {}).setdefault(record.doc_id, record)
 
     def dump_config(self) -> dict[str, Any]:
         """lm-eval's, with the run's metrics and the place of its store under ``metadata.dispersion``.
 
-        lm-eval asks for it once all metrics of the task are computed: the run ends here and is saved.
+        lm-eval calls it when all metrics of the task are computed: the run ends here and is saved.
         """
         if self._records and not self._summary:
             # Several filters judge the same answers: the judge's counts, or the first.
@@ -159,5 +159,5 @@ class DispersionTask(TaskBase):
 
     @property
     def _judge(self) -> str | None:
-        """``FILTER/METRIC`` or ``METRIC`` that says which answers are correct; None: the first one known."""
+        """``FILTER/METRIC`` or ``METRIC`` that decides which answers are correct; None: the first known."""
         return (self.config.metadata or {}).get("dispersion_correct")

@@ -1,12 +1,11 @@
 """``dispersion embed MODEL FILE``: a run of plain texts, made by a model without lm-eval.
 
 A document's vector is the state at its last token, its perplexity that of its own tokens after the first.
-Columns of a JSONL or parquet file travel along: labels (``correct``) and slices can be in the file.
+Columns of a JSONL or parquet file are kept: the file may hold labels (``correct``) and slices.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import json
@@ -31,22 +30,51 @@ _BATCH_TOKENS = 2048
 _NO_LIMIT = 10**6  # tokenizers without a limit say 1e30
 
 
-def run_texts(args: argparse.Namespace) -> Path:
-    """Run the model over every text, the end of those that exceed its context; returns the store's folder."""
-    texts = Texts(args.texts, column=args.column)
-    loaded = load_model(args.model, revision=args.revision, dtype=args.dtype, device=args.device)
-    layers = [site.name for site in resolve(loaded.model, split_names("+".join(args.layer or [])))]
-    task = args.task or Path(texts.source).name
-    entries = list(texts)
+def embed(
+    model: str,
+    texts: str | Path,
+    output: str | Path,
+    *,
+    layer: str | Sequence[str] = "last",
+    column: str = "text",
+    task: str | None = None,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str | None = None,
+) -> Path:
+    """Run a model over every text, and keep the hidden state (d,) at the last token of each, float32.
+
+    Args:
+        model: Hub id or folder of a decoder model.
+        texts: Text, JSONL or parquet file, or a Hub data set. Of a text that exceeds the model's context the
+            end counts.
+        output: Folder of the store to write.
+        layer: Layers to keep: ``last``, ``norm``, ``layer.K``, ``layer.K.attn``, ``layer.K.ffn``.
+        column: Field with the text, where texts have fields.
+        task: Name of the data. Default: the file's.
+        revision: Branch, tag or commit of the model. Default: the main one.
+        dtype: Of the weights. Default: the checkpoint's own.
+        device: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``. Default: the first GPU, else the CPU.
+
+    Returns: The folder, which `open_store` and `audit` read.
+
+    Raises:
+        UsageError: There is no text, or the model, a layer or the folder cannot be used as given.
+    """
+    source = Texts(texts, column=column)
+    loaded = load_model(model, revision=revision, dtype=dtype, device=device)
+    layers = [site.name for site in resolve(loaded.model, split_names(layer))]
+    task = task or Path(source.source).name
+    entries = list(source)
     if not entries:
-        raise UsageError(f"{texts.source} holds no text; check the file and --column")
-    if report := texts.report():
+        raise UsageError(f"{source.source} holds no text; check the file and --column")
+    if report := source.report():
         print(report, file=sys.stderr)
     longest = _longest(loaded)
     ids = [loaded.tokenizer(text.text)["input_ids"] for text in entries]
     encoded = [(row, tokens[-longest:]) for row, tokens in enumerate(ids) if tokens]
     if not encoded:
-        raise UsageError(f"no text of {texts.source} has a token; check the file and the tokenizer")
+        raise UsageError(f"no text of {source.source} has a token; check the file and the tokenizer")
     documents = pd.DataFrame(
         {
             "doc_id": [text.id for text in entries],
@@ -58,15 +86,15 @@ def run_texts(args: argparse.Namespace) -> Path:
             "query_perplexity": math.nan,
         }
     )
-    documents = _with_columns(documents, texts)
-    make_folder(Path(args.output))  # before the model runs for hours
+    documents = _with_columns(documents, source)
+    make_folder(Path(output))  # before the model runs for hours
     vectors: dict[str, Any] = {}
     for batch in _batches(encoded):
         rows = [row for row, _ in batch]
         of_rows = [tokens for _, tokens in batch]
         states, documents.loc[rows, "query_perplexity"] = _forward(loaded, of_rows, layers)
         for layer, of_batch in states.items():
-            if layer not in vectors:  # a text without a token keeps a row without direction
+            if layer not in vectors:  # a text without tokens keeps a row without direction
                 vectors[layer] = np.full((len(entries), of_batch.shape[1]), np.nan, dtype=np.float32)
             vectors[layer][rows] = of_batch
     manifest = {
@@ -83,7 +111,7 @@ def run_texts(args: argparse.Namespace) -> Path:
         "versions": {"torch": torch.__version__},
     }
     vectors = {layer: vectors[layer] for layer in layers}
-    return write_store(args.output, documents=documents, vectors=vectors, manifest=manifest)
+    return write_store(output, documents=documents, vectors=vectors, manifest=manifest)
 
 
 def _forward(
@@ -91,7 +119,7 @@ def _forward(
 ) -> tuple[dict[str, Any], list[float]]:
     """Last-token states (b, d) of every layer and the perplexity of every text of one batch."""
     lengths = torch.tensor([len(tokens) for tokens in texts])
-    # Padding on the right of a causal model changes nothing on its left.
+    # In a causal model, padding on the right does not affect earlier tokens.
     mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
     ids = torch.full(mask.shape, loaded.tokenizer.pad_token_id)
     ids[mask] = torch.tensor([token for tokens in texts for token in tokens])
@@ -114,7 +142,7 @@ def _perplexity(logits: torch.Tensor, following: torch.Tensor) -> float:
 
 
 def _batches(encoded: list[tuple[int, list[int]]]) -> Iterator[list[tuple[int, list[int]]]]:
-    """Rows and tokens of texts of similar length together, at most about 2,048 tokens with padding."""
+    """Rows and tokens of batches of similar length, at most about 2,048 tokens with padding."""
     batch: list[tuple[int, list[int]]] = []
     for row, ids in sorted(encoded, key=lambda text: (len(text[1]), text[0])):
         if batch and len(ids) * (len(batch) + 1) > _BATCH_TOKENS:

@@ -1,9 +1,9 @@
 """One runner for all analyses: a measure over models and texts, kept in a study that can be resumed.
 
-Texts are cut into segments of equal length, so that padding never comes up. A document is cut from its start
-into segments that do not overlap; what is left at its end is dropped. Where the tokenizer begins a text with
+Texts are cut into segments of equal length, without padding. A document is cut from its start
+into segments that do not overlap; the rest is dropped. Where the tokenizer begins a text with
 a special token (BOS), every segment begins with it, inside the length. Texts of one running document (a text
-file), or all texts where ``pack`` is asked for, are joined by a blank line first. Segments are drawn in one
+file), or all texts with ``pack``, are first joined by a blank line. Segments are drawn in one
 pass by reservoir sampling.
 """
 
@@ -42,19 +42,19 @@ from lmeval_dispersion.report.declared import count
 
 DataLike = str | Path | Texts
 
-# A stream without an end is read until it has offered so many times the segments asked for.
+# An endless stream is read until it has offered so many times the requested segments.
 _OVERSAMPLE = 20
 
 
 class StudyOptions(TypedDict, total=False):
-    """How any analysis is run.
+    """Settings of every analysis.
 
     Attributes:
         pack: Join the texts of a source to one stream before cutting (default: False).
         seed: Of the draws, the bootstrap and the random weights (default: 0).
         batch: Segments a forward pass; by memory if None, the default.
-        folder: Where the study is kept and can be resumed; a temporary place if None, the default.
-        quiet: Whether to say nothing on stderr, where a notebook and a terminal have a bar.
+        folder: Folder of the study, for resuming; temporary if None, the default.
+        quiet: Whether to print nothing on stderr, where a notebook and a terminal show a bar.
     """
 
     pack: bool
@@ -65,10 +65,10 @@ class StudyOptions(TypedDict, total=False):
 
 
 def model_settings(model: ModelLike) -> dict[str, Any]:
-    """The identity of a model in a study's settings: its content, never its name or place.
+    """A model's identity in a study's settings: its content, never its name or path.
 
     ``weights`` and ``adapter`` are a commit of the Hub or a digest of every byte of the folder (of the
-    parameters, for a model that is loaded already); None where the Hub could not be asked.
+    parameters, for a loaded model); None if the Hub could not be reached.
     """
     choice = model_choice(model)
     weights: str | None
@@ -83,14 +83,14 @@ def model_settings(model: ModelLike) -> dict[str, Any]:
 
 
 def _commit(name: str, revision: str | None, file: str) -> str | None:
-    """Commit of a Hub repository; without a network, of what the cache holds; None for a folder."""
+    """Commit of a Hub repository, or of the cached copy without a network; None for a folder."""
     if Path(name).expanduser().is_dir():
         return None
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(name, file, revision=revision)).parent.name
-    except (OSError, ValueError):  # loading says what is wrong with it
+    except (OSError, ValueError):  # loading reports the problem
         return None
 
 
@@ -104,7 +104,7 @@ def _parameters_digest(model: Any) -> str:
 
 
 def labels(models: Sequence[ModelLike]) -> list[str]:
-    """The models' names in reports: the last parts of their names, as few as tell all of them apart."""
+    """The models' names in reports: the last parts of their paths, as few as make them unique."""
     choices = [model_choice(model) for model in models]
     names = short_names([_place(choice.name) for choice in choices])
     adapters = short_names([_place(choice.adapter or "") for choice in choices])
@@ -113,7 +113,7 @@ def labels(models: Sequence[ModelLike]) -> list[str]:
 
 
 def _place(name: str) -> str:
-    """The whole path of a folder, so that ``.`` has a name too; a Hub id as it is."""
+    """The whole path of a folder, so that ``.`` has a name too; a Hub id unchanged."""
     folder = Path(name).expanduser()
     return folder.resolve().as_posix() if name and folder.is_dir() else name
 
@@ -124,7 +124,7 @@ def data_settings(texts: Texts) -> dict[str, Any]:
         return {"sha256": file_digest(texts.path), "kind": texts.path.suffix, "column": texts.column}
     from huggingface_hub import HfApi
 
-    with suppress(Exception):  # huggingface_hub lets those of its HTTP library through; reading says more
+    with suppress(Exception):  # huggingface_hub passes on errors of its HTTP library; reading explains more
         texts.revision = HfApi().dataset_info(texts.name, revision=texts.revision).sha
     known = {"source": texts.name, "commit": texts.revision}
     return {**known, "config": texts.config, "split": texts.split, "column": texts.column}
@@ -148,7 +148,7 @@ class StudyResult(FrameReport):
         return {"schema": self.schema, "answer": self.answer(), "kind": self.kind, **content}
 
     def context(self) -> dict[str, Any]:
-        """For the template: the models' names, and what was run."""
+        """For the template: the models' names and settings."""
         manifest = self.manifest
         settings = {key: str(value) for key, value in manifest["settings"].items() if key != "models"}
         names = {key: ", ".join(value) for key, value in manifest["names"].items()}
@@ -161,7 +161,7 @@ R = TypeVar("R", bound=StudyResult)
 
 @dataclass
 class Analysis:
-    """An analysis at work: its models by their names in reports."""
+    """A running analysis and its models, by their names in reports."""
 
     study: Study
     named_models: Mapping[str, ModelLike]
@@ -171,18 +171,18 @@ class Analysis:
     summaries: list[dict[str, Any]] = field(default_factory=list)
 
     def models(self, *, losses: bool) -> Iterator[tuple[str, CausalModel, list[str]]]:
-        """Every model with its name in reports and its layers, loaded when its turn comes."""
+        """Every model with its name in reports and its layers, loaded one at a time."""
         length = self.settings["segment"]
         for label, model in self.named_models.items():
             causal = CausalModel(model)
             layers = causal.layers(self.settings["layers"])
             causal.check_segment(length)
-            # Settled when the study starts, so that a resumed one has the same batches.
+            # Fixed when the study starts, so that a resumed study has the same batches.
             size = self.batch or causal.batch_size(length, len(layers), losses=losses)
             causal.batch = int(self.study.once(f"batch_size.{label}", size))
             self.summaries.append({"model": label, **causal.summary()})
             yield label, causal, layers
-            del causal  # the next model is loaded when this one is gone
+            del causal  # the next model is loaded after this one is freed
 
     def drawn(self, name: str, source: Texts, draw: Callable[[], Unit]) -> tuple[Segments, Unit]:
         """Segments that ``draw`` took from a source when the study began; their hash is in the manifest."""
@@ -210,7 +210,7 @@ class Analysis:
     def over(
         self, name: str, causal: CausalModel, drawn: Segments, layers: Sequence[str], reduce: Reduce
     ) -> Units:
-        """Run all segments, a batch a unit, each of which keeps an array a layer."""
+        """Run all segments, one batch per unit; each unit keeps one array per layer."""
 
         def do(rows: NDArray[np.int64]) -> Unit:
             return causal.run(drawn, rows, layers, reduce)
@@ -232,7 +232,7 @@ def analyse(
     *,
     held_out: DataLike | None = None,
 ) -> R:
-    """The result of the study that models, texts and settings name, measured where it is not complete."""
+    """The result of the study of these models, texts and settings; runs missing units."""
     batch = run.get("batch")
     if batch is not None and batch < 1:
         raise UsageError(f"expected a batch size of at least 1, got {batch}")
@@ -262,7 +262,7 @@ def analyse(
 def draw_segments(
     texts: Texts, tokenizer: Any, *, length: int, most: int, seed: int = 0, pack: bool = False
 ) -> Unit:
-    """``most`` segments of ``length`` tokens, or all there are, in random order.
+    """``most`` segments of ``length`` tokens, or all if fewer, in random order.
 
     Returns:
         ``tokens`` (n, length), uint32, and ``origins`` (n, 2): number of the text in its source, and the
@@ -295,12 +295,12 @@ def draw_segments(
 
 
 def _counts(texts: Texts, kept: int) -> dict[str, int]:
-    """Counts of what the latest pass over a source read, skipped and kept."""
+    """Numbers of texts that the latest pass read, skipped and kept."""
     return {"texts": texts.read, **texts.skipped, "kept": kept}
 
 
 def _report(source: str, counts: Mapping[str, int]) -> str:
-    """One sentence on what was read and what was left out.
+    """One sentence on the texts read and left out.
 
     >>> _report("a.jsonl", {"texts": 3, "empty": 1, "undecodable": 0, "too_short": 1, "kept": 1})
     'a.jsonl: 1 segment from 3 texts (1 empty, 1 too short)'
@@ -312,18 +312,18 @@ def _report(source: str, counts: Mapping[str, int]) -> str:
 
 
 def tokenised(texts: Texts, tokenizer: Any) -> Iterator[tuple[int, list[int]]]:
-    """Every text's number and tokens, without special ones; texts that the tokenizer fails on are counted."""
+    """Every text's number and tokens, without special ones; counts texts on which the tokenizer fails."""
     for text in texts:
         try:
             ids = tokenizer(text.text, add_special_tokens=False, verbose=False).input_ids
-        except Exception:  # tokenizers raise what they like, also plain Exception
+        except Exception:  # tokenizers may raise any exception
             texts.skipped["untokenised"] += 1
             continue
         yield text.id, ids
 
 
 def gap_of(texts: Texts, tokenizer: Any, pack: bool) -> list[int] | None:
-    """The tokens between two texts that are joined; None where texts are documents of their own."""
+    """The tokens between two joined texts; None if texts are separate documents."""
     if not (pack or texts.continuous):
         return None
     return list(tokenizer("\n\n", add_special_tokens=False).input_ids)

@@ -1,10 +1,10 @@
-"""A left-to-right model that runs segments of equal length and hands out states and log-probabilities.
+"""A left-to-right model that runs segments of equal length and returns states and log-probabilities.
 
-Batches are sized to memory; a batch that does not fit all the same is run in halves.
+Batches are sized to memory; one that still does not fit is run in halves.
 
-Controls are what the same analysis finds where a model knows nothing, or where a text says nothing.
-``untrained``: the same architecture at random weights, on the same texts. ``shuffled``: the same model on the
-same texts with the tokens of each in random order (what the tokenizer puts in front stays there).
+Controls run the same analysis on a model without training, or on texts without meaning.
+``untrained``: the same architecture with random weights, on the same texts. ``shuffled``: the same model on
+the same texts with the tokens of each in random order (special tokens at the beginning stay there).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Reduce = Callable[[Tensor], NDArray[Any]]
 CONTROLS = ("untrained", "shuffled")
 
 _LARGEST_BATCH = 64
-_CPU_BYTES = 2**30  # more does not make a CPU faster
+_CPU_BYTES = 2**30  # larger batches are no faster on a CPU
 _PROBE = 8  # tokens of the probe for left-to-right reading
-_NO_CPU_MEMORY = ("can't allocate memory", "not enough memory")  # how torch says it for the CPU
+_NO_CPU_MEMORY = ("can't allocate memory", "not enough memory")  # torch's words on the CPU
 
 
 class Segments(NamedTuple):
-    """Segments of equal length with where they came from.
+    """Segments of equal length with their origins.
 
     Attributes:
         tokens: Shape (n, length), uint32.
@@ -66,7 +66,7 @@ class CausalModel:
         return int(self.config.hidden_size)
 
     def summary(self) -> dict[str, Any]:
-        """The model that was really run, for the manifest."""
+        """The model as run, for the manifest."""
         model = self.loaded.model
         about = {"name": self.loaded.name, "revision": self.loaded.revision}
         about |= {"dtype": str(model.dtype).removeprefix("torch."), "device": self.loaded.device.type}
@@ -88,7 +88,7 @@ class CausalModel:
         return list(sites.values())
 
     def check_segment(self, length: int) -> None:
-        """Raise UsageError where segments of ``length`` tokens are longer than the model takes."""
+        """Raise UsageError if segments of ``length`` tokens exceed the model's context."""
         known = (getattr(self.config, key, None) for key in ("max_position_embeddings", "n_positions"))
         limit = next((limit for limit in known if isinstance(limit, int)), length)
         if length > limit:
@@ -97,7 +97,7 @@ class CausalModel:
             )
 
     def batch_size(self, length: int, layers: int, *, losses: bool) -> int:
-        """How many segments fit into memory at once, from the free memory and the model's shape."""
+        """Number of segments that fit into memory at once, from the free memory and the model's shape."""
         size = torch.finfo(self.loaded.model.dtype).bits // 8
         a_token = self.width * (24 * size + 8 * layers)
         if losses:
@@ -123,8 +123,8 @@ class CausalModel:
         """Run segments (n rows of them, their first ``length`` tokens) in batches.
 
         Returns:
-            For every layer what ``reduce`` made of the states (b, t, d) of each batch, joined to (n, ...);
-            with ``losses``, ``nll``: the NLL in nats of tokens 1 ... t - 1, shape (n, t - 1).
+            For every layer the results of ``reduce`` on the states (b, t, d) of each batch, joined to (n,
+            ...); with ``losses``, ``nll``: the NLL in nats of tokens 1 ... t - 1, shape (n, t - 1).
 
         Raises:
             NonFiniteStateError: A number is not finite; names layer and text.
@@ -141,11 +141,11 @@ class CausalModel:
         return results
 
     def _in_halves(self, run: Callable[[NDArray[Any]], Unit], tokens: NDArray[Any]) -> list[Unit]:
-        """The results of ``run`` for a batch, in one piece where that fits into memory."""
+        """The results of ``run`` for a batch, in one pass if that fits into memory."""
         try:
             return [run(tokens)]
         except (MemoryError, RuntimeError) as error:
-            # torch has no type of its own for the CPU's memory.
+            # torch has no error type for the CPU's memory.
             is_known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
             if not is_known and not any(words in str(error) for words in _NO_CPU_MEMORY):
                 raise
@@ -154,7 +154,7 @@ class CausalModel:
                     f"one segment of {tokens.shape[1]} tokens does not fit on {self.loaded.device}; "
                     "use shorter segments, --quantize or --device=auto"
                 ) from error
-        # Outside of the handler, which would keep the failed pass's tensors alive.
+        # Outside the handler, which would keep the failed pass's tensors alive.
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         middle = len(tokens) // 2
@@ -176,7 +176,7 @@ class CausalModel:
             arrays[name] = reduce(state[:, -length:])  # prompt tuning puts virtual tokens in front
 
         with capture(self.loaded.model, layers, sink):
-            # The output projection gets no token where none is scored; capture's hooks come before this one.
+            # The output projection gets no token if none is scored; capture's hooks run before this one.
             head = nn.Identity() if losses or self.decoder.head is None else self.decoder.head
             idle = head.register_forward_pre_hook(lambda _head, states: (states[0][:, :0],))
             try:
@@ -218,7 +218,7 @@ class CausalModel:
             )
 
     def control(self, name: str, seed: int) -> CausalModel:
-        """A control's model: random weights, as transformers draws them, or shuffled tokens; "" is none."""
+        """A control's model: random weights, drawn by transformers, or shuffled tokens; "" for no control."""
         if not name:
             return self
         if name == "shuffled":
@@ -236,9 +236,9 @@ class CausalModel:
                 )
             except (ValueError, TypeError) as error:
                 raise DispersionError(
-                    f"{self.loaded.name} cannot be built at random weights, which this needs: {error}"
+                    f"{self.loaded.name} cannot be built with random weights, which this needs: {error}"
                 ) from error
-        # The model's own dtype, so that rounding is the same; float32 where its weights are quantised.
+        # The model's dtype, so that rounding is equal; float32 for quantised weights.
         quantised = getattr(model.config, "quantization_config", None) is not None
         built = built.to(self.loaded.device, dtype=torch.float32 if quantised else model.dtype)
         built = built.eval().requires_grad_(False)
@@ -258,7 +258,7 @@ class CausalModel:
 
 
 def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
-    """Names of controls, each once, in the order of ``CONTROLS``."""
+    """Unique names of controls, in the order of ``CONTROLS``."""
     names = [wanted] if isinstance(wanted, str) else list(wanted or ())
     for name in names:
         if name not in CONTROLS:
@@ -288,7 +288,7 @@ def last_vectors(states: Tensor) -> NDArray[np.float32]:
 
 
 def unit_tokens(states: Tensor) -> tuple[Tensor, Tensor]:
-    """Token states (b, t, d) at length one in float32, and which of them have a direction, (b, t) bool."""
+    """Token states (b, t, d) of length one in float32, and whether each has a direction, (b, t) bool."""
     x = states.float()
     x = x / x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     norms = x.norm(dim=-1, keepdim=True)

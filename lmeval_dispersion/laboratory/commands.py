@@ -37,17 +37,17 @@ def _several(default: tuple[int, ...], about: str) -> dict[str, Any]:
 _CONTROL = {
     "action": "append",
     "choices": ("untrained", "shuffled"),
-    "help": "also run the model at random weights, or each text's tokens in random order; may be repeated "
+    "help": "also run the model with random weights, or each text's tokens in random order; may be repeated "
     "(default: none)",
 }
-_HELD_OUT = {"metavar": "FILE|HUB_ID", "help": "a second text, binned by itself (default: none)"}
+_HELD_OUT = {"metavar": "FILE|HUB_ID", "help": "a second text, binned separately (default: none)"}
 
 
 class _Analysis(NamedTuple):
-    """The protocol of an analysis: options that are parameters of its function, and the rest of its help."""
+    """An analysis on the command line: options for its function's parameters, and other help."""
 
     options: Mapping[str, dict[str, Any]]
-    layers: tuple[str, ...]  # by default; none where it always takes every depth
+    layers: tuple[str, ...]  # default; empty if it always takes every depth
     examples: tuple[str, ...]
     several_models: bool = False
 
@@ -55,8 +55,8 @@ class _Analysis(NamedTuple):
 _ANALYSES = {
     "law": _Analysis(
         {
-            "--segment": _number(512, "length of one", "TOKENS"),
-            "--segments": _number(100_000, "to draw"),
+            "--segment": _number(512, "tokens of a segment", "TOKENS"),
+            "--segments": _number(100_000, "segments to draw"),
             "--bins": _number(50, "bins that algorithm 1 chooses"),
             "--bin-size": _number(100, "segments a bin"),
             "--contexts": _several((16, 64, 128, 256), "context lengths of the last-token variant"),
@@ -68,7 +68,7 @@ _ANALYSES = {
     ),
     "sublayers": _Analysis(
         {
-            "--segment": _number(512, "length of one", "TOKENS"),
+            "--segment": _number(512, "tokens of a segment", "TOKENS"),
             "--sizes": _several((10, 50, 100), "segments a draw"),
         },
         ("layer.-1.attn", "layer.-1.ffn"),
@@ -79,8 +79,8 @@ _ANALYSES = {
     ),
     "condensation": _Analysis(
         {
-            "--segment": _number(512, "length of one", "TOKENS"),
-            "--segments": _number(100, "to draw"),
+            "--segment": _number(512, "tokens of a segment", "TOKENS"),
+            "--segments": _number(100, "segments to draw"),
             "--control": _CONTROL,
         },
         (),
@@ -91,8 +91,8 @@ _ANALYSES = {
         {
             "--segment": _number(100, "length of a context", "TOKENS"),
             "--ngram": _number(10, "tokens of an n-gram"),
-            "--occurrences": _number(100, "that it must have, and contexts of a cluster"),
-            "--clusters": _number(500, "the most"),
+            "--occurrences": _number(100, "times that an n-gram must occur, and contexts of a cluster"),
+            "--clusters": _number(500, "clusters at most"),
         },
         ("last",),
         ("MODEL --data texts.txt -o clusters.html", "MODEL --data texts.txt --layer all"),
@@ -105,10 +105,10 @@ _MODEL: Mapping[str, dict[str, Any]] = {
     "--dtype": {
         "default": "auto",
         "choices": ("auto", "float32", "float16", "bfloat16"),
-        "help": "of the weights (default: the checkpoint's own)",
+        "help": "dtype of the weights (default: the checkpoint's own)",
     },
-    "--quantize": {"choices": ("4bit", "8bit"), "help": "through bitsandbytes (default: not at all)"},
-    "--adapter": {"metavar": "HUB_ID|FOLDER", "help": "a PEFT adapter to put on it (default: none)"},
+    "--quantize": {"choices": ("4bit", "8bit"), "help": "quantize through bitsandbytes (default: no)"},
+    "--adapter": {"metavar": "HUB_ID|FOLDER", "help": "a PEFT adapter for the model (default: none)"},
     "--device": {
         "metavar": "DEVICE",
         "help": "cpu, cuda:1, …; auto spreads the model (default: the first GPU, else the CPU)",
@@ -128,10 +128,10 @@ def _add_arguments(kind: str, parser: argparse.ArgumentParser) -> None:
     about = ".txt, .jsonl, .jsonl.gz or .parquet, or a Hub data set, ID[:CONFIGURATION][@SPLIT]"
     text.add_argument("--data", required=True, metavar="FILE|HUB_ID", help=about)
     add_column(text)
-    text.add_argument("--pack", action="store_true", help="join all texts to one stream (.txt always is)")
+    text.add_argument("--pack", action="store_true", help="join all texts into one stream (.txt always is)")
     if analysis.layers:
         add_layers(protocol, what=_LAYERS, default=" and ".join(analysis.layers))
-    about = "where it is kept; the same command resumes it (default: a folder in the user's cache)"
+    about = "folder of the study; the same command resumes it (default: in the user's cache)"
     study.add_argument("--study", type=Path, metavar="FOLDER", help=about)
     add_seed(study)
     add_output(study)
@@ -139,7 +139,7 @@ def _add_arguments(kind: str, parser: argparse.ArgumentParser) -> None:
 
 
 def _run(kind: str, args: argparse.Namespace) -> int:
-    """Run an analysis; 3 where the text was too short for some draws."""
+    """Run an analysis; 3 if the text was too short for some draws."""
     output = Output.of(args)
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -152,7 +152,7 @@ def _run(kind: str, args: argparse.Namespace) -> int:
     if options.get("held_out") is not None:
         options["held_out"] = Texts(args.held_out, column=args.column)
     if analysis.layers:
-        # As a study's settings keep them, so that one started from Python can be resumed.
+        # In the form of a study's settings, so that one started from Python can be resumed.
         options["layers"] = ",".join(args.layer or analysis.layers)
     models = [_model(text, args) for text in args.model]
     result = getattr(lmeval_dispersion, kind)(

@@ -1,8 +1,8 @@
-"""Two studies of one kind side by side, and the statistics that the analyses share with this comparison.
+"""Comparison of two studies of one kind, and statistics shared with the analyses.
 
 Every metric, its difference, the difference's 95 % interval. Studies that saw
 the same tokens (their hashes agree) are compared text by text, cluster by cluster or draw by draw, which
-takes the texts' own variation out; others as independent samples. ``paired`` says which. Needs no torch.
+removes the texts' variation; others as independent samples. ``paired`` records this. Needs no torch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Correlated(NamedTuple):
 
 
 def leading(bins: pd.DataFrame) -> Array:
-    """The side of r that is no measure: mean perplexity of segments, mean log perplexity of single tokens."""
+    """The perplexity in r: mean perplexity of segments, mean log perplexity of single tokens."""
     plain = bins["perplexity"].iloc[0] == SEQUENCE
     return np.asarray(bins["mean_perplexity" if plain else "mean_nll"].to_numpy(), dtype=np.float64)
 
@@ -79,7 +79,7 @@ def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array
         sd = np.nanstd(drawn[:, known], axis=0)
         with np.errstate(invalid="ignore", divide="ignore"):
             deviations = np.abs(drawn[:, known] - centre[known]) / sd
-        # Never narrower than a normal estimate's own bound.
+        # Never narrower than a normal estimate's bound.
         largest = np.nanmax(np.where(np.isfinite(deviations), deviations, 0.0), axis=1)
         q = max(float(np.quantile(largest, statistics.LEVEL)), statistics.NORMAL_975)
         low[known], high[known] = centre[known] - q * sd, centre[known] + q * sd
@@ -93,7 +93,7 @@ def pairs_left_out(apart: Array) -> Array:
 
 @dataclass(frozen=True, repr=False)
 class StudiesCompared(FrameReport):
-    """Two studies side by side; ``differences`` has a row a metric, see docs/reference/laboratory.md."""
+    """Two studies compared; ``differences`` has one row per metric, see docs/reference/laboratory.md."""
 
     template = "studies.jinja"
     schema = "dispersion-lab-comparison/2"
@@ -119,7 +119,7 @@ class StudiesCompared(FrameReport):
 
     def charts(self) -> dict[str, Chart]:
         """``differences``: each with its interval."""
-        caption = "Difference of every metric; the dashed line is none"
+        caption = "Difference of every metric; the dashed line is no difference"
         return {"differences": Chart(partial(frames.differences, self._named()), caption, "A dot a row.")}
 
     def context(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class StudiesCompared(FrameReport):
         return {"first": first, "second": second, "sure": len(sure), "surest": surest.to_dict("records")}
 
     def _named(self) -> pd.DataFrame:
-        """The differences, with what each is about in words, and how clear of 0 it is."""
+        """The differences, each with its description and distance from 0."""
         frame = self.differences
         about = frame[[name for name in frame if name not in ("figure", *_EVERY)]].astype(str)
         reach = (frame["high"] - frame["low"]) / 2
@@ -150,7 +150,7 @@ def compare_studies(first: str | Path, second: str | Path) -> StudiesCompared:
     """Two complete studies of one kind, the second minus the first.
 
     Raises:
-        UsageError: One is no study, not complete, of another kind, or they share nothing.
+        UsageError: One is not a study, not complete or of another kind, or they share nothing.
     """
     studies = read_study(first), read_study(second)
     kinds = [study.manifest["kind"] for study in studies]
@@ -160,7 +160,7 @@ def compare_studies(first: str | Path, second: str | Path) -> StudiesCompared:
     keys = dict.fromkeys([key for metric in metrics for key in metric.keys], "")
     rows = [row for metric in metrics for row in _differences(metric, keys, *studies)]
     if not rows:
-        raise UsageError(f"{first} and {second} share no layer, split or model; make both with the same ones")
+        raise UsageError(f"{first} and {second} share no layer, split or model; run both with the same ones")
     return StudiesCompared(pd.DataFrame.from_records(rows), str(first), str(second))
 
 
@@ -169,7 +169,7 @@ _Pair = tuple[float, float, statistics.Bounds]
 
 
 class _Metric(NamedTuple):
-    """A metric: the column with its samples, what a row is about, and how two samples are compared."""
+    """A metric: the column with its samples, the keys of a row, and the comparison of two samples."""
 
     name: str
     table: str
@@ -180,7 +180,7 @@ class _Metric(NamedTuple):
 
 
 def _differences(metric: _Metric, keys: dict[str, str], a: Study, b: Study) -> Iterator[dict[str, Any]]:
-    """The rows of a metric for everything that both studies have."""
+    """The rows of a metric that both studies have."""
     tables = [study.tables()[metric.table] for study in (a, b)]
     for names in _models(*tables) if "model" in tables[0] else [("", "")]:
         about = {"model": names[0] if names[0] == names[1] else " → ".join(names)} if any(names) else {}
@@ -205,7 +205,7 @@ def _differences(metric: _Metric, keys: dict[str, str], a: Study, b: Study) -> I
 
 
 def _models(x: pd.DataFrame, y: pd.DataFrame) -> list[tuple[str, str]]:
-    """Models of the same name in both studies; where there are none, the one model of each."""
+    """Models with the same name in both studies; else the single model of each."""
     first, second = (list(dict.fromkeys(frame["model"])) for frame in (x, y))
     if shared := [(name, name) for name in first if name in second]:
         return shared
@@ -218,7 +218,7 @@ def _models(x: pd.DataFrame, y: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _correlations(x: pd.DataFrame, y: pd.DataFrame, column: str, _paired: bool) -> _Pair:
-    """Bins are another choice in each study."""
+    """Each study chooses its own bins."""
     a, b = (correlated(bins, column, seed) for seed, bins in enumerate((x, y)))
     bounds = statistics.correlation_difference(a.interval, b.interval, (a.samples, b.samples), paired=False)
     return a.interval.value, b.interval.value, bounds

@@ -1,13 +1,13 @@
-"""Semantic clusters: do contexts that go on with the same words stay together while all of them spread?
+"""Semantic clusters: do contexts with the same continuation stay together while all contexts spread?
 
-Each cluster holds contexts that one recurring n-gram follows; a context's vector is the state of its last
+Each cluster holds the contexts before one recurring n-gram; a context's vector is the state of its last
 token, which predicts the n-gram's first. ``within``: mean cosine distance of members to their cluster's
 centroid; ``between``: mean pair distance of the centroids.
 
 Source: RD section 2.3.
 
-N-grams are found by their hashes, then compared token by token. Occurrences never overlap: where one frequent
-n-gram is a shifted copy of another, the more frequent one takes the place.
+N-grams are found by their hashes, then compared token by token. Occurrences never overlap: if one frequent
+n-gram is a shifted copy of another, the more frequent one counts.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ClustersResult(StudyResult):
         return {"distances": Chart(draw, "Distances within and between clusters", "One panel a layer.")}
 
     def context(self) -> dict[str, Any]:
-        """For the template: the layer that stands for all, and which models differ there from the first."""
+        """For the template: the representative layer, and the models that differ from the first there."""
         layers = list(dict.fromkeys(self.summary["layer"]))
         layer = "last" if "last" in layers else layers[-1]
         summary = self.summary[self.summary["layer"] == layer]
@@ -112,7 +112,7 @@ class ClustersResult(StudyResult):
         return {**super().context(), "rows": rows, "defined": defined, "against": against}
 
     def _against(self, rows: list[dict[str, Any]], layer: str) -> list[tuple[str, list[str]]]:
-        """How clusters lie against those of the first model, and in which models."""
+        """The models whose clusters lie further apart or closer than the first model's."""
         left_out = {
             model: log_ratios_left_out(frame["within"].to_numpy(), frame["apart"].to_numpy())
             for model, frame in self.clusters[self.clusters["layer"] == layer].groupby("model")
@@ -142,12 +142,12 @@ def clusters(
     """Distances within and between clusters of contexts of ``data``, in every model.
 
     ``models`` have one tokenizer, such as revisions of one training. All of a file or Hub data set is read.
-    Contexts of ``segment`` tokens go on with the same ``ngram`` tokens, which must occur ``occurrences``
+    Contexts of ``segment`` tokens continue with the same ``ngram`` tokens, which must occur ``occurrences``
     times; a cluster has so many contexts. The most frequent n-grams make the ``clusters``. ``layers``:
     ``last``, ``all``, or names. More: :class:`~lmeval_dispersion.laboratory.analysis.StudyOptions`.
 
     Raises:
-        UsageError: Too few n-grams recur, tokenizers differ, or what was asked for does not fit a model.
+        UsageError: Too few n-grams recur, tokenizers differ, or a setting does not fit a model.
         NonFiniteStateError: A model produces NaN; names layer and text.
     """
     settings = {
@@ -162,7 +162,7 @@ def _measure(analysis: Analysis) -> None:
     names = ("ngram", "occurrences", "segment", "clusters", "seed", "pack")
     options = {name: settings[name] for name in names}
     rows, clusters = list[dict[str, Any]](), list[pd.DataFrame]()
-    tokenizer: Any = None  # the first model's, which all others must have
+    tokenizer: Any = None  # the first model's, required of all others
     for label, causal, layers in analysis.models(losses=True):
         if tokenizer is None:
             first, tokenizer = label, causal.loaded.tokenizer
@@ -171,12 +171,12 @@ def _measure(analysis: Analysis) -> None:
         elif causal.loaded.tokenizer.get_vocab() != tokenizer.get_vocab():
             raise UsageError(
                 f"expected checkpoints with one tokenizer, got that of {label}, which differs from "
-                f"{first}'s; give them studies of their own"
+                f"{first}'s; run a study for each tokenizer"
             )
         for row, frame in _measured(analysis.study, label, causal, layers, drawn, len(arrays["ngrams"])):
             rows.append(row)
             clusters.append(frame)
-        del causal  # the next one is loaded when it is gone
+        del causal  # the next model is loaded after it is freed
     ngrams = {
         "cluster": np.arange(len(arrays["ngrams"])),
         "ngram": [tokenizer.decode(ids.tolist()) for ids in arrays["ngrams"]],
@@ -222,7 +222,7 @@ def within_interval(within: Array) -> statistics.Interval:
 
 
 def ratio_interval(within: Array, apart: Array) -> statistics.Interval:
-    """Mean of ``apart`` over that of ``within``, (n,) both, with 95 % bounds likewise; NaN below three."""
+    """Mean of ``apart`` over that of ``within``, (n,) both, with 95 % bounds alike; NaN below three."""
     if len(within) < 3 or within.mean() <= 0 or apart.mean() <= 0:
         return statistics.Interval(*[float("nan")] * 3)
     return _exponential(np.log(apart.mean()) - np.log(within.mean()), log_ratios_left_out(within, apart))
@@ -260,8 +260,8 @@ def recurring_contexts(
 ) -> Unit:
     """The contexts that end where one of the most frequent n-grams begins.
 
-    ``tokens`` (clusters x occurrences, segment) and ``origins`` stand cluster by cluster; beside them
-    ``ngrams`` (clusters, n), and ``occurrences`` (clusters,): of each with a whole context before it.
+    ``tokens`` (clusters x occurrences, segment) and ``origins`` are ordered by cluster; ``ngrams``
+    (clusters, n) and ``occurrences`` (clusters,) count those with a whole context before them.
     """
     prefix = prefix_of(tokenizer)
     body = segment - len(prefix)
@@ -350,13 +350,13 @@ def _frequent(corpus: _Corpus, n: int, before: int, least: int) -> tuple[list[ND
     for begin, size in zip(begins[sizes >= least], sizes[sizes >= least], strict=True):
         alike = places[begin : begin + size]
         grams = tokens[alike[:, None] + np.arange(n)]
-        # Two n-grams of one hash are parted; the first one's stays.
+        # Two n-grams with one hash: keep the first.
         frequent.append(alike[(grams == grams[0]).all(axis=1)])
     return sorted(frequent, key=lambda places: (-len(places), int(places[0]))), int(sizes.max(initial=0))
 
 
 def _without_overlaps(places: NDArray[np.int64], n: int, taken: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The places whose n-grams overlap nothing taken, nor one another."""
+    """The places whose n-grams do not overlap taken ones or one another."""
     free: list[int] = []
     last = -n
     for place in places.tolist():

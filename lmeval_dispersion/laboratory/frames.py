@@ -1,4 +1,4 @@
-"""How the laboratory's frames are shown: as tables, and as charts in Vega-Lite."""
+"""Display of the laboratory's frames: tables, and charts in Vega-Lite."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def with_ends(key: str, interval: Sequence[float]) -> dict[str, float]:
 
 
 def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spec:
-    """Pearson r of perplexity and dispersion by layer with its interval; controls as lines beside it."""
+    """Pearson r of perplexity and dispersion by layer with its interval; controls as further lines."""
     rows = correlations[correlations["measure"] == "dispersion"]
     rows = rows.assign(series=rows["split"].replace({"data": "model"}))
     if controls is not None:
@@ -100,7 +100,7 @@ def law_bins(points: pd.DataFrame) -> Spec:
     panel = points["perplexity"] + ", " + points["layer"]
     rows = points.assign(panel=panel, logarithm=np.log(points["mean_perplexity"]))
     shown = ["split", "bin", "mean_perplexity", "dispersion"]
-    # A logarithmic axis of Vega-Lite has a line for every digit, which makes most of a page's bytes.
+    # Vega-Lite's logarithmic axis draws a line for every digit, most of a page's bytes.
     ticks = {"labelExpr": "format(exp(datum.value), ',.3~r')", "tickCount": 4}
     spec = _mark(
         {"type": "circle", "size": 40, "opacity": 0.8},
@@ -200,7 +200,7 @@ def _mark(mark: str | Spec, **encoding: Any) -> Spec:
 def _faceted(
     rows: pd.DataFrame, field: str, spec: Spec, *, columns: int = 3, title: str | None = None, **more: Any
 ) -> Spec:
-    """One panel a value of ``field``, at most so many beside each other."""
+    """One panel per value of ``field``, at most so many in a row."""
     names = _unique(rows, field)
     facet = {**_name(field, names), "title": title}
     columns = min(columns, len(names))
@@ -224,12 +224,12 @@ def _name(field: str, order: list[Any] | None) -> Spec:
 
 
 def _colour(field: str, rows: pd.DataFrame, **more: Any) -> Spec:
-    """A colour for each value, none where there is one."""
+    """A colour for each value, none for a single value."""
     order = _unique(rows, field)
     return {} if len(order) == 1 else {"color": {**_name(field, order), **more}}
 
 
 def _tips(names: list[str]) -> list[Spec]:
-    """The fields that a mark says on hover; numbers in the page's digits."""
+    """The fields of a mark's tooltip; numbers in the page's digits."""
     kinds = {name: "nominal" if name in _WORDS else "quantitative" for name in names}
     return [{"field": name, "type": kind, "title": name.replace("_", " ")} for name, kind in kinds.items()]

@@ -1,11 +1,11 @@
 """The perplexity law: do texts that a model finds easier lie further apart?
 
 Two passes. The first runs every segment once: its perplexity, its token dispersion, and sums for the
-dispersion of all texts. Perplexities settle the bins; the second pass runs the segments of the chosen bins
+dispersion of all texts. Perplexities determine the bins; the second pass runs the segments of the chosen bins
 again, bin by bin, so that no states are kept.
 
-The perplexity of a single token runs over many powers of ten, so its logarithm stands for it: in the choice
-of bins and in r. Controls keep the model's bins and perplexities and change the states alone.
+A single token's perplexity spans many powers of ten, so its logarithm is used: in the choice of bins and in
+r. Controls keep the model's bins and perplexities and change only the states.
 
 Source: RD sections 2.2, A.1.2 (bins, algorithm 1), A.4 (held-out split), A.5 (Vendi score).
 """
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 CONTEXTS = (16, 64, 128, 256)
-FEWEST_BINS = 8  # with 6, an interval of r = -0.95 leaves out 0 in 6 studies of 100; with 8 in 97
+FEWEST_BINS = 8  # with 6 bins, an interval of r = -0.95 leaves out 0 in 6 of 100 studies; with 8 in 97
 MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
 
 _GROUPS = 32  # of the jackknife over texts
 _UNITS = 64  # of the first pass, at most
 _SHOWN = 12  # layers of a default answer
-_PANELS = 6  # layers that have a panel of their bins
+_PANELS = 6  # most layers with a panel of bins
 _ABOUT = ["split", "perplexity", "layer"]
 
 _CORRELATIONS = {
@@ -142,7 +142,7 @@ class LawResult(StudyResult):
         return drawn
 
     def context(self) -> dict[str, Any]:
-        """For the template: of each perplexity where r is clear of 0 and of its controls."""
+        """For the template: for each perplexity, the layers where r is clear of 0 and of its controls."""
         rows = _of_dispersion(self.correlations)
         columns = ["perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
         controls = pd.DataFrame(columns=columns) if self.controls is None else _of_dispersion(self.controls)
@@ -151,12 +151,12 @@ class LawResult(StudyResult):
 
 
 def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows that the answer is about."""
+    """The rows of the answer."""
     return frame.query("measure == 'dispersion' and split == 'data'")
 
 
 def _verdict(kind: str, rows: pd.DataFrame, controls: pd.DataFrame) -> dict[str, Any]:
-    """The claims about one perplexity, and r at the layer that stands for all."""
+    """The claims about one perplexity, and r at the representative layer."""
     rows, controls = rows[rows["perplexity"] == kind], controls[controls["perplexity"] == kind]
     layers = rows["layer"].tolist()
     shown = "last" if "last" in layers else layers[-1]
@@ -171,7 +171,7 @@ def _verdict(kind: str, rows: pd.DataFrame, controls: pd.DataFrame) -> dict[str,
 
 
 def _claims(rows: pd.DataFrame, controls: pd.DataFrame, sign: int) -> Iterator[dict[str, Any]]:
-    """Where r has this sign for sure, and the controls that it is ``beyond`` or ``like`` there."""
+    """The layers where r clearly has this sign, and the controls that it is ``beyond`` or ``like`` there."""
     end = "high" if sign < 0 else "low"
     layers = rows["layer"].tolist()
     alike = controls[~(controls[f"apart_{end}"].astype(float) * sign > 0)]
@@ -185,7 +185,7 @@ def _claims(rows: pd.DataFrame, controls: pd.DataFrame, sign: int) -> Iterator[d
 
 
 def places(chosen: Sequence[str], every: Sequence[str]) -> str:
-    """Where something holds, for a sentence: ``at last``, ``at 3 of 31 layers (layer.2 to layer.4)``.
+    """Layers in words: ``at last``, ``at 3 of 31 layers (layer.2 to layer.4)``.
 
     >>> places(["layer.1", "layer.2", "last"], ["layer.0", "layer.1", "layer.2", "layer.3", "last"])
     'at 3 of 5 layers (layer.1 to layer.2, last)'
@@ -218,14 +218,14 @@ def law(
 
     At most ``segments`` segments of ``segment`` tokens are drawn from a file or Hub data set; a bin has
     ``bin_size`` of them, and algorithm 1 chooses ``bins``. ``contexts`` are the context lengths of the
-    last-token variant (those below ``segment``). ``held_out``, a second source, is binned by itself; the line
-    fitted on ``data`` is tested on it. ``control``: ``untrained``, ``shuffled`` or both, run beside the model
-    on the same bins. ``layers``: ``last``, ``all``, or names. More:
+    last-token variant (those below ``segment``). ``held_out``, a second source, is binned separately; the
+    line fitted on ``data`` is tested on it. ``control``: ``untrained``, ``shuffled`` or both, run beside the
+    model on the same bins. ``layers``: ``last``, ``all``, or names. More:
     :class:`~lmeval_dispersion.laboratory.analysis.StudyOptions`.
 
     Raises:
-        UsageError: What was asked for does not fit the model or the data, or a source has segments for fewer
-            than eight bins, which say nothing about r.
+        UsageError: A setting does not fit the model or the data, or a source has segments for fewer than
+            eight bins, too few for r.
         NonFiniteStateError: The model produces NaN; names layer and text.
     """
     if bins < FEWEST_BINS or bin_size < 3:
@@ -241,7 +241,7 @@ def law(
 
 
 class _Split(NamedTuple):
-    """The segments of one source with what the first pass found."""
+    """The segments of one source with the results of the first pass."""
 
     name: str
     segments: Segments
@@ -293,7 +293,7 @@ def _first_pass(analysis: Analysis, causal: CausalModel, layers: list[str], sour
             f"anything about r, got {n} of {settings['segment']} tokens from {drawn.source}; "
             f"pass {more}, or a smaller --bin-size or --segment"
         )
-    # Whole rounds of the jackknife's groups a unit, so that each begins with the first group.
+    # Each unit has whole rounds of the jackknife's groups, so that it begins with the first.
     rows_a_unit = -(-n // (_UNITS * _GROUPS)) * _GROUPS
     after = [context - 1 for context in settings["contexts"]]  # NLL column of the token after so many
 
@@ -336,7 +336,7 @@ def _bins(split: _Split, settings: Mapping[str, Any]) -> Iterator[_Bin]:
 def _measured_bin(
     causal: CausalModel, layers: list[str], bins: list[_Bin], all_measures: bool, number: int
 ) -> Unit:
-    """The dispersions of a bin at every layer, (layers, values); the other measures where asked for."""
+    """The dispersions of a bin at every layer, (layers, values); the other measures if requested."""
     chosen = bins[number]
     reduce = _with_spread if chosen.perplexity == SEQUENCE else last_vectors
     states = causal.run(chosen.split.segments, chosen.members, layers, reduce, length=chosen.length)
@@ -405,7 +405,7 @@ def sorted_bins(values: ArrayLike, size: int) -> NDArray[np.int64]:
 
 
 def uniform_bins(means: ArrayLike, k: int) -> NDArray[np.int64]:
-    """Which ``k`` of the bins with ascending ``means`` (g,) cover their range evenly; ascending indices.
+    """Choose ``k`` bins with ascending ``means`` (g,) that cover their range evenly; ascending indices.
 
     Algorithm 1 of the paper: k targets evenly spaced from the lowest mean to the highest, the bin nearest
     to each (the lower one of two equally near), then the first bins of the sorted list not yet taken until
@@ -463,7 +463,7 @@ def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> di
 
 
 def _pearson(bins: pd.DataFrame, column: str, seed: int) -> tuple[dict[str, Any], Correlated | None]:
-    """R of a column with its bounds, or why it is not defined."""
+    """R of a column with its bounds, or the reason why it is undefined."""
     try:
         r = correlated(bins, column, seed)
     except GeometryError as error:

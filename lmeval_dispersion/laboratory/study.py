@@ -1,11 +1,11 @@
-"""A study: the folder of one analysis, which can be stopped, resumed and shared by several processes.
+"""A study: the folder of one analysis, which can be stopped, resumed and shared between processes.
 
-It holds ``manifest.json``, a parquet file a table once it is complete, and ``work/`` until then. Its settings
-hold the content of its inputs (digests, commits): a changed text or a retrained model makes another study.
+It holds ``manifest.json``, and ``work/`` until it is complete, then one parquet file per table. Its settings
+include its inputs' content (digests, commits): a changed text or a retrained model is another study.
 
-Work is cut into numbered units whose content is settled before the first one starts. Each unit is one
-``.npz`` file; a unit whose file is there is done. Files are read in the order of their numbers, so neither
-who did them nor a stop in between changes a bit of the result; a killed process loses the unit it was at.
+Work is divided into numbered units, fixed before the first one starts. Each unit is one
+``.npz`` file; a unit with a file is done. Files are read in numerical order, so neither the process nor an
+interruption changes the result; a killed process loses its current unit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Unit = dict[str, NDArray[Any]]
 
 
 class Processes:
-    """This process's number among those that ``accelerate launch`` started; one alone otherwise."""
+    """This process's number among those of ``accelerate launch``, or a single process."""
 
     def __init__(self) -> None:
         self.index, self.count, self._state = 0, 1, None
@@ -56,17 +56,17 @@ class Processes:
             import torch
             from accelerate import PartialState
 
-            # A process may wait for the others for as long as their share takes.
+            # A process may wait for the others as long as their share takes.
             self._state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=14))
             self.index, self.count = self._state.process_index, self._state.num_processes
 
     @property
     def first(self) -> bool:
-        """Whether this one writes what is written once."""
+        """Whether this process writes the shared files."""
         return self.index == 0
 
     def wait(self) -> None:
-        """Return when all processes have come here."""
+        """Wait for all processes."""
         if self._state is not None:
             self._state.wait_for_everyone()
 
@@ -113,7 +113,7 @@ class Study:
         names: Mapping[str, Any] | None = None,
         quiet: bool = True,
     ) -> Study:
-        """Start a study in ``folder``, or go on with the one that is there; ``names`` are for readers."""
+        """Start a study in ``folder``, or resume it; ``names`` are for readers."""
         processes = Processes()
         if processes.first:
             _prepare(folder, kind, json.loads(json.dumps(settings)), names or {})
@@ -130,12 +130,12 @@ class Study:
         return self.manifest[key]
 
     def units(self, name: str, count: int, do: Callable[[int], Unit]) -> Units:
-        """Keep the arrays of ``do(unit)`` for every unit; this process does its share of what is not done."""
+        """Keep the arrays of ``do(unit)`` for every unit; this process does its share of missing units."""
         folder = self.folder / "work" / name
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{unit}.npz" for unit in range(count)]
         waiting = [unit for unit, file in enumerate(files) if not file.exists()]
-        self.processes.wait()  # so that all of them share the same list
+        self.processes.wait()  # so that all share the same list
         mine = waiting[self.processes.index :: self.processes.count]
         with progress_bar(hidden=self.quiet or not self.processes.first) as update:
             for done, unit in enumerate(mine, 1):
@@ -174,7 +174,7 @@ class Study:
         return {name: pd.read_parquet(self.folder / f"{name}.parquet") for name in self.manifest["tables"]}
 
     def say(self, sentence: str) -> None:
-        """Tell the user something on stderr."""
+        """Print a message on stderr."""
         if not self.quiet and self.processes.first:
             print(sentence, file=sys.stderr)
 
@@ -183,7 +183,7 @@ class Study:
 def opened(
     kind: str, settings: Mapping[str, Any], names: Mapping[str, Any], folder: Folder, quiet: bool
 ) -> Iterator[Study]:
-    """The study in ``folder``, or in a temporary one that goes away."""
+    """The study in ``folder``, or in a temporary folder that is deleted."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="dispersion-") as temporary:
             yield Study.open(Path(temporary), kind, settings, names=names, quiet=quiet)
@@ -199,11 +199,11 @@ def opened(
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a study."""
     if not is_study(folder):
-        raise UsageError(f"expected the folder of a study, got {folder}, which holds none")
+        raise UsageError(f"expected the folder of a study, but {folder} is not one")
     manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     if manifest["format"] != FORMAT:
         raise UsageError(
-            f"expected a study of format {FORMAT} in {folder}, got {manifest['format']}; make it anew"
+            f"expected a study of format {FORMAT} in {folder}, got {manifest['format']}; run the study again"
         )
     return manifest
 
@@ -218,10 +218,10 @@ def is_study(folder: str | Path) -> bool:
 
 
 def read_study(folder: str | Path) -> Study:
-    """A complete study, to be looked at."""
+    """A complete study, read-only."""
     study = Study(Path(folder).expanduser())
     if not study.manifest["complete"]:
-        raise UsageError(f"the study in {folder} is not complete; give its command again to resume it")
+        raise UsageError(f"the study in {folder} is not complete; repeat its command to resume it")
     return study
 
 
@@ -240,7 +240,7 @@ def _prepare(folder: Path, kind: str, settings: dict[str, Any], names: Mapping[s
         return
     with _writing(folder):
         if folder.exists() and (not folder.is_dir() or any(path.name != "work" for path in folder.iterdir())):
-            raise UsageError(f"{folder} exists and holds no study; pass another --study")
+            raise UsageError(f"{folder} exists but is not a study; pass another --study")
         folder.mkdir(parents=True, exist_ok=True)
     versions = {name: version(name) for name in ("torch", "transformers")}
     manifest = {"format": FORMAT, "kind": kind, "complete": False, "settings": settings, "names": names}
@@ -257,7 +257,7 @@ def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """A disk that is full or may not be written to is a sentence; what is there already stays."""
+    """Turn a full or read-only disk into one sentence; finished files stay."""
     try:
         yield
     except OSError as error:
@@ -268,7 +268,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """One phrase a setting that differs; digests are shortened."""
+    """One phrase per changed setting; digests are shortened."""
     pairs = {key: (old.get(key), new.get(key)) for key in sorted({*old, *new})}
     phrases = [
         f"{_WORDS.get(key, key)} {before}, now {now}" for key, (before, now) in pairs.items() if before != now

@@ -1,6 +1,6 @@
 """Which sub-layer of a block should key a kNN-LM datastore: the one whose states lie further apart.
 
-Draws of N segments, the same ones for every candidate, over several seeds: mean and standard deviation of the
+Draws of N segments, the same for every candidate, over several seeds: mean and standard deviation of the
 dispersion of their last-token states. The candidates' difference is taken seed by seed, since a draw moves
 both.
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SIZES = (10, 50, 100)
 REPEATS = 10
-MARGIN = 2.0  # of the lead, in standard deviations of one draw's
+MARGIN = 2.0  # of the lead, in its standard deviations over draws
 
 _POOL = 10  # segments to draw from, as a multiple of the largest draw
 
@@ -61,7 +61,7 @@ class SublayersResult(StudyResult):
     Attributes:
         summary: One row a candidate and size of draw: ``mean`` and ``sd`` over draws.
         recommendation: One row: the ``layer`` of highest mean in the largest draws, ``second``, and the
-            ``margin``; below ``MARGIN`` they are not ``told_apart``.
+            ``margin``; ``told_apart`` is false below ``MARGIN``.
         draws: One row a candidate, size and draw.
         manifest: Settings, counts and what was run.
     """
@@ -107,7 +107,7 @@ def sublayers(
     :class:`~lmeval_dispersion.laboratory.analysis.StudyOptions`.
 
     Raises:
-        UsageError: What was asked for does not fit the model (the message lists its sub-layers) or the data.
+        UsageError: A setting does not fit the model (the message lists its sub-layers) or the data.
         NonFiniteStateError: The model produces NaN; names layer and text.
     """
     if not sizes or min(sizes) < 2:
@@ -147,7 +147,7 @@ def _draws(vectors: Mapping[str, NDArray[np.float32]], sizes: list[int], seed: i
     pool = len(next(iter(vectors.values())))
     rows = []
     for size, repeat in itertools.product(sizes, range(REPEATS)):
-        # The same segments for every candidate, so that a difference is no difference of texts.
+        # The same segments for every candidate, so that texts cause no difference.
         chosen = np.random.default_rng([seed, size, repeat]).choice(pool, size, replace=False)
         rows += [(name, size, repeat, dispersion(states[chosen])) for name, states in vectors.items()]
     return pd.DataFrame(rows, columns=["layer", "segments", "draw", "dispersion"])

@@ -1,7 +1,7 @@
-"""Condensation: do the tokens of a text point ever more the same way as they pass through the layers?
+"""Condensation: do a text's tokens grow more similar from layer to layer?
 
 Per text and layer: the mean cosine similarity over pairs of different tokens, and their histogram. Depth 0
-is what enters the first block, depth k the output of block k, the last depth the final layer after its norm:
+is the input of the first block, depth k the output of block k, the last depth the final layer after its norm:
 the ``hidden_states`` of transformers. Similarity is 1 - dispersion over the tokens of one text.
 
 Source: LD section 2. The released code counts every token's similarity with itself, divides by max(norm,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 BINS = 128
 
 _SHOWN = 12  # depths of a default answer
-_TURN = 0.1  # of a curve's range: what goes back by less is no turn
+_TURN = 0.1  # of a curve's range: a smaller reversal is not a turn
 
 _CONTROL = Col("Control", hint="random weights, or the tokens of each text in random order")
 _DEPTHS = {
@@ -111,7 +111,7 @@ class CondensationResult(StudyResult):
         }
 
     def context(self) -> dict[str, Any]:
-        """For the template: whether tokens grow alike with depth, per model, beside its controls."""
+        """For the template: whether tokens grow alike with depth, per model and control."""
         controls = [name for name in dict.fromkeys(self.summary["control"]) if name]
         return {**super().context(), "trends": self._trends(), "controls": controls}
 
@@ -155,11 +155,11 @@ def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, An
 
 
 def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
-    """Which way the mean curve of ``values`` (texts, depths) goes first, and where it begins, turns and ends.
+    """The first direction of the mean curve of ``values`` (texts, depths), and its start, turns and end.
 
     A move counts where it is at least a tenth of the curve's range and its Student bound over texts, for all
-    pairs of depths and ``claims`` curves together, leaves out 0. (0, []): nothing moves for sure, or the mean
-    goes back by a quarter of its range and the texts do not show whether that is more than chance.
+    pairs of depths and ``claims`` curves together, leaves out 0. (0, []): no clear move, or the mean reverses
+    by a quarter of its range and the texts do not show whether that is chance.
     """
     values = values[np.isfinite(values).all(axis=1)]
     if not len(values):
@@ -179,7 +179,7 @@ def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
 
 
 def _zigzag(curve: Array, way: Callable[[int, int], int]) -> tuple[int, list[int]]:
-    """The first sign that ``way`` sees between places of a curve, and where it begins, turns and ends."""
+    """The first sign of ``way`` between points of a curve, and where it begins, turns and ends."""
     first, sign, top, bottom, turns = 0, 0, 0, 0, list[int]()
     for place in range(1, len(curve)):
         top, bottom = max(top, place, key=curve.__getitem__), min(bottom, place, key=curve.__getitem__)
@@ -213,8 +213,8 @@ def _mean(values: Array) -> float:
 def text_trends(per_text: Array) -> Array:
     """Spearman correlation with depth of every text's own values (n texts, layers); shape (n,), in [-1, 1].
 
-    Texts are independent, so the mean of these has an honest interval also where layers hardly differ; there
-    the bootstrap of the layer means' rank correlation leaves out 0 far too often.
+    Texts are independent, so the mean of these has a valid interval even if layers hardly differ; the
+    bootstrap of the layer means' rank correlation then leaves out 0 far too often.
     """
     return statistics.rank_correlations(np.arange(per_text.shape[1]), per_text)
 
@@ -233,11 +233,11 @@ def condensation(
 
     ``models``: one or several, such as a family by size, or a training by revision. ``segments`` texts of
     ``segment`` tokens are drawn from a file or Hub data set; ``last_mean`` averages the ``last`` depths.
-    ``control``: ``untrained``, ``shuffled`` or both, run beside every model on the same texts. More:
+    ``control``: ``untrained``, ``shuffled`` or both, also run for every model on the same texts. More:
     :class:`~lmeval_dispersion.laboratory.analysis.StudyOptions`.
 
     Raises:
-        UsageError: What was asked for does not fit a model or the data.
+        UsageError: A setting does not fit a model or the data.
         NonFiniteStateError: A model produces NaN; names layer and text.
     """
     if last < 1:
@@ -264,12 +264,12 @@ def _measure(analysis: Analysis) -> None:
                 frame.insert(0, "model", label)
                 frame.insert(1, "control", control)
                 parts.setdefault(name, []).append(frame)
-        del causal, model  # the next one is loaded when these are gone
+        del causal, model  # the next model is loaded after these are freed
     analysis.finish({name: pd.concat(tables) for name, tables in parts.items()})
 
 
 def _mean_and_histogram(states: Tensor) -> Array:
-    """Of each text the mean similarity, then the histogram."""
+    """For each text the mean similarity, then the histogram."""
     return np.column_stack([1 - token_dispersions(states), [similarity_counts(text) for text in states]])
 
 
@@ -291,7 +291,7 @@ def model_tables(
     depth, bins = np.arange(len(names)), counts.shape[1]
     edges = np.linspace(-1, 1, bins + 1)
     with np.errstate(invalid="ignore"):
-        density = counts / counts.sum(axis=1, keepdims=True) * bins / 2  # NaN where a layer has none
+        density = counts / counts.sum(axis=1, keepdims=True) * bins / 2  # NaN if a layer has no similarity
     trends, tails = text_trends(means), means[:, -last:].mean(axis=1)
     layer_means = means.mean(axis=0)
     reason = ""

@@ -1,10 +1,10 @@
-"""A language model: loading it, the texts it runs over, its states by layer; and the names of its layers.
+"""A language model: loading, texts, states by layer, and the names of layers.
 
 Public are ``load_model`` and ``capture``, as names of :mod:`lmeval_dispersion`. Its modules are private.
 
-A name stands for one state: ``last``, ``norm``, ``embeddings``, ``layer.K``, ``layer.K.attn`` or
-``layer.K.ffn`` (what each is: :mod:`lmeval_dispersion.model.capture`). Where states after several blocks are
-chosen at once, words and bare indices stand for names too:
+A name means one state: ``last``, ``norm``, ``embeddings``, ``layer.K``, ``layer.K.attn`` or
+``layer.K.ffn`` (definitions: :mod:`lmeval_dispersion.model.capture`). Where states after several blocks can
+be chosen, words and bare indices work too:
 
 ==============  ===========================================================================================
 ``all``         the state after every block
@@ -31,14 +31,14 @@ _INDEX = re.compile(r"-?\d+")
 
 
 def states_after_blocks(layers: str | int | Sequence[str | int], blocks: int | None = None) -> list[str]:
-    """Canonical names of the states after blocks that ``layers`` stands for, each once, the earliest first.
+    """Canonical names of the states after blocks in ``layers``, each once, the earliest first.
 
     Args:
         layers: Names, words or indices, in a list or separated by commas.
         blocks: How many blocks the model has; None checks the names alone and returns them as given.
 
     Raises:
-        UsageError: Something is no state after a block, an index is out of range, or nothing is chosen.
+        UsageError: A name is not a state after a block, an index is out of range, or nothing is chosen.
 
     >>> states_after_blocks("late_half", 4)
     ['layer.2', 'last']

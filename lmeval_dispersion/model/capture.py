@@ -1,4 +1,4 @@
-"""Hidden states of a decoder's layers and sub-layers, by hooks; places are found by structure.
+"""Hidden states of a decoder's layers and sub-layers, by hooks; layers are located by structure.
 
 Names of places, K counting blocks from 0, negative from the end:
 
@@ -19,8 +19,8 @@ post-norm blocks (OPT-350m) ``attn`` is the sum before its norm. Blocks of one p
 ``hidden_states[K]`` there; RWKV in evaluation halves the state after every ``rescale_every``-th block, and
 ``layer.K`` is the state before that.
 
-How ``attn`` is found: within a block, the mixer is the first sub-module called that has sub-modules itself;
-the stream is the first tensor after it that is handed to a sub-module and came out of none.
+Locating ``attn``: within a block, the mixer is the first sub-module called that has sub-modules itself;
+the stream is the first tensor after it that enters a sub-module and is not the output of one.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "
 
 @dataclass(frozen=True)
 class Site:
-    """One place whose state can be seen."""
+    """One place with a state to capture."""
 
     name: str
     module: nn.Module
     kind: str
 
     def hook(self, see: Callable[[Tensor], None]) -> list[RemovableHandle]:
-        """Register hooks that hand every forward pass's state (b, t, d) to ``see``; remove them yourself."""
+        """Register hooks that pass each forward pass's state (b, t, d) to ``see``; remove them yourself."""
         if self.kind == "attn":
             return _AfterMixer(see).hook(self.module)
         if self.kind == "output":
@@ -63,7 +63,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Decoder:
-    """The parts of a causal decoder, found inside any wrapper (PEFT, DDP, FSDP, ``torch.compile``)."""
+    """The parts of a causal decoder, inside any wrapper (PEFT, DDP, FSDP, ``torch.compile``)."""
 
     blocks: tuple[nn.Module, ...]
     norm: nn.Module | None
@@ -82,10 +82,10 @@ class Decoder:
         layers, lists = depth(config), block_lists(text_decoder(inner))
         if not lists:
             raise CaptureError(
-                f"expected a model with a list of decoder blocks, got {kind}, which has none; "
-                "load it with AutoModelForCausalLM"
+                f"expected a model with a list of decoder blocks, got {kind} without one; load "
+                "it with AutoModelForCausalLM"
             )
-        # max keeps the first of equals: the stack itself is registered before heads and extras.
+        # max keeps the first of equals: the stack is registered before heads and extras.
         parent, blocks = max(lists, key=lambda pair: (len(pair[1]) == layers, len(pair[1])))
         return cls(tuple(blocks), final_norm(parent, blocks), head(inner))
 
@@ -115,7 +115,7 @@ class Decoder:
         raise UsageError(f"expected layers among {known}; got {name!r}")
 
     def _outside(self) -> dict[str, Site]:
-        """The places that belong to no single block."""
+        """The places outside single blocks."""
         sites = [Site("embeddings", self.blocks[0], "input")]
         if self.norm is not None:
             sites = [Site("norm", self.norm, "output"), *sites]
@@ -125,7 +125,7 @@ class Decoder:
 
 
 def split_names(names: str | Sequence[str]) -> list[str]:
-    """Layer names from one text, separated by ``+`` or ``,``; ``last`` where there are none.
+    """Layer names from one text, separated by ``+`` or ``,``; ``last`` for an empty text.
 
     >>> split_names("last+layer.-1.attn")
     ['last', 'layer.-1.attn']
@@ -142,19 +142,19 @@ def resolve(model: nn.Module, names: Sequence[str]) -> list[Site]:
 
 @contextmanager
 def capture(model: nn.Module, names: Sequence[str], sink: Sink | None = None) -> Iterator[dict[str, Tensor]]:
-    """See the states of ``names`` in every forward pass inside the block; hooks are always removed.
+    """Capture the states of ``names`` in every forward pass inside the block; hooks are always removed.
 
     Args:
         model: Any wrapped or bare decoder.
         names: Places, see the module's table.
         sink: Called as ``sink(name as given, state)`` with state of shape (b, t, d), the model's dtype and
-            device, attached to the graph where one is built. Without it, each pass's states replace the
-            last ones in the dict that this yields.
+            device, attached to the graph if one is built. Without it, each pass's states replace the
+            previous ones in the yielded dict.
 
     Raises:
         UsageError: A name is unknown.
-        CaptureError: The model has no decoder blocks, or it ran and a place was never passed (hooks are not
-            seen by a graph that was compiled before they were set).
+        CaptureError: The model has no decoder blocks, or it ran without reaching a place (a graph compiled
+            earlier ignores hooks).
 
     >>> import torch
     >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -187,13 +187,13 @@ def capture(model: nn.Module, names: Sequence[str], sink: Sink | None = None) ->
     missed = [name for name in names if name not in seen]
     if passes and missed:
         raise CaptureError(
-            f"the model ran and never passed {', '.join(missed)}; a compiled model must be captured before "
+            f"the model ran without reaching {', '.join(missed)}; a compiled model must be captured before "
             "its first call, and a loss that skips the output projection needs 'norm' in place of 'last'"
         )
 
 
 class _AfterMixer:
-    """Hooks of one block that find the residual stream after its token mixer (see the module's text)."""
+    """Hooks on one block that locate the residual stream after its token mixer (see the module)."""
 
     def __init__(self, see: Callable[[Tensor], None]) -> None:
         self.see = see
@@ -202,7 +202,7 @@ class _AfterMixer:
     def clear(self) -> None:
         self.block_input: Tensor | None = None
         self.mixed: Tensor | None = None  # the mixer's contribution, followed through dropout and post-norm
-        self.known: list[Tensor] = []  # held, not only their ids: a freed id could be given to a new tensor
+        self.known: list[Tensor] = []  # kept alive: a freed tensor's id could be reused
         self.done = False
 
     def hook(self, block: nn.Module) -> list[RemovableHandle]:
@@ -225,7 +225,7 @@ class _AfterMixer:
         if x is None or self.done or state is None or any(state is other for other in self.known):
             return
         if self.mixed is not None and state.numel() == x.numel():
-            self.see(state.reshape(x.shape))  # OPT hands its feed-forward part flattened rows
+            self.see(state.reshape(x.shape))  # OPT passes flattened rows to its feed-forward part
             self.done = True
         self.known.append(state)
 
@@ -237,7 +237,7 @@ class _AfterMixer:
         if self.mixed is None:
             if _composite(child):
                 self.mixed = out
-                if any(other is self.block_input for other in given[1:]):  # BLOOM: the mixer adds it itself
+                if any(other is self.block_input for other in given[1:]):  # BLOOM: the mixer itself adds it
                     self.see(out)
                     self.done = True
         elif given and given[0] is self.mixed:
@@ -267,7 +267,7 @@ def _first(given: Any, what: str) -> Tensor:
     if state is None or state.ndim != 3:
         shape = None if state is None else tuple(state.shape)
         raise CaptureError(f"expected {what} to hold one state a token, shape (b, t, d), got {shape}")
-    # Tensor-parallel plans may keep states in pieces (DTensor); all processes pass here and gather them.
+    # Tensor-parallel plans may keep states in pieces (DTensor); all processes come here and gather them.
     whole = getattr(state, "full_tensor", None)
     return whole() if callable(whole) else state
 
@@ -286,14 +286,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def text_decoder(model: nn.Module) -> nn.Module:
-    """The text decoder of a model that may have a vision tower beside it."""
+    """The text decoder of a model, which may also have a vision tower."""
     get_decoder = getattr(model, "get_decoder", None)
     inner = get_decoder() if callable(get_decoder) else None
     return inner if isinstance(inner, nn.Module) and block_lists(inner) else model
 
 
 def depth(config: Any) -> int | None:
-    """Number of blocks that the configuration of the text part tells, if it does."""
+    """Number of blocks in the configuration of the text part, if given."""
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     layers = getattr(text, "num_hidden_layers", None)
     return layers if isinstance(layers, int) else None
@@ -312,7 +312,7 @@ def block_lists(root: nn.Module) -> list[tuple[nn.Module, nn.ModuleList]]:
 
 
 def final_norm(parent: nn.Module, blocks: nn.ModuleList) -> nn.Module | None:
-    """The first norm registered after the blocks, else the last before them that is not the embedding's."""
+    """The first norm registered after the blocks, else the last one before them except the embedding's."""
     before: list[nn.Module] = []
     passed = False
     for name, child in parent.named_children():

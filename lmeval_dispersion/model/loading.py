@@ -1,8 +1,8 @@
-"""Decoder models with their tokenizers: loaded with errors that say what to do next, and their identity.
+"""Loading decoder models with their tokenizers, with helpful errors, and their identity.
 
-Identity is what produced a run's vectors, as plain strings: two runs of equal identity ran one model. Its
-keys are in docs/reference/store.md; one that does not apply, or whose value cannot be known (a model that was
-built in memory), is left out. This module imports no torch.
+Identity describes a run's model in plain strings: runs with equal identities ran the same model. Its
+keys are in docs/reference/store.md; a key that does not apply, or with an unknown value (a model built in
+memory), is left out. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 _COMMIT = 40  # hex digits
 
-# Files of a folder's model besides its weights; states of optimizers and logs are no part of it.
+# Files of a model's folder besides its weights; not optimizer states or logs.
 _TEXTS = (
     *("config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.*", "merges.txt", "*.model", "*.tiktoken", "*.py"),
@@ -35,7 +35,7 @@ _TEXTS = (
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.pth")
 _ADAPTER = ("adapter_config.json", "adapter_model*")
 
-# Heads that read both ways or write no text: their configurations sit in the causal mapping all the same.
+# Bidirectional heads, or heads without text output, although the causal mapping lists their configurations.
 _OTHER_HEADS = [
     "MaskedLM",
     "SequenceClassification",
@@ -47,7 +47,7 @@ _OTHER_HEADS = [
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Which checkpoint, and how to load it: the arguments of :func:`load_model`."""
+    """A checkpoint and its loading options: the arguments of :func:`load_model`."""
 
     name: str
     revision: str | None = None
@@ -66,7 +66,7 @@ class ModelChoice:
 class LoadedModel(NamedTuple):
     """A decoder in evaluation mode, gradients off, with its tokenizer, which always has a pad token.
 
-    ``revision`` is the commit that was loaded, where the Hub said it; inputs go to ``device``.
+    ``revision`` is the loaded commit, if the Hub gave it; inputs go to ``device``.
     """
 
     model: Any
@@ -78,7 +78,7 @@ class LoadedModel(NamedTuple):
 
     @property
     def identity(self) -> dict[str, str]:
-        """The content, whatever its name: see the module."""
+        """The content, independent of its name: see the module."""
         adapter = self.choice.adapter
         files = {
             "weights": weights_identity(self.name, self.revision),
@@ -91,12 +91,12 @@ ModelLike = str | Path | ModelChoice | LoadedModel
 
 
 def loaded_model(model: ModelLike) -> LoadedModel:
-    """``model``, loaded where it is not yet."""
+    """``model``, loaded if it is not yet."""
     return model if isinstance(model, LoadedModel) else load_model(**asdict(model_choice(model)))
 
 
 def model_choice(model: ModelLike) -> ModelChoice:
-    """The choice that ``model`` stands for, without loading it."""
+    """The choice behind ``model``, without loading it."""
     if isinstance(model, LoadedModel):
         return model.choice
     return model if isinstance(model, ModelChoice) else ModelChoice(str(model))
@@ -119,14 +119,14 @@ def load_model(
         revision: Branch, tag or commit.
         dtype: One of :data:`DTYPES`; ``auto`` is the checkpoint's own.
         quantize: Load the weights in 4 or 8 bits through bitsandbytes.
-        adapter: Hub id or folder of a PEFT adapter to put on the model.
+        adapter: Hub id or folder of a PEFT adapter for the model.
         device: ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` spreads the model over all devices; by default
             the first GPU, else the CPU.
         trust_remote_code: Run the checkpoint's own code.
 
     Raises:
         MissingExtraError: torch or transformers, or what ``quantize`` or ``adapter`` needs, is missing.
-        UsageError: No such model or revision, a gated one, one that is no decoder, an unknown dtype.
+        UsageError: No such model or revision, a gated model, not a decoder, an unknown dtype.
         DispersionError: The files cannot be loaded.
     """
     require_extra("models", "running a model")
@@ -151,13 +151,13 @@ def load_model(
     _check_decoder(source, config, transformers)
     tokenizer = attempt(transformers.AutoTokenizer.from_pretrained)
     if tokenizer.pad_token_id is None:
-        # Padding is masked wherever this project looks, so any token will do.
+        # This project always masks padding, so any token will do.
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     options: dict[str, Any] = {"config": config, "dtype": dtype}
     if quantize:
         options["quantization_config"] = _quantization(quantize, transformers)
-    # Quantised weights are placed while loading; a plain model is moved afterwards.
+    # Quantised weights go to the device while loading; a plain model is moved afterwards.
     placed = place == "auto" or quantize is not None
     if placed:
         options["device_map"] = "auto" if place == "auto" else {"": place}
@@ -176,7 +176,7 @@ def load_model(
 
 
 def _source(name: str | Path) -> str:
-    """The name as transformers takes it; raises where it is clearly a folder and there is no model in it."""
+    """The name as transformers takes it; raises for a folder without a model."""
     text = str(name)
     path = Path(text).expanduser()
     if path.is_dir():
@@ -211,7 +211,7 @@ def _near(path: Path) -> str | None:
 
 
 def _explained(source: str, revision: str | None, error: BaseException) -> DispersionError:
-    """The library's error as a sentence that says what to do."""
+    """The library's error as a sentence with the next step."""
     kinds: set[str] = set()
     cause: BaseException | None = error
     while cause is not None and len(kinds) < 20:
@@ -276,10 +276,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def weights_identity(name: str | Path, commit: str | None = None, gguf: str | None = None) -> str | None:
-    """Identity of a checkpoint's files: its commit on the Hub, or a digest of its folder; None for neither.
+    """Identity of a checkpoint's files: its commit on the Hub, or its folder's digest; else None.
 
-    ``commit`` is the one that was loaded, looked up in the Hub's cache where it is not known; ``gguf`` the
-    one weight file that was loaded.
+    ``commit`` is the loaded commit, looked up in the Hub's cache if unknown; ``gguf`` the loaded weight
+    file.
     """
     folder = Path(name).expanduser()
     if not folder.is_dir():
@@ -294,7 +294,7 @@ def weights_identity(name: str | Path, commit: str | None = None, gguf: str | No
 
 
 def adapter_identity(name: str | Path, commit: str | None = None) -> str | None:
-    """Identity of a PEFT adapter, likewise."""
+    """Identity of a PEFT adapter, by the same rule."""
     if (folder := Path(name).expanduser()).is_dir():
         return folder_digest(folder, _ADAPTER)
     known = cached_commit(str(name), commit, "adapter_config.json")
@@ -302,7 +302,7 @@ def adapter_identity(name: str | Path, commit: str | None = None) -> str | None:
 
 
 def cached_commit(name: str, revision: str | None = None, file: str | None = None) -> str | None:
-    """Commit of a Hub model, by the place of its files in the cache; None where it is not there."""
+    """Commit of a Hub model, by its path in the cache; None if it is not cached."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -315,7 +315,7 @@ def cached_commit(name: str, revision: str | None = None, file: str | None = Non
 
 
 def folder_digest(folder: Path, patterns: tuple[str, ...]) -> str | None:
-    """``sha256:…`` over names, sizes and contents of the files that match; None where none does."""
+    """``sha256:…`` over names, sizes and contents of the matching files; None without any."""
     files = _files(folder, patterns)
     if not files:
         return None
@@ -340,7 +340,7 @@ def settings_identity(model: Any) -> dict[str, str]:
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
     files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
-    # An adapter beside a whole model is another checkpoint.
+    # An adapter in a whole model's folder is another checkpoint.
     return sorted(file for file in files if patterns == _ADAPTER or not file.name.startswith("adapter_"))
 
 

@@ -1,14 +1,14 @@
-"""Texts to run a model on: from a file or a Hub data set, one at a time, with what was left out counted.
+"""Texts for a model: from a file or a Hub data set, one at a time, counting those left out.
 
 A source is
 
-- ``*.txt``: paragraphs, which blank lines separate; they belong to one running document;
-- ``*.jsonl`` (also ``.gz``): one JSON object a line, the text under ``column``; every line its own document;
-- ``*.parquet``: the column ``column``; every row its own document;
+- ``*.txt``: paragraphs separated by blank lines; they belong to one continuous document;
+- ``*.jsonl`` (also ``.gz``): one JSON object per line, the text under ``column``; every line is a document;
+- ``*.parquet``: the column ``column``; every row is a document;
 - anything else that is not a file: a data set of the Hugging Face Hub, ``ID[:CONFIGURATION][@SPLIT]``,
   streamed through ``datasets``.
 
-Nothing is read before iteration starts and nothing is kept: a source of any size needs the memory of one
+Nothing is read before iteration starts or kept afterwards: a source of any size needs the memory of one
 text. Empty and undecodable texts are skipped and counted, never passed on.
 """
 
@@ -41,7 +41,7 @@ class SourceText(NamedTuple):
 
 
 class Texts:
-    """A source of texts: iterate over it as often as needed; every pass starts anew.
+    """A source of texts: iterate over it as often as needed; every pass starts at the beginning.
 
     Args:
         source: A file or a Hub data set (see the module).
@@ -52,7 +52,7 @@ class Texts:
         read: Texts of the latest pass, skipped ones included.
         skipped: ``{"empty": n, "undecodable": n}`` of the latest pass, as far as it has come. Undecodable
             is a line or a paragraph that is not UTF-8, a line that is not a JSON object with a text, a
-            parquet value that is no text.
+            parquet value that is not a text.
 
     Raises:
         UsageError: The file does not exist, is of another kind, or is a folder.
@@ -70,7 +70,7 @@ class Texts:
 
     @property
     def continuous(self) -> bool:
-        """Whether all texts belong to one running document (a text file)."""
+        """Whether all texts belong to one continuous document (a text file)."""
         return self.path is not None and self.path.suffix == ".txt"
 
     def __iter__(self) -> Iterator[SourceText]:
@@ -86,12 +86,12 @@ class Texts:
                 yield SourceText(number, value)
 
     def report(self) -> str | None:
-        """The documents that the latest pass skipped, as a sentence for stderr; None for none."""
+        """The documents skipped in the latest pass, as a sentence for stderr; None if none was skipped."""
         parts = [f"{count} {reason}" for reason, count in self.skipped.items() if count]
         return f"{self.source}: skipped {' and '.join(parts)} of {self.read} texts" if parts else None
 
     def _values(self) -> Iterator[Any]:
-        """Every text, something that is no text where one cannot be decoded."""
+        """Every text; a value that is not a string if one cannot be decoded."""
         if self.path is None:
             yield from self._column(self._hub_rows())
         elif self.path.suffix == ".parquet":
@@ -104,7 +104,7 @@ class Texts:
             yield from self._column(_json_object(line) for line in _lines(self.path) if line.strip())
 
     def _column(self, rows: Iterable[dict[str, Any] | None]) -> Iterator[Any]:
-        """The column of every row; None for a row that is none."""
+        """The column of every row; None for an invalid row."""
         known: set[str] = set()
         for row in rows:
             known.update(row or ())
@@ -128,7 +128,7 @@ class Texts:
                 self.name, self.config, split=self.split, revision=self.revision, streaming=True
             )
             for row in rows:
-                self._check_column(row)  # a stream may have no end
+                self._check_column(row)  # a stream may be endless
                 yield row
         except (OSError, ValueError) as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -152,7 +152,7 @@ class Texts:
 
 
 def _file(source: str) -> Path | None:
-    """The source as a file of a known kind; None where it is a Hub id."""
+    """The source as a file of a known kind; None for a Hub id."""
     path = Path(source).expanduser()
     if path.is_dir():
         raise UsageError(
@@ -175,7 +175,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield from file
-    except (OSError, EOFError, zlib.error) as error:  # the last two are of a download that broke off
+    except (OSError, EOFError, zlib.error) as error:  # the last two come from an interrupted download
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"the file {path} cannot be read: {reason}; check it or fetch it anew") from error
 

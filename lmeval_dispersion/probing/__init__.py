@@ -1,1 +1,1 @@
-"""Checkpoints asked a few questions of a task; its modules are private."""
+"""Ranking checkpoints by a few questions of a task; its modules are private."""

@@ -1,4 +1,4 @@
-"""``dispersion probe``: checkpoints asked a few questions of a task, in the order of their answers."""
+"""``dispersion probe``: rank checkpoints by their answers to a few questions of a task."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from lmeval_dispersion.probing.questions import Answered, Array, Questions
 
 Figure = Literal["probability", "squares"]
-FEWEST = 5  # questions: below, no paired test tells anything
+FEWEST = 5  # fewest questions: below, no paired test can be significant
 
 
 @dataclass(frozen=True)
 class Probed:
-    """One checkpoint's answers: means over the questions with standard errors; NaN where not known."""
+    """One checkpoint's answers: means over the questions with standard errors; NaN where unknown."""
 
     rank: Annotated[int, Col("Rank", "d", short="#")]
     label: Annotated[str, Col("Checkpoint")]
@@ -57,7 +57,7 @@ class Probed:
 
     @property
     def ties(self) -> tuple[int, ...]:
-        """Ranks with which it has no clear order."""
+        """Ranks without a clear order against this one."""
         return self.tied_with
 
     def tied_to(self, rank: int) -> bool:
@@ -67,7 +67,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class NotProbed:
-    """One checkpoint that could not be loaded or asked, and why."""
+    """One checkpoint that could not be loaded or run, and the reason."""
 
     label: Annotated[str, Col("Checkpoint")]
     message: Annotated[str, Col("Why")]
@@ -75,13 +75,13 @@ class NotProbed:
 
 @dataclass(frozen=True, repr=False)
 class Probe(Report):
-    """Checkpoints in the order of one figure over the same questions.
+    """Checkpoints ranked by one figure over the same questions.
 
     Attributes:
-        questions: How many were asked, of ``of`` that the task has.
+        questions: Number of questions used, of ``of`` in the task.
         rank_by: The figure that ranks.
         checkpoints: Best first.
-        notes: What a reader of the numbers should know.
+        notes: Remarks on the numbers.
     """
 
     template: ClassVar[str] = "probe.jinja"
@@ -117,22 +117,20 @@ class Probe(Report):
         """The sentences."""
         figure = {"probability": "probability of the right answer", "squares": "squares, without answers"}
         why = f"highest {figure[self.rank_by]}, over {self.questions} questions of {self.task}"
-        alone = (
-            f"Only {self.checkpoints[0].label} was probed; a probe orders siblings, and says nothing alone."
-        )
+        alone = f"Only {self.checkpoints[0].label} was probed; a probe orders siblings, never one alone."
         sentences = answer.order(self, why) if len(self.checkpoints) > 1 else [alone]
         total = len(self.checkpoints) + len(self.failed)
         return {"sentences": sentences, "worth": worth(self.rank_by, self.questions), "total": total}
 
 
 def probed(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> tuple[Figure, list[Probed]]:
-    """Checkpoints by their answers to the same questions: the figure that ranks, and its order.
+    """Rank checkpoints by their answers to the same questions.
 
-    Two have a clear order where the paired difference over questions (Student) is told from 0, all pairs
-    counted (Holm).
+    Two have a clear order if the paired difference over questions (Student) differs clearly from 0,
+    corrected for all pairs (Holm).
 
     Raises:
-        UsageError: The figure is not known of all.
+        UsageError: The figure is unknown for some checkpoint.
     """
     answers, figures = list(answered.values()), get_args(Figure)
     known = [figure for figure in figures if all(_mean(getattr(a, figure))[0] is not None for a in answers)]
@@ -164,7 +162,7 @@ def probed(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> t
 
 
 def _mean(values: Array) -> tuple[float | None, float | None]:
-    """The mean of all questions with its standard error; None where one of them has no number."""
+    """The mean of all questions with its standard error; None if a question has no number."""
     if np.isnan(values).any():
         return None, None
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
@@ -180,13 +178,13 @@ def probe(
     quiet: bool = False,
     **settings: Any,
 ) -> Probe:
-    """Load each checkpoint in turn, ask it all questions, and rank them.
+    """Load each checkpoint in turn, run all questions, and rank them.
 
     ``model`` is lm-eval's backend, ``model_args`` and ``settings`` (``batch_size``, ``device``) are its own.
 
     Raises:
         UsageError: No such backend, one without log-likelihoods, or no figure of the task's.
-        DispersionError: No checkpoint could be asked.
+        DispersionError: No checkpoint could be run.
     """
     from lmeval_dispersion.harness.seams import free_memory, loaded_lm
     from lmeval_dispersion.probing.questions import check_decoder
@@ -226,7 +224,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "checkpoints", nargs="+", metavar="MODEL", help="Hub id, id@revision, folder, or a glob of folders"
     )
-    parser.add_argument("--task", required=True, metavar="NAME", help="lm-eval's task or group that asks")
+    parser.add_argument("--task", required=True, metavar="NAME", help="lm-eval's task or group")
     parser.add_argument(
         "--questions",
         type=int,

@@ -1,6 +1,7 @@
-"""Questions of a task of lm-eval: drawn and built once, then asked of any model, block by block.
+"""Questions of an lm-eval task: drawn and built once, then run on any model, block by block.
 
-Task, prompts and requests are lm-eval's own, and so are the log-likelihoods: any backend that gives them.
+Task, prompts and requests are lm-eval's own, and so are the log-likelihoods: any backend with log-likelihoods
+works.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from lmeval_dispersion.store.samples import right_probability
 
 Array = NDArray[np.float64]
 _KINDS = ("multiple_choice", "loglikelihood", "generate_until")
-_TEXTS = 20  # answers that show where an answer's place is
+_TEXTS = 20  # answers that locate where an answer begins
 
 
 class Answered(NamedTuple):
-    """A model's answers to n questions; NaN where a number cannot be had.
+    """A model's answers to n questions; NaN where unknown.
 
     Attributes:
-        right: lm-eval's ``acc``; NaN without labels, and where only a generation would tell. Shape (n,).
+        right: lm-eval's ``acc``; NaN without labels, and for generated answers. Shape (n,).
         probability: Of the right answer. Among choices: the softmax of their log-likelihoods; else that of
             the target after the prompt, of several targets the most probable one's. Shape (n,).
         squares: Sum of squared probabilities, at the answer's place, of the answer tokens: the choices' where
             each is one token, else those that the task's answers consist of. Shape (n,).
-        no_squares: Why squares cannot be had, one clause; empty where they can.
+        no_squares: Why squares are missing, one clause; else empty.
     """
 
     right: Array
@@ -47,12 +48,12 @@ class Answered(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """One document: its requests, a choice or target each, and the places of the right ones."""
+    """One document: its requests, a choice or target each, and the indices of the right ones."""
 
     task: str
     doc_id: int  # in the task's split
     kind: str  # lm-eval's type of the task's output
-    context: str  # empty where choices stand in prompts of their own
+    context: str  # empty if each choice has its own prompt
     space: str  # between prompt and answer
     requests: tuple[Any, ...]
     right: tuple[int, ...]  # empty without a label
@@ -71,7 +72,7 @@ class Questions:
         answers: The set of answer tokens, by the name of a task or a file; None for the task's own.
 
     Raises:
-        UsageError: lm-eval has no such task, or it is no question with an answer in words.
+        UsageError: lm-eval has no such task, or it does not ask questions with text answers.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Questions:
     def _squares(
         self, lm: Any, questions: Sequence[Question], logs: Sequence[Sequence[tuple[float, bool]]]
     ) -> Array:
-        """Squares of each question; DispersionError where they cannot be had."""
+        """Squares of each question; DispersionError if unavailable."""
         if not hasattr(lm, "_encode_pair") or not all(question.context for question in questions):
             raise HarnessError("its prompts do not end where an answer begins, or the backend has no tokens")
         values = []
@@ -161,7 +162,7 @@ class Questions:
     def _place(self, lm: Any, question: Question) -> tuple[list[int], list[int]]:
         """The tokens before the answer's place, and the answer tokens there.
 
-        What all answers begin with, such as a space that is a token by itself, stands before the place.
+        A common beginning of all answers, such as a space token, belongs to the prompt.
         """
         if isinstance(self._answers, UsageError):
             raise self._answers
@@ -201,7 +202,7 @@ def _silent(method: Any) -> dict[str, bool]:
 def _question(task: Any, name: str, doc_id: int, requests: Sequence[Any], chat: bool) -> Question:
     first, kind = requests[0], task.OUTPUT_TYPE
     if any(len(request.args) > 2 for request in requests):
-        raise UsageError(f"{name} asks about images or sound; a probe asks in words")
+        raise UsageError(f"{name} has images or sound; a probe needs text questions")
     context = first.args[0]
     glued = context[-1:].isspace() or (chat and not task.config.gen_prefix)
     space = "" if glued else task.config.target_delimiter

@@ -78,11 +78,10 @@ def race(
         KeyboardInterrupt: Ctrl-C; its ``race`` is the result so far.
     """
     start = time.perf_counter()
-    if not 0 < error < 1 or not 0 <= margin < 1 or (options.get("limit") or 1) < 1:
-        raise UsageError(
-            f"expected --error and --margin from 0 to 1 and --limit of at least 1, got {error}, {margin} and "
-            f"{options.get('limit')}"
-        )
+    limit = options.get("limit")
+    if not 0 < error < 1 or not 0 <= margin < 1 or (limit is not None and limit < 1):
+        got = f"{error}, {margin} and {limit}"
+        raise UsageError(f"expected --error and --margin from 0 to 1, --limit of at least 1, got {got}")
     if engine not in (None, "ray") or (gpus_per_checkpoint is not None and not engine):
         raise UsageError(f"expected --engine ray, which --gpus-per-checkpoint needs, got {engine or 'none'}")
     if engine:
@@ -90,6 +89,10 @@ def race(
     named: Any = [checkpoints] if isinstance(checkpoints, str) else checkpoints
     labels = [c.label for c in named.checkpoints] if hasattr(named, "groups") else list(named)
     named = named if hasattr(named, "groups") else labels
+    if not labels and not family:
+        raise UsageError(
+            "expected checkpoints to race, got none: name a folder of them, ORG/NAME or --family"
+        )
     tasks = tasks or ",".join(manifest_in(named).get("tasks", ()))
     tasks = ",".join(name.strip().removesuffix(SUFFIX) for name in tasks.split(","))
     if not tasks:
@@ -104,15 +107,8 @@ def race(
     date = kept.get("date") or datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
     plan = Plan(tasks, options, backend, folder, known or lineup(named, tasks, **which), date)
     count = len(plan.evaluation.questions)
-    settings = {
-        "named": labels,
-        **which,
-        "tasks": tasks,
-        "questions": count,
-        "error": error,
-        "margin": margin,
-    }
-    settings |= {"by_probability": by_probability, "lm_eval": version("lm_eval")}
+    settings = {"named": labels, **which, "tasks": tasks, "questions": count, "lm_eval": version("lm_eval")}
+    settings |= {"error": error, "margin": margin, "by_probability": by_probability}
     settings |= {key: (options | backend)[key] for key in ("seed", "metric", "model", "model_args")}
     plan.keep(settings | {"prompts": plan.evaluation.identity()}, kept)
     contest = Contest(count, error, margin, by_probability, len(plan.raced) if engine else 0)

@@ -1,6 +1,6 @@
-"""Reports: results as data, and their forms for terminal, Markdown, CSV, JSON and page.
+"""Reports: results as data, and their formats: terminal, Markdown, CSV, JSON and page.
 
-A result declares its rows, charts and sentences; every form comes from these three::
+A result declares its rows, charts and sentences; every format comes from these three::
 
     @dataclass(frozen=True)
     class Row:
@@ -10,7 +10,7 @@ A result declares its rows, charts and sentences; every form comes from these th
 
     @dataclass(frozen=True, repr=False)
     class Screening(Report):
-        template = "screening.jinja"  # beside this module: title, answer, sections; see Report
+        template = "screening.jinja"  # next to this module: title, answer, sections; see Report
         schema = "screen-checkpoints/3"
         ranking: Sequence[Row]
 
@@ -22,7 +22,7 @@ A result declares its rows, charts and sentences; every form comes from these th
 
     Output.of(args).write(Screening(rows).document())
 
-A terminal shows the answer and the sections that are no ``(details)``; ``--details`` shows all. A column
+A terminal shows the answer and sections without ``(details)``; ``--details`` shows all. A column
 with ``dots`` is drawn on one axis. Its modules are private; the names are here.
 """
 

@@ -1,4 +1,4 @@
-"""Values as text, in every format alike: cells of tables, names of charts; and as JSON."""
+"""Values as text, equal in every format: cells of tables, names of charts; and as JSON."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def shown(value: Any, spec: str = "") -> str:
     if spec.endswith("d"):
         return format(int(value), spec) if math.isfinite(value) else str(value)
     text = format(value, spec or ("" if isinstance(value, int) else ".4g"))
-    is_zero = not text.strip("-0.%")  # which has no minus
+    is_zero = not text.strip("-0.%")  # without a minus sign
     return text.replace("-", "+" if "+" in spec else "") if is_zero else text
 
 
 def plain(value: Any) -> Any:
-    """A Python value for numpy's and pandas' scalars; None where pandas says missing."""
+    """A Python value for numpy's and pandas' scalars; None for pandas' missing values."""
     value = value.item() if hasattr(value, "item") else value
     return None if type(value).__name__ in ("NAType", "NaTType") else value
 
@@ -64,7 +64,7 @@ def number(value: Any) -> int | float | None:
 
 
 def text_rows(table: Table) -> tuple[list[Row | None], str]:
-    """The rows that a text shows, None where some are left out, and a sentence that says how many."""
+    """The rows that a text shows, None at gaps, and a sentence with their number."""
     if not table.excerpt:
         return list(table.rows), table.more
     rows: list[Row | None] = []
@@ -77,7 +77,7 @@ def text_rows(table: Table) -> tuple[list[Row | None], str]:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """The last parts of paths and repositories, as few as differ; what a chart calls them.
+    """Short names for charts: the last parts of paths and repositories, as few as differ.
 
     >>> short_names(["org/a-7b", "ours/b-7b"]), short_names(["x/run/last", "y/run/last", "y/top"])
     (['a-7b', 'b-7b'], ['x/run/last', 'y/run/last', 'y/top'])
@@ -91,7 +91,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def is_numeric(table: Table, column: Column) -> bool:
-    """Whether a column holds numbers and nothing else, so that it is set flush right."""
+    """Whether a column holds only numbers, so that it is aligned right."""
     values = [plain(row.get(column.key)) for row in table.rows]
     return any(number(value) is not None for value in values) and all(
         value is None or isinstance(value, (int, float)) for value in values

@@ -13,7 +13,7 @@ WIDTHS = {"wide": 860, "narrow": 340}
 _VEGA_LITE = "6.4"
 _IDENTIFIERS = re.compile(r'(\bid="|url\(#|href="#)')
 
-# Colours are the page's CSS variables (page.css), which change with dark mode and print.
+# Colours are CSS variables of the page (page.css), which change in dark mode and print.
 _CHART_CONFIG: dict[str, Any] = {
     "background": "transparent",
     "font": "system-ui, sans-serif",
@@ -32,7 +32,7 @@ _CHART_CONFIG: dict[str, Any] = {
         "titleFontSize": 12,
         "titleFontWeight": "normal",
     },
-    "axisY": {"titlePadding": 12},  # a reader's font may be wider than the one that labels are measured with
+    "axisY": {"titlePadding": 12},  # a reader's font may be wider than the font that labels are measured with
     "header": {"labelColor": "var(--ink)", "titleColor": "var(--ink)", "labelFontSize": 12},
     "legend": {
         "columnPadding": 28,
@@ -64,11 +64,10 @@ _NARROW: dict[str, Any] = {"axis": {"labelLimit": 110}, "legend": {"columns": 1}
 
 
 def chart_svg(chart: Chart, name: str, width: str) -> str:
-    """The chart as SVG, with names of its own among the pictures of a page.
+    """The chart as SVG, with ids that are unique on the page.
 
-    A single chart is as wide as :data:`WIDTHS` says; charts side by side share that, or stand one below the
-    other where it is narrow. There names beside points would lie on one another, and are left out; a mark's
-    values show on hover.
+    A single chart is as wide as :data:`WIDTHS` says; charts side by side share that width, or are stacked if
+    it is narrow. Names next to points would then overlap, and are left out; a mark's values show on hover.
 
     Args:
         chart: The chart.
@@ -82,7 +81,7 @@ def chart_svg(chart: Chart, name: str, width: str) -> str:
 
     spec = chart_spec(chart, width)
     svg: str = vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)
-    # A legend is one row, unless that is wider than the picture.
+    # A legend is one row, unless it is wider than the picture.
     for columns in (6, 4, 3, 2, 1):
         drawn = re.search(r'width="([\d.]+)"', svg)
         if drawn is None or float(drawn[1]) <= WIDTHS[width] + 1:
@@ -101,13 +100,13 @@ def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
     config = _merged(_CHART_CONFIG, _NARROW) if width == "narrow" else _CHART_CONFIG
     spec["config"] = _merged(config, spec.get("config", {}))
     spec["description"] = chart.description
-    # A reader's font may be wider than the one that the picture was measured with.
+    # A reader's font may be wider than the font that the picture was measured with.
     spec.setdefault("padding", {"left": 18, "right": 18, "top": 5, "bottom": 5})
     whole = WIDTHS[width]
     if "mark" in spec or "layer" in spec:
         spec["width"] = min(whole, spec["width"]) if isinstance(spec.get("width"), int) else whole
         spec.setdefault("autosize", {"type": "fit-x", "contains": "padding"})
-        # Vega-Lite's own count gives a wide chart a label every 40 pixels.
+        # Vega-Lite's default gives a wide chart a label every 40 pixels.
         spec["config"].setdefault("axisXQuantitative", {"tickCount": max(4, spec["width"] // 90)})
     elif "facet" in spec and "spec" in spec:
         columns = 1 if width == "narrow" else min(int(spec.get("columns", 2)), 3)
@@ -124,7 +123,7 @@ def _is_text(layer: Mapping[str, Any]) -> bool:
 
 
 def _addresses(node: Any) -> bool:
-    """Whether a specification takes data from elsewhere."""
+    """Whether a specification loads data by URL."""
     if isinstance(node, list):
         return any(map(_addresses, node))
     if not isinstance(node, Mapping):
@@ -136,7 +135,7 @@ def _addresses(node: Any) -> bool:
 
 
 def _finite(node: Any) -> Any:
-    """The same tree with None where JSON has no number."""
+    """The same tree with None for numbers that JSON lacks."""
     if isinstance(node, float):
         return node if math.isfinite(node) else None
     if isinstance(node, list):

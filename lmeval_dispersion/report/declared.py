@@ -1,8 +1,8 @@
-"""The base of every result: rows that know how they are shown, and one template for the sentences.
+"""The base of every result: rows with their display, and one template for the sentences.
 
 A result is a dataclass that derives from `Report`. Its tables are rows of dataclasses whose fields carry a
-`Col`, its charts are Vega-Lite specifications, and its sentences stand in a Jinja template beside the module
-of its class. Every form of the report is made of these three.
+`Col`, its charts are Vega-Lite specifications, and its sentences are in a Jinja template next to its class's
+module. Every format of the report is made of these three.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,19 +35,20 @@ if TYPE_CHECKING:
     import jinja2
     import pandas as pd
 
-_LINE = 160  # characters of a sentence that stand in a repr
-_MARK = "\ue000"  # around the number of a part that stands at its place in a rendered template
-# Signs that would be markup inside a value, and what stands for them until the template is parsed.
+_LINE = 160  # characters of a sentence in a repr
+_MARK = "\ue000"  # around a part's number, its placeholder in a rendered template
+# Signs that would be markup inside a value -> placeholders until the template is parsed.
 _MARKUP, _HIDDEN = "#>`", "\ue001\ue002\ue003"
-# Control characters, separators of lines, marks of this module, and signs that turn the direction of writing.
+# Control characters, separators of lines, placeholders of this module, and signs that change the direction of
+# writing.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ue000-\ue003]+")
 _HEADING = re.compile(r"## (?P<heading>.*?)(?: \[(?P<name>[\w-]+)\])?(?P<details> \(details\))?")
 
 
 class Report:
-    """A result that can be seen as a report, in every form that the commands have.
+    """A result that can be rendered as a report, in every format of the commands.
 
-    The template (:attr:`template`, beside the module of the class) is written line by line::
+    The template (:attr:`template`, next to the class's module) is written line by line::
 
         # Title
         A sentence of the answer, and another on the next line.
@@ -57,7 +58,7 @@ class Report:
         {{ tables.ranking }}
         {{ charts.ranking }}
         ## Limits
-        One sentence a line on what the numbers do not support.
+        One sentence per line on what the numbers do not support.
 
     It sees the result as ``r``, :meth:`tables`, :meth:`charts` and :meth:`context`; ``facts(name=value)`` and
     ``warning(text)`` make parts; the filters are ``x | shown(".3f")``,
@@ -67,7 +68,7 @@ class Report:
         template: File name of the template.
         schema: Name and version of the JSON contract, such as ``screen-checkpoints/3``.
         libraries: Distributions whose versions decide the numbers.
-        guide: The page of the documentation that tells how to read the report.
+        guide: The documentation page that explains the report.
     """
 
     template: ClassVar[str]
@@ -75,8 +76,14 @@ class Report:
     libraries: ClassVar[Sequence[str]] = ()
     guide: ClassVar[str] = ""
 
+    #: Names that only the making of reports needs: `dir` of a result leaves them out.
+    _INNER: ClassVar[Set[str]] = {"template", "schema", "libraries", "guide", "context", "document"}
+
+    def __dir__(self) -> list[str]:
+        return sorted(set(super().__dir__()) - self._INNER)
+
     def tables(self) -> Mapping[str, Table]:
-        """The tables by name; the first one is what CSV and the data frame hold."""
+        """The tables by name; CSV and the data frame hold the first."""
         return {}
 
     def charts(self) -> Mapping[str, Chart]:
@@ -172,7 +179,7 @@ class VegaLite(dict[str, Any]):
 
 
 def _rendered(report: Report) -> tuple[str, list[str], list[Section], list[str]]:
-    """Title, answer, sections and limits that the template gives for a result."""
+    """Title, answer, sections and limits from the template."""
     folder = Path(sys.modules[type(report).__module__].__file__ or "").parent
     parts: list[Part] = []
     text = (
@@ -199,7 +206,7 @@ def _rendered(report: Report) -> tuple[str, list[str], list[Section], list[str]]
 
 
 def _blocks(text: str) -> Iterator[tuple[re.Match[str] | None, list[str]]]:
-    """The lines under each heading; under None what stands above the first one."""
+    """The lines under each heading; under None those above the first heading."""
     heading, lines = None, list[str]()
     for line in map(str.strip, text.splitlines()):
         match = _HEADING.fullmatch(line)
@@ -217,7 +224,7 @@ def _opening(lines: list[str]) -> tuple[str, list[str]]:
 
 
 def _body(lines: list[str], parts: list[Part]) -> Iterator[Part]:
-    """The parts of a section; lines up to an empty one are a paragraph."""
+    """The parts of a section; lines up to an empty line are a paragraph."""
     paragraph: list[str] = []
     for line in [*lines, ""]:
         note = re.match(r"> (note|warning): (.*)", line)
@@ -239,7 +246,7 @@ def _revealed(text: str) -> str:
 
 
 def _finalized(context: jinja2.runtime.Context, value: Any) -> Any:
-    """A value as one line of text without control characters; a part as a mark that stands for it."""
+    """A value as one line of text without control characters; a part as its placeholder."""
     if isinstance(value, (Table, Chart, Text, Note, Facts)):
         parts: list[Part] = context["_parts"]
         parts.append(value)
@@ -258,7 +265,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=jinja2.pass_context(_finalized),
         autoescape=False,
-        optimized=False,  # a command renders one template once
+        optimized=False,  # a command renders each template once
     )
     environment.filters.update(shown=shown, listed=listed, count=count)
     environment.globals.update(

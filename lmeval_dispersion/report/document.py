@@ -1,8 +1,8 @@
-"""A report as data, without its looks.
+"""A report as data, without its appearance.
 
 A tool builds a `Document`; the renderers of this package turn it into text for a terminal, Markdown, CSV,
 JSON or a page. A document knows none of them: it holds sentences, tables with typed columns, charts that
-are drawn only when a page asks for them, and the limits of what the numbers support.
+are drawn only for a page, and the limits of the numbers.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from lmeval_dispersion.installation import __version__
 
 Row = Mapping[str, Any]
 SITE = "https://lmeval-dispersion.github.io/lmeval-dispersion/"
-LIMITS = "What this does not support"  # above `Document.limits`, where a format has headings
+LIMITS = "Limits"  # above `Document.limits`, where a format has headings
 
 
 @dataclass(frozen=True)
 class Column:
-    """How one column of a table is shown.
+    """The display of one table column.
 
     Attributes:
         key: The value's key in a row.
-        heading: The column's head.
+        heading: The column's heading.
         format: A format specification for numbers, such as ``.3f``; empty shows integers whole and other
             numbers with four significant digits. Two more words: ``bytes`` (812 B, 1.31 MB) and ``p-value``
             (three decimals, ``< 0.001`` below that).
         error: Key of the value's standard error, shown as ``± …`` in the same format.
-        hint: One sentence on how to read the column, shown with the table.
-        short: A heading for narrow places; empty for the same one.
-        drop: When a table is too wide, columns with the largest number go first; 0 never goes, and 9 also
-            where an axis would have no room.
-        dots: Terminals draw the values as dots on one axis beside the column, with a whisker to both sides
+        hint: One sentence that explains the column, shown with the table.
+        short: A heading for narrow places; empty for the same.
+        drop: When a table is too wide, columns with the largest number go first; 0 never goes, and 9 goes
+            also to make room for an axis.
+        dots: Terminals draw the values as dots on one axis next to the column, with a whisker to both sides
             (``both``) or to the left (``below``); empty for no drawing.
         reach: Key of the whisker's length, or the keys of its two ends, ``low high``; empty for the error's.
         whisker: Its meaning in a few words, shown where dots are drawn.
@@ -71,7 +71,7 @@ def columns_of(row_type: type) -> tuple[Column, ...]:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under typed columns; the first column names the row, wherever a format marks one.
+    """Rows under typed columns; the first column names the row.
 
     A missing key or None is an empty cell; NaN is shown as undefined.
 
@@ -80,9 +80,9 @@ class Table:
         columns: The shown columns, in order.
         caption: The table's content in one line.
         name: Anchor on a page, key among JSON tables; empty for one made from the caption.
-        more: A sentence on rows that were left out; empty where none were.
-        excerpt: Positions of the rows that texts (terminal, Markdown) show; empty for all. They say how many
-            there are; pages show all.
+        more: A sentence on rows that were left out; else empty.
+        excerpt: Positions of the rows that texts (terminal, Markdown) show; empty for all. They give the
+            total; pages show all.
     """
 
     rows: Sequence[Row]
@@ -110,7 +110,7 @@ class Table:
             caption: As the attribute, as are ``name`` and ``excerpt``.
             name: See there.
             excerpt: See there.
-            hide: Keys of columns to leave out. One whose every cell is empty is left out as well.
+            hide: Keys of columns to leave out. Empty columns are left out as well.
             headings: Other headings, by key.
         """
         row_type: type = type(rows[0]) if rows else object
@@ -130,13 +130,13 @@ def fields_of(row: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture, drawn only where one can be shown.
+    """A chart, drawn only where pictures can be shown.
 
     Attributes:
         draw: The Vega-Lite specification with its data inside, or a function that makes it.
         caption: Its content in one line.
-        description: The same for a reader who cannot see it, with the numbers that matter.
-        meaning: How to read it and what it does not support; empty for nothing.
+        description: The same for screen readers, with the important numbers.
+        meaning: How to read it and its limits; may be empty.
         name: Anchor on a page and name of a saved picture; empty for one made from the caption.
     """
 
@@ -153,14 +153,14 @@ class Chart:
 
 @dataclass(frozen=True)
 class Text:
-    """Paragraphs, parted by an empty line; `backticks` mark code."""
+    """Paragraphs, separated by an empty line; `backticks` mark code."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Note:
-    """A paragraph that stands out: a caveat, or what the evidence does not support (a warning)."""
+    """A highlighted paragraph: a caveat, or a limit of the evidence (a warning)."""
 
     text: str
     kind: Literal["note", "warning"] = "note"
@@ -168,7 +168,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Facts:
-    """A short list of names and values: what was read, with which settings."""
+    """A short list of names and values, such as inputs and settings."""
 
     facts: Mapping[str, object]
 
@@ -178,10 +178,10 @@ Part = Table | Chart | Text | Note | Facts
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what belongs to it.
+    """A heading and its content.
 
     Attributes:
-        heading: The heading; empty for what stands above the first one.
+        heading: The heading; empty above the first heading.
         parts: Everything below it, in order.
         name: Anchor on a page; empty for one made from the heading.
         details: Whether it is folded on a page and may be left out of a short text.
@@ -200,15 +200,15 @@ class Document:
     Attributes:
         title: Its heading.
         answer: The answer, a sentence or two each; the first is the first line of every format for readers.
-        sections: The support of the answer, in order.
+        sections: The evidence for the answer, in order.
         limits: Claims that the numbers do not support, one sentence each.
-        command: The command that made it; empty where none did.
+        command: The command that made it, or empty.
         rows: The lines of CSV, a flat mapping each; empty for the first table.
         contract: Returns the tool's versioned JSON, ending in a newline. None: JSON holds the tables.
-        libraries: Distributions whose versions decide the numbers; Python's and ours are always said.
-        guide: The page of the documentation that tells how to read the report, such as
+        libraries: Distributions whose versions decide the numbers; Python's and ours are always given.
+        guide: The documentation page that explains the report, such as
             ``docs/reference/screening.md``.
-        short: Whether a terminal shows the answer and what is no detail, and limits only with details.
+        short: Whether a terminal leaves out details and limits.
     """
 
     title: str
@@ -238,9 +238,9 @@ class Document:
         return {names.of(part.name, part.caption): part for part in parts if isinstance(part, Chart)}
 
     def origin(self) -> dict[str, str]:
-        """How to read the report, and the versions that it takes, beside the command, to make it again."""
+        """Help on the report, and the versions needed, with the command, to reproduce it."""
         import platform
-        from importlib import metadata  # which takes as long as numpy's arrays
+        from importlib import metadata  # importing it takes as long as numpy's arrays
 
         versions = [f"lmeval-dispersion {__version__}", f"Python {platform.python_version()}"]
         for library in self.libraries:
@@ -252,7 +252,7 @@ class Document:
 
 
 class Names:
-    """Gives anchors: a name as it is, a heading in small letters and hyphens, each only once.
+    """Unique anchors: a name unchanged, a heading in lower case with hyphens.
 
     >>> names = Names()
     >>> names.of("", "Accuracy against G"), names.of("", "Accuracy against G"), names.of("cost", "Bytes")
@@ -263,7 +263,7 @@ class Names:
         self._taken: set[str] = set()
 
     def of(self, name: str, heading: str) -> str:
-        """The anchor of a part: ``name``, or one made from ``heading``, numbered where it is taken."""
+        """The anchor of a part: ``name``, or one made from ``heading``, numbered if it is taken."""
         wanted = name or re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "part"
         anchor, count = wanted, 1
         while anchor in self._taken:

@@ -1,4 +1,4 @@
-"""The forms of a report: JSON, CSV and Markdown here; terminals and pages have modules of their own."""
+"""A report's formats: JSON, CSV and Markdown; terminal and page have their own modules."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from lmeval_dispersion.report.cells import cell, is_numeric, json_value, plain, 
 from lmeval_dispersion.report.document import LIMITS, Document, Facts, Note, Part, Row, Table, Text
 
 Format = Literal["table", "markdown", "csv", "json", "html"]
-#: Every form of a report, as ``--format`` names them.
+#: Every format of a report, by its name in ``--format``.
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 def require(output_format: str) -> None:
-    """Check, before any work, that a format can be written here.
+    """Check, before any work, that a format can be written.
 
     Raises:
         UsageError: There is no such format.
-        MissingExtraError: A library that it needs is not installed; the message says what to install.
+        MissingExtraError: A required library is not installed; the message names it.
     """
     if output_format not in FORMATS:
         raise UsageError(f"expected a format of {', '.join(FORMATS)}, got {output_format!r}")
@@ -45,9 +45,9 @@ def render(
     Args:
         document: The report.
         output_format: ``table`` (text for a terminal), ``markdown``, ``csv``, ``json`` or ``html``.
-        width: Columns that a text may take; None for 160, of a short report 100. Other formats have none.
-        colour: Whether a table is coloured by escape sequences.
-        encoding: Of the terminal; a table spells out other characters, ``±`` as ``+/-``.
+        width: Columns of a text; None for 160, or 100 for a short report. Other formats ignore it.
+        colour: Whether a table has colours (escape sequences).
+        encoding: The terminal's encoding; a table spells out other characters, ``±`` as ``+/-``.
         details: Whether a table shows the details of a short report too.
 
     Raises:
@@ -91,8 +91,8 @@ def json_text(document: Document) -> str:
 def csv_text(document: Document) -> str:
     """``document.rows`` under one header, or the first table where there are none.
 
-    None and NaN are empty, floats are in the shortest form that reads back equal, truth is ``True`` and
-    ``False``, items have spaces between them; lines end in a line feed. A key that a row lacks is empty.
+    None and NaN are empty, floats are in the shortest form that reads back equal, booleans are ``True``
+    and ``False``, spaces separate items; lines end in a line feed. Missing keys are empty.
     """
     rows: Sequence[Row] = document.rows
     names = list(dict.fromkeys(key for row in rows for key in row))
@@ -122,7 +122,7 @@ def _field(value: Any) -> Any:
 def markdown_text(document: Document) -> str:
     """The report in GitHub's Markdown; details are folded, charts are left out.
 
-    Backticks in sentences stay code; everything that stands in a table's cell is text.
+    Backticks in sentences stay code; everything in a table's cell is text.
     """
     blocks = [f"## {document.title}"]
     blocks += [

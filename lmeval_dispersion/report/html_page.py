@@ -1,8 +1,8 @@
 """A report as one self-contained HTML page: text, sortable tables and charts, readable without a network.
 
-The page asks for nothing: styles, scripts and pictures are inside, and a content security policy forbids
-the rest. Charts are SVG, drawn in two widths, in the page's own colours, so that they follow dark mode and
-print. Equal documents give equal bytes. The markup is ``page.html.jinja``, which escapes every value.
+The page loads nothing: styles, scripts and pictures are inside, and a content security policy forbids the
+rest. Charts are SVG in two widths and in the page's colours, so that they follow dark mode and print. Equal
+documents give equal bytes. The markup is ``page.html.jinja``, which escapes every value.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 _HERE = Path(__file__).resolve().parent
-_SHORT = 16  # characters that stand in one line also on a phone
+_SHORT = 16  # characters that fit into one line on a phone
 _WIDEST = {"extra": 1000, "spare": 360}  # pixels of a table, on a laptop and on a phone
 _SIGN, _SPACE = 9.5, 23  # pixels of a character in the widest system font, and around a cell
-_FOLDED = 14  # characters that a text of several words takes at least
+_FOLDED = 14  # least characters for a text of several words
 
 
 def html_text(document: Document) -> str:
-    """The whole page as UTF-8 text without any reference outside itself.
+    """The whole page as UTF-8 text without outside references.
 
     Raises:
         ValueError: A chart's data are not inside it.
@@ -71,7 +71,7 @@ def html_text(document: Document) -> str:
 
 
 def html_fragment(document: Document) -> str:
-    """The report as a piece of a notebook: its text and tables, without styles, scripts and charts."""
+    """The report for a notebook: its text and tables, without styles, scripts and charts."""
     sections = [
         replace(section, parts=[part for part in section.parts if not isinstance(part, Chart)])
         for section in document.sections
@@ -85,7 +85,7 @@ def html_fragment(document: Document) -> str:
 
 
 class _Page:
-    """The template's view of each part, with anchors that occur once."""
+    """Each part for the template, with unique anchors."""
 
     def __init__(self, *, sortable: bool = True) -> None:
         self._sortable = sortable
@@ -145,7 +145,7 @@ class _Page:
             "more": table.more,
             "hints": new,
             "sortable": self._sortable and len(table.rows) > 1,
-            # The column of names may be broken into lines, but not into slivers.
+            # The column of names may be folded, but not into slivers.
             "name_width": max((len(shown(row.get(table.columns[0].key))) for row in table.rows), default=0),
             "columns": [
                 {"heading": column.heading, "error": column.error, "kind": kind}
@@ -171,7 +171,7 @@ class _Page:
 
 
 def _ends(row: Row, column: Column, own: set[str]) -> str:
-    """The ends of an interval that a terminal draws, where they have no columns of their ``own``."""
+    """The ends of an interval drawn on terminals, unless they have ``own`` columns."""
     ends = [shown(row.get(key), column.format) for key in column.reach.split() if key not in own]
     return f" ({ends[0]}–{ends[1]})" if len(ends) == 2 and all(ends) else ""
 
@@ -184,7 +184,7 @@ def _kind(table: Table, column: Column) -> str:
 
 
 def _hidden(table: Table, kinds: list[str]) -> list[list[str]]:
-    """For each column the classes that hide it where a page is narrow: the largest `drop` goes first."""
+    """For each column the classes that hide it on narrow pages: the largest `drop` goes first."""
     widths = [
         _SPACE
         + _SIGN
@@ -205,12 +205,12 @@ def _hidden(table: Table, kinds: list[str]) -> list[list[str]]:
 
 
 def _least(text: str, kind: str) -> int:
-    """Characters of a cell's narrowest line."""
+    """Width of a cell's narrowest layout, in characters."""
     return len(text) if kind else min(len(text), max(_FOLDED, *map(len, text.split()), 0))
 
 
 def _value(text: str, value: object) -> Markup:
-    """The text of a value, escaped: a number's with true minus signs; a long name may break in itself."""
+    """The text of a value, escaped, with true minus signs in numbers; a long name may break inside."""
     from markupsafe import Markup, escape
 
     if text == "undefined":
@@ -225,7 +225,7 @@ def _prose(text: str) -> Markup:
     from markupsafe import Markup, escape
 
     words = str(escape(text)).split("`")
-    if len(words) % 2 == 0:  # a backquote without its other
+    if len(words) % 2 == 0:  # an unpaired backquote
         words[-2:] = ["`".join(words[-2:])]
     for at in range(0, len(words), 2):
         words[at] = re.sub(r"(?<![\w.-])-(?=\d)", "−", re.sub(r"(?<=\d) %", "\u00a0%", words[at]))

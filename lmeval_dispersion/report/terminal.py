@@ -1,4 +1,4 @@
-"""A report as text for a terminal: as wide as that is, whole columns left out where it is narrow."""
+"""A report as text for a terminal, in its width; narrow terminals get fewer columns."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ from lmeval_dispersion.report.document import (
     Text,
 )
 
-_PROSE = 100  # sentences in longer lines are hard to read
-_FOLDED = 20  # a text column may be folded down to this width before a column is left out
-_SLIVER = 10  # and to this one where no column can be
-_SPELLED = {"±": "+/-", "≈": "~", "−": "-", "–": "-", "—": "-", "…": "...", "τ": "tau", "Δ": "delta",
-            "×": "x", "→": "->", "≤": "<=", "≥": ">=", "·": "-", "¶": "/", "─": "-", "’": "'",
-            "●": "o", "│": "|", "◂": "<", "▸": ">", "▶": ">"}  # fmt: skip
-# Signs of a document's text that would move a terminal's cursor, colour it or break a line.
+_PROSE = 100  # longer lines are hard to read
+_FOLDED = 20  # width to which a text column may be folded before a column is left out
+_SLIVER = 10  # and if no column can be left out
+_SPELLED = {
+    **dict.fromkeys("−–—·─", "-"),
+    **{"±": "+/-", "≈": "~", "…": "...", "τ": "tau", "Δ": "delta", "×": "x", "→": "->"},
+    **{"≤": "<=", "≥": ">=", "¶": "/", "’": "'", "●": "o", "│": "|", "◂": "<", "▸": ">", "▶": ">"},
+}
+# Signs in a text that would move a terminal's cursor, colour it or break a line.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-_GLUE, _GLUED = "\ue000", re.compile(r"(?<=\d) (?=%|±)|(?<=±) (?=\d)")  # spaces that do not end a line
+_GLUE, _GLUED = "\ue000", re.compile(r"(?<=\d) (?=%|±)|(?<=±) (?=\d)")  # non-breaking spaces
 _AXIS = (12, 32)  # characters of an axis with dots, at least and at most
 MORE = "More: --details, or -o page.html."
 
@@ -47,20 +49,20 @@ def terminal_text(
     """The report as lines of at most ``width`` characters, without charts, command and tables of details.
 
     A table that is too wide takes its columns' short headings, then leaves out columns by ``Column.drop``;
-    numbers are never cut. A hint is told once, below the first table that shows its column.
+    numbers are never cut. Each hint is printed once, below the first table with its column.
 
     Args:
         document: The report.
         width: Columns of the terminal.
         colour: Whether to use escape sequences.
-        encoding: Of the terminal; characters that it lacks are spelled out, before tables are laid out.
+        encoding: Of the terminal; missing characters are spelled out before tables are laid out.
         details: Whether to show details and limits too.
     """
     return _Writer(width, colour, encoding, details).text(document)
 
 
 def spelled(text: str, encoding: str) -> str:
-    """The same text in characters that an encoding has: ``±`` as ``+/-``, ``é`` as ``e``, others as ``?``."""
+    """The same text in characters of an encoding: ``±`` as ``+/-``, ``é`` as ``e``, others as ``?``."""
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
@@ -168,7 +170,7 @@ class _Writer:
             lines.add_row(*(RichText(self._fit(text)) for text in texts))
         if table.caption or not self._headed:
             self._break()
-        # Where even the columns that never go do not fit, lines are too long rather than digits cut.
+        # If even the permanent columns do not fit, lines are too long rather than digits cut.
         least += [axis.width for axis in axes.values()]
         self._console.print(lines, width=max(self._width, _together(least)), crop=False, no_wrap=True)
         if not table.rows:
@@ -188,7 +190,7 @@ class _Writer:
             self._prose(line, "dim")
 
     def _axes(self, table: Table, columns: Sequence[Column], room: int) -> dict[str, Axis]:
-        """An axis for each column that is drawn as dots, where there is room for it."""
+        """An axis for each column that is drawn as dots, if there is room."""
         dotted = [column for column in columns if column.dots]
         axes: dict[str, Axis] = {}
         for column in dotted:
@@ -202,7 +204,7 @@ class _Writer:
         """The columns that fit, whether under short headings, and how far texts may be folded."""
         columns = list(table.columns)
         while True:
-            # Columns of `drop` 9 go for the sake of an axis too.
+            # Columns with `drop` 9 also make room for an axis.
             drawn = any(c.dots for c in columns) and any(c.drop == 9 for c in columns)
             room = self._width - (_AXIS[0] + 4 if drawn else 0)
             for short in (False, True):
@@ -214,13 +216,13 @@ class _Writer:
             columns.remove(last)
 
     def _least(self, table: Table, column: Column, short: bool, folded: int) -> int:
-        """How narrow a column may become: numbers are kept whole, texts may be folded."""
+        """Least width of a column: numbers are kept whole, texts may be folded."""
         texts = [self._fit(cell(row, column)) for row in text_rows(table)[0] if row is not None]
         natural = max(map(len, [self._heading(column, short), *texts]))
         if is_numeric(table, column):
             return natural
         if folded == _FOLDED and column is next(c for c in table.columns if not is_numeric(table, c)):
-            # A name is not broken while a column can be left out.
+            # Leave out columns before breaking a name.
             folded = max(folded, min(max(map(len, " ".join(texts).split()), default=0), self._width // 2))
         return min(natural, folded)
 
@@ -282,9 +284,9 @@ class Axis:
 
 
 def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
-    """The axis that holds every dot and whisker of a column; None where there is no room or no spread.
+    """The axis for all dots and whiskers of a column; None without room or spread.
 
-    A row that says it is ``aside`` does not stretch it. Differences, whose format has a sign, have 0 on it.
+    Rows marked ``aside`` do not stretch it. It includes 0 for differences, whose format has a sign.
     """
     spans = [_whisker(row, column) for row in rows if not row.get("aside")]
     ends = [end for span in spans if span is not None for end in (span[0] - span[1], span[0] + span[2])]
@@ -301,7 +303,7 @@ def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
 
 
 def _whisker(row: Row, column: Column) -> tuple[float, float, float] | None:
-    """A value and how far its whisker goes below and above it; None where there is no number."""
+    """A value and its whisker's length below and above; None without a number."""
     value = number(row.get(column.key))
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""The store of one run: every document's vector, answer and scores in one folder, without pickles or torch.
+"""A run's store: every document's vector, answer and scores in one folder, without pickles or torch.
 
 ``docs/reference/store.md`` is the contract. Its modules are private.
 """

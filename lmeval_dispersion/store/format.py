@@ -1,4 +1,4 @@
-"""The format of a store, and its writer: at every moment a folder is whole or refused as partial."""
+"""The store's format and writer: at every moment a folder is complete or refused as partial."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FORMAT = "dispersion-store/1"
 MANIFEST, VECTORS, DOCUMENTS = "manifest.json", "vectors.safetensors", "documents.parquet"
 
-# Column -> (parquet type, value where the writer was given none). Other columns are kept as they come.
+# Column -> (parquet type, default value). Other columns are kept unchanged.
 COLUMNS: dict[str, tuple[str, Any]] = {
     "doc_id": ("int64", None),
     "task": ("string", None),
@@ -40,10 +40,10 @@ COLUMNS: dict[str, tuple[str, Any]] = {
     "truncated": ("bool", False),
     "text": ("string", None),
 }
-#: A score above this counts as a correct answer where there are two classes.
+#: A score above this counts as a correct answer.
 CORRECT_ABOVE = 0.5
 TEXT_LENGTH = 500
-ROWS = 1024  # rows converted at a time, so that a wide store never exists twice in float64
+ROWS = 1024  # rows converted at a time, to avoid a second copy in float64
 
 
 def sha256(file: Path) -> str:
@@ -56,7 +56,7 @@ def sha256(file: Path) -> str:
 
 
 def begin_store(folder: Path) -> None:
-    """Mark ``folder`` as a store whose run has not finished, so that a run that is killed leaves no gap."""
+    """Mark ``folder`` as an unfinished run's store, so that a killed run is recognised."""
     if (folder / MANIFEST).exists():
         raise UsageError(
             f"{folder} holds a finished store already: read it with `dispersion audit`, remove it, or choose "
@@ -67,7 +67,7 @@ def begin_store(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of a store, which may be there, or refuse a place that cannot be written."""
+    """Create the folder of a store, if missing, or refuse a place that cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -85,15 +85,15 @@ def write_store(
     vectors: Mapping[str, ArrayLike],
     manifest: Mapping[str, Any],
 ) -> Path:
-    """Write one run to the folder ``path``, replacing a store that is there; returns the folder.
+    """Write one run to the folder ``path``, replacing an existing store; returns the folder.
 
-    At every moment the folder holds a whole store or one that readers refuse as partial.
+    At every moment the folder holds a complete store or one that readers refuse as partial.
 
     Args:
         path: The folder.
         documents: One row a document, with ``doc_id``, ``task`` and any of :data:`COLUMNS`; others are kept.
         vectors: Layer -> raw rows (n, d), in the order of the documents.
-        manifest: Keys of the manifest beside those that follow from the rest.
+        manifest: Additional keys of the manifest.
 
     Raises:
         StoreError: The parts do not fit each other.
@@ -110,7 +110,7 @@ def write_store(
             raise StoreError(f"expected {len(documents)} vectors of layer {name!r}, got shape {rows.shape}")
     default = manifest.get("default_layer", next(iter(layers)))
     if default not in layers:
-        raise StoreError(f"the default layer {default!r} is none of {', '.join(layers)}")
+        raise StoreError(f"the default layer {default!r} is not among {', '.join(layers)}")
     folder = Path(path)
     make_folder(folder)
     temporary = {name: folder / f".{name}.{os.getpid()}.tmp" for name in (VECTORS, DOCUMENTS, MANIFEST)}
@@ -130,7 +130,7 @@ def write_store(
             "sha256": {name: sha256(temporary[name]) for name in (VECTORS, DOCUMENTS)},
         }
         temporary[MANIFEST].write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        # The old manifest goes first: between two stores the folder is partial, never a mixture.
+        # Remove the old manifest first: between two stores the folder is partial, never a mixture.
         (folder / MANIFEST).unlink(missing_ok=True)
         for name in (VECTORS, DOCUMENTS, MANIFEST):
             _sync(temporary[name])
@@ -168,7 +168,7 @@ def _document_table(documents: pd.DataFrame) -> Any:
     for name in given.columns.difference(list(columns), sort=False):
         try:
             columns[str(name)] = pa.Array.from_pandas(given[name])
-        except (pa.ArrowInvalid, pa.ArrowTypeError):  # of mixed types, which parquet does not have
+        except (pa.ArrowInvalid, pa.ArrowTypeError):  # mixed types, which parquet does not support
             columns[str(name)] = pa.array([_text_or_none(value) for value in given[name]], type=pa.string())
     return pa.table(columns)
 

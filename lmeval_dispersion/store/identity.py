@@ -1,4 +1,4 @@
-"""Which runs belong together, by the ``identity`` of their manifests (docs/reference/store.md)."""
+"""Comparing runs by the ``identity`` in their manifests (docs/reference/store.md)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lmeval_dispersion.errors import MixedStoresError
 Identity = Mapping[str, str]
 StorePart = tuple[Path, Mapping[str, Any]]  # a store's folder and manifest
 
-# The model, and the shape of all prompts of a run: stores that are read as one share these.
+# The model, and settings of all prompts: stores read as one share these.
 MODEL_KEYS = ("weights", "gguf", "adapter", "delta", "quantization", "dtype", "tokenizer", "add_bos_token")
 RUN_KEYS = ("system_prompt", "chat_template", "multiturn")
-# The shape of one task's prompts: tasks of one run may differ here.
+# Settings of one task's prompts: a run's tasks may differ here.
 TASK_KEYS = ("prompt_template", "num_fewshot", "fewshot_seed")
 
-SUFFIX = "_dispersion"  # of a dispersion task's name, after that of the stock task
+SUFFIX = "_dispersion"  # suffix of a dispersion task's name
 _SHOWN = 24  # characters of a value in a message
 
 
@@ -33,7 +33,7 @@ def prompt_manifest(
     multiturn: bool,
     system: str | None,
 ) -> dict[str, Any]:
-    """The manifest's keys that say how a task asked; of its ``identity``, what applies.
+    """The manifest's keys about a task's prompts, and the keys of its ``identity`` that apply.
 
     ``config`` is the task's; ``chat_template`` is a hash. All values are the same in every process.
     """
@@ -69,7 +69,7 @@ def prompt_manifest(
 
 
 def source_text(value: Any) -> str:
-    """A template as it is; a function as its source, as lm-eval writes it to results, or its name."""
+    """A template unchanged; a function as its source, as lm-eval writes it to results, or its name."""
     if isinstance(value, partial):
         words = [*map(repr, value.args), *(f"{key}={word!r}" for key, word in sorted(value.keywords.items()))]
         return f"{source_text(value.func)}({', '.join(words)})"
@@ -88,7 +88,7 @@ def hashed(text: str) -> str:
 
 
 def check_one_model(parts: Sequence[StorePart]) -> None:
-    """Refuse to read stores as one if they are of two models, or of one that was prompted in two ways."""
+    """Refuse to read stores as one if their models or prompt settings differ."""
     first_place, first = parts[0]
     for place, manifest in parts[1:]:
         differing = _differences(first, manifest, ("model", "revision"))
@@ -96,8 +96,8 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
         if not differing and (a is None) != (b is None):
             old = first_place if a is None else place
             raise MixedStoresError(
-                f"{old} was written before stores had an identity, and whether it is of the same model as "
-                "those beside it cannot be told; read it by itself or run it again"
+                f"{old} was written before stores had an identity, so its model cannot be compared with "
+                "the others'; read it alone or run it again"
             )
         differing |= _differences(a or {}, b or {}, (*MODEL_KEYS, *RUN_KEYS))
         if differing:
@@ -108,18 +108,18 @@ def check_one_model(parts: Sequence[StorePart]) -> None:
 
 
 def check_comparable(first: Sequence[StorePart], other: Sequence[StorePart]) -> list[str]:
-    """Sentences that a comparison of two runs must carry: how their models differ. Other prompts are refused.
+    """Notes for a comparison of two runs on how their models differ. Other prompts are refused.
 
     Returns:
-        Sentences without a full stop; none for equal identities and for stores older than these.
+        Sentences without a full stop; none for equal identities and for older stores.
     """
     a, b = first[0][1].get("identity"), other[0][1].get("identity")
     if a is None and b is None:
         return []
     if a is None or b is None:
         old = first if a is None else other
-        return [f"{old[0][0]} was written before stores had an identity: what it ran cannot be checked"]
-    # Samples of lm-eval tell the prompts and the model's name alone.
+        return [f"{old[0][0]} was written before stores had an identity, so its model cannot be checked"]
+    # Samples of lm-eval record only the prompts and the model's name.
     known = all(any(key in side for key in MODEL_KEYS) for side in (a, b))
     models = _differences(a, b, MODEL_KEYS) if known else _differences(first[0][1], other[0][1], ("model",))
     by_task = {task.removesuffix(SUFFIX): m for _, m in first for task in m.get("tasks") or {}}
@@ -131,20 +131,20 @@ def check_comparable(first: Sequence[StorePart], other: Sequence[StorePart]) -> 
     template = prompts.pop("chat_template", None) if models.keys() - {"dtype"} else None
     if prompts:
         raise MixedStoresError(
-            f"the runs were asked in other ways, they differ in {_shown(prompts)}; compare runs of one prompt"
+            f"the runs used different prompts, they differ in {_shown(prompts)}; compare runs of one prompt"
         )
     notes = []
     if models and known:
         notes.append(f"the models differ in {_shown(models)}")
     if template:
         notes.append(
-            f"the runs differ in {_shown({'chat_template': template})}: the difference is partly its"
+            f"the runs differ in {_shown({'chat_template': template})}; it may explain part of the difference"
         )
     return notes
 
 
 def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
-    """Identity of stores that are read as one: what they share, and a hash of what differs between tasks."""
+    """Identity of stores read as one: their common values, and a hash of those that differ between tasks."""
     joint = dict(identities[0])
     for key in TASK_KEYS:
         values = sorted({identity.get(key, "") for identity in identities})
@@ -154,7 +154,7 @@ def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
 
 
 def _differences(a: Identity, b: Identity, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Key -> both values, of the keys whose values differ; a missing one is ``none``."""
+    """Key -> both values, for keys with different values; a missing value is ``none``."""
     return {key: (a.get(key, "none"), b.get(key, "none")) for key in keys if a.get(key) != b.get(key)}
 
 

@@ -1,4 +1,4 @@
-"""Reading the store of a run, or those of several runs of one model as one."""
+"""Reading a run's store, or stores of several runs of one model as one."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _OF_A_BLOCK = re.compile(r"layer\.(-?\d+)(?:(\.attn)|\.ffn)?")
-_PLACES = ("*", "dispersion_*/*", "*/dispersion_*/*")  # sub-folders that may hold a store
+_PLACES = ("*", "dispersion_*/*", "*/dispersion_*/*")  # patterns of sub-folders that may hold a store
 
 
 @dataclass(frozen=True, repr=False)
 class Store:
     """A finished run, or several runs of one model read as one.
 
-    Layers are named as the run was asked for them: ``layer.-8`` is the eighth block from the end.
+    Layers have the names requested in the run: ``layer.-8`` is the eighth block from the end.
 
     Attributes:
         path: The folder that was read.
-        manifest: Content of ``manifest.json``; of several stores, what they share (see :func:`read_store`).
-        documents: One row a document; row i belongs to row i of the vectors.
+        manifest: Content of ``manifest.json``; of several stores, their common values (see
+            :func:`read_store`).
+        documents: One row per document; row i belongs to row i of the vectors.
         parts: The folders of the single stores with their manifests, in the order of the rows.
     """
 
@@ -57,7 +58,7 @@ class Store:
 
     @property
     def model(self) -> str:
-        """Name or path of the model, as the run was given it."""
+        """Name or path of the model, as passed to the run."""
         return str(self.manifest.get("model") or "unnamed model")
 
     @property
@@ -67,11 +68,11 @@ class Store:
 
     @property
     def default_layer(self) -> str:
-        """The layer that is meant where none is named."""
+        """The layer used by default."""
         return str(self.manifest["default_layer"])
 
     def vectors(self, layer: str | None = None) -> NDArray[np.float32]:
-        """Unit rows of one layer, shape (n, d), float32; a row without a direction comes back as NaN.
+        """Unit rows of one layer, shape (n, d), float32; a row without a direction is NaN.
 
         Read from disk at every call.
 
@@ -86,7 +87,7 @@ class Store:
             stored = _tensor(path, f"{name}.unit", (manifest["n"], rows.shape[1]))
             for i in range(0, manifest["n"], ROWS):
                 block = stored[i : min(i + ROWS, manifest["n"])].astype(np.float32)
-                # float16 leaves lengths off by up to 5e-4: rows of length one are what is promised.
+                # float16 lengths are off by up to 5e-4, and rows of length one are promised.
                 block /= np.sqrt(np.einsum("ij,ij->i", block, block))[:, None]
                 rows[start : start + len(block)] = block
                 start += len(block)
@@ -100,7 +101,7 @@ class Store:
         )
 
     def to_numpy(self, layer: str | None = None) -> NDArray[np.float32]:
-        """The states of one layer as the model gave them, shape (n, d), float32.
+        """The original states of one layer, shape (n, d), float32.
 
         Unit rows (:meth:`vectors`) times their lengths, to float16's three digits; NaN without a direction.
 
@@ -129,7 +130,7 @@ class Store:
         return file
 
     def layer_name(self, layer: str | None = None) -> str:
-        """The name here of a layer that may be counted from the end, such as ``layer.-1`` (default: its own).
+        """The stored name of a layer, which may be counted from the end, such as ``layer.-1``.
 
         Raises:
             StoreError: No such layer.
@@ -155,9 +156,9 @@ def read_store(path: str | Path) -> Store:
     theirs, and so is what tasks of one run may differ in.
 
     Raises:
-        StoreError: No store is there, or it is damaged; :class:`PartialStoreError`: its run did not finish;
-            :class:`StoreVersionError`: another format; :class:`MixedStoresError`: stores of several models,
-            or of one task.
+        StoreError: No store exists there, or it is damaged; :class:`PartialStoreError`: its run did not
+            finish; :class:`StoreVersionError`: another format; :class:`MixedStoresError`: stores of several
+            models, or of one task.
     """
     require_extra("audit", "a store")
     import pandas as pd
@@ -167,7 +168,7 @@ def read_store(path: str | Path) -> Store:
         hint = (
             "; `dispersion embed MODEL FILE` makes a run of texts" if folder.exists() else "; check the path"
         )
-        raise StoreError(f"expected the folder of a run, got {folder}, which is no folder{hint}")
+        raise StoreError(f"expected the folder of a run, but {folder} is not a folder{hint}")
     parts = [(place, _read_manifest(place)) for place in places_of(folder)]
     if not parts:
         raise StoreError(f"{folder} holds no store, nor does a sub-folder; name the folder of a run")
@@ -179,10 +180,10 @@ def read_store(path: str | Path) -> Store:
 
 
 def places_of(folder: Path) -> list[Path]:
-    """The folders at or below ``folder`` that hold a store, sorted by path; empty where there is none."""
+    """The folders at or below ``folder`` that hold a store, sorted by path; may be empty."""
     if any((folder / name).exists() for name in (MANIFEST, VECTORS, DOCUMENTS)):
         return [folder]
-    # Other tools also write a manifest.json: below the named folder it makes no store.
+    # Other tools also write a manifest.json: below the named folder it is not a store.
     patterns = [f"{place}/{name}" for place in _PLACES for name in (VECTORS, DOCUMENTS)]
     return sorted({file.parent for pattern in patterns for file in folder.glob(pattern)})
 
@@ -280,7 +281,7 @@ def _joint_manifest(folder: Path, manifests: Sequence[dict[str, Any]]) -> dict[s
 
 
 def _tensor(folder: Path, name: str, shape: tuple[int, ...]) -> Any:
-    """A tensor of a store's vectors, with its shape checked; read where it is sliced."""
+    """A tensor of a store's vectors, with checked shape; read when sliced."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -294,12 +295,12 @@ def _tensor(folder: Path, name: str, shape: tuple[int, ...]) -> Any:
 
 
 def _verify(folder: Path, manifest: dict[str, Any], name: str) -> None:
-    """Raise StoreError unless the file has the checksum that the manifest gives."""
+    """Raise StoreError unless the file has the manifest's checksum."""
     file = folder / name
     if not file.exists():
         raise PartialStoreError(f"the store in {folder} is partial: {name} is missing; run it again")
     if sha256(file) != manifest["sha256"].get(name):
         raise StoreError(
-            f"{file} is not the file that was written (its checksum differs from {MANIFEST}'s); "
+            f"{file} was changed or damaged (its checksum differs from {MANIFEST}'s); "
             "copy the folder again or run it again"
         )

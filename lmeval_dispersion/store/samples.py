@@ -19,17 +19,17 @@ from lmeval_dispersion.errors import HarnessError, require_extra
 from lmeval_dispersion.store.identity import SUFFIX, hashed, prompt_manifest
 from lmeval_dispersion.store.reading import Store, places_of
 
-# Which metric says whether a document was answered correctly: the first of these that the task has.
+# The metric that decides correct answers: the first of these that the task has.
 JUDGES = ("acc", "exact_match", "prompt_level_strict_acc", "pass@1", "em", "acc_norm", "f1")
 
 _FILE = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.jsonl")
 _NEEDED = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics", "doc_hash")
-_SHOWN = 5  # documents or tasks named in a message
+_SHOWN = 5  # most documents or tasks in a message
 
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One run's results file with the samples beside it."""
+    """A run's results file and its samples."""
 
     file: Path
     results: dict[str, Any]
@@ -38,7 +38,7 @@ class LoggedRun:
 
 @dataclass(frozen=True)
 class Sample:
-    """One document under one filter, as it was asked, answered and judged."""
+    """One document under one filter: prompt, answer and judgement."""
 
     doc: Any
     arguments: list[tuple[Any, ...]]  # of its requests
@@ -50,20 +50,20 @@ class Sample:
 
 @dataclass(frozen=True)
 class JudgedTask:
-    """The samples of one task, by the filter whose answers are judged."""
+    """One task's samples under the judged filter."""
 
     config: Mapping[str, Any]
-    samples: dict[int, Sample]  # by their index, in its order
+    samples: dict[int, Sample]  # by index, in order
     filter: str
-    correct_by: str | None  # the metric that tells correct answers; of several filters, with the filter
+    correct_by: str | None  # the metric that decides correct answers; of several filters, with the filter
     prompts: dict[str, Any]  # of :func:`~lmeval_dispersion.store.identity.prompt_manifest`
     category: str | None  # alias of the group that holds it
     version: Any
-    notes: list[str]  # facts that the file does not hold
+    notes: list[str]  # facts missing from the file
 
 
 def find_run(place: str | Path) -> LoggedRun:
-    """The run whose results file or folder ``place`` is."""
+    """The run with the results file or folder ``place``."""
     path = Path(place).expanduser()
     if not path.exists():
         raise HarnessError(f"{path} does not exist; name the folder that lm-eval's --output_path made")
@@ -89,7 +89,7 @@ def find_run(place: str | Path) -> LoggedRun:
     results_file = results[folder, date]
     if results_file is None:
         raise HarnessError(
-            f"{folder} has samples of {date} and no results file of that run: it did not finish; run it again"
+            f"{folder} has samples of {date} but no results file of that run: it did not finish; run it again"
         )
     return LoggedRun(results_file, _json(results_file.read_text("utf-8"), str(results_file)), tasks)
 
@@ -132,7 +132,7 @@ def judged_task(
 
 
 def stock_name(task: str) -> str:
-    """The stock task that a name means, without the group that 0.5 puts before it.
+    """The stock task's name, without the group that 0.5 puts before it.
 
     >>> stock_name("mmlu_stem::mmlu_anatomy"), stock_name("arc_easy_dispersion")
     ('mmlu_anatomy', 'arc_easy')
@@ -141,7 +141,7 @@ def stock_name(task: str) -> str:
 
 
 def is_logged(place: str | Path) -> bool:
-    """Whether a place is the results of a run with samples, and no store."""
+    """Whether a path holds results with samples rather than a store."""
     path = Path(place).expanduser()
     if path.is_file():
         return path.suffix == ".json" and any(path.parent.glob("samples_*.jsonl"))
@@ -149,7 +149,7 @@ def is_logged(place: str | Path) -> bool:
 
 
 def read_logged(place: str | Path) -> Store:
-    """The samples of a run as a store without layers, its tasks called as the stock ones are.
+    """A run's samples as a store without layers, with the stock tasks' names.
 
     Raises:
         HarnessError: No samples, those of several runs, or a file that is cut off or was changed.
@@ -176,15 +176,24 @@ def read_logged(place: str | Path) -> Store:
             notes.append(f"{name}: answers are judged by {task.correct_by}.")
         stock = stock_name(name)
         rows += [
-            {**sample.columns, "doc_id": i, "task": stock, "subject": sample.columns["subject"] or stock,
-             "category": task.category, "correct": sample.correct, "query_perplexity": math.nan,
-             "prompt_tokens": 0, "truncated": False, "text": None}
+            {
+                **sample.columns,
+                "doc_id": i,
+                "task": stock,
+                "subject": sample.columns["subject"] or stock,
+                "category": task.category,
+                "correct": sample.correct,
+                "query_perplexity": math.nan,
+                "prompt_tokens": 0,
+                "truncated": False,
+                "text": None,
+            }
             for i, sample in task.samples.items()
-        ]  # fmt: skip
+        ]
         parts.append((run.file, {**about, **task.prompts, "tasks": {stock: task.version}}))
     if unjudged:
         named = ", ".join(unjudged[:_SHOWN]) + (", …" if len(unjudged) > _SHOWN else "")
-        notes.append(f"No metric of {named} judges single documents: they have no label.")
+        notes.append(f"No metric of {named} judges single documents, so they have no label.")
     manifests = [manifest for _, manifest in parts]
     shared = {key: value for key, value in manifests[0].items() if all(m[key] == value for m in manifests)}
     tasks = {task: version for m in manifests for task, version in m["tasks"].items()}
@@ -198,7 +207,7 @@ def read_logged(place: str | Path) -> Store:
 def by_filter(text: str, file: Path, config: Mapping[str, Any]) -> dict[str, dict[int, Sample]]:
     """Filter -> index -> sample, of the lines of a file."""
     filters: dict[str, dict[int, Sample]] = {}
-    # Not splitlines: lm-eval leaves U+2028 and its like as they are inside a text.
+    # Not splitlines: lm-eval keeps U+2028 and similar characters inside a text.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -226,7 +235,7 @@ def _json(text: str, place: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise HarnessError(f"{place} is cut off or no JSON of lm-eval; run it again")
+        raise HarnessError(f"{place} is cut off or is not JSON of lm-eval; run it again")
     return value
 
 
@@ -266,11 +275,11 @@ def document_columns(
     alias: str | None,
     encode: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
-    """What a document's requests and answers fill of a store's columns.
+    """A store's columns from a document's requests and answers.
 
-    ``answers`` are those to all requests, as the filter leaves them. ``options`` are the texts of which the
-    most probable one is the answer, empty where the task has none; ``target`` is a text or an index into
-    them. ``encode`` makes JSON of what a document holds beside plain values.
+    ``answers`` are the filtered answers to all requests. ``options`` are the texts of which the most probable
+    is the answer, or empty; ``target`` is a text or an index into
+    them. ``encode`` makes JSON of a document's values that are not plain.
     """
     pairs = [a for a in answers if isinstance(a, tuple) and len(a) == 2 and isinstance(a[0], float)]
     logprobs = [float(a[0]) for a in pairs] or [float(a) for a in answers if isinstance(a, float)]
@@ -298,9 +307,9 @@ def document_columns(
 
 
 def right_probability(logprobs: Sequence[float], right: Sequence[int]) -> float:
-    """Probability of the right answers, by their places, among choices; NaN where it is not known.
+    """Probability of the right answers, by their indices, among choices; NaN if unknown.
 
-    The choices' log-probabilities are brought to probabilities that sum to one (softmax).
+    The choices' probabilities are scaled to sum to one (softmax).
 
     >>> right_probability([-1.0, -1.0, -1.0, -1.0], [2])
     0.25
@@ -313,7 +322,7 @@ def right_probability(logprobs: Sequence[float], right: Sequence[int]) -> float:
 
 
 def options_of(arguments: Sequence[tuple[Any, ...]], output_type: str) -> list[str]:
-    """The texts among which a document's requests choose; none where its contexts differ (Winogrande)."""
+    """The choices of a document's requests; empty if its contexts differ (Winogrande)."""
     several_contexts = len({context for context, *_ in arguments if context}) > 1
     chooses = output_type == "multiple_choice" and not several_contexts
     return [continuation for _, continuation, *_ in arguments] if chooses else []
@@ -328,7 +337,7 @@ def _arguments(logged: Any) -> list[tuple[Any, ...]]:
 
 
 def _answer(logged: Any, kind: str) -> tuple[float | str, Any]:
-    """A logged answer as its number or text, and as lm-eval had it: numbers are logged as text."""
+    """A logged answer as number or text, and in lm-eval's form: numbers are logged as text."""
     if kind == "generate_until":
         return (logged if isinstance(logged, str) else str(logged)), logged
     if isinstance(logged, list):
@@ -338,7 +347,7 @@ def _answer(logged: Any, kind: str) -> tuple[float | str, Any]:
 
 
 def _target(logged: Any, kind: str) -> Any:
-    """The target as the task had it, which lm-eval logs as text; that of a rolling task is the whole text."""
+    """The task's target, which lm-eval logs as text; a rolling task's is the whole text."""
     if kind == "loglikelihood_rolling" or logged in (None, "None"):
         return None
     if kind == "multiple_choice" and isinstance(logged, str) and logged.isdigit():
@@ -346,11 +355,11 @@ def _target(logged: Any, kind: str) -> Any:
     return logged
 
 
-# --- which answers are right -------------------------------------------------------------------------------
+# --- right answers -----------------------------------------------------------------------------------------
 
 
 def split_judge(named: str | None) -> tuple[str | None, str | None]:
-    """Filter and metric of ``FILTER/METRIC`` or ``METRIC``; None for what is not named."""
+    """Filter and metric of ``FILTER/METRIC`` or ``METRIC``; None for a missing part."""
     chosen, slash, metric = (named or "").rpartition("/")
     return (chosen or None) if slash else None, metric or None
 
@@ -362,24 +371,24 @@ def check_judge(task: str, named: str | None, filters: Sequence[str], metrics: I
     if (chosen is None or chosen in filters) and (metric is None or metric in metrics):
         return
     names = metrics if len(filters) < 2 else [f"{f}/{m}" for f in filters for m in metrics]
-    raise HarnessError(f"{task} has no {named!r} to tell correct answers by; it has {', '.join(names)}")
+    raise HarnessError(f"{task} has no {named!r} to judge answers by; it has {', '.join(names)}")
 
 
 def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:
-    """Name and value of the metric that judges: ``named`` or the first one known; (None, NaN) without."""
+    """Name and value of the metric that judges: ``named`` or the first known; (None, NaN) without one."""
     for name in (named,) if named else JUDGES:
         if name in metrics and isinstance(metrics[name], int | float):
             return name, float(metrics[name])
     return None, math.nan
 
 
-# --- what a file lacks -------------------------------------------------------------------------------------
+# --- missing documents -------------------------------------------------------------------------------------
 
 
 def _holes(
     file: Path, filters: Mapping[str, Mapping[int, Any]], count: int | None, allowed: bool
 ) -> list[str]:
-    """A note on documents that are missing, or HarnessError where that is not allowed."""
+    """A note on missing documents, or HarnessError if that is not allowed."""
     present = set().union(*filters.values())
     expected = len(present) if count is None else int(count)
     absent = {i for documents in filters.values() for i in present - set(documents)}
@@ -398,7 +407,7 @@ def _holes(
 
 
 def _category(results: Mapping[str, Any], task: str) -> str | None:
-    """Alias of the group that holds the task directly; lm-eval puts dashes before it, for its table."""
+    """Alias of the group that directly holds the task, without the dashes of lm-eval's table."""
     for group, children in (results.get("group_subtasks") or {}).items():
         if task in children:
             alias = ((results.get("results") or {}).get(group) or {}).get("alias") or group

@@ -1,4 +1,4 @@
-"""Dispersion losses for anyone's training loop: functions, hooks for any model, a Trainer, a command.
+"""Dispersion losses for any training loop: functions, hooks for any model, a Trainer, a command.
 
-Public are ``losses`` and the names that :mod:`lmeval_dispersion` has. Its modules are private.
+``losses`` and the names in :mod:`lmeval_dispersion` are public. The modules are private.
 """

@@ -1,4 +1,4 @@
-"""A base model and those trained with a loss side by side, and the conclusions that their seeds allow."""
+"""Comparison of a base model with models trained with a loss, as far as their seeds allow."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Trained:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Of ``versus_base``; those of a comparison hold together with 95 %."""
+        """Interval of ``versus_base``; a comparison's intervals hold together with 95 %."""
         if self.versus_base is None or self.half is None:
             return None
         return self.versus_base - self.half, self.versus_base + self.half
@@ -67,7 +67,7 @@ class TrainingComparison(Report):
 
     @classmethod
     def of(cls, results: Sequence[Mapping[str, Any]], domains: Sequence[str]) -> TrainingComparison:
-        """The comparison of trainings, by their ``result.json``; ``domains`` are their texts, in order."""
+        """The comparison of trainings, from their ``result.json``; ``domains`` are their texts, in order."""
         names = [domain.replace("\\", "/").rstrip("/").split("/")[-1] for domain in domains]
         names = names if len(set(names)) == len(names) else list(domains)
         losses = list(dict.fromkeys(result["arm"] for result in results))

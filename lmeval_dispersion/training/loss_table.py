@@ -1,4 +1,4 @@
-"""The losses by name, without torch: `--loss` of ``dispersion train`` and the table of the reference page."""
+"""The losses' names, without torch: `--loss` of ``dispersion train`` and the table of the reference page."""
 
 from __future__ import annotations
 

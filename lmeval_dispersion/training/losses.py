@@ -4,9 +4,9 @@ All take states ``z`` of shape (b, t, d), any float dtype, and return a scalar; 
 least (float64 stays float64), under autocast too. A stack of layers (l, b, t, d) gives one loss a layer,
 (l,). Their common arguments:
 
-- ``mask`` (b, t): true on real tokens. Without one, all are. The content of padding never matters.
+- ``mask`` (b, t): true on real tokens. Without a mask, all are. The content of padding never matters.
 - ``segments`` (b, t): document ids in packed rows; pairs never cross documents. Ignored with
-  ``pairs="batch"``, whose pairs span texts on purpose.
+  ``pairs="batch"``, whose pairs deliberately span texts.
 - ``pairs``: ``sequence`` forms pairs inside each sequence (or document) and averages over those with a pair;
   ``batch`` forms them among all tokens of the batch.
 - ``max_tokens``: draw at most that many tokens of a row, anew each call from ``generator`` (without one:
@@ -15,9 +15,9 @@ least (float64 stays float64), under autocast too. A stack of layers (l, b, t, d
 They raise GeometryError where a shape does not fit, and UsageError for an option that cannot be used.
 
 Vectors of length up to 1e-12 have no direction: the angular losses leave them out. A group with fewer than
-two points drops out; where none is left the loss is 0 with a zero gradient. Non-finite states give NaN.
+two points drops out; without groups the loss is 0 with a zero gradient. Non-finite states give NaN.
 
-:class:`DispersionLoss` is a loss as a module that holds its options and its own draws of tokens.
+:class:`DispersionLoss` is a loss as a module with its options and its own draws of tokens.
 
 Sources: RD is "On the Predictive Power of Representation Dispersion in Language Models" (ICLR 2026), sections
 3.4 and B.4.2 (push-away, cross-domain push-away, squeeze); LD is "Dispersion Loss Counteracts Embedding
@@ -54,7 +54,7 @@ from lmeval_dispersion.training.pairs import (
 
 Axis = Literal["features", "tokens"]
 
-SMALLEST_TAU = 0.02  # below it exp(-1/tau) leaves float32
+SMALLEST_TAU = 0.02  # below, exp(-1/tau) leaves float32
 
 
 def push_away(
@@ -91,7 +91,7 @@ def push_away(
 
 @wraps(push_away, assigned=())  # its signature
 def squeeze(z: Tensor, **options: Any) -> Tensor:
-    """Plus the mean cosine distance over all pairs: the ablation that should make a model worse.
+    """The mean cosine distance over all pairs: the ablation, which should make a model worse.
 
     Takes the arguments of :func:`push_away`. Source: RD B.4.2.
     """
@@ -134,10 +134,10 @@ def angular_spread(
 ) -> Tensor:
     """Log of the mean of exp(-D/tau) over ordered pairs i != j, D = arccos(cos)/pi; in [-1/tau, 0].
 
-    0 all parallel, -1/(2 tau) all orthogonal. Cosines are held 1e-6 away from +-1, so that the slope is
-    finite; inside that the gradient goes on.
+    0 all parallel, -1/(2 tau) all orthogonal. Cosines are kept 1e-6 away from +-1, so that the slope is
+    finite; the gradient passes through.
 
-    ``tau`` is the temperature, at least 0.02; small values look at the closest pairs only.
+    ``tau`` is the temperature, at least 0.02; small values count the closest pairs only.
 
     Source: LD, angular spread.
     """
@@ -181,7 +181,7 @@ def l2_repel(
     """Log of the mean of exp(-|z_i - z_j|^2/tau) over i != j, plus ``norm_weight`` times the mean of z^2.
 
     At most 0 without the norm term; 0 when all points coincide. With tau = 1 the repulsion vanishes once
-    distances are large (a GPT-2's middle layers) and the norm term is all that is left; ``tau="median"``
+    distances are large (a GPT-2's middle layers) and only the norm term remains; ``tau="median"``
     takes the median squared distance of each group (a constant for the gradient; over 128 evenly spaced
     points where there are more).
 
@@ -219,7 +219,7 @@ def decorrelation(
     ``axis``: ``features`` correlates features over the tokens, ``tokens`` tokens over the features (as LD's
     released code does).
 
-    Source: LD, decorrelation; the sum there is a mean here.
+    Source: LD, decorrelation; its sum is a mean here.
     """
     if axis not in get_args(Axis):
         raise UsageError(f"expected an axis of {', '.join(get_args(Axis))}, got {axis!r}")
@@ -233,17 +233,17 @@ _PER_CALL = ("z", "mask", "segments", "domains", "generator")
 
 
 class DispersionLoss(nn.Module):
-    """A loss with its options fixed.
+    """A loss with fixed options.
 
     >>> DispersionLoss("angular_spread", tau=0.5)
     DispersionLoss(angular_spread, tau=0.5)
 
     Args:
         loss: Name of a loss, or a function of your own: called as ``loss(z, mask=mask, segments=segments)``
-            for each layer's states (b, t, d), it returns a scalar that autograd differentiates. It gets
-            ``domains`` and ``generator`` too where it has arguments of these names.
+            for each layer's states (b, t, d), it returns a scalar that autograd differentiates. It also
+            gets ``domains`` and ``generator`` if it has such arguments.
         seed: Seed of the draw where ``max_tokens`` is given. The draw of call number k depends on the seed
-            and k alone, so a run that goes on from ``calls = k`` draws the same tokens.
+            and k alone, so a run resumed at ``calls = k`` draws the same tokens.
         options: Keyword arguments of the function.
 
     Attributes:
@@ -251,7 +251,7 @@ class DispersionLoss(nn.Module):
         needs_domains: Whether each call needs ``domains``.
 
     Raises:
-        UsageError: There is no such loss, or its function takes no such option.
+        UsageError: Unknown loss, or an option that its function does not take.
     """
 
     def __init__(self, loss: str | Callable[..., Tensor], *, seed: int = 0, **options: Any) -> None:
@@ -308,7 +308,7 @@ class DispersionLoss(nn.Module):
 
 
 def _by_layer(z: Tensor, p: Points, values: Tensor, counted: Tensor) -> Tensor:
-    """A scalar where ``z`` was one layer, a loss a layer where it was a stack."""
+    """A scalar if ``z`` was one layer, one loss per layer if it was a stack."""
     means = p.layer_means(values, counted)
     return means[0] if z.dim() == 3 else means
 

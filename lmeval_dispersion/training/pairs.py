@@ -1,11 +1,11 @@
-"""Points of a loss and the means over their pairs, each with its gradient formed in the same pass.
+"""Points of a loss and means over their pairs, with gradients formed in the same pass.
 
-States come as (l, b, t, d): l layers of one batch, so that a GPU can treat all layers in one go. Pairs are
-formed inside a *group*: one sequence, one packed document of it, or the whole batch, always of one layer.
+States have shape (l, b, t, d): l layers of one batch, so that a GPU can process all layers together. Pairs
+are formed inside a *group*: one sequence, one packed document of it, or the whole batch, always of one layer.
 Padding is never a point.
 
-Means of cosines and of squared correlations have closed forms, which visit no pair. The others go block by
-block: no t x t matrix is ever kept, each pair is formed once, and its slope is added up for both its points,
+Means of cosines and of squared correlations have closed forms without pairs. The others go block by block:
+no t x t matrix is kept, each pair is formed once, and its slope is added up for both its points,
 so that memory is linear in t.
 
 Sources: RD section 3.4 and B.4.2 (mean cosine), LD (the others), the papers of
@@ -31,13 +31,13 @@ Pairs = Literal["sequence", "batch"]
 PAIRS: tuple[Pairs, ...] = ("sequence", "batch")
 
 NO_DIRECTION = 1e-12  # vectors up to this length count as zero: they have no direction
-GUARD = 1e-6  # cosines are held this far from +-1, where arccos has no finite slope
-_SUMMED_ROWS = 64  # added in float32 before the sum goes on in float64: keeps D right to about 1e-7
+GUARD = 1e-6  # cosines are kept this far from +-1, where the slope of arccos is infinite
+_SUMMED_ROWS = 64  # added in float32 before summing in float64: D is right to about 1e-7
 _CPU_ROWS = 128
 _CACHE_NUMBERS = 1 << 16  # 128 x 512: one block, its slope and a temporary stay in a core's second cache
 _GPU_NUMBERS = 1 << 24  # numbers in one block of all groups: 64 MB
 
-# A value a group, (groups,), and which groups have a pair.
+# A value per group, (groups,), and whether each has a pair.
 Means: TypeAlias = tuple[Tensor, Tensor]
 
 
@@ -79,7 +79,7 @@ class Points:
         return total / counted.sum(-1).clamp(min=1.0)
 
     def by_group(self) -> tuple[Tensor, Tensor]:
-        """Points as one padded row a group, (groups, longest, d), with the mask (groups, longest)."""
+        """Points as one padded row per group, (groups, longest, d), with the mask (groups, longest)."""
         if self.owner is None:
             return self.z, self.real
         used = self.real.flatten().nonzero().squeeze(-1)
@@ -127,7 +127,7 @@ def points(
         keys = torch.rand((layers, b, t), generator=generator, device=z.device)
         keys = keys.masked_fill(~real, -1.0) if padded else keys
         chosen = keys.topk(max_tokens, dim=-1, sorted=False).indices
-        # Whole rows are copied by one flat index; gather along an expanded axis would read an index a number.
+        # Copy whole rows by one flat index; gather along an expanded axis would read one index per number.
         flat = (torch.arange(layers * b, device=z.device).view(layers, b, 1) * t + chosen).flatten()
         z = z.reshape(-1, d).index_select(0, flat).view(layers, b, max_tokens, d)
         real = real.gather(-1, chosen)
@@ -135,7 +135,7 @@ def points(
         t = max_tokens
     z = z if z.dtype in (torch.float32, torch.float64) else z.float()
     if padded:
-        # Whatever padding holds, NaN included, must reach neither the sums nor the gradient.
+        # Padding, which may be NaN, must not reach the sums or the gradient.
         z = z.masked_fill(~real.unsqueeze(-1), 0.0)
     shape = (layers, b * t) if pairs == "batch" else (layers * b, t)
     owner = None if owner is None else owner.reshape(shape)
@@ -177,7 +177,7 @@ def cross_domain_cosine(p: Points, domains: Tensor) -> Means:
         counted = (counts * torch.matmul(counts, other)).sum(-1)
         pairs = counted.clamp(min=1.0)
         value = (sums * opposite).sum((-2, -1)) / pairs
-        # Of a layer's value each sequence takes its share, and carries the gradient of all.
+        # Each sequence takes its share of a layer's value, and carries the gradient of all.
         shares = torch.zeros_like(counts)
         shares[:, 0] = value
         weight = (2.0 / pairs).to(z.dtype).repeat_interleave(b)
@@ -194,7 +194,7 @@ def squared_correlations(p: Points, *, of_tokens: bool) -> Means:
     diagonal, one for each column that varies, is taken off.
     """
     z, real = p.by_group()
-    along = 2 if of_tokens else 1  # the axis that is averaged over
+    along = 2 if of_tokens else 1  # the averaged axis
     with torch.no_grad(), _full_precision(z.device):
         keep = real.unsqueeze(-1).to(z.dtype)
         count = torch.full_like(keep[:, :1], z.shape[2]) if of_tokens else keep.sum(1, keepdim=True)
@@ -202,7 +202,7 @@ def squared_correlations(p: Points, *, of_tokens: bool) -> Means:
         x = z - z.sum(along, keepdim=True) / count
         x.mul_(keep)
         norm = torch.linalg.vector_norm(x, dim=along, keepdim=True)
-        # A constant has no correlation, and what rounding leaves of one is no variation.
+        # A constant has no correlation, and its rounding errors do not count as variation.
         size = torch.linalg.vector_norm(z, dim=along, keepdim=True)
         flat = norm <= torch.maximum(size * (8 * torch.finfo(z.dtype).eps), size.new_tensor(NO_DIRECTION))
         scale = torch.where(flat, 0.0, norm.reciprocal())
@@ -252,14 +252,14 @@ def distance_exponentials(p: Points, rate: Tensor) -> Means:
     with torch.no_grad(), _full_precision(p.z.device):
         ok, owner = p.real, _pair_owner(p, p.real)
         counts = p.counts(ok)
-        # Distances do not see a shift of a whole row; without it their differences keep more digits.
+        # A shift of a whole row changes no distance; without it differences keep more digits.
         centre = p.z.sum(1, keepdim=True) / ok.sum(1).clamp(min=1).view(-1, 1, 1)
         z = (p.z - centre).mul_(ok.unsqueeze(-1))
         squares = z.square().sum(-1)
         rates = _at(p.owner, rate).expand_as(squares)
 
         def exponents(block: _Block) -> Tensor:
-            """By the rate of the row; pairs across groups are dropped later."""
+            """With the rate of each row; pairs across groups are dropped later."""
             gap = torch.bmm(z[block.rows], z[block.columns].mT).mul_(-2.0)
             gap.add_(squares[block.rows].unsqueeze(-1)).add_(squares[block.columns].unsqueeze(1))
             return gap.clamp_(min=0.0).mul_(-rates[block.rows].unsqueeze(-1))
@@ -307,7 +307,7 @@ def median_distance(p: Points, most: int = 128) -> Tensor:
 
 
 class _Turned(torch.autograd.Function):
-    """A value a group whose gradient is weight (target - (target.u) u)/|z|; nothing but z is kept."""
+    """A value per group with the gradient weight (target - (target.u) u)/|z|; keeps only z."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, value: Tensor, *kept: Tensor | None) -> Tensor:
@@ -331,7 +331,7 @@ class _Turned(torch.autograd.Function):
 
 
 class _Pulled(torch.autograd.Function):
-    """A value a group whose gradient is a weight a group times ``pull``."""
+    """A value per group with the gradient ``pull`` times the group's weight."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, value: Tensor, *kept: Tensor | None) -> Tensor:
@@ -373,7 +373,7 @@ def _over_angles(
             _only_pairs((value, slope), owner, block)
             _add_block(u, block, value, slope, sums, pull)
             if pull is not None and block.is_last:  # the pull of these groups is complete
-                # Only what turns a vector moves its direction.
+                # Only the part orthogonal to a vector moves its direction.
                 part, turned = pull[block.groups], u[block.groups]
                 along = (part * turned).sum(-1, keepdim=True).neg_()
                 part.addcmul_(along, turned).mul_(scale[block.groups].unsqueeze(-1))
@@ -394,7 +394,7 @@ class _Block(NamedTuple):
 
 
 def _blocks(x: Tensor) -> Iterator[_Block]:
-    """All blocks of x (g, t, d): on a CPU as much as its cache takes; elsewhere all groups at once."""
+    """All blocks of x (g, t, d): on a CPU as large as its cache; elsewhere all groups at once."""
     g, t, _ = x.shape
     groups, size = g, max(_CPU_ROWS, _GPU_NUMBERS // (g * t))
     if x.device.type == "cpu":
@@ -423,7 +423,7 @@ def _add_block(
 
 
 def _only_pairs(matrices: tuple[Tensor, ...], owner: Tensor | None, block: _Block, fill: float = 0.0) -> None:
-    """Overwrite the diagonal and the pairs that cross groups or touch a token that is no point."""
+    """Overwrite the diagonal and the pairs that cross groups or touch a token that is not a point."""
     for matrix in matrices:
         matrix.diagonal(dim1=1, dim2=2).fill_(fill)
     if owner is not None:
@@ -433,9 +433,9 @@ def _only_pairs(matrices: tuple[Tensor, ...], owner: Tensor | None, block: _Bloc
 
 
 def _pair_owner(p: Points, ok: Tensor) -> Tensor | None:
-    """Group of each point, a number of its own where there is none; None where every pair of a row counts.
+    """Group of each point, a unique number for other tokens; None if every pair of a row counts.
 
-    Whether all are points is looked up on the CPU only: on a GPU the question would stop the queue.
+    Checks only on the CPU whether all are points: a GPU would have to synchronise.
     """
     if p.owner is None and ok.device.type == "cpu" and bool(ok.all()):
         return None
@@ -459,7 +459,7 @@ def _at(owner: Tensor | None, values: Tensor) -> Tensor:
 
 
 def _steepness(cosine: Tensor) -> Tensor:
-    """Minus the derivative of arccos, with ``cosine`` itself held away from +-1."""
+    """Minus the derivative of arccos, with ``cosine`` kept away from +-1 in place."""
     cosine.clamp_(-1.0 + GUARD, 1.0 - GUARD)
     return torch.addcmul(cosine.new_ones(()), cosine, cosine, value=-1.0).rsqrt_()
 
@@ -471,7 +471,7 @@ def _needs_gradient(z: Tensor) -> bool:
 def _unit_scale(z: Tensor) -> Tensor:
     """1/|z| along the last axis, 0 for vectors without a direction, NaN for those that are not finite."""
     norm = torch.linalg.vector_norm(z, dim=-1)
-    # An infinite norm must not look like a vector to leave out: inf - inf is NaN.
+    # An infinite norm must not pass for a vector to leave out: inf - inf is NaN.
     return torch.where(norm <= NO_DIRECTION, 0.0, norm.reciprocal() + (norm - norm))
 
 
@@ -510,7 +510,7 @@ def _full_precision(device: torch.device) -> Iterator[None]:
 def _check(
     z: Tensor, mask: Tensor | None, segments: Tensor | None, pairs: str, max_tokens: int | None
 ) -> None:
-    """Raise a sentence for what does not fit."""
+    """Raise an error for arguments that do not fit."""
     if z.dim() != 4 or not z.is_floating_point():
         shape = tuple(z.shape[1:]) if z.dim() and z.shape[0] == 1 else tuple(z.shape)
         raise GeometryError(f"expected floating-point states of shape (b, t, d), got {z.dtype} {shape}")
@@ -528,7 +528,7 @@ def _check(
 
 
 def _documents(segments: Tensor) -> tuple[Tensor, int]:
-    """Documents numbered through the rows of ``segments`` (b, t): two rows never share one."""
+    """Documents numbered across the rows of ``segments`` (b, t): rows never share a number."""
     row = torch.arange(len(segments), device=segments.device).unsqueeze(-1).expand_as(segments)
     keys = torch.stack([row.flatten(), segments.flatten().to(torch.long)])
     documents, owner = torch.unique(keys, dim=1, return_inverse=True)

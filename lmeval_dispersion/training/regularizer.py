@@ -5,7 +5,7 @@
     loss = model(**batch).loss + reg.pop()
 
 The decoder's own pre-hook arms the layers' hooks, in training and with gradients on only, and its post-hook
-disarms them: evaluation, generation and the second run of a checkpointed block are never seen. States are
+disarms them: they ignore evaluation, generation and the second run of a checkpointed block. States are
 collected by layer during the forward pass; the loss is formed in :meth:`DispersionRegularizer.pop`, outside
 any checkpoint or compiled graph. :meth:`DispersionRegularizer.measured` watches evaluation on the same hooks.
 """
@@ -29,29 +29,29 @@ from lmeval_dispersion.training.losses import DispersionLoss, push_away
 from lmeval_dispersion.training.pairs import NO_DIRECTION
 
 Mode = Literal["add", "inject"]
-# Arguments of a forward pass that say which tokens are real and which documents they belong to.
+# Arguments of a forward pass with the real tokens and their documents.
 _LAYOUT_ARGUMENTS = ("attention_mask", "position_ids", "seq_idx", "cu_seq_lens_q")
 
-# Numbers of states in a call of the loss. Large stacks of layers spare a GPU many small kernels; a CPU gains
-# by them for toy models only, and larger stacks would leave its cache.
+# Numbers of states in a call of the loss. Large stacks of layers save a GPU many small kernels; on a CPU only
+# toy models gain, and larger stacks would leave its cache.
 _STACKED_NUMBERS, _STACKED_NUMBERS_CPU = 1 << 26, 1 << 16
 
 
 class Layout(NamedTuple):
-    """``mask`` (b, t), true on real tokens; ``segments`` (b, t), document ids. None: all real, one a row."""
+    """``mask`` (b, t), true on real tokens; ``segments`` (b, t), document ids. None: all real, a document a row."""
 
     mask: Tensor | None
     segments: Tensor | None
 
 
 def layout(arguments: dict[str, Any], b: int, t: int) -> Layout:
-    """The layout of states (b, t, d) from the arguments that the decoder was called with.
+    """The layout of states (b, t, d) from the decoder's arguments.
 
     A mask that covers a cache or a prefix too is cut to the last t columns. Documents are those of
-    ``seq_idx``, else of ``cu_seq_lens_q``, else they begin wherever ``position_ids`` is 0.
+    ``seq_idx``, else of ``cu_seq_lens_q``, else they begin where ``position_ids`` is 0.
 
     Raises:
-        GeometryError: An argument has a shape that says neither; pass the layout yourself.
+        GeometryError: An argument has an ambiguous shape; pass the layout yourself.
     """
     mask = arguments.get("attention_mask")
     if mask is not None:
@@ -70,8 +70,8 @@ def layout(arguments: dict[str, Any], b: int, t: int) -> Layout:
 class DispersionRegularizer:
     """Adds ``weight`` times the mean over layers of a dispersion loss.
 
-    Attach it before ``torch.compile`` or DDP run for the first time; around or inside PEFT, DDP, FSDP2 and
-    compiled models alike. Use it as a context manager, or call :meth:`detach` at the end.
+    Attach it before ``torch.compile`` or DDP run for the first time; it works around or inside PEFT, DDP,
+    FSDP2 and compiled models. Use it as a context manager, or call :meth:`detach` at the end.
 
     Args:
         model: A causal decoder of transformers, bare or wrapped.
@@ -81,8 +81,8 @@ class DispersionRegularizer:
             :mod:`lmeval_dispersion.model`: ``last`` (after the final norm), ``all``,
             ``early_half``, ``late_half``, ``layer.3``, ``[0, -1]``, ...
         weight: Factor of the loss, at least 0; may be changed between steps.
-        mode: ``add``: :meth:`pop` gives what to add to the loss. ``inject``: the gradient is added at the
-            layers' outputs, for loops whose loss cannot be touched; set ``loss_scale`` where such a loop
+        mode: ``add``: :meth:`pop` returns the term to add to the loss. ``inject``: the gradient is added
+            at the layers' outputs, for loops whose loss cannot be changed; set ``loss_scale`` if such a loop
             scales its loss.
         seed: Seed of the draw of tokens, with ``max_tokens``.
         options: Options of the loss, such as ``max_tokens=256`` or ``tau=0.5``.
@@ -125,11 +125,11 @@ class DispersionRegularizer:
         self._states: dict[str, Tensor] = {}
         self._arguments: dict[str, Any] = {}  # of the latest training pass
         self._idle_arguments: dict[str, Any] = {}
-        self._next: dict[str, Tensor | None] = {}  # what was described of the next pass
+        self._next: dict[str, Tensor | None] = {}  # the described layout of the next pass
         self._described: dict[str, Tensor | None] = {}  # of the latest
         self._latest: tuple[Tensor, Tensor | None] | None = None
         self._measured: dict[str, TokenDispersion] | None = None  # while evaluation is measured
-        self._unchecked: list[tuple[Tensor, Any, list[str], int]] = []  # losses on their way from a GPU
+        self._unchecked: list[tuple[Tensor, Any, list[str], int]] = []  # losses being copied from a GPU
         self._model, self._decoder = model, decoder
         self._handles: list[RemovableHandle] = []
         self.attach()
@@ -138,16 +138,16 @@ class DispersionRegularizer:
         """Weight times the loss of the latest training forward pass, a scalar; add it to your loss.
 
         A training pass is one in training mode with gradients. Of several since the last call the latest
-        counts: where a step has two whose losses are both used, call this after each. A pass without
-        gradients in training mode (metrics, a reference) is passed over; one in evaluation mode drops what
-        was not popped before it. The scalar is 0 where only passes without gradients ran, and always with
+        counts: if a step uses the losses of two, call this after each. A pass without
+        gradients in training mode (metrics, a reference) is ignored; one in evaluation mode drops a loss
+        not popped before it. The scalar is 0 where only passes without gradients ran, and always with
         ``mode="inject"``.
 
         Raises:
             CaptureError: The model did not run since the last call, or ran with gradients in evaluation mode
                 last, or not all layers were seen: hooks set after the first call of a compiled model never
                 fire.
-            NonFiniteLossError: The loss is NaN or infinite. On a GPU it is found one step later, so that no
+            NonFiniteLossError: The loss is NaN or infinite. On a GPU it is raised one step later, so that no
                 step waits for it.
             GeometryError: Mask and states do not fit.
         """
@@ -183,7 +183,7 @@ class DispersionRegularizer:
         segments: Tensor | None = None,
         domains: Tensor | None = None,
     ) -> None:
-        """Say what the arguments of the next training forward pass do not.
+        """Describe the next training forward pass beyond its arguments.
 
         Args:
             mask: (b, t), true on real tokens.
@@ -202,8 +202,8 @@ class DispersionRegularizer:
         """Measure every chosen layer over the evaluation passes inside the block, also after :meth:`detach`.
 
         Yields:
-            By layer the dispersion so far, of all real tokens (by ``attention_mask``) of all passes that are
-            no training ones.
+            By layer the dispersion so far, of all real tokens (by ``attention_mask``) of all passes other
+            than training.
         """
         detached = not self._handles
         self.attach()
@@ -231,7 +231,7 @@ class DispersionRegularizer:
         self._names = [name for name in parameters if name != "self"]
         self._handles = [root.register_forward_pre_hook(self._enter, with_kwargs=True)]
         for name in self.layers:
-            # The final norm, not the projection's input: a loss fused with the projection skips that.
+            # The final norm, not the projection's input, which a loss fused with the projection skips.
             last = name == "last"
             block = self._decoder.blocks[-1 if last else int(name.removeprefix("layer."))]
             module = self._decoder.norm if last and self._decoder.norm is not None else block
@@ -268,8 +268,8 @@ class DispersionRegularizer:
         self._arguments = arguments
 
     def _leave(self, _root: nn.Module, _args: Any, _output: Any) -> None:
-        # With `inject` a checkpointed block needs the hooks once more, in the backward pass, whatever ran
-        # without gradients in between.
+        # With `inject` a checkpointed block needs the hooks again in the backward pass, even if other passes
+        # without gradients ran in between.
         self._idle = False
         if self.mode == "add":
             self._armed = False
@@ -306,7 +306,7 @@ class DispersionRegularizer:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _with_gradient(self, name: str, state: Tensor) -> Tensor:
-        """``state`` itself, whose backward pass adds this layer's share of the loss's gradient."""
+        """``state`` unchanged; its backward pass adds this layer's share of the loss's gradient."""
         shape = self._layout(state)
         with torch.enable_grad():
             leaf = state.detach().requires_grad_()
@@ -321,7 +321,7 @@ class DispersionRegularizer:
         return pushed
 
     def _losses(self, states: list[Tensor], shape: Layout, first: int = 0) -> Tensor:
-        """The loss of each of ``states``, (layers,), as many layers at once as are worth it."""
+        """The loss of each of ``states``, (layers,), in stacks of the best size."""
         given = {**shape._asdict(), "domains": self._described.get("domains")}
         values: list[Tensor] = []
         most = _STACKED_NUMBERS_CPU if states[0].device.type == "cpu" else _STACKED_NUMBERS
@@ -341,7 +341,7 @@ class DispersionRegularizer:
         return Layout(mask, segments)
 
     def _note(self, values: dict[str, Tensor]) -> None:
-        """Keep the losses of layers, and raise where one is not finite: on a GPU once it has arrived."""
+        """Keep the losses of layers, and raise for a non-finite one: on a GPU after it was copied."""
         self.values.update(values)
         layers = list(values)
         losses = torch.stack([value.to(values[layers[-1]].device) for value in values.values()])
@@ -361,8 +361,8 @@ class DispersionRegularizer:
 class TokenDispersion:
     """Mean cosine distance over all pairs of tokens that were added, batch by batch.
 
-    The sum and the number of unit vectors are all that it takes: batches do not matter, and those of several
-    processes add up.
+    Only the sum and the number of unit vectors are kept: batches do not matter, and several processes' add
+    up.
     """
 
     def __init__(self) -> None:
@@ -378,7 +378,7 @@ class TokenDispersion:
         kept = ~(lengths <= NO_DIRECTION)  # NaN is kept, so that it shows
         if mask is not None:
             kept = kept & mask.to(z.device).reshape(-1, 1)
-        # Not a product: what padding holds may be NaN.
+        # Not a product: padding may be NaN.
         units = torch.where(kept, z / lengths.clamp_min(NO_DIRECTION), 0.0)
         widest = torch.float32 if z.device.type == "mps" else torch.float64
         sums = torch.cat([units.sum(0, dtype=widest), kept.sum(dtype=widest).reshape(1)])
@@ -399,7 +399,7 @@ def _check_finite(losses: Tensor, layers: list[str], step: int) -> None:
 
 
 def _list_owner(model: nn.Module, block: nn.Module) -> nn.Module:
-    """The module whose list the blocks are in: the decoder proper, always called as a module."""
+    """The module whose list the blocks are in: the decoder itself, always called as a module."""
     for module in model.modules():
         for child in module.children():
             if isinstance(child, nn.ModuleList) and len(child) and child[0] is block:

@@ -1,4 +1,4 @@
-"""``dispersion train``: a base model against those trained with a loss, as one resumable command."""
+"""``dispersion train``: compares a base model with models trained with a loss, in one resumable command."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _HELD_OUT_TOKENS = 50_000  # of each domain, at most
 
 
 def _option(metavar: str | None, help: str, default: Any = MISSING, type: Any = str, **more: Any) -> Any:
-    """A field that is an option of the command."""
+    """A field that is a command-line option."""
     return field(default=default, metadata={"metavar": metavar, "help": help, "type": type, **more})
 
 
@@ -69,13 +69,13 @@ def _count(text: str) -> float:
 class Settings:
     """One comparison: base and every loss, with every seed."""
 
-    # Not transformers' HfArgumentParser: `--help` works before transformers is installed, and options repeat
-    # and answer mistakes as those of every other command.
+    # Not transformers' HfArgumentParser: `--help` works without transformers, and options repeat and report
+    # mistakes as in every other command.
     model: str = _option("MODEL", "base model: Hub id or folder")
     data: Sequence[str] = _option(
         "FILE|HUB_ID", "texts: a file, or a Hub data set ID[:CONFIGURATION][@SPLIT]; repeated: domains"
     )
-    output_dir: str = _option("FOLDER", "folder of the models, where the same command goes on if interrupted")
+    output_dir: str = _option("FOLDER", "folder for the models; the same command resumes there")
     eval_data: Sequence[str] = _option(
         "FILE|HUB_ID", "held-out texts, for each --data (default: the end of --data)", ()
     )
@@ -86,7 +86,7 @@ class Settings:
         choices=tuple(LOSS_TABLE),
     )
     seed: Sequence[int] = _option(
-        "N", "train all once with this seed; may be repeated (default: 0)", (0,), _at_least(0, int, 2**32)
+        "N", "train each once with this seed; may be repeated (default: 0)", (0,), _at_least(0, int, 2**32)
     )
     tokens: int = _option(
         "N", "tokens that each model sees (default: 200M)", 200_000_000, _at_least(1, _count)
@@ -105,7 +105,7 @@ class Settings:
     )
     from_scratch: bool = False
     column: str = "text"  # an option that commands share
-    processes: int = 1  # that train together: no option, the launcher (torchrun, accelerate) says it
+    processes: int = 1  # that train together: set by the launcher (torchrun, accelerate), not an option
 
     def __post_init__(self) -> None:
         """Check the fields together; UsageError where one cannot be used."""
@@ -125,7 +125,7 @@ class Settings:
                 "expected two --data with cross_domain_push_away, whose pairs are of two domains"
             )
         for source in (*self.data, *self.eval_data):
-            Texts(source)  # raises for a file that is not there
+            Texts(source)  # raises for a missing file
 
     @property
     def steps(self) -> int:
@@ -134,7 +134,7 @@ class Settings:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``dispersion train``; those that are not given are not in the result."""
+    """Declare the options of ``dispersion train``; the result has only the given ones."""
     for setting in fields(Settings):
         if setting.metadata:
             parser.add_argument(
@@ -157,7 +157,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train base and every loss with every seed, and report how they compare."""
+    """Train base and every loss with every seed, and report the comparison."""
     given = {option.name: getattr(args, option.name) for option in fields(Settings) if option.name in args}
     settings = Settings(**given, processes=int(os.environ.get("WORLD_SIZE", "1")))
     output = Output.of(args)
@@ -179,7 +179,7 @@ def run(args: argparse.Namespace) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             logging.getLogger("transformers").setLevel(logging.ERROR)
-            disable_progress_bar()  # transformers' own, for every checkpoint
+            disable_progress_bar()  # transformers' message for every checkpoint
             results = _all_trained(settings, folder, tokenizer, output)
         if not processes.is_main_process:
             return 0
@@ -187,12 +187,12 @@ def run(args: argparse.Namespace) -> int:
         document = dataclasses.replace(document, command=output.command)
         for name, form in (("comparison.json", "json"), ("comparison.md", "markdown")):
             write_whole(folder / name, render(document, form).encode())
-    except Exception as error:  # safetensors and torch.save raise errors of their own
+    except Exception as error:  # safetensors and torch.save raise their own errors
         if not any(words in str(error) for words in _FULL_DISK):
             raise
         raise TrainingError(
-            f"expected room for checkpoints in {settings.output_dir}, got a full disk; free some, and the "
-            "same command goes on from the last whole checkpoint"
+            f"expected room for checkpoints in {settings.output_dir}, got a full disk; free some space and "
+            "repeat the command, which resumes from the last complete checkpoint"
         ) from error
     finally:
         processes.destroy_process_group()
@@ -202,7 +202,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def checked_tokenizer(settings: Settings) -> Any:
-    """The base model's tokenizer; raises where that model cannot be trained with these settings."""
+    """The base model's tokenizer; raises if the model cannot be trained with these settings."""
     import torch
     import transformers
 
@@ -242,13 +242,13 @@ def claimed_folder(settings: Settings) -> Path:
     ours = json.loads(json.dumps(dataclasses.asdict(settings) | {"output_dir": ""}))
     try:
         text = path.read_text(errors="replace") if path.is_file() else ""
-        # A settings.json of another program is not written over.
+        # Do not overwrite another program's settings.json.
         before = json.loads(text) if text.startswith('{\n "model": ') else None
         if before is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"expected a new or empty folder, got {folder}; choose another --output-dir")
         if before == ours:
             return folder
-        # A start that failed before anything was trained must not block the next one.
+        # A start that failed before training must not block the next one.
         if before is not None and any(file.is_file() for file in folder.glob("*-seed*/**/*")):
             changed = "; ".join(
                 f"{k} {before.get(k)!r} -> {v!r}" for k, v in ours.items() if before.get(k) != v
@@ -259,7 +259,7 @@ def claimed_folder(settings: Settings) -> Path:
         write_whole(path, json.dumps(ours, indent=1).encode() + b"\n")
     except OSError as error:
         raise UsageError(
-            f"expected --output-dir where folders and files can be made, got {folder}: "
+            f"expected --output-dir where folders and files can be created, got {folder}: "
             f"{error.strerror or error}"
         ) from error
     return folder
@@ -268,7 +268,7 @@ def claimed_folder(settings: Settings) -> Path:
 def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tuple[Blocks, Blocks]]:
     """Training and held-out blocks of each domain, (n, block) and (m, block) int32.
 
-    No more texts are read than a training needs; they are kept, so that a resumed one sees the same.
+    Reads only the texts that a training needs, and keeps them, so that a resumed training sees the same.
     """
     path = folder / "blocks.npz"
     if not path.is_file():
@@ -283,13 +283,13 @@ def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tupl
                 held_out = text_blocks(settings, held_source, tokenizer, held)
             else:
                 both = text_blocks(settings, source, tokenizer, need + held)
-                # A short source gives at most a fifth away.
+                # A short source holds out at most a fifth.
                 cut = min(held, max(1, len(both) // 5))
                 train, held_out = both[:-cut], both[-cut:]
             if not len(train) or not len(held_out):
                 raise UsageError(
                     f"expected at least {least} of {settings.block} tokens in "
-                    f"{held_source if len(train) else source}, which has less; pass more text or a smaller "
+                    f"{held_source if len(train) else source}, which has fewer; pass more text or a smaller "
                     "--block"
                 )
             parts |= {f"train{number}": train, f"held_out{number}": held_out}
@@ -303,7 +303,7 @@ def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tupl
 def text_blocks(settings: Settings, source: str, tokenizer: Any, most: int) -> Blocks:
     """The first blocks of a source: documents joined by the end-of-text token and cut, as in the papers."""
     end = tokenizer.eos_token_id
-    ids = array("i")  # four bytes a token, where a list of numbers takes forty
+    ids = array("i")  # four bytes a token; a list of numbers takes forty
     texts = Texts(source, column=settings.column)
     for number, text in enumerate(texts):
         if number and texts.continuous:
@@ -349,10 +349,10 @@ def trained(
     tokenizer: Any,
     on_step: Callable[[int], None],
 ) -> dict[str, Any]:
-    """Train base or a loss, or go on from the last whole checkpoint, and write ``result.json``; its contents.
+    """Train base or a loss, or resume from the last complete checkpoint; writes and returns ``result.json``.
 
-    The same seed gives the same start and the same order of data to all, and a training that was killed ends
-    with the numbers of one that was not.
+    The same seed gives the same start and the same order of data to all, and a killed and resumed training
+    ends with the same numbers.
     """
     import transformers
     from accelerate import PartialState
@@ -377,7 +377,7 @@ def trained(
         callbacks=[Steps()],
         dispersion=None if arm == BASE else _dispersion_config(settings, arm, seed),
     )
-    trainer.remove_callback(transformers.PrinterCallback)  # its table on stdout is not ours
+    trainer.remove_callback(transformers.PrinterCallback)  # its table on stdout is unwanted
     result: dict[str, Any] = {"arm": arm, "seed": seed, "steps": settings.steps}
     result["before"] = [held_out_figures(trainer.model, held, settings.batch_size) for _, held in domains]
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -408,7 +408,7 @@ def _training_arguments(settings: Settings, folder: Path, seed: int) -> transfor
         seed=seed,
         data_seed=seed,
         bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False),
-        # A divisor of the steps between checkpoints: resuming forgets half a mean.
+        # Must divide the steps between checkpoints: a resumed run loses a partial logging window.
         logging_steps=math.gcd(save_every, max(1, min(10, settings.steps // 10))),
         save_steps=save_every,
         save_total_limit=2,
@@ -420,7 +420,7 @@ def _training_arguments(settings: Settings, folder: Path, seed: int) -> transfor
 
 
 def mixed(domains: list[Blocks]) -> list[dict[str, Any]]:
-    """Training rows with their domain; of several domains as many each as the smallest has."""
+    """Training rows with their domain; of several domains equally many, as the smallest has."""
     rows = []
     for blocks in zip(*domains, strict=False):
         for number, block in enumerate(blocks):
@@ -434,8 +434,8 @@ def held_out_figures(model: Any, blocks: Blocks, batch: int) -> dict[str, Any]:
 
     By layer, the last one after the final norm: ``tokens``, the mean cosine distance between the tokens of a
     block, averaged over blocks (1 - LD's condensation); ``texts``, the dispersion over blocks (RD eq. 1) at
-    the last position that predicts a token, None for one block. The very last has no label in training, so
-    that there a loss on states alone decides.
+    the last position that predicts a token, None for one block. The very last position has no label in
+    training: only a loss on states acts there.
     """
     import torch
     from torch.nn.functional import cross_entropy
@@ -453,7 +453,7 @@ def held_out_figures(model: Any, blocks: Blocks, batch: int) -> dict[str, Any]:
     nll, training = 0.0, model.training
 
     def see(name: str, state: Any) -> None:
-        # One mean a block: their sum is kept, so that the last, smaller batch weighs what it should.
+        # One mean per block: keep their sum, so that the last, smaller batch has its right weight.
         within[name] -= float(push_away(state, pairs="sequence")) * len(state)
         last = state[:, -2].float().cpu().numpy()
         over.setdefault(name, Dispersion(last.shape[1])).update(last)
@@ -475,7 +475,7 @@ def held_out_figures(model: Any, blocks: Blocks, batch: int) -> dict[str, Any]:
 
 
 def start_model(settings: Settings, seed: int) -> Any:
-    """The model that base and every loss start from with this seed, in float32."""
+    """The starting model of base and every loss with this seed, in float32."""
     import torch
     import transformers
 
@@ -496,7 +496,7 @@ def _dispersion_config(settings: Settings, loss: str, seed: int) -> DispersionCo
 
 
 def _last_checkpoint(here: Path, steps: int) -> Path | None:
-    """The newest whole checkpoint before the last step, from which the Trainer would take one step too many.
+    """The newest complete checkpoint before the last step; after that, the Trainer would take another step.
 
     Others are removed.
     """

@@ -4,7 +4,7 @@
                                 dispersion=DispersionConfig("angular_spread", layers="all", weight=0.1))
 
 For another trainer put the mixin first: ``class SpreadSFT(DispersionTrainerMixin, SFTTrainer): ...``.
-Evaluation and prediction are the parent's own, with the dispersion of every chosen layer beside its figures.
+Evaluation and prediction are the parent's own, with the dispersion of every chosen layer added.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class DispersionConfig:
 class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
     """Adds the loss to ``compute_loss`` and its parts to the training log.
 
-    Logged beside ``loss``, as means over the same steps: ``ce_loss`` (the parent's own loss),
+    Logged with ``loss``, as means over the same steps: ``ce_loss`` (the parent's own loss),
     ``dispersion_loss`` (mean over layers, without weight), and ``dispersion``: the mean cosine distance of
     the tokens of the latest batch at the last chosen layer. Evaluation adds ``eval_dispersion/LAYER`` for
     every chosen layer, over all token pairs of the evaluation data, and ``eval_dispersion``, that of the last
     one. The gradient is that of the mean over micro-batches, whatever the number of accumulation steps; pairs
-    are formed inside a micro-batch. Where ``compute_loss`` runs the model more than once, the latest training
+    are formed inside a micro-batch. If ``compute_loss`` runs the model more than once, the latest training
     pass counts.
 
     Args:
         args: The parent trainer's.
-        dispersion: What to add; None trains without, and logs ``ce_loss`` alone.
+        dispersion: The loss to add; None trains without one, and logs only ``ce_loss``.
         kwargs: The parent trainer's.
 
     Raises:
@@ -80,13 +80,13 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
     def call_model_init(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's new model, of ``model_init``, with the loss on it."""
         model = super().call_model_init(*args, **kwargs)
-        chosen = getattr(self, "dispersion", None)  # not yet while the parent is made
+        chosen = getattr(self, "dispersion", None)  # not yet while the parent is constructed
         if chosen is not None:
             self._regularize(model, chosen)
         return model
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's; no hook stays on the model afterwards, however it ends."""
+        """The parent's; always removes the hooks afterwards."""
         if self.regularizer is None:
             return super().train(*args, **kwargs)
         self.regularizer.attach()
@@ -113,8 +113,8 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         if not model.training:
             return result
         loss, outputs = result if return_outputs else (result, None)
-        # A loss that is summed over the whole accumulated batch is not divided by the steps any more; ours is
-        # a mean over micro-batches either way.
+        # A loss summed over the whole accumulated batch is no longer divided by the steps; ours is always a
+        # mean over micro-batches.
         steps = getattr(self, "current_gradient_accumulation_steps", None)
         share = 1.0 / (steps or self.args.gradient_accumulation_steps)
         whole = self._is_scaled(num_items_in_batch)
@@ -141,7 +141,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
         return result
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """The parent's log, with the parts of the loss beside ``loss``."""
+        """The parent's log, with the parts of ``loss``."""
         if "loss" in logs and self._sums:
             steps = max(1, self.state.global_step - self._summed_to)
             for name, total in self._sums.items():
@@ -184,7 +184,7 @@ class DispersionTrainer(DispersionTrainerMixin, Trainer):  # type: ignore[misc]
 
 
 class _Resumed(TrainerCallback):  # type: ignore[misc]
-    """A resumed run goes on counting: it draws the tokens that the uninterrupted one would have drawn."""
+    """A resumed run continues counting: it draws the same tokens as an uninterrupted run."""
 
     def __init__(self, trainer: DispersionTrainerMixin) -> None:
         self.trainer = trainer

@@ -1,4 +1,4 @@
-"""The record of a watched run, a line of JSON a measurement, and ``dispersion watch``: how G moved."""
+"""The record of a watched run, one JSON line per measurement, and ``dispersion watch``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measurement of a domain; the change is that since the first, with its paired error over tokens."""
+    """One measurement of a domain; the change since the first has a paired error over tokens."""
 
     step: Annotated[int, Col("Step")]
     domain: Annotated[str, Col("Domain")]
@@ -72,7 +72,7 @@ class Measurement:
 
 @dataclass(frozen=True, repr=False)
 class Watched(Report):
-    """A watched run: its measurements, and what moved by more than its error."""
+    """A watched run: its measurements, and changes larger than their errors."""
 
     template: ClassVar[str] = "watched.jinja"
     schema: ClassVar[str] = "dispersion-watched/1"
@@ -84,7 +84,7 @@ class Watched(Report):
 
     @classmethod
     def of(cls, folder: str | Path) -> Watched:
-        """The run whose output folder this is."""
+        """The run with this output folder."""
         records = read_records(folder)
         rows = [
             _measurement(record, name, records)
@@ -187,7 +187,7 @@ def _chart(points: Sequence[tuple[int, Any, Any]], caption: str) -> Chart:
 
 
 def append_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Add one line; a line that a killed process left half written is ended first."""
+    """Add one line; first ends a line left incomplete by a killed process."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
     torn = False
@@ -200,7 +200,7 @@ def append_record(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_records(folder: str | Path) -> list[dict[str, Any]]:
-    """The measurements of a run in the order of their steps; a resumed run's new ones replace the old."""
+    """The measurements of a run in the order of their steps; a resumed run's replace the old ones."""
     path = Path(folder)
     path = path / FILE if path.is_dir() else path
     try:
@@ -216,7 +216,7 @@ def read_records(folder: str | Path) -> list[dict[str, Any]]:
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # half a line of a process that was killed
+            continue  # an incomplete line of a killed process
         if not (isinstance(record, dict) and {"format", "step", "domains", "saved"} <= record.keys()):
             raise UsageError(f"expected lines of {FORMAT} in {path}, got {line[:60]!r}; name another folder")
         while records and records[-1]["step"] >= record["step"]:
@@ -233,7 +233,7 @@ def change(later: Mapping[str, Any], earlier: Mapping[str, Any], domain: str) ->
     if a["tokens"] != b["tokens"]:
         raise UsageError(
             f"steps {earlier['step']} and {later['step']} were measured on other tokens of {domain}; "
-            "give the resumed run a folder of its own"
+            "give the resumed run another folder"
         )
     sides = (
         np.array(a[f"left_out_{side}"]) - np.array(b[f"left_out_{side}"]) for side in ("domain", "reference")

@@ -39,7 +39,7 @@ _TOKENS = 32  # of a text
 
 
 class Watcher:
-    """Measures a model of a loop of your own every so often, and keeps a line for each measurement.
+    """Measures a model regularly in your own loop, and writes a line for each measurement.
 
     >>> watcher = watch(model, tokenizer, domains=["math"], folder="run", every=50)  # doctest: +SKIP
     >>> logs = watcher.step(saved=step % 1000 == 0)  # doctest: +SKIP
@@ -48,7 +48,7 @@ class Watcher:
         model: A causal decoder, bare or wrapped.
         tokenizer: Its tokenizer, as transformers has it.
         domains: Token sets as ``--domain`` of the screener takes them.
-        reference: The everyday token set, likewise.
+        reference: The everyday token set, in the same form.
         texts: The fixed batch; default: eight short sentences. Empty: G alone.
         folder: Where ``dispersion_watch.jsonl`` is written; None writes nothing.
         every: Steps between two measurements of :meth:`step`.
@@ -93,14 +93,14 @@ class Watcher:
         if texts and len(self._batch) < 2:
             raise UsageError(f"expected at least 2 texts of 2 tokens to watch, got {len(self._batch)}")
         self._steps = 0
-        # States after the final norm need no logits; a few models have no such norm.
+        # States after the final norm need no logits; a few models lack that norm.
         self._place = "norm" if "norm" in Decoder.of(model).names() else "last"
-        self._rows([0])  # raises before the first step where the head cannot be read
+        self._rows([0])  # raises before the first step if the head cannot be read
 
     def step(self, *, saved: bool = False) -> dict[str, float] | None:
         """Count a step of the loop and measure at every ``every``-th, and where a checkpoint was ``saved``.
 
-        The count begins at 1: a loop that goes on from a checkpoint calls :meth:`measure` with its own.
+        The count begins at 1: a loop resumed from a checkpoint calls :meth:`measure` with its own.
 
         Returns:
             The figures to log, or None where nothing was measured.
@@ -111,7 +111,7 @@ class Watcher:
         return self.measure(self._steps, saved=saved)
 
     def measure(self, step: int, *, saved: bool = False, write: bool = True) -> dict[str, float]:
-        """Measure now and write the line; returns the numbers by the names that trackers get.
+        """Measure now and write the line; returns the numbers by their names in trackers.
 
         With a sharded model every process has to call it; ``write`` is for one of them.
 
@@ -131,7 +131,7 @@ class Watcher:
         return {f"watch/{name}": value for name, value in {**logs, **spread}.items()}
 
     def gaps(self) -> dict[str, Gap]:
-        """G of every domain on the head as it is now, by the screener's formula (cosine)."""
+        """G of every domain on the current head, by the screener's formula (cosine)."""
         sides = {name: (t.domain_ids, t.reference_ids) for name, t in self.resolutions.items()}
         ids = sorted({i for pair in sides.values() for side in pair for i in side})
         rows = self._rows(ids)
@@ -152,10 +152,10 @@ class Watcher:
         }
 
     def _states(self) -> Iterator[NDArray[np.float32]]:
-        """Final states of the tokens of each text, (t, d); the model is left as it was."""
+        """Final states of the tokens of each text, (t, d); the model is unchanged afterwards."""
         device = next(self.model.parameters()).device
         longest = max(map(len, self._batch))
-        # Padded on the right: no token of a text sees what follows it.
+        # Padded on the right: no token of a text sees later tokens.
         ids = torch.tensor([text + [0] * (longest - len(text)) for text in self._batch], device=device)
         lengths = torch.tensor([len(text) for text in self._batch], device=device)
         mask = (torch.arange(longest, device=device) < lengths[:, None]).long()
@@ -211,8 +211,8 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
 
     ``watch/gap_DOMAIN`` (with ``_se``), ``watch/dispersion``, ``watch/condensation`` and
     ``watch/effective_rank`` go to whatever the trainer reports to, and to its ``log_history``;
-    ``dispersion_watch.jsonl`` in the folder has more. A measurement at a save is what the saved checkpoint
-    has. Add it to the trainer that it is given::
+    ``dispersion_watch.jsonl`` in the folder has more. A measurement at a save describes the saved
+    checkpoint. Add it to the same trainer::
 
         trainer.add_callback(DispersionCallback(trainer, domains=["math"]))
 
@@ -247,7 +247,7 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
         self.trainer = trainer
         self.watcher = Watcher(
             trainer.model,
-            getattr(processing, "tokenizer", processing),  # a processor of several kinds of input has one
+            getattr(processing, "tokenizer", processing),  # multimodal processors keep their tokenizer here
             domains,
             reference=reference,
             texts=texts,
@@ -266,8 +266,8 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
         )
         write = bool(state.is_world_process_zero)
         logs = self.watcher.measure(state.global_step, saved=bool(control.should_save), write=write)
-        # The base class's log: those of TRL would empty their averages into this entry. A log unsets the flag
-        # for the trainer's own, which is still to come.
+        # The base class's log: TRL's would empty their averages into this entry. A log unsets the flag for
+        # the trainer's own, still to come.
         should_log = control.should_log
         Trainer.log(self.trainer, dict(logs))
         control.should_log = should_log
@@ -277,7 +277,7 @@ class DispersionCallback(TrainerCallback):  # type: ignore[misc]
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout; every module's mode is as it was afterwards."""
+    """Without dropout; restores every module's mode afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -288,7 +288,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:
-    """The vocabulary as the screener reads it from a saved checkpoint."""
+    """The vocabulary, as the screener reads it from a saved checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         for name in TOKENIZER_FILES:

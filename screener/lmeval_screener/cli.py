@@ -75,12 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.usage = _ABOUT, f"{parser.prog} [options] CHECKPOINT ..."
     group = parser.add_argument_group("what to screen")
     what = group.add_argument
-    what(
-        "checkpoints",
-        nargs="*",
-        metavar="CHECKPOINT",
-        help="names, folders, files, addresses, patterns: see below",
-    )
+    what("checkpoints", nargs="*", metavar="CHECKPOINT", help="names, folders, files, addresses: see below")
     what("--family", metavar="NAME", help="a family; FILE:NAME for your own (default: none)")
     add_selection_options(group)
     what("--demo", action="store_true", help="the bundled tiny models; needs no network")
@@ -101,12 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how("--tokenizer", metavar="SOURCE", help="tokenizer for checkpoints without one (default: none)")
     add_ranking_options(group)
     how("--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)")
-    how(
-        "--max-requests",
-        type=int,
-        metavar="N",
-        help="limit of requests to the Hub (default: no limit)",
-    )
+    how("--max-requests", type=int, metavar="N", help="limit of requests to the Hub (default: no limit)")
     how("--dry-run", action="store_true", help="print the requests and bytes that it would take, and stop")
     how("--registry", type=Path, metavar="FILE", help="keep results here, read only new ones (default: none)")
     how("--refresh", action="store_true", help="read again even what the registry has")
@@ -155,8 +145,10 @@ def run(args: argparse.Namespace) -> int:
         )
 
     allowance = Allowance(args.max_requests, notice)
+    listed = (args.author, args.tag, args.base_model, args.since, args.limit)
+    selection = selection_of(*listed, registry=args.registry)
     selected = select_targets(
-        args.checkpoints, selection_of(args), args.lists, allowance=allowance, tokenizer=args.tokenizer
+        args.checkpoints, selection, args.lists, allowance=allowance, tokenizer=args.tokenizer
     )
     if selected.sentence and not args.dry_run:  # the plan's own answer has it
         output.say(f"screen-checkpoints: {selected.sentence}")

@@ -57,7 +57,8 @@ class CheckpointColumn(NamedTuple):
             return self.value(c, group)
         value: Any = c
         for name in (self.value or self.path or "").split("."):
-            value = value[name] if isinstance(value, Mapping) else getattr(value, name, None)
+            if value is not None:
+                value = value[name] if isinstance(value, Mapping) else getattr(value, name)
         return value
 
 
@@ -79,11 +80,8 @@ def tie_cells(ties: list[Any]) -> list[int | str]:
 def _figures(metric: str) -> Iterator[CheckpointColumn]:
     """G in one metric, its parts and the control, each with its errors."""
     for part, about in zip(("gap", *PARTS), ("G", "within(T)", "between(T, R)", "within(R)"), strict=True):
-        path, place, csv = (
-            f"{part}.{metric}",
-            f"gaps.{metric}.{part}".removesuffix(".gap"),
-            f"{part}_{metric}",
-        )
+        path, place = f"{part}.{metric}", f"gaps.{metric}.{part}".removesuffix(".gap")
+        csv = path.replace(".", "_")
         kind = Finite if part == "gap" else float
         yield _C(f"{path}.mean", kind, about, f"{place}.mean", csv)
         yield _C(f"{path}.se", kind, "jackknife over tokens", f"{place}.se", f"{csv}_se")

@@ -29,7 +29,7 @@ from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ran
 from lmeval_screener.reading import Reader
 from lmeval_screener.result.result import Gate, Result
 from lmeval_screener.screened import RANK_BY, RANKED, Failed, RankBy, Reading
-from lmeval_screener.selection import Selected, Selection, select_targets
+from lmeval_screener.selection import Selected, select_targets, selection_of
 from lmeval_screener.targets.families import demo_targets, load_family
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target, parse_target, parse_targets
@@ -65,8 +65,11 @@ def screen(
     demo: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
     tokenizer: str | None = None,
-    selection: Selection | None = None,
-    allowance: Allowance | None = None,
+    author: str | Sequence[str] = (),
+    tag: str | Sequence[str] = (),
+    base_model: str | Sequence[str] = (),
+    limit: int | None = None,
+    max_requests: int | None = None,
     registry: str | Path | None = None,
     refresh: bool = False,
     since: str | None = None,
@@ -91,12 +94,16 @@ def screen(
             notebook or on a terminal, where that takes more than a second.
         tokenizer: Tokenizer for checkpoints without their own: a repository, a folder, an address, or a
             tokenizer file.
-        selection: Hub listings to screen in addition to ``checkpoints``.
-        allowance: The most that the run may cost.
+        author: Organisations or users of the Hub whose models are screened too.
+        tag: Tags of the Hub that all listed models have.
+        base_model: Models whose fine-tunes, according to the Hub, are screened too.
+        limit: Only so many listed models, those changed last.
+        max_requests: Requests to the Hub after which no further checkpoint is begun.
         registry: The SQLite file that keeps results; only new or changed checkpoints are read.
         refresh: Whether to read again even what the registry has.
         since: Start of ``result.news``: ``last`` or ``yesterday``, which announce a checkpoint once, a date
-            or time (UTC), or a run of the registry. Default: no news.
+            or time (UTC), or a run of the registry. Without a registry: only listed models that changed on
+            that date or later. Default: no news, and all.
         base: The checkpoint that the others were trained from, their zero point. Default: none.
         rank_by: ``gap``, ``ratio`` or ``both``: which figure ranks; a clear order needs both.
 
@@ -106,9 +113,10 @@ def screen(
         UsageError: A name, a file or a combination that cannot be used as given.
     """
     names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
-    selected = run_sync(
-        lambda: select_targets(names, selection or Selection(), allowance=allowance, tokenizer=tokenizer)
-    )
+    selection = selection_of(author, tag, base_model, since, limit, registry=registry)
+    allowance = Allowance(max_requests)
+    selected = run_sync(lambda: select_targets(names, selection, allowance=allowance, tokenizer=tokenizer))
+    since = None if registry is None else since
     add_named(selected, family, demo=demo)
     accuracies = None
     if accuracy is not None:

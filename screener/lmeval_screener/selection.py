@@ -138,49 +138,52 @@ def add_ranking_options(parser: argparse._ActionsContainer) -> None:
         default="ratio",
         help="figure that ranks; both: the mean rank (default: ratio)",
     )
-    parser.add_argument(
-        "--base",
-        metavar="CHECKPOINT",
-        help="model that the others were trained from (default: the base they name)",
-    )
+    of_base = "model that the others were trained from (default: the base they name)"
+    parser.add_argument("--base", metavar="CHECKPOINT", help=of_base)
 
 
-def selection_of(args: argparse.Namespace) -> Selection:
-    """The selection that options describe."""
+def selection_of(
+    author: str | Sequence[str] = (),
+    tag: str | Sequence[str] = (),
+    base_model: str | Sequence[str] = (),
+    since: str | None = None,
+    limit: int | None = None,
+    *,
+    registry: object = None,
+) -> Selection:
+    """The selection that options describe; with a registry ``since`` asks for its news."""
     import datetime
 
+    authors, tags, bases = ([x] if isinstance(x, str) else list(x) for x in (author, tag, base_model))
     for option, values, form, example in (
-        ("--author", args.author, _AUTHOR, "ORG"),
-        ("--base-model", args.base_model, _REPOSITORY, "ORG/NAME"),
+        ("--author", authors, _AUTHOR, "ORG"),
+        ("--base-model", bases, _REPOSITORY, "ORG/NAME"),
     ):
         for value in values:
             if not form.fullmatch(value):
                 raise UsageError(f"expected {option} such as {example}, got {value!r}; copy it from its page")
     queries = []
-    if args.author or args.tag or args.base_model:
-        bases = [[f"base_model:finetune:{base}"] for base in args.base_model] or [[]]
-        authors = args.author or [None]
-        queries = [Query(a, (*args.tag, *base)) for a in authors for base in bases]
-    since = None
-    if args.since is not None and getattr(args, "registry", None) is None:
-        if args.since == "last":
+    if authors or tags or bases:
+        filters = [(*tags, f"base_model:finetune:{base}") for base in bases] or [(*tags,)]
+        queries = [Query(name, of) for name in authors or (None,) for of in filters]
+    first = None
+    if since is not None and registry is None:
+        if since == "last":
             raise UsageError(
                 "expected --registry FILE with --since last, got none: the registry knows the last run"
             )
         try:
             today = datetime.datetime.now(datetime.timezone.utc).date()
-            is_day_before = args.since == "yesterday"
-            since = (
-                today - datetime.timedelta(1) if is_day_before else datetime.date.fromisoformat(args.since)
-            )
+            is_day_before = since == "yesterday"
+            first = today - datetime.timedelta(1) if is_day_before else datetime.date.fromisoformat(since)
         except ValueError:
             raise UsageError(
-                f"expected --since such as 2026-10-31 or yesterday, got {args.since!r}; a run or a time of "
+                f"expected --since such as 2026-10-31 or yesterday, got {since!r}; a run or a time of "
                 "day takes --registry"
             ) from None
-    if args.limit is not None and args.limit < 1:
-        raise UsageError(f"expected --limit of at least 1, got {args.limit}")
-    return Selection(tuple(queries), since, args.limit)
+    if limit is not None and limit < 1:
+        raise UsageError(f"expected --limit of at least 1, got {limit}")
+    return Selection(tuple(queries), first, limit)
 
 
 def read_list(path: str) -> list[str]:

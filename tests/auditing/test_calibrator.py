@@ -103,7 +103,7 @@ def test_slices_that_are_not_like_the_labelled_ones_get_no_number(tmp_path, shif
     result = predict(fitted, run)
     assert result.shifted == "dispersion"
     assert not result.exchangeable
-    assert all("not like the labelled slices in dispersion" in row.reason for row in result.slices[1:])
+    assert all("unlike the labelled slices in dispersion" in row.reason for row in result.slices[1:])
     assert all(row.predicted is None for row in result.slices)
     forced = predict(fitted, run, force=True)
     assert not forced.exchangeable
@@ -119,7 +119,7 @@ def test_one_slice_outside_what_was_fitted_gets_no_number(law):
     run.vectors.squares[odd] *= 0.01**2
     found = predict(fitted, run, where="part == 'unlabelled'").slices
     row = next(row for row in found if row.slice == "slice 050")
-    assert row.reason.startswith("outside what was fitted: dispersion ")
+    assert row.reason.startswith("outside the fitted range: dispersion ")
     assert (row.predicted, row.low, row.high) == (None, None, None)
     assert found[0].slice.endswith("of 40 slices")
     assert found[0].reason is None
@@ -216,7 +216,7 @@ def test_vectors_that_are_all_alike_leave_the_labelled_accuracy(tmp_path):
     run = read_run(written(tmp_path, frame, np.tile([1.0, 2.0], (600, 1))))
     report = calibrate(run)
     assert (report.calibrator.features, report.better) == ({}, False)
-    assert "read off what they show is no better" in concluded(audit(run, short=True))
+    assert "read off their features is no better" in concluded(audit(run, short=True))
     assert report.answer()[0].startswith("Do not use: nothing beats the labelled accuracy alone")
 
 

@@ -53,7 +53,7 @@ def summaries(tmp_path_factory):
         ("Right answers are more dispersed over all (", {"simpson"}),
         ("A low contribution points at wrong answers over all (", {"simpson"}),
         ("the difference lies between subjects", {"simpson"}),
-        ("and inside subjects it is the reverse", {"simpson, reversed law"}),
+        ("but the reverse inside subjects", {"simpson, reversed law"}),
         ("Whether right answers are more dispersed, or come from more dispersed subjects", {"open inside"}),
         ("Whether a low contribution finds wrong answers, or subjects that have more", {"open inside"}),
         ("slices accuracy rises with dispersion", {"simpson", "law of slices"}),
@@ -96,9 +96,7 @@ def order_of(run):
 def test_slices_of_one_document_or_none_usable_are_never_called_the_lowest(tmp_path):
     names = [f"own {i}" for i in range(40)]
     said = order_of(read_run(planted_store(tmp_path / "a", 40, subject=names, category=None)))
-    assert (
-        "no subject is called the least dispersed, since 0 of 40 slices have three documents, and two" in said
-    )
+    assert "no least dispersed subject can be named: 0 of 40 slices have three documents, and two" in said
     mixed = ["big a"] * 30 + ["big b"] * 30 + ["single"]
     assert "single" not in order_of(read_run(planted_store(tmp_path / "b", 61, subject=mixed, category=None)))
 

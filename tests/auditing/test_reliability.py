@@ -61,4 +61,4 @@ def test_without_choices_there_is_no_confidence_and_no_failure(tmp_path):
     report = audit(planted_store(tmp_path, 300, logprobs=[[]] * 300), details=True)
     assert isinstance(report.reliability, Missing)
     assert "reliability" not in report.missing
-    assert "Not judged: confidence is judged on 20 labelled documents with choices" in report.to_markdown()
+    assert "Not judged: judging confidence needs 20 or more labelled documents" in report.to_markdown()

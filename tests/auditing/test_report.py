@@ -63,7 +63,7 @@ def test_parts_that_cannot_be_had_say_why_and_the_rest_stays(tmp_path, options, 
     assert reason in report.missing[part]
     printed = json.loads(render(report.document(), "json"))["overall"]
     if options == {"n": 1}:
-        assert printed["reason"] == "one document has no pair to be distant from"
+        assert printed["reason"] == "a dispersion needs two documents"
         assert printed["dispersion"] is None
     else:
         assert printed["dispersion"] > 0

@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import tiny_models  # noqa: E402
 from synthetic import planted_store, sliced_store  # noqa: E402
 
+from lmeval_dispersion import embed  # noqa: E402
 from lmeval_dispersion.cli import main  # noqa: E402
 from lmeval_dispersion.geometry import dispersion  # noqa: E402
 from lmeval_dispersion.store import read_store  # noqa: E402
@@ -103,6 +104,9 @@ def test_store_of_texts_holds_the_models_own_states(dispersion_command, model, t
         u = x / np.linalg.norm(x, axis=1, keepdims=True)
         np.testing.assert_allclose(store.vectors(name), u, atol=6e-4)
         assert dispersion(store.vectors(name)) == pytest.approx(dispersion(x), rel=1e-3)
+    of_python = read_store(embed(str(model), file, tmp_path / "p", layer=["last", "layer.1"]))
+    assert of_python.layers == store.layers
+    np.testing.assert_array_equal(of_python.to_numpy("layer.1"), store.to_numpy("layer.1"))
     audit = dispersion_command("audit", tmp_path / "s", "--slice", "source", "--format", "csv")
     assert audit.returncode == 3
     assert "calibration not available" in audit.stderr
@@ -119,7 +123,7 @@ def test_store_of_texts_holds_the_models_own_states(dispersion_command, model, t
         (["audit", "STORE", "-o", "absent/x.txt"], "expected --output in an existing folder"),
         (["calibrate", "STORE", "-o", "absent/c.json"], "expected --output in an existing folder"),
         (["calibrate", "STORE", "-o", "."], "expected --output to be a file, got the folder"),
-        (["audit", "TEXTS"], "which is no folder; `dispersion embed MODEL FILE` makes a run of texts"),
+        (["audit", "TEXTS"], "is not a folder; `dispersion embed MODEL FILE` makes a run of texts"),
         (["audit", "STORE", "--slice", "target"], "the column 'target' is empty"),
         (["predict", "absent.json", "STORE"], "expected a calibrator from `dispersion calibrate`"),
         (["audit", "STORE", "--worst", "0"], "expected --worst to be 1 or more"),

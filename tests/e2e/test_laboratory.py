@@ -86,7 +86,7 @@ def test_an_interrupted_study_resumes_to_the_identical_result(here, whole, monke
     with threadpool_limits(1), monkeypatch.context() as patch:
         patch.setattr(np, "savez", saved_or_interrupted)
         assert run_here(*WHOLE, "--study", "cut") == 130
-    with pytest.raises(UsageError, match="is not complete; give its command again to resume it"):
+    with pytest.raises(UsageError, match="is not complete; repeat its command to resume it"):
         compare_studies(whole, "cut")
     # All that it knows lies in its folder, so it may go on in this process.
     with threadpool_limits(1):

@@ -219,7 +219,9 @@ def test_a_dead_hub_stops_the_run_early(command):
     assert (done.returncode, {f["error"] for f in document["failed"]}) == (1, {"Unreachable"})
     assert len(document["failed"]) == 40
     assert document["totals"]["requests"] < 40
-    assert sum(f["message"].startswith("not tried, because 3 others failed") for f in document["failed"]) == 37
+    assert (
+        sum(f["message"].startswith("not tried, because 3 others failed") for f in document["failed"]) == 37
+    )
     nothing = command(*names, endpoint="http://127.0.0.1:9")
     assert (nothing.returncode, nothing.stdout, nothing.stderr.count("\n")) == (1, "", 1)
     assert "none of the 40 checkpoints could be screened (40 Unreachable); the first: " in nothing.stderr
@@ -239,6 +241,7 @@ def test_accuracies_come_from_a_file_and_a_wrong_one_costs_no_request(command, s
 
 
 def test_formats_metrics_a_short_list_for_a_pipe_and_the_suffix_of_output(command, small, tmp_path):
+    pytest.importorskip("vl_convert")
     gaps = {name: small(name, spread) for name, spread in (("org/a", 1.0), ("org/b", 0.2), ("org/c", 0.6))}
     rows = list(csv.DictReader(io.StringIO(command(*gaps, "--format", "csv").stdout)))
     assert {row["repo"]: float(row["gap_cosine"]) for row in rows} == pytest.approx(gaps, abs=1e-6)

@@ -102,7 +102,7 @@ def test_samples_that_are_not_whole_are_refused_or_noted(
     store = from_samples(logged, force=True)
     assert store.documents["doc_id"].tolist() == [0, 1, 3]
     assert store.documents["text"].isna().all()
-    parts = ("from a function", r"1 of 4 documents .* \(2\)", "do not tell the tokenizer", "context length")
+    parts = ("from a function", r"1 of 4 documents .* \(2\)", "do not name the tokenizer", "context length")
     for note, part in zip(store.manifest["samples"]["notes"], parts, strict=True):
         assert re.search(part, note)
 
@@ -143,9 +143,9 @@ def test_samples_of_another_model_or_tokenizer_are_refused(
         from_samples(logged, model=other)
     notes = " ".join(from_samples(logged, model=other, force=True).manifest["samples"]["notes"])
     assert "another model, tokenizer or precision" in notes
-    assert "the samples are of" in notes
+    assert "the samples come from" in notes
     renamed = transformers.AutoTokenizer.from_pretrained(model_folder)
     renamed.eos_token = "<|end|>"
     renamed.save_pretrained(other)
-    with pytest.raises(HarnessError, match="the samples are of another tokenizer: its eos token is"):
+    with pytest.raises(HarnessError, match="the samples come from another tokenizer: its eos token is"):
         from_samples(logged, "renamed", other)

@@ -66,7 +66,9 @@ def standing(result: dict[str, Any]) -> list[tuple[Any, ...]]:
 def samples(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """The logged samples of one checkpoint, by task and document."""
     files = {file.name.split("_2")[0]: file for file in folder.glob("samples_*.jsonl")}
-    lines = [(name, json.loads(line)) for name, file in files.items() for line in file.open()]
+    lines = [
+        (name, json.loads(line)) for name, file in files.items() for line in file.read_text().splitlines()
+    ]
     return {(name.removeprefix("samples_"), line["doc_id"]): line for name, line in lines}
 
 
@@ -79,7 +81,7 @@ def test_two_tasks_are_answered_as_by_lm_eval_and_read_as_its_results(
 
     both = ("sums", "sums_written")
     given = words(tasks, tmp_path / "out", "sums-80", "sums-00", task=",".join(both), batch=1)
-    result = raced(capsys, *given, "--num_fewshot", "2")
+    result = raced(capsys, *given, "--num_fewshot", "2", "--model_args", "dtype=float32")
     assert (result["best"], result["questions"], result["of"], result["loaded"]) == ("sums-80", 105, 2, 2)
     assert (result["task"], result["metric"]) == ("sums,sums_written", "acc, exact_match")
     lm = from_folder(DEMO / "sums-80")
@@ -237,11 +239,11 @@ def test_the_screen_comes_first_and_verify_judges_it(
     ("more", "sentence"),
     [
         (["--tasks", "none"], "lm-eval has no task 'none'"),
-        (["--metric", "f1"], "sums has no 'f1' to tell correct answers by; it has acc"),
+        (["--metric", "f1"], "sums has no 'f1' to judge answers by; it has acc"),
         (["--tasks", "lengths"], "lengths: expected --metric with a score from 0 to 1 for each question"),
         (["--tasks", "lengths", "--metric", "characters"], "expected scores from 0 to 1, got characters"),
         (["--error", "1"], "expected --error and --margin from 0 to 1"),
-        (["--limit", "0"], "--limit of at least 1, got 0.01 and 0"),
+        (["--limit", "0"], "--limit of at least 1, got 0.05, 0.01 and 0"),
         (["--model", "nothing"], "lm-eval has no --model 'nothing'"),
         (["--output_path", "{out}", "--seed", "1"], "is of a race with another seed (0, now 1)"),
         (["--output_path", "{out}", "--num_fewshot", "3"], "is of a race with another prompts"),

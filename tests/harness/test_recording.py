@@ -222,7 +222,7 @@ def test_an_lm_eval_that_runs_requests_otherwise_or_lacks_a_method_is_refused(
 
     lm = world.lm()
     monkeypatch.setattr(HFLM, "_loglikelihood_tokens", without_the_model)
-    with pytest.raises(HarnessError, match=r"8 of 8 requests were not seen: lm-eval .* use lm-eval"):
+    with pytest.raises(HarnessError, match=r"8 of 8 requests were not captured: lm-eval .* use lm-eval"):
         world.run(lm)
     assert not hooks_left(lm.model)
     monkeypatch.delattr(HFLM, "_select_cont_toks")

@@ -63,7 +63,7 @@ def test_a_run_with_a_cache_says_once_that_it_does_not_go_on_from_a_killed_run(
         world.run(world.lm(), store=tmp_path / place, limit=2, **options)
         said.append([m for m in caplog.messages if "did not finish" in m])
     assert [len(lines) for lines in said] == [0, 0, 1, 1]
-    assert said[2][0].startswith(f"{tmp_path / 'killed' / ARC} is of a run that did not finish; --use_cache")
+    assert said[2][0].startswith(f"{tmp_path / 'killed' / ARC} comes from a run that did not finish;")
 
 
 def test_a_full_disk_costs_the_store_and_not_the_run(
@@ -76,7 +76,7 @@ def test_a_full_disk_costs_the_store_and_not_the_run(
     assert saving.failures == [tmp_path / ARC]
     assert math.isfinite(results["results"][ARC]["dispersion,none"])
     assert results["configs"][ARC]["metadata"]["dispersion"]["store"] is None
-    assert "could not be written" in caplog.text
+    assert "was not written" in caplog.text
     with pytest.raises(UsageError, match="partial"):
         read_store(tmp_path / ARC)
 

@@ -76,5 +76,5 @@ def test_what_cannot_be_compared_is_said(tmp_path):
     other = condensation_study(tmp_path / "b", "m", np.ones((3, 4)))
     with pytest.raises(UsageError, match="two studies of one kind, got sublayers and condensation"):
         compared(a, other)
-    with pytest.raises(UsageError, match=r"share no layer, split or model; make both with the same ones"):
+    with pytest.raises(UsageError, match=r"share no layer, split or model; run both with the same ones"):
         compared(a, sublayers_study(tmp_path / "c", SECOND, layer="last"))

@@ -25,9 +25,7 @@ MANIFEST = {
 }  # fmt: skip
 OVERALL = pd.DataFrame({"split": ["data"], "layer": ["last"], "dispersion": [0.5]})
 BINS = 30
-NO_CONTROL = (
-    "No control was run; `--control untrained --control shuffled` shows what does not come from training."
-)
+NO_CONTROL = "No control was run; `--control untrained --control shuffled` shows effects without training."
 
 
 def law_result(rng, slopes, control=None, kinds=("sequence",), noise=0.3):
@@ -113,7 +111,7 @@ def sublayer_result(rng, lead, pool=500):
     [
         (0.1, {}, "Key the datastore by layer.2.attn: layer.2.attn lies above layer.2.ffn by 0."),
         (0.0, {}, "No recommendation: "),
-        (0.1, {"pool": 50}, ", and a draw is the whole text, so nothing says how sure that is"),
+        (0.1, {"pool": 50}, ", without an error, as a draw is the whole text"),
     ],
 )
 def test_a_key_is_recommended_only_where_it_is_sure(lead, options, words):

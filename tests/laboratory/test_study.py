@@ -83,8 +83,8 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
     for name, analysis, seed, message in (
         ("r", "law", 2, r"other settings \(seed 1, now 2\); pass another folder="),
         ("r", "clusters", 1, "a study of law, not of clusters"),
-        ("mine", "law", 1, "exists and holds no study"),
-        ("store", "law", 1, "exists and holds no study; pass another folder="),
+        ("mine", "law", 1, "exists but is not a study"),
+        ("store", "law", 1, "exists but is not a study; pass another folder="),
         ("mine/thesis.txt/new", "law", 1, "cannot be written: Not a directory; .* pass another folder="),
     ):
         with pytest.raises(DispersionError, match=message):
@@ -108,7 +108,7 @@ def test_a_full_disk_is_a_sentence_and_what_was_done_stays(tmp_path, monkeypatch
 
 def test_results_replace_the_work(tmp_path):
     study, _ = worked(tmp_path / "r")
-    with pytest.raises(UsageError, match="not complete; give its command again"):
+    with pytest.raises(UsageError, match="not complete; repeat its command"):
         read_study(tmp_path / "r")
     frame = pd.DataFrame({"a": [1.0, np.nan], "b": ["x", "y"]})
     study.finish({"points": frame}, model={"name": "m"})

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import boto3
 import pytest
 from filelock import FileLock, Timeout
 from hub_client import FILE, Read, read_of, refused, within
@@ -85,6 +84,8 @@ def moto() -> Iterator[Storage]:
 
 def s3_client(port: int) -> Any:
     keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
+    import boto3
+
     return boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", **keys)
 
 

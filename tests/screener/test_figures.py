@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from functools import partial
 
+import gguf_files
 import numpy as np
 import pytest
-import test_gguf
 from checkpoints import slow_gap, write_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -123,7 +123,7 @@ def write(folder, kind, dtype, norm, head, gamma):
         weights = {"output.weight": (dtype, head.astype("<f4")), "output_norm.weight": ("F32", gamma)}
         weights |= {"output_norm.bias": ("F32", np.zeros(D))} if norm == "layer" else {}
         architecture = "llama" if norm == "rms" else "stablelm"
-        test_gguf.write(folder / "m.gguf", weights, architecture=architecture, tokens=TOKENS_BY_ROW)
+        gguf_files.write(folder / "m.gguf", weights, architecture=architecture, tokens=TOKENS_BY_ROW)
         return str(folder / "m.gguf")
     config = {"model_type": "llama" if norm == "rms" else "stablelm", "tie_word_embeddings": False}
     names = "model.embed_tokens.weight", "lm_head.weight"

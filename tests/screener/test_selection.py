@@ -17,7 +17,6 @@ from checkpoints import write_checkpoint
 from hub_client import whole_gap
 from huggingface_hub import constants
 from lmeval_screener import screen
-from lmeval_screener.checkpoints.limits import Allowance
 from lmeval_screener.cli import main
 from lmeval_screener.selection import add_selection_options, read_list, select_targets, selection_of
 from lmeval_screener.targets.families import load_families, load_family
@@ -56,8 +55,9 @@ def chosen(*words, names=()):
     """The targets that options and names select."""
     parser = argparse.ArgumentParser()
     add_selection_options(parser)
-    args = parser.parse_args(words)
-    return select_targets(list(names), selection_of(args), args.lists)
+    options = vars(parser.parse_args(words))
+    lists = options.pop("lists")
+    return select_targets(list(names), selection_of(**options), lists)
 
 
 def means(result):
@@ -143,12 +143,12 @@ def test_names_lists_and_selections_together_name_each_checkpoint_once(family, t
     ("words", "said"),
     [
         (["--author", "nobody"], "expected models of nobody/\\*"),
-        (["--author", "a/b"], "expected --author such as ORG"),
-        (["--base-model", "b"], "expected --base-model such as ORG/NAME"),
+        (["--author", "a/b"], "expected author= such as ORG"),
+        (["--base-model", "b"], "expected base_model= such as ORG/NAME"),
         (["--since", "soon"], "expected since= such as 2026-10-31 or yesterday, got 'soon'"),
         (["--since", "last"], "expected registry= .*with since= last"),
         (["--since", "yesterday"], "expected a Hub listing .* or a registry="),
-        (["--limit", "0"], "expected --limit of at least 1"),
+        (["--limit", "0"], "expected limit= of at least 1"),
         (["--limit", "3"], "expected a Hub listing"),
     ],
 )
@@ -158,13 +158,11 @@ def test_a_selection_of_nothing_is_refused_with_a_sentence(family, words, said):
 
 
 def test_yesterday_selects_of_a_list_and_nothing_beside_a_registry():
-    parser = argparse.ArgumentParser()
-    add_selection_options(parser)
-    args = parser.parse_args(["--author", "acme", "--since", "yesterday"])
     today = datetime.datetime.now(datetime.timezone.utc).date()
-    assert selection_of(args).since in (today - datetime.timedelta(1), today)  # midnight may pass
-    args.registry = Path("r.db")  # what is new is another question: all is screened
-    assert selection_of(args).since is None
+    days = (today - datetime.timedelta(1), today)  # midnight may pass
+    assert selection_of("acme", since="yesterday").since in days
+    # What is new is another question: all is screened.
+    assert selection_of("acme", since="yesterday", registry="r.db").since is None
 
 
 def test_selected_checkpoints_cost_three_requests_and_known_ones_none(registry, monkeypatch):
@@ -205,15 +203,15 @@ def test_a_limit_stops_cleanly_and_the_next_run_goes_on(registry, monkeypatch):
     done, runs = {"acme/m00"}, 0
     while len(done) < 8:
         runs += 1
-        result = screen(["acme/*"], allowance=Allowance(requests=8))
+        result = screen(["acme/*"], max_requests=8)
         assert {failed.error for failed in result.failed} <= {"NotTried"}
         assert all("was reached; run the same command again" in failed.message for failed in result.failed)
         assert done < set(means(result)), "every run gets further"
         assert len(set(means(result)) - done) <= 4, "and begins no more than its limit allows"
         done = set(means(result))
     assert runs > 1
-    with pytest.raises(UsageError, match="at least 1"):
-        Allowance(requests=0)
+    with pytest.raises(UsageError, match="expected max_requests= of at least 1, got 0"):
+        screen(["acme/*"], max_requests=0)
 
 
 def test_the_command_selects_plans_and_says_what_it_left_out(family, registry, capsys, monkeypatch):

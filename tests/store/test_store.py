@@ -172,7 +172,7 @@ def test_other_peoples_folders_are_not_entered_and_what_holds_no_store_is_said(t
     assert read_store(tmp_path).documents["task"].unique().tolist() == ["a"]
     with pytest.raises(StoreError, match="holds no store, nor does a sub-folder"):
         read_store(tmp_path / "somebody")
-    with pytest.raises(StoreError, match="is no folder"):
+    with pytest.raises(StoreError, match="is not a folder"):
         read_store(tmp_path / "absent")
     with pytest.raises(StoreError, match="no layer 'first'; it has last"):
         store.vectors("first")
@@ -233,7 +233,7 @@ def test_models_are_compared_with_a_note_and_other_prompts_are_not(tmp_path, key
     if key in MODEL_KEYS:
         assert compared(tmp_path, **{key: "other"}) == [f"the models differ in {key}"]
     else:
-        with pytest.raises(MixedStoresError, match=f"asked in other ways, they differ in {key} \\("):
+        with pytest.raises(MixedStoresError, match=f"used different prompts, they differ in {key} \\("):
             compared(tmp_path, **{key: "other"})
 
 

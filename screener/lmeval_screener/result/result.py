@@ -5,7 +5,7 @@ The JSON contract, ``screen-checkpoints/3``, is documented in docs/reference/scr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -100,6 +100,8 @@ class Result(Report):
     schema: ClassVar[str] = SCHEMA
     libraries: ClassVar[Sequence[str]] = ("numpy", "huggingface-hub")
     guide: ClassVar[str] = "docs/reference/screening.md"
+
+    _INNER: ClassVar[Set[str]] = {*Report._INNER, "head", "shown", "chosen"}
 
     domain: str
     reference: str

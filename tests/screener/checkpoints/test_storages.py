@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import gguf_files
 import numpy as np
 import pytest
-import test_gguf
 from checkpoints import head_and_embedding, write_checkpoint
 from faulty_proxy import FaultyProxy, WebServer
 from fsspec.implementations.memory import MemoryFileSystem
@@ -133,10 +133,10 @@ def test_g_is_that_of_the_whole_matrix(storage, tmp_path, monkeypatch, form):
     made, file = tmp_path / form, ""
     shutil.copytree(DEMO, made, ignore=shutil.ignore_patterns("*" if form == "gguf" else "*.safetensors*"))
     if form == "gguf":
-        full = test_gguf.matrix()
-        tensors = {"token_embd.weight": ("F16", test_gguf.matrix(1)), "output.weight": ("Q8_0", full)}
-        file = f"/{test_gguf.write(made / 'm-Q8_0.gguf', tensors, parts=1)[0].name}"
-        matrix = test_gguf.truth("Q8_0", full)
+        full = gguf_files.matrix()
+        tensors = {"token_embd.weight": ("F16", gguf_files.matrix(1)), "output.weight": ("Q8_0", full)}
+        file = f"/{gguf_files.write(made / 'm-Q8_0.gguf', tensors, parts=1)[0].name}"
+        matrix = gguf_files.truth("Q8_0", full)
     else:
         state = {k: v for shard in sorted(DEMO.glob("*.safetensors")) for k, v in load_file(shard).items()}
         torch.save(state, made / "pytorch_model.bin")

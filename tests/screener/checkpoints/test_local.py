@@ -75,6 +75,7 @@ def test_a_file_on_disk(folder, tmp_path):
 
 
 def test_control_characters_in_names_reach_no_terminal(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("pandas")
     """Of folders that are screened, of those that fail, and in every form."""
     for name, step in (("a\x1b[31mb", "sums-10"), ("c\x1b]0;title\x07d", "sums-80")):
         shutil.copytree(DEMO / step, tmp_path / name)

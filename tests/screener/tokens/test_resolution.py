@@ -21,7 +21,7 @@ from lmeval_screener.tokens.vocabulary import Vocabulary
 from token_cases import DATA, REFERENCE, TINY, TOKENIZERS, own_set, tokenizer_json, vocabulary
 from tokenizers import Tokenizer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "reference" / "token-sets.md").read_text(encoding="utf-8")
 
 
