@@ -312,10 +312,16 @@ class Session:
         (stored,) = connection.execute("SELECT file FROM pragma_database_list")
         self._full_since = "" if stored["file"] else _now()
         values = {
-            "run": self.run, "started": _now(), "command": command, "version": __version__,
-            "domain": domain.title, "reference": reference.name, "metric": metric, "tokens": self.tokens,
+            "run": self.run,
+            "started": _now(),
+            "command": command,
+            "version": __version__,
+            "domain": domain.title,
+            "reference": reference.name,
+            "metric": metric,
+            "tokens": self.tokens,
             "announced": "" if announces else None,
-        }  # fmt: skip
+        }
         self._write(lambda: _put(self.connection, "runs", **values))
 
     def pinned(self, target: Target) -> Reading | None:
@@ -421,9 +427,12 @@ class Session:
     def _keep_result(self, reading: Reading, identity: str, file: str, state: str) -> None:
         if reading.tokenizer not in self._resolutions:
             _put(
-                self.connection, "tokenizers", tokenizer=reading.tokenizer, tokens=self.tokens,
+                self.connection,
+                "tokenizers",
+                tokenizer=reading.tokenizer,
+                tokens=self.tokens,
                 resolution=reading.resolution.to_json(),
-            )  # fmt: skip
+            )
         gaps, ratio = reading.gaps, reading.ratio
         values = [value for metric in METRICS for value in (gaps[metric].mean, gaps[metric].se)]
         values += [math.nan, math.nan] if ratio is None else [ratio.mean, ratio.se]
@@ -442,9 +451,11 @@ class Session:
     def _keep_seen(self, target: Target, identity: str, state: str, error: ScreeningError | None) -> None:
         """Extend the checkpoint's last row if it is unchanged, or begin another."""
         place = {
-            "identity": identity, "requested": target.revision or "", "file": target.file or "",
+            "identity": identity,
+            "requested": target.revision or "",
+            "file": target.file or "",
             "tokens": self.tokens,
-        }  # fmt: skip
+        }
         now, code = self._moment(), error and error.code
         row = self.connection.execute(
             "SELECT * FROM seen WHERE identity = :identity AND requested = :requested AND file = :file "
@@ -591,10 +602,14 @@ def last_seen(
     for row in rows:
         identity = row["identity"]
         target = Target(
-            re.sub("^(hf|file)://", "", identity), row["requested"] or None, row["of_family"],
-            row["of_scale"], local=identity.startswith("file://"), negative_control=bool(row["control"]),
+            re.sub("^(hf|file)://", "", identity),
+            row["requested"] or None,
+            row["of_family"],
+            row["of_scale"],
+            local=identity.startswith("file://"),
+            negative_control=bool(row["control"]),
             file=row["file"] or None,
-        )  # fmt: skip
+        )
         reading = None if row["repo"] is None else _reading_of(row, target, resolutions)
         # An error of the weights, or their deletion, counts more than a later failure to look.
         kind = "" if row["error"] else "last_"

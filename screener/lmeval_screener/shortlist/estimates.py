@@ -157,8 +157,12 @@ def missed(group: GroupResults) -> dict[str, float | None]:
         return {}
     best, known = float(listed.max()), group.accuracies[group.known]
     figures: dict[str, float | None] = {
-        "best": best, "seen": float(known.max()) - best, "others": group.others, "drawn": 0, "better_seen": 0
-    }  # fmt: skip
+        "best": best,
+        "seen": float(known.max()) - best,
+        "others": group.others,
+        "drawn": 0,
+        "better_seen": 0,
+    }
     if group.design == "all":
         outside = group.accuracies[~group.listed]
         better = float((outside > best).sum())
