@@ -274,7 +274,7 @@ def test_what_is_no_registry_is_refused_and_left_alone(run, registry, tmp_path):
     wrong = {
         "text": (b"no database, but a text", "expected a registry of screen-checkpoints"),
         "old.duckdb": (b"checksumDUCK" + bytes(4096), "in an earlier version's DuckDB format"),
-        "cut.db": (b"SQLite format 3\0" + bytes(50), "begin a new one"),
+        "cut.db": (b"SQLite format 3\0" + bytes(50), "begin a new registry"),
     }
     for name, (content, sentence) in wrong.items():
         place = tmp_path / name
