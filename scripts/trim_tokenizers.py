@@ -55,7 +55,7 @@ def trimmed(content: bytes) -> bytes:
     kept = {vocabulary.piece(space + form) for form in forms for space in ("", " ")}
     kept |= {piece for piece in pieces if piece.startswith("<0x") or len(piece) == 1}
     ordered = sorted(pieces, key=pieces.__getitem__)
-    kept.update(ordered[:: max(1, len(ordered) // OTHERS)])
+    kept.update([*ordered[:: max(1, len(ordered) // OTHERS)], ordered[-1]])  # the last id tells the size
     data["model"]["vocab"] = {piece: pieces[piece] for piece in ordered if piece in kept}
     data["model"]["merges"] = []
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"

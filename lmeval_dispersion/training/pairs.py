@@ -168,7 +168,7 @@ def mean_cosine(p: Points, *, across_ranks: bool = False) -> Means:
 def cross_domain_cosine(p: Points, domains: Tensor) -> Means:
     """Mean cosine over pairs of points whose sequences have different ``domains`` (b,); both (layers,)."""
     z, b = p.z, len(domains)
-    with torch.no_grad(), _full_precision(z.device):
+    with torch.no_grad(), full_precision(z.device):
         other = (domains.unsqueeze(0) != domains.unsqueeze(1)).to(z.device).double()
         scale = _unit_scale(z)
         sums = _unit_sums(p, scale).view(p.layers, b, -1)
@@ -195,7 +195,7 @@ def squared_correlations(p: Points, *, of_tokens: bool) -> Means:
     """
     z, real = p.by_group()
     along = 2 if of_tokens else 1  # the averaged axis
-    with torch.no_grad(), _full_precision(z.device):
+    with torch.no_grad(), full_precision(z.device):
         keep = real.unsqueeze(-1).to(z.dtype)
         count = torch.full_like(keep[:, :1], z.shape[2]) if of_tokens else keep.sum(1, keepdim=True)
         count = count.clamp(min=1.0)
@@ -249,7 +249,7 @@ def angular_hinges(p: Points, margin: float) -> Means:
 def distance_exponentials(p: Points, rate: Tensor) -> Means:
     """Log of the mean of exp(-|z_i - z_j|^2 rate) of every group, with ``rate`` (groups,)."""
     needs_gradient = _needs_gradient(p.z)
-    with torch.no_grad(), _full_precision(p.z.device):
+    with torch.no_grad(), full_precision(p.z.device):
         ok, owner = p.real, _pair_owner(p, p.real)
         counts = p.counts(ok)
         # A shift of a whole row changes no distance; without it differences keep more digits.
@@ -299,7 +299,7 @@ def median_distance(p: Points, most: int = 128) -> Tensor:
     used = place < counts
     rows = rows - (rows * used.unsqueeze(-1)).sum(1, keepdim=True) / used.sum(1).clamp(min=1).view(-1, 1, 1)
     squares = rows.square().sum(-1)
-    with _full_precision(z.device):
+    with full_precision(z.device):
         gap = torch.bmm(rows, rows.mT).mul_(-2.0).add_(squares.unsqueeze(-1)).add_(squares.unsqueeze(1))
     pair = used.unsqueeze(-1) & used.unsqueeze(1)
     pair.diagonal(dim1=1, dim2=2).fill_(False)
@@ -318,7 +318,7 @@ class _Turned(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         z, scale, targets, weight, owner = ctx.saved_tensors
-        with _full_precision(z.device):
+        with full_precision(z.device):
             if owner is None:
                 along = torch.bmm(z, targets.unsqueeze(-1)).squeeze(-1)
                 target = targets.unsqueeze(1)
@@ -362,7 +362,7 @@ def _over_angles(
     ``terms`` gives the terms of a block of cosines, which it may overwrite, and their slopes.
     """
     needs_gradient = _needs_gradient(p.z)
-    with torch.no_grad(), _full_precision(p.z.device):
+    with torch.no_grad(), full_precision(p.z.device):
         scale = _unit_scale(p.z)
         ok = scale != 0
         owner, counts = _pair_owner(p, ok), p.counts(ok)
@@ -479,7 +479,7 @@ def _unit_sums(p: Points, scale: Tensor) -> Tensor:
     """Sum of unit vectors of every group, (groups, d) in float64."""
     z = p.z
     g, t, d = z.shape
-    with _full_precision(z.device):
+    with full_precision(z.device):
         if p.owner is not None:
             sums = torch.zeros(p.groups, d, dtype=z.dtype, device=z.device)
             return sums.index_add_(0, p.owner.flatten(), (z * scale.unsqueeze(-1)).view(-1, d)).double()
@@ -494,7 +494,7 @@ def _unit_sums(p: Points, scale: Tensor) -> Tensor:
 
 
 @contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> Iterator[None]:
     """Products in the operands' own precision: no autocast, no TF32."""
     with torch.autocast(device.type, enabled=False):
         before = torch.get_float32_matmul_precision()

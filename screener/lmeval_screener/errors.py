@@ -27,7 +27,7 @@ SCREENING_CODES: dict[str, str] = {
     "NoOutputProjection": "the output projection is missing, or config.json contradicts the weights",
     "BadConfig": "config.json is not a JSON object",
     "BadIndex": "the index of the shards is broken, or does not fit the shards",
-    "BadHeader": "a safetensors header is broken, or does not fit its file",
+    "BadHeader": "a header of weights is broken, or does not fit its file",
     "BadRows": "needed rows are zero, not finite, all parallel, or outside the matrix",
     "BadTokenizer": "the tokenizer file is broken, or its pieces do not spell their leading space",
     "TokenizerMismatch": "the tokenizer differs from that of the checkpoint's family",

@@ -84,7 +84,7 @@ class WebServers:
                     stem, parts = file.removesuffix(part[0]), min(int(part[2]), 1000)
                     names += [f"{stem}-{number:05d}-of-{part[2]}.gguf" for number in range(1, parts + 1)]
             return snapshot_of(await existing(names))
-        usual = [*(kind.single for kind in TRANSFORMERS), *(kind.index for kind in TRANSFORMERS)]
+        usual = [*(kind.single for kind in TRANSFORMERS), *(k.index for k in TRANSFORMERS if k.index)]
         files = await existing([*_SMALL, *usual])
         for kind in TRANSFORMERS:
             if kind.single in files:

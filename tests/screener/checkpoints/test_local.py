@@ -15,9 +15,11 @@ from hub_faults import status, without
 from hub_server import HubServer
 from hub_wire import Reply
 from lmeval_screener import screen
+from lmeval_screener.checkpoints import web as web_source
 from lmeval_screener.checkpoints.folder import open_folder, read_ranges
 from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.cli import main
+from lmeval_screener.weights.formats import TRANSFORMERS, Format
 from storages import expand, read
 
 from lmeval_dispersion.cli import main as dispersion
@@ -162,8 +164,11 @@ def test_letters_of_an_address_quoted_or_not(tmp_path):
             np.testing.assert_array_equal(read(f"{web.endpoint}/{place}/m", tmp_path).rows, truth(folder))
 
 
-def test_a_web_page_is_no_file(folder, tmp_path):
+def test_a_web_page_is_no_file(folder, tmp_path, monkeypatch):
+    # Nor is the folder's own, which a format without an index must not ask for.
+    monkeypatch.setattr(web_source, "TRANSFORMERS", (*TRANSFORMERS, Format(".x", "x", "weights.x")))
     with WebServer(folder.parent) as web:
+        web.fault("*", status(200), match="*/m")
         web.fault("*", status(200), match="*.index.json")
         np.testing.assert_array_equal(read(f"{web.endpoint}/m", tmp_path).rows, truth(folder))
         web.fault("*", status(200))
