@@ -1,6 +1,6 @@
 """Zero-label checkpoint screening: rank checkpoints by the dispersion of their output rows.
 
-``from lmeval_screener import screen`` is the whole of it in Python; the command is ``screen-checkpoints``.
+``from lmeval_screener import screen`` is the Python API; the command is ``screen-checkpoints``.
 Neither imports torch or transformers. Its modules are private.
 """
 

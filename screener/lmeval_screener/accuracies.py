@@ -1,6 +1,6 @@
 """Supplied accuracies: read from lm-eval's results, a CSV file or the Hub, matched by name.
 
-They are read and matched before anything is screened, so that a name that fits nothing costs no request.
+They are read and matched before anything is screened, so that a name without a match costs no request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lmeval_screener.targets.runs import run_and_step
 from lmeval_screener.yaml_fields import nearest
 
 HUB = "hub:"
-# A task's accuracy in lm-eval's results: the first of these that is there.
+# A task's accuracy in lm-eval's results: the first of these that exists.
 _METRICS = ("acc", "exact_match", "em", "pass@1", "pass_at_1", "acc_norm", "prompt_level_strict_acc")
 _FILTERS = ("none", "strict-match")
 _SEARCHES = 8  # repositories asked for their results at a time
@@ -32,7 +32,7 @@ _LABELS = ("repo", "checkpoint", "name", "label")  # headings of the column that
 
 @dataclass(frozen=True)
 class Rated:
-    """An accuracy as its source has it; ``place`` says where it stands, ``label`` what a report called it."""
+    """An accuracy of a source; ``place`` is its file and line, ``label`` its name in a report."""
 
     name: str
     revision: str | None
@@ -44,14 +44,14 @@ class Rated:
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Accuracies of one source; where it is ``complete``, each has to be of a checkpoint that is screened."""
+    """Accuracies of one source; if it is ``complete``, each must belong to a screened checkpoint."""
 
     rated: tuple[Rated, ...]
     meaning: str
     complete: bool = True
 
     def check(self, targets: Sequence[Target]) -> None:
-        """Make sure that they fit what is to be screened; a glob of revisions fits what it matches."""
+        """Check that they match the targets; a glob of revisions fits every revision that it matches."""
         labels = [target.label for target in labelled(targets)]
         taken: dict[str, Rated] = {}
         names, any_fits = _Names(targets), False
@@ -67,21 +67,21 @@ class Accuracies:
             for target in fitting:
                 if not _is_several(target) and taken.setdefault(target.label, rated) != rated:
                     raise UsageError(
-                        f"{rated.place}: {target.label} is there twice; expected one accuracy per checkpoint"
+                        f"{rated.place}: {target.label} occurs twice; expected one accuracy per checkpoint"
                     )
             if not fitting and self.complete:
                 raise UsageError(
-                    f"{rated.place}: expected a checkpoint that is screened, got "
+                    f"{rated.place}: expected a screened checkpoint, got "
                     f"{name!r}{nearest(name, labels)}; screened: {_listed(labels)}"
                 )
         if not any_fits:
             others = _listed([label(rated.name, rated.revision) for rated in self.rated])
             raise UsageError(
-                f"expected accuracies of what is screened ({_listed(labels)}), got those of {others}"
+                f"expected accuracies of screened checkpoints ({_listed(labels)}), got those of {others}"
             )
 
     def of(self, targets: Sequence[Target]) -> list[Target]:
-        """The targets, globs expanded, each with its accuracy of this source and of no other."""
+        """The targets, globs expanded, each with its accuracy from this source only."""
         names = _Names(targets)
         matches = ((rated, names.matches(rated)) for rated in self.rated)
         accuracies = {fitting[0].label: rated.accuracy for rated, fitting in matches if len(fitting) == 1}
@@ -105,7 +105,7 @@ def find_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
         path = Path(os.path.expanduser(place))
     if not path.exists():
         raise UsageError(
-            f"there is no {path}; expected lm-eval's results or a folder of them (PATH:TASK), a CSV file "
+            f"{path} does not exist; expected lm-eval's results or a folder of them (PATH:TASK), a CSV file "
             f"with the columns repo,accuracy, or {HUB}TASK"
         )
     if path.is_dir() or path.suffix == ".json" or task:
@@ -117,7 +117,7 @@ def find_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
 
 
 class _Names:
-    """Targets by every name that may mean them, so that ten thousand results are matched at once."""
+    """Targets by all their possible names, so that ten thousand results are matched fast."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self._labels: dict[str, list[Target]] = {}
@@ -134,7 +134,7 @@ class _Names:
                 self._names.setdefault(name, []).append(target)
 
     def matches(self, rated: Rated, *, expanded: bool = True) -> list[Target]:
-        """The targets that a name stands for: that of just this label or folder, else all it may mean.
+        """The targets of a name: the target with exactly this label or folder, else all possible ones.
 
         Before an address is expanded its steps are unknown: the name may be any step's.
         """
@@ -154,20 +154,20 @@ class _Names:
         if rated.revision is None:
             path = str(Path(os.path.expanduser(rated.name)).resolve())
             if there := self._paths.get(path):
-                return there  # run1/final and run2/final have one name, and are two folders
+                return there  # run1/final and run2/final share a name, but are two folders
             names += [path, *_far_names(rated.name)]
         near = dict.fromkeys(target for text in names for target in self._names.get(text, ()))
         return [*near, *(target for target in self._globs if _in_glob(name, target))]
 
 
 def _names_of(target: Target) -> set[str]:
-    """Names that may stand for a target, also without its revision; a revision alone may too."""
+    """Names that may mean a target, also without its revision, or the revision alone."""
     last = target.repo.rpartition("/")[2]
     if target.on_hub:
         revision = target.revision or "main"
         alone = {target.revision} if target.revision and "/" not in target.revision else set()
         return {target.repo, last, f"{target.repo}@{revision}", f"{last}@{revision}"} | alone
-    # As the tables print a folder: its last part, or its step in a training run.
+    # As tables print a folder: its last part, or its step in a training run.
     names = {target.repo, last, Path(target.repo).name, str(Path(target.repo).resolve())}
     if run := run_and_step(target.repo):
         names |= {run[1], f"{Path(run[0]).name}/{run[1]}"}
@@ -175,7 +175,7 @@ def _names_of(target: Target) -> set[str]:
 
 
 def _far_names(name: str) -> list[str]:
-    """The name of a folder wherever it lies now: lm-eval's results keep the path of another machine."""
+    """The name of a folder in any place: lm-eval's results keep the path of another machine."""
     if not name.startswith(("/", ".", "~")):
         return []
     run = run_and_step(name)
@@ -183,7 +183,7 @@ def _far_names(name: str) -> list[str]:
 
 
 def _in_glob(name: str, target: Target) -> bool:
-    """Whether a glob of revisions stands for a name, or for a revision alone."""
+    """Whether a glob of revisions matches a name, or a revision alone."""
     repo, mark, revision = name.rpartition("@")
     if not mark:
         return "/" not in name and fnmatch.fnmatchcase(name, target.revision or "")
@@ -192,7 +192,7 @@ def _in_glob(name: str, target: Target) -> bool:
 
 
 def _is_several(target: Target) -> bool:
-    """A target may stand for several checkpoints."""
+    """Whether a target may become several checkpoints."""
     return target.is_glob or target.scheme is not None
 
 
@@ -255,7 +255,7 @@ def _from_results(path: Path, task: str) -> Accuracies:
     """One task of lm-eval's results, the latest of each model."""
     files = sorted(path.rglob("results_*.json")) if path.is_dir() else [path]
     if not files:
-        raise UsageError(f"{path}: expected lm-eval's results_*.json in the folder, found none")
+        raise UsageError(f"{path}: expected lm-eval's results_*.json in the folder, got none")
     runs = {file: _results(file) for file in files}
     if (path / "race.json").is_file():
         return _from_race(runs)
@@ -277,7 +277,7 @@ def _from_results(path: Path, task: str) -> Accuracies:
 
 
 def _from_race(runs: Mapping[Path, Mapping[str, Any]]) -> Accuracies:
-    """Scores in a race, of those that were asked everything."""
+    """Scores in a race, of checkpoints that answered all questions."""
     whole = {file: run for file, run in runs.items() if run["race"]["questions"] == run["race"]["of"]}
     rated = []
     for file, run in whole.items():
@@ -302,13 +302,13 @@ def _results(file: Path) -> dict[str, Any]:
 
 
 def _tasks(run: Mapping[str, Any]) -> list[str]:
-    """The tasks that were asked for: those of no group."""
+    """The tasks of the results that are not a group's."""
     members = {name for names in (run.get("group_subtasks") or {}).values() for name in names}
     return [name for name in run["results"] if name not in members] or list(run["results"])
 
 
 def _metric(task: str, results: Sequence[Mapping[str, Any]], path: Path) -> str:
-    """The key of the task's accuracy that all results have."""
+    """The key of the task's accuracy that all results share."""
     common = [key for key in results[0] if all(key in other for other in results)]
     for metric in _METRICS:
         keys = [key for key in common if key.partition(",")[0] == metric]
@@ -354,19 +354,19 @@ def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
             return api.model_info(repo, expand=["evalResults"], timeout=30).eval_results or []
         except HfHubHTTPError as error:
             if error.response is not None and error.response.status_code in (401, 403, 404):
-                return []  # its screening will say what is wrong with it
+                return []  # screening it reports the error
             raise
 
     try:
         with ThreadPoolExecutor(_SEARCHES) as pool:
             results = dict(zip(repos, pool.map(published, repos), strict=True))
-    except Exception as error:  # huggingface_hub lets those of its HTTP library through, whichever that is
+    except Exception as error:  # huggingface_hub passes on errors of its HTTP library
         raise UsageError(f"{HUB}{task}: the Hub gave no results ({error}); supply a CSV file") from error
     entries = [(repo, entry) for repo in repos for entry in results[repo]]
     wanted = [(repo, entry) for repo, entry in entries if task.casefold() in _task_names(entry)]
     if not wanted:
         raise UsageError(
-            f"{HUB}{task}: none of the {len(repos)} repositories publishes it; they publish "
+            f"{HUB}{task}: none of the {len(repos)} repositories publishes this task; they publish "
             f"{_listed(_kinds(entry for _, entry in entries)) or 'no results'}"
         )
     kinds = _kinds(entry for _, entry in wanted)
@@ -382,6 +382,6 @@ def _kinds(entries: Iterable[Any]) -> list[str]:
 
 
 def _task_names(entry: Any) -> set[str]:
-    """Names by which a published result may be asked for."""
+    """Names by which a user may request a published result."""
     names = (entry.task_id, entry.dataset_id, entry.dataset_id.rpartition("/")[2], *_kinds([entry]))
     return {name.casefold() for name in names}

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``screen-checkpoints``; returns the exit code. ``DISPERSION_DEBUG=1`` shows tracebacks."""
     words = list(sys.argv[1:] if argv is None else argv)
     command = shlex.join(["screen-checkpoints", *words])
-    # A folder of that name is still ./verify.
+    # A folder of that name can still be given as ./verify.
     name, declare, work = "screen-checkpoints", add_arguments, run
     if words[:1] == ["verify"]:
         name, declare, work = "screen-checkpoints verify", add_verify_arguments, run_verify
@@ -90,24 +90,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how(
         "--task",
         metavar="NAME",
-        help="lm-eval's task, or a YAML file: the ratio is over its answers (default: those of the domain)",
+        help="lm-eval task, or a YAML file, with the answers of the ratio (default: those of the domain)",
     )
     how("--reference", default="reference", metavar="SET", help="everyday words (default: reference)")
-    how("--tokenizer", metavar="SOURCE", help="tokenizer of those that store none (default: none)")
+    how("--tokenizer", metavar="SOURCE", help="tokenizer for checkpoints without one (default: none)")
     add_ranking_options(group)
     how("--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)")
-    how("--max-requests", type=int, metavar="N", help="most requests to the Hub (default: no limit)")
-    how("--dry-run", action="store_true", help="say what would be read and what it costs, and stop")
-    how("--registry", type=Path, metavar="FILE", help="keep results here, read only the new (default: none)")
-    how("--refresh", action="store_true", help="read again what the registry has")
+    how("--max-requests", type=int, metavar="N", help="limit of requests to the Hub (default: no limit)")
+    how("--dry-run", action="store_true", help="print the requests and bytes that it would take, and stop")
+    how("--registry", type=Path, metavar="FILE", help="keep results here, read only new ones (default: none)")
+    how("--refresh", action="store_true", help="read again even what the registry has")
     group = parser.add_argument_group("what to show")
     show = group.add_argument
     show("--shortlist", type=int, metavar="K", help="the K best of each group, and ties (default: all)")
     show("--audit-sample", type=int, default=0, metavar="N", help="add N others at random (default: 0)")
     show("--emit", type=Path, metavar="FOLDER", help="write the list for lm-eval here (default: nothing)")
-    show("--tasks", metavar="NAME,NAME", help="lm-eval's, for --emit (default: of --task or domain)")
+    show("--tasks", metavar="NAME,NAME", help="lm-eval tasks, for --emit (default: of --task or domain)")
     show("--accuracy", metavar="SOURCE", help="compare with results, CSV or hub:TASK (default: none)")
-    show("--fail-if-below", metavar="CHECKPOINT", help="status 4 if one is clearly below it (default: none)")
+    show("--fail-if-below", metavar="CHECKPOINT", help="status 4 if any is clearly below it (default: none)")
     add_output(group)
     add_version(parser)
     add_examples(
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
     def notice(name: str, seconds: float) -> None:
         output.say(
-            f"screen-checkpoints: the server's rate limit of {name} is reached; going on in {seconds:.0f} s"
+            f"screen-checkpoints: the server's rate limit of {name} is reached; continuing in {seconds:.0f} s"
         )
 
     allowance = Allowance(args.max_requests, notice)
@@ -150,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
     selected = select_targets(
         args.checkpoints, selection, args.lists, allowance=allowance, tokenizer=args.tokenizer
     )
-    if selected.sentence and not args.dry_run:  # whose answer has it
+    if selected.sentence and not args.dry_run:  # the plan's own answer has it
         output.say(f"screen-checkpoints: {selected.sentence}")
     add_named(selected, args.family, demo=args.demo)
     named = list(selected.targets)
@@ -196,14 +196,14 @@ def run(args: argparse.Namespace) -> int:
             output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
         status = _write(args, output, result, tasks)
         if session is not None:
-            session.announced()  # only now: an answer that nobody got is given again
+            session.announced()  # only now: news that nobody received must be sent again
             if session.loss:
                 print(f"screen-checkpoints: {session.loss}", file=sys.stderr)
     return status
 
 
 def _write(args: argparse.Namespace, output: Output, result: Result, tasks: tuple[str, ...]) -> int:
-    """Write what was asked for, and say what it has no place for; the exit code."""
+    """Write the report in its form, and to stderr anything that the form cannot hold; the exit code."""
     news = result.news
     if not result.checkpoints and news is None and output.format not in ("json", "csv"):
         from lmeval_screener.result.answer import not_screened
@@ -228,19 +228,19 @@ def _write(args: argparse.Namespace, output: Output, result: Result, tasks: tupl
         output.write(result.shown(chosen).document())
     gate = result.gate
     if gate is not None and not gate.passed and (news is not None or only_names or output.format == "csv"):
-        # These forms have no place for the sentence that explains the exit status.
+        # These forms cannot hold the sentence that explains the exit status.
         print(f"screen-checkpoints: {result.answer()[0]}", file=sys.stderr)
     if only_names or output.format == "csv":
-        # These forms have no place for failures, and nothing may be lost silently.
+        # These forms cannot hold failures, and nothing may be lost silently.
         for failed in result.failed:
             print(f"screen-checkpoints: {failed.label}: {failed.error}: {failed.message}", file=sys.stderr)
     if any(failed.error == "Interrupted" for failed in result.failed):
-        output.say("stopped; the same command goes on from here")
+        output.say("stopped; run the same command again to continue")
     return result.exit_code
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse, before anything is screened, options that do not go together."""
+    """Refuse options that conflict, before anything is screened."""
     if args.shortlist is None:
         for option in ("audit_sample", "emit", "tasks"):
             if vars(args)[option]:
@@ -249,7 +249,7 @@ def _check(args: argparse.Namespace) -> None:
     elif args.shortlist < 1:
         raise UsageError(f"expected --shortlist of at least 1, got {args.shortlist}")
     elif args.registry is not None and args.since is not None:
-        raise UsageError("expected --since with --registry without --shortlist: it answers what is new")
+        raise UsageError("expected no --shortlist with --since and --registry: they report only news")
     if args.audit_sample < 0:
         raise UsageError(f"expected --audit-sample of at least 0, got {args.audit_sample}")
     if args.tasks is not None and args.emit is None:
@@ -257,7 +257,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _print_names(chosen: Shortlist, output: Output) -> None:
-    """The names of the list as a user writes them; how it came about goes to stderr, past any pipe."""
+    """Print the names of the list as a user writes them; their explanation goes to stderr, past any pipe."""
     for choice in chosen.groups:
         audit = f" ({', '.join(c.label for c in choice.audit)})" if choice.audit else ""
         print(f"{choice.group.title}: {choice.sentence()}{audit}", file=sys.stderr, flush=True)
@@ -266,7 +266,7 @@ def _print_names(chosen: Shortlist, output: Output) -> None:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[OnDone]:
-    """A bar on a terminal's standard error, which disappears when all is read; elsewhere lines."""
+    """A bar on a terminal's stderr, which disappears at the end; elsewhere, lines."""
     if quiet:
         yield lambda outcome, done, count: None
         return
@@ -278,7 +278,7 @@ def _progress(quiet: bool) -> Iterator[OnDone]:
 
 
 def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> OnDone:
-    """Says in lines for logs how many have ended, how long it still takes, and what failed."""
+    """Report in log lines how many checkpoints have ended, the time left, and the failures."""
     start = last = clock()
     failed: Counter[str] = Counter()
 
@@ -303,8 +303,8 @@ def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion verify``, which is also ``screen-checkpoints verify``."""
     parser.description = (
-        "Say whether the screen works for you: the short list of `screen-checkpoints --shortlist K --emit "
-        "FOLDER` against the results that came back."
+        "Check whether the screen works for you: compare the short list of `screen-checkpoints --shortlist K "
+        "--emit FOLDER` with its results."
     )
     parser.add_argument("manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder")
     parser.add_argument(
@@ -312,13 +312,13 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="RESULTS",
         help="lm-eval's results_*.json, or folders of them (PATH:TASK where they hold several tasks); a CSV "
-        "file with the columns repo,accuracy; or hub:TASK. None: those of MANIFEST, a race's folder",
+        "file with the columns repo,accuracy; or hub:TASK (default: those of MANIFEST, a race's folder)",
     )
     parser.add_argument(
         "--hours-per-model",
         type=float,
         metavar="X",
-        help="GPU hours that evaluating one model costs you: says what was saved (default: not said)",
+        help="GPU hours to evaluate one model; adds the hours saved to the report (default: not shown)",
     )
     add_output(parser)
     add_version(parser)

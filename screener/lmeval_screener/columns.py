@@ -13,7 +13,7 @@ from lmeval_screener.screened import Against, Finite, Group, Next, Screened
 
 _EACH = 64  # members of a group up to which ties are listed rank by rank
 
-# Types with what their JSON Schema says more.
+# Types with further constraints for their JSON Schema.
 _Rank = Annotated[int, ("minimum", 1)]
 _Ties = Annotated[
     list[_Rank | Annotated[list[_Rank], ("minItems", 2), ("maxItems", 2)]], ("uniqueItems", True)
@@ -27,14 +27,14 @@ class CheckpointColumn(NamedTuple):
     """One value of a checkpoint in all forms.
 
     Attributes:
-        path: Its key in JSON, ``tensor.dtype`` inside ``tensor``; None for none.
+        path: Its key in JSON, ``tensor.dtype`` inside ``tensor``; None if JSON lacks it.
         kind: The type of its JSON.
         about: Its meaning, in Markdown.
-        value: Where it is in a `Screened`, or a function of that and its group; empty for ``path``.
-        csv: Its column in CSV, None for none; empty for ``path`` with underscores.
-        cell: What CSV has of the value.
-        only: With what it is there: ``base`` or ``list``; empty for always.
-        shown: How *What was read* shows it.
+        value: Its place in a `Screened`, or a function of that and its group; empty for ``path``.
+        csv: Its column in CSV, None if CSV lacks it; empty for ``path`` with underscores.
+        cell: Makes the value's cell in CSV.
+        only: Present only with a ``base`` or a short ``list``; empty for always.
+        shown: Its column in *What was read*.
     """
 
     path: str | None
@@ -48,7 +48,7 @@ class CheckpointColumn(NamedTuple):
 
     @property
     def name(self) -> str | None:
-        """Its column in CSV; None for none."""
+        """Its column in CSV; None if CSV lacks it."""
         return (self.path or "").replace(".", "_") if self.csv == "" else self.csv
 
     def of(self, c: Screened, group: Group) -> Any:
@@ -63,9 +63,9 @@ class CheckpointColumn(NamedTuple):
 
 
 def tied_with(c: Screened, group: Group) -> list[Any]:
-    """The ranks without a clear order; of a group of more than `_EACH` runs of ranks as first and last.
+    """The ranks without a clear order; in a group of more than `_EACH`, runs of ranks as first and last.
 
-    Each by itself, those of ten thousand would take a gigabyte.
+    Listed one by one, those of ten thousand would take a gigabyte.
     """
     if len(group.checkpoints) <= _EACH:
         return list(c.tied_with)
@@ -131,7 +131,7 @@ COLUMNS = (
     _C("tensor.tied", bool, "whether it is the input embedding", "tied", "tied"),
     _C("tokens.domain", int, "number of tokens of T", lambda c, _: len(c.resolution.domain)),
     _C("tokens.reference", int, "number of tokens of R", lambda c, _: len(c.resolution.reference)),
-    _C("tokens.dropped", list[str], "words that are no single token", _dropped, "dropped", " ".join),
+    _C("tokens.dropped", list[str], "words that are not a single token", _dropped, "dropped", " ".join),
     _C("tokens.digit_scheme", str, "how numbers are cut", "resolution.digit_scheme", "digit_scheme"),
     _C("bytes_read", int, "bytes that travelled; from a cache 0", shown=Col("Read", "bytes")),
     _C("requests", int, "requests for it", shown=Col("Requests", "d")),

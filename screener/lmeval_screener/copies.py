@@ -1,14 +1,14 @@
-"""Which checkpoints are copies of one another, as far as the rows that were read can show.
+"""Copies among checkpoints, as far as the rows that were read can show.
 
-A copy predicts the same: it was renamed, converted, quantised, or moved by what no softmax sees, which is a
-common vector, a scale between the final norm's weight γ and the rows, or a rotation. What was trained without
-its output layer, as with LoRA, has the same rows too, so a report must not claim more of a copy than that.
+A copy predicts the same: it was renamed, converted, quantised, or changed in a way that no softmax sees: by a
+common vector, a scale between the final norm's weight γ and the rows, or a rotation. A checkpoint trained
+without its output layer, as with LoRA, has the same rows too, so a report must not claim more than that.
 
-A sketch of a few hundred bytes decides. Where one checkpoint's numbers are the other's, rounded, their hashes
-say so, and siblings a single step of training apart differ in them. Where the numbers themselves are others,
-only the Gram matrix of the rows is left, as the normed state meets them and less their mean. It is compared
-within the rounding of both types, and only where a step of training cannot explain that the numbers differ:
-they are farther apart than any step that leaves the Gram matrix so near, or one of the types is coarse.
+A sketch of a few hundred bytes decides. If one checkpoint's numbers are the other's, rounded, their hashes
+agree; siblings a single training step apart have different hashes. If the numbers themselves differ, the
+Gram matrices of the centred rows, as they act on the normed state, are compared. They must agree within the
+rounding of both types, and a training step must not explain the different numbers: they are farther apart
+than any step that leaves the Gram matrix so near, or one of the types is coarse.
 """
 
 from __future__ import annotations
@@ -31,19 +31,24 @@ if TYPE_CHECKING:
     from lmeval_screener.weights.projection import FinalNorm
 
 _MARK = 8  # bytes of a hash
-_SIDES = 12  # random sums of rows, whose products with one another are the sketch of the Gram matrix
+_SIDES = 12  # random sums of rows, whose products are the sketch of the Gram matrix
 _RAW = 8  # random sums of all numbers as stored
 _PAIRS = np.triu_indices(_SIDES, 1)  # no squares: noise adds to them
 _WITHIN = 1.5  # times the expected rounding within which two Gram matrices are equal; measured: 0.6 to 1.3
-_FAR = 20.0  # times the expected rounding from which stored numbers are others, not the same moved a little
+_FAR = 20.0  # times the expected rounding from which stored numbers are different, not only moved a little
 _FLOAT32 = 3e-7  # share by which arithmetic and the sketch's own float32 may move it
-_PLAIN = ("F64", "F32", "F16", "BF16")  # siblings are trained and published in them; others are quantised
-_BLOCK = 256  # readings whose distances are computed at once
+_PLAIN = (
+    "F64",
+    "F32",
+    "F16",
+    "BF16",
+)  # types in which siblings are trained and published; others are quantised
+_BLOCK = 256  # readings for which distances are computed at once
 _SHOWN = 5  # originals that a sentence names
 
 
 def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
-    """The sketch of rows (n, d) as stored in a type, behind a final norm; empty where that is not known.
+    """The sketch of rows (n, d) as stored in a type, behind a final norm; empty if the norm is not known.
 
     Hashes of the rows and of γ, each as they are and rounded to F16 and BF16; then float32: `_RAW` random
     sums of the stored numbers and their expected rounding, and ``v_j K v_k`` of the Gram matrix K for every
@@ -82,7 +87,7 @@ def _marks(numbers: NDArray[Any], kind: bytes) -> bytes:
     bits = exact.view("<u4")
     short = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
     kept = (exact, half, short.view("<f4"))
-    # 0 and -0 are one number.
+    # 0 and -0 are the same number.
     return b"".join(hashlib.blake2b((x + 0).tobytes() + kind, digest_size=_MARK).digest() for x in kept)
 
 
@@ -100,7 +105,7 @@ def _keys(sketch: bytes) -> list[_Key]:
 
 
 class Original(NamedTuple):
-    """The place of what a reading is a copy of, its own for none; whether its are the same, rounded."""
+    """The place of a reading's original (its own if none); whether the numbers are the same, rounded."""
 
     place: int
     exact: bool = True
@@ -109,8 +114,8 @@ class Original(NamedTuple):
 def originals(members: Sequence[Reading]) -> list[Original]:
     """The original of each of some readings over the same tokens.
 
-    It is the one whose type rounds least, of equal ones the first. What is as near to two different
-    ones is a copy of neither. Hashes decide first; what is left is compared with its neighbours alone.
+    It is the reading whose type rounds least, or the first of equals. A reading as near to two different
+    originals is a copy of neither. Hashes decide first; the rest is compared with its neighbours alone.
     """
     result = list(range(len(members)))
     order = sorted(
@@ -133,7 +138,7 @@ def originals(members: Sequence[Reading]) -> list[Original]:
 
 
 def _merged(members: Sequence[Reading]) -> NDArray[np.intp]:
-    """The same by Gram matrix and types alone, of readings whose numbers differ, finest types first."""
+    """Originals by Gram matrix and types alone, of readings with different numbers, finest types first."""
     merged: NDArray[np.intp] = np.arange(len(members))
     if len(members) < 2:
         return merged
@@ -166,13 +171,13 @@ def _merged(members: Sequence[Reading]) -> NDArray[np.intp]:
 
 
 def _apart(a: Array, b: Array) -> Array:
-    """Squared distance of each of some vectors to each of others."""
+    """Squared distances between the vectors of two sets."""
     squares: Array = np.square(a).sum(axis=1)[:, None] + np.square(b).sum(axis=1) - 2 * a @ b.T
     return squares
 
 
 def said(members: Sequence[Screened]) -> str:
-    """Which of some checkpoints are copies of which, in one sentence; empty where none is."""
+    """The copies among some checkpoints and their originals, in one sentence; empty if there are none."""
     copies: dict[tuple[str, str], list[str]] = {}
     for c in members:
         if c.copy_of is not None:

@@ -1,13 +1,13 @@
-"""The two figures of a checkpoint, and whether two checkpoints differ in one.
+"""The two figures of a checkpoint, G and the ratio, and tests of differences between checkpoints.
 
 G = within(T) + between(T, R): the mean distance inside the domain's tokens plus the mean distance from them
 to everyday tokens, on rows of the output projection. Larger: the domain's tokens are farther from one another
 and from everyday language. Source: RD section 3.2.
 
-The ratio is within(T) / within(R), Euclidean, of rows as the normed state meets them. A change that moves no
-softmax over ``row · state`` moves G, but not the ratio: one vector added to every row, or a scale moved
-between the final norm's weight γ and the rows. Copies of a model that predict the same differ in it by
-rounding alone.
+The ratio is within(T) / within(R), Euclidean, of rows as they act on the normed state. Some changes alter no
+softmax over ``row · state``, and therefore G but not the ratio: one vector added to every row, or a scale
+moved between the final norm's weight γ and the rows. Copies of a model with the same predictions differ in
+their ratio only by rounding.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from lmeval_dispersion.statistics import jackknife_se, student_p
 if TYPE_CHECKING:
     from lmeval_screener.weights.projection import FinalNorm
 
-#: The parts of G, and the control that is no part of it.
+#: The parts of G, and the control, which is not a part of it.
 PARTS = ("within_domain", "between", "within_reference")
-_SIGMAS = 3  # of rounding that a difference must exceed
-#: Bits of the significand, the hidden one included, of the stored types; other types are blocks of integers.
+_SIGMAS = 3  # standard deviations of rounding that a difference must exceed
+#: Bits of the significand, with the hidden bit, of the stored types; other types are blocks of integers.
 _SIGNIFICAND = {"F64": 24, "F32": 24, "F16": 11, "BF16": 8, "F8_E4M3": 4, "F8_E5M2": 3}  # read as float32
 _BLOCK = 32  # numbers that share a scale
 _NONE = np.zeros(0)
@@ -57,8 +57,8 @@ class Gap:
         se: Jackknife standard error over tokens of both sets: leaving a domain token out moves both parts.
         within_domain: Mean distance inside T.
         between: Mean distance across T x R.
-        within_reference: Mean distance inside R: the control. It is no part of G; where it moves as much
-            as G does, the whole matrix changed and not the domain.
+        within_reference: Mean distance inside R: the control. It is not a part of G; if it moves as much as
+            G does, the whole matrix changed, not only the domain.
         left_out_domain: G without domain token i, shape (|T|,).
         left_out_reference: G without reference token j, shape (|R|,).
     """
@@ -73,12 +73,12 @@ class Gap:
     left_out_reference: Array
 
     def check_comparable(self, other: Gap) -> None:
-        """Check that both are of one metric over as many tokens."""
+        """Check that both have the same metric and numbers of tokens."""
         same = self.left_out_domain.shape == other.left_out_domain.shape
         same = same and self.left_out_reference.shape == other.left_out_reference.shape
         if self.metric != other.metric or not same:
             raise GeometryError(
-                "expected two gaps of one metric over the same tokens; screen both with the same sets"
+                "expected two gaps in the same metric over the same tokens; screen both with the same sets"
             )
 
 
@@ -101,12 +101,12 @@ def _gap(metric: Metric, contrast: Contrast) -> Gap:
 
 
 class FigureDifference(NamedTuple):
-    """A figure of one checkpoint minus that of another, with the error over the tokens that they share.
+    """A figure of one checkpoint minus another's, with the error over their common tokens.
 
     Attributes:
         mean: The difference.
-        se: Its jackknife standard error: that of the choice of tokens.
-        freedom: Degrees of freedom of the error, those of the side with fewer tokens: ten digits are few, and
+        se: Its jackknife standard error, for the choice of tokens.
+        freedom: The error's degrees of freedom, from the side with fewer tokens: ten digits are few, and
             their error is itself uncertain. Welch's estimate of them claims too much far out, where many
             comparisons are counted. Source: Mickey and Brown, Annals of Mathematical Statistics 37 (1966).
     """
@@ -117,7 +117,7 @@ class FigureDifference(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Two-sided p-value of no difference, by Student's t; 1 where the two are one and the same."""
+        """Two-sided p-value of no difference, by Student's t; 1 if the two are identical."""
         if self.mean == 0:
             return 1.0
         return student_p(abs(self.mean) / self.se, self.freedom) if self.se > 0 else 0.0
@@ -126,7 +126,7 @@ class FigureDifference(NamedTuple):
 def difference(a: Gap, b: Gap) -> FigureDifference:
     """``a`` minus ``b``, paired: the same token is left out of both.
 
-    Tokens that are far from the others in one checkpoint are so in its siblings, too: independent errors
+    Tokens that are far from others in one checkpoint are also far in its siblings: independent errors
     would hide real differences.
     """
     a.check_comparable(b)
@@ -138,7 +138,7 @@ def difference(a: Gap, b: Gap) -> FigureDifference:
 
 
 def paired_difference(mean: float, *left_out: Array) -> FigureDifference:
-    """A difference with its error, from its values with each token of T and of R left out."""
+    """A difference with its error, from its values without each token of T and of R."""
     return FigureDifference(mean, jackknife_se(*left_out), min(map(len, left_out)) - 1)
 
 
@@ -153,7 +153,7 @@ def rank_places(means: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Ratio:
-    """The second figure of a checkpoint.
+    """The ratio of a checkpoint.
 
     Attributes:
         mean: within(T) / within(R).
@@ -161,9 +161,9 @@ class Ratio:
         rounding: How far the stored element type may have moved it, three standard deviations.
         left_out_domain: The figure without domain token i, shape (|T|,).
         left_out_reference: The figure without reference token j, shape (|R|,).
-        shares: The parts of ``rounding`` over ``mean``: of T's rows, of R's, and of γ beside a scale, (3,).
-        marks: A number for each row of T, each of R, and γ, the same for the same numbers,
-            (|T| + |R| + 1,); empty, as ``shares``, where an earlier version measured it.
+        shares: The parts of ``rounding`` over ``mean``: of T's rows, of R's, and of γ with a scale, (3,).
+        marks: A hash for each row of T, each of R, and γ, (|T| + |R| + 1,); empty, like ``shares``, if an
+            earlier version measured it.
     """
 
     mean: float
@@ -185,14 +185,14 @@ class Ratio:
         )
 
     def above(self, other: Ratio) -> bool:
-        """Whether it is larger than another checkpoint's by more than both are rounded."""
+        """Whether it exceeds another checkpoint's by more than the rounding of both."""
         return self.mean - self.rounding > other.mean + other.rounding
 
     def rounding_from(self, base: Ratio) -> float:
         """How far stored types may have moved the difference from its base, three standard deviations.
 
         A fine-tune begins at its base's numbers: rows, or γ, that are equal bit for bit have no rounding
-        between them, and of the others the coarser of the two types decides.
+        between them; for the others the coarser of the two types decides.
         """
         if self.marks.shape != base.marks.shape or not len(self.marks):
             return self.rounding + base.rounding
@@ -214,7 +214,7 @@ def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype:
         _rounding(domain, weight, dtype, inside.mean),
         _rounding(reference, weight, dtype, control.mean),
     ]
-    # A scale that moved into γ was rounded there too: it weighs the dimensions of T and of R otherwise.
+    # A scale that moved into γ was rounded there too, and weighs the dimensions of T and R differently.
     spreads = [rows.var(axis=0) / rows.var(axis=0).sum() for rows in seen]
     shares.append(_SIGMAS * relative_error(dtype) * float(np.linalg.norm(spreads[0] - spreads[1])))
     numbers = [*domain, *reference, weight]
@@ -226,7 +226,7 @@ def ratio(domain: NDArray[Any], reference: NDArray[Any], norm: FinalNorm, dtype:
 
 
 def _rounding(rows: NDArray[Any], weight: Array, dtype: str, mean: float) -> float:
-    """The share by which rounding moves a mean distance: at random, and up, as noise adds to distances."""
+    """The relative effect of rounding on a mean distance: at random, and up, as noise adds to distances."""
     variances = np.square(storage_error(rows, dtype) * weight).mean(axis=1)
     at_random = _SIGMAS * 2 * math.sqrt(float(variances.mean()) / len(rows))
     return float((at_random + rows.shape[1] * variances.mean() / mean) / mean)
@@ -237,7 +237,7 @@ def storage_error(rows: NDArray[Any], dtype: str) -> Array:
     values: Array = np.abs(rows.astype(np.float64))
     if _significand(dtype) is not None:
         return values * relative_error(dtype)
-    # Integers of so many bits, times a scale that each block has.
+    # Integers of some bits, times a scale per block.
     count, width = values.shape
     padded = np.pad(values, ((0, 0), (0, -width % _BLOCK)))
     largest = padded.reshape(count, -1, _BLOCK).max(axis=2, keepdims=True)
@@ -265,10 +265,10 @@ def _bits(dtype: str) -> int:
 
 
 def numbers_of(gaps: Mapping[Metric, Gap], ratio: Ratio | None) -> Array:
-    """The figures as float64, one after the other, each with its values without a token of T, then of R.
+    """The figures as float64, one after another, each with its values without a token of T, then of R.
 
-    First G in each metric of ``METRICS`` with its parts, then the ratio, NaN where it is not known; last its
-    shares of rounding and marks, which earlier versions left out.
+    First G in each metric of ``METRICS`` with its parts, then the ratio, NaN if it is not known; last its
+    shares of rounding and marks, which earlier versions omitted.
     """
     arrays: list[ArrayLike] = []
     for metric in METRICS:
@@ -286,9 +286,9 @@ def numbers_of(gaps: Mapping[Metric, Gap], ratio: Ratio | None) -> Array:
 def figures_of(
     numbers: Array, domain: int, reference: int, of_ratio: int
 ) -> tuple[dict[Metric, Gap], Ratio | None]:
-    """The figures that :func:`numbers_of` took, without the errors of G's parts.
+    """The figures from :func:`numbers_of`, without the errors of G's parts.
 
-    Of so many tokens of T and R, and of T of the ratio.
+    The counts are the tokens of T and R, and of T of the ratio.
     """
     sizes = [*(14, domain, reference) * len(METRICS), 3, of_ratio, reference, 3]
     arrays = iter(np.split(numbers, np.cumsum(sizes)))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: The Hub's quotas as it documents them (autumn 2026), requests in 300 s: anonymous, with a token.
 QUOTAS = {"api": (500, 1000), "resolvers": (3000, 5000)}
 _WINDOW = 300.0  # seconds
-#: Bytes of a checkpoint beside its rows: header, configuration, index.
+#: Bytes of a checkpoint besides its rows: header, configuration, index.
 _BESIDE = 40_000
 _SLACK = 1.2
 _GUIDE = "docs/reference/token-sets.md"
@@ -27,7 +27,7 @@ _GUIDE = "docs/reference/token-sets.md"
 def plan_document(
     selected: Selected, targets: Sequence[Target], domain: TokenSet, reference: TokenSet
 ) -> Document:
-    """The most that the screening of some targets costs: from a cache or a registry it costs less."""
+    """The highest cost of screening some targets; a cache or a registry makes it cheaper."""
     from lmeval_screener.checkpoints.hub import Hub
 
     has_token = Hub().has_token()
@@ -42,9 +42,9 @@ def plan_document(
         for name, requests in (("api", api), ("resolvers", resolvers))
     }
     slowest = max(waits, key=lambda name: waits[name])
-    wait = "No quota binds."
+    wait = "That is within the Hub's quotas."
     if waits[slowest] > 0:
-        wait = f"The quota of {slowest} makes it at least {waits[slowest]:.0f} min."
+        wait = f"The Hub's {slowest} quota stretches it to {waits[slowest]:.0f} min or more."
     answer = [
         f"{kinds.pop('to read', 0)} of {len(rows)} checkpoints to read: at most about {resolvers} resolver "
         f"and {api} API requests, {size / 1e6:.0f} MB. " + wait
@@ -52,23 +52,23 @@ def plan_document(
     if kinds:
         answer.append(f"Without a request: {', '.join(f'{kinds[kind]} {kind}' for kind in sorted(kinds))}.")
     if any(target.is_glob for target in targets):
-        answer.append("Of a pattern of revisions one match is counted: every other costs as much again.")
+        answer.append("A pattern of revisions counts as one match: every further match costs the same again.")
     if selected.sentence:
         answer.append(f"{selected.sentence[0].upper()}{selected.sentence[1:]}.")
     columns = [
         Column("checkpoint", "Checkpoint"),
         Column("what", "What"),
         Column("api", "API", "d", hint="requests"),
-        Column("resolvers", "Resolver", "d", hint="requests; tokenizers that are new come on top"),
-        Column("bytes", "Bytes", "d", hint="about: rows for its parameters, header, configuration"),
+        Column("resolvers", "Resolver", "d", hint="requests; new tokenizers need more"),
+        Column("bytes", "Bytes", "d", hint="estimate: rows for its parameters, header, configuration"),
     ]
-    table = Table(rows, columns, "What would be read", "plan")
+    table = Table(rows, columns, "Planned reads", "plan")
     guide = "docs/reference/screening.md"
     return Document("Plan", answer=answer, sections=[Section("", [table])], rows=rows, guide=guide)
 
 
 def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
-    """The most that a checkpoint costs."""
+    """The highest cost of a checkpoint."""
     listed = target.listed
     row = {"checkpoint": target.label, "what": "to read", "api": 0, "resolvers": 0, "bytes": 0}
     if target.refused is not None or target.local:
@@ -80,7 +80,7 @@ def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
     row["bytes"] = int(words * width * 2 * _SLACK) + _BESIDE
     if not target.on_hub and target.scheme != "hf":
         return row
-    # One for the configuration and for each file of weights (head and norm may lie in two, which an index
+    # One for the configuration and for each weights file (head and norm may lie in two, which an index
     # names). A list leaves out the tokenizer's digest, which is one more; a name costs the listing.
     if listed is None:
         return row | {"api": 1, "resolvers": 4}
@@ -129,7 +129,7 @@ def domains_document() -> Document:
 
 
 def _listing(title: str, answer: str, rows: list[dict[str, Any]], headings: dict[str, str]) -> Document:
-    # Where there is no room the last columns go first.
+    # On a narrow terminal the last columns go first.
     columns = [
         Column(key, heading, drop=max(place - 1, 0)) for place, (key, heading) in enumerate(headings.items())
     ]

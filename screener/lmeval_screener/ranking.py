@@ -1,14 +1,15 @@
-"""Which checkpoints may be compared, and which of them have a clear order.
+"""Groups of comparable checkpoints, and the pairs of them that have a clear order.
 
-A group is one tokenizer and one scale. In a group, a pair has a clear order where its paired difference in G
-separates it once the comparisons of the group are counted, with at most 5 % that any pair is ordered wrongly,
-and the ratio says the same (`Ratio.above`): what moves no prediction moves G, and orders nothing.
+A group is one tokenizer and one scale. A pair of a group has a clear order if its paired difference in G
+separates it after correction for the group's comparisons, with a chance of at most 5 % that any pair is
+ordered wrongly, and if the ratio agrees (`Ratio.above`): a change that alters no prediction moves G, but must
+not decide an order.
 
-Counted are comparisons that differ. A hundred near copies of two models are compared in ten thousand pairs,
+Only comparisons that differ count. A hundred near copies of two models are compared in ten thousand pairs,
 which all ask whether the two models differ. For a pair, checkpoints whose difference has an error far below
 that of the pair count as one; then Holm's step-down procedure, with Student's t. So the order of two models
-does not depend on how many copies of them are compared, and copies among themselves have the level of all
-pairs. `benchmarks/separation.py` simulates both.
+does not depend on the number of their copies, and copies among themselves have the level of all pairs.
+`benchmarks/separation.py` simulates both.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target
 from lmeval_screener.tokens.resolution import Resolution
 
-#: Chance that any two of a group are ordered although they do not differ.
+#: Chance that any two checkpoints of a group are ordered although they do not differ.
 ERROR_RATE = 0.05
-_OCTAVES = 40  # of a variance, each half of the one before; what is smaller is rounding
-_NEAR = 5  # scales between a pair and those who count as one in it: a quarter of its error at most
+_OCTAVES = 40  # of a variance, each half of the previous; anything smaller is rounding
+_NEAR = 5  # scales between a pair and the checkpoints that count as one: at most a quarter of its error
 _STEPS = 5  # of Holm's procedure; fewer order less
 _NAMED = "taken as the base, as all others name it (adapter_config.json, or base_model on the Hub)"
 _CELLS = 2**18  # pairs held at a time: 2 MB an array
@@ -59,18 +60,18 @@ K = TypeVar("K", bound=Hashable)
 
 
 class CommonTokenizer(NamedTuple):
-    """One tokenizer by which others are compared: the checkpoint that showed it, and its rows."""
+    """A common tokenizer: the first checkpoint that has it, and its rows."""
 
     first: Reading
     rows: frozenset[tuple[str, int]]
 
 
 def common_tokenizers(family: str | None, members: Sequence[Reading]) -> dict[str, CommonTokenizer | None]:
-    """For each tokenizer the common one by which its checkpoints are compared; None where none fits.
+    """For each tokenizer, the common tokenizer that its checkpoints are compared on; None if none fits.
 
-    The tokenizer that most checkpoints have is the one of a family. Checkpoints given by name (``family`` is
-    None) may have any number of tokenizers. One tokenizer stands for another where every token that is
-    compared in it is the same piece at the same row there.
+    A family's tokenizer is that of most of its checkpoints. Checkpoints given by name (``family`` is None)
+    may have any number of tokenizers. One tokenizer can replace another if each of its compared tokens is
+    the same piece at the same row there.
     """
     votes = Counter(member.tokenizer for member in members)
     shown = {member.tokenizer: member for member in reversed(members)}
@@ -108,9 +109,9 @@ def ranked(
     rank_by: RankBy = RANK_BY,
     bases: Sequence[Target] = (),
 ) -> list[Screened]:
-    """Every group's checkpoints, best first; each reading comes with the one of its common tokenizer.
+    """Every group's checkpoints, best first; each reading is paired with its common tokenizer's reading.
 
-    From one of ``bases`` the others of its group were trained; else from their :func:`named_base`.
+    A group's base is one of ``bases``, else its :func:`named_base`.
     """
     families: dict[str, list[Reading]] = {}
     labels = labelled([reading.target for reading, _ in members])
@@ -147,7 +148,7 @@ def _ranked_group(
         members = [replace(m, warnings=(*m.warnings, _NAMED)) if m.place == named else m for m in members]
         base = next((member for member in members if member.place == named), None)
     members = sorted(members, key=lambda member: member is not base)  # others are copies of the base
-    # A copy stands where its original does: what moves no prediction may have moved its own G.
+    # A copy gets its original's rank: its own G may have moved without any change of predictions.
     copied = originals(members)
     distinct = sorted({original.place for original in copied})
     gaps, ratios = [members[i].gaps[metric] for i in distinct], [members[i].ratio for i in distinct]
@@ -180,7 +181,7 @@ def _ranked_group(
 
 
 class Standing(NamedTuple):
-    """Where one gap of a group stands; ``ties`` holds its own rank where another gap shares it."""
+    """The standing of one gap in a group; ``ties`` holds its own rank if another gap shares it."""
 
     rank: int
     ties: Ranks
@@ -193,14 +194,14 @@ def rank_gaps(
     rank_by: RankBy = "gap",
     base: Ratio | None = None,
 ) -> list[Standing]:
-    """The standing of each gap in its group, in the order given; see the module's text.
+    """The standing of each gap in its group, in the given order; see the module's docstring.
 
-    Ranks are by either figure, or by the mean rank of both; without all ratios by G. Two whose ratios lie
-    below that of ``base`` have no clear order: rows do not tell what forgot from what was taught wrong.
+    Ranks are by either figure, or by the mean rank of both; without all ratios by G. Two ratios
+    below that of ``base`` have no clear order: rows do not show whether a model forgot or was taught wrong.
     """
     ratios = ratios or [None] * len(gaps)
     count = len(gaps)
-    # `difference` refuses gaps of other tokens or another metric; against one of them is enough.
+    # `difference` refuses gaps of other tokens or another metric; checking one of them is enough.
     for gap in gaps:
         gap.check_comparable(gaps[0])
     means = np.array([gap.mean for gap in gaps])
@@ -214,7 +215,7 @@ def rank_gaps(
     places, line = np.array(rank_places(keys.tolist())), np.argsort(-keys, kind="stable").tolist()
     after = dict(pairwise(line))
     is_below = np.array([base is not None and r is not None and r.mean < base.mean for r in ratios])[order]
-    # Without a ratio, a checkpoint is above all and below all by it.
+    # Without a ratio, a checkpoint counts as both above and below all others.
     bounds = [
         (math.inf, -math.inf) if r is None else (r.mean - r.rounding, r.mean + r.rounding) for r in ratios
     ]
@@ -222,7 +223,7 @@ def rank_gaps(
     unclear = _unclear(means, [gaps[i] for i in order])
     standings: dict[int, Standing] = {}
     for at, i in enumerate(order):
-        # In the order of G: those before it are better, those behind it worse.
+        # In the order of G: those before it are better, those after it worse.
         tied = np.unpackbits(unclear[at], count=count).astype(bool)
         tied[:at] |= ~(least[:at] > most[at])
         tied[at + 1 :] |= ~(least[at] > most[at + 1 :])
@@ -238,19 +239,20 @@ def rank_gaps(
 
 
 def agree(better: Ratio | None, worse: Ratio | None) -> bool:
-    """Whether the ratio does not object to an order: it says the same, or is not known of both."""
+    """Whether the ratio allows an order: it agrees, or is not known for both."""
     return better is None or worse is None or better.above(worse)
 
 
 def clear_above(champion: tuple[Gap, Ratio | None], others: Sequence[tuple[Gap, Ratio | None]]) -> list[bool]:
-    """Which of some checkpoints have a clear order with one of their group and are above it.
+    """The checkpoints that are clearly above a champion of their group.
 
-    Paired differences from the champion, Holm over ``others`` alone: at most 5 % that any is said to be above
-    that is not. It holds of a champion that is the best of many by G, too: one that is best by the choice of
-    tokens alone is harder to exceed. That something is *below* such a champion takes :func:`rank_gaps`.
+    Paired differences from the champion, Holm over ``others`` alone: a chance of at most 5 % that any is
+    wrongly called above. It holds even if the champion was chosen as the best of many by G: a champion that
+    is best only by the choice of tokens is harder to exceed. For *below* such a champion use
+    :func:`rank_gaps`.
 
     Raises:
-        GeometryError: for gaps of another metric or other tokens.
+        GeometryError: For gaps of another metric or other tokens.
     """
     gap, ratio = champion
     gains = [difference(other, gap) for other, _ in others]
@@ -259,10 +261,10 @@ def clear_above(champion: tuple[Gap, Ratio | None], others: Sequence[tuple[Gap, 
 
 
 def against_base(base: Ratio, ratios: Mapping[K, Ratio], copies: Collection[K] = ()) -> dict[K, Against]:
-    """Each ratio minus its base's, and on which side of it the checkpoint clearly lies.
+    """Each ratio minus its base's, and the side of the base on which it clearly lies.
 
-    Clear is a paired difference, all that are compared counted (Holm), that rounding cannot explain. Copies,
-    and what has the base's rows bit for bit, are equal to it.
+    A side is clear by a paired difference, corrected for all comparisons (Holm), that rounding cannot
+    explain. Copies, and checkpoints with the base's rows bit for bit, are equal to it.
     """
     gains = {key: ratio.minus(base) for key, ratio in ratios.items()}
     clear = holm({key: gain.p for key, gain in gains.items()})
@@ -279,10 +281,10 @@ def against_base(base: Ratio, ratios: Mapping[K, Ratio], copies: Collection[K] =
 
 
 def _unclear(means: Array, gaps: Sequence[Gap]) -> NDArray[np.uint8]:
-    """Whether G leaves the order of each two of (n,) gaps open: rows of packed bits, (n, n / 8)."""
+    """Whether G leaves the order of each pair of (n,) gaps open: rows of packed bits, (n, n / 8)."""
     count = len(gaps)
     values = np.concatenate([side * math.sqrt(1 - 1 / side.shape[1]) for side in _sides(gaps)], axis=1)
-    # The jackknife's variance of a difference is the squared distance of these rows.
+    # The jackknife variance of a difference is the squared distance of these rows.
     values -= values.mean(axis=0)
     squares = np.square(values).sum(axis=1)
     largest = squares.max() or 1.0
@@ -305,7 +307,7 @@ def _unclear(means: Array, gaps: Sequence[Gap]) -> NDArray[np.uint8]:
     shares = np.ones((count, scales), dtype=np.float32)
     shares[:, _NEAR:] /= np.cumsum(of_scale, axis=1)[:, :-_NEAR]
     used = of_scale.any(axis=0)
-    # The mean variance among those that count as one: the best of many copies may be ahead by as much.
+    # The mean variance among those that count as one: the best of many copies may be ahead by that much.
     of_scale[:, 0] -= 1  # each with itself
     sums = np.cumsum(of_scale * np.exp2(np.arange(scales) - _OCTAVES + 1), axis=1)
     among = np.zeros(scales)
@@ -332,14 +334,14 @@ def _unclear(means: Array, gaps: Sequence[Gap]) -> NDArray[np.uint8]:
 
 
 def _sides(gaps: Sequence[Gap]) -> tuple[Array, Array]:
-    """G without each token of T, then of R, less its mean; a row each gap."""
+    """G without each token of T, then of R, minus its mean; one row per gap."""
     domain = np.stack([gap.left_out_domain for gap in gaps])
     reference = np.stack([gap.left_out_reference for gap in gaps])
     return domain - domain.mean(axis=1, keepdims=True), reference - reference.mean(axis=1, keepdims=True)
 
 
 def flat_from(gaps: Sequence[Gap], level: float) -> int:
-    """The first place from which on no two gaps differ, at a two-sided level of one comparison."""
+    """The first place after which no two gaps differ, at the two-sided level of one comparison."""
     sides = _sides(gaps)
     means = np.array([gap.mean for gap in gaps])
     point = student_quantile(1 - level / 2, min(side.shape[1] for side in sides) - 1)
@@ -358,8 +360,8 @@ def flat_from(gaps: Sequence[Gap], level: float) -> int:
 _TOLERANCE = 0.04
 _IN_NAME = re.compile(r"(?:^|[-_./])(?:(\d+)x)?(\d+(?:\.\d+)?)([kmb])(?=$|[-_./])", re.IGNORECASE)
 _UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
-# Sizes that checkpoints are published by, those of the bundled families among them. Counts alone cannot tell
-# Pythia's 6.9B from the many 7B: by name it keeps its own.
+# Published sizes of checkpoints, including the bundled families'. Counts alone cannot separate Pythia's 6.9B
+# from the many 7B: its name does.
 _KNOWN = (
     *("14M", "31M", "70M", "82M", "124M", "135M", "160M", "355M", "360M", "410M", "0.5B", "0.6B"),
     *("774M", "1B", "1.3B", "1.4B", "1.5B", "1.7B", "2B", "2.8B", "3B", "4B", "7B", "8B"),
@@ -375,12 +377,12 @@ def scale_names(readings: Sequence[Reading]) -> list[str]:
     The rule, first match first:
 
     1. the scale that the family file states;
-    2. a size in the repository's or folder's name (``-70m``, ``-7B``, ``-0.5B``), where the parameters that
-       were counted are within a factor of two of it: nobody calls ``Qwen2.5-7B`` by its 7.6 billion;
-    3. the scale of a sibling that has one by 1 or 2 and as many parameters, to 4 %;
-    4. the count: the nearest scale of the bundled families, to 4 %, else two digits.
+    2. a size in the repository's or folder's name (``-70m``, ``-7B``, ``-0.5B``), if the parameters that
+       were counted are within a factor of two of it: ``Qwen2.5-7B`` has 7.6 billion;
+    3. the scale of a sibling by rule 1 or 2 whose parameters are equal within 4 %;
+    4. the count: the nearest scale of the bundled families within 4 %, else two digits.
 
-    Counted are all parameters without the vocabulary's padding (rows beyond the tokenizer's last id, in both
+    The count is all parameters without the vocabulary's padding (rows beyond the tokenizer's last id, in both
     vocabulary matrices). A fine-tune that adds or drops padding stays in the group of its siblings.
     """
     counts = [_counts(reading) for reading in readings]
@@ -397,10 +399,10 @@ def scale_names(readings: Sequence[Reading]) -> list[str]:
 
 
 def _counts(reading: Reading) -> tuple[int, ...]:
-    """The parameters without padding, and where the matrices are not tied also without the second of them.
+    """The parameters without padding, and, if the matrices are not tied, also without the second matrix.
 
     Published names follow either: Pythia-70m has 70 million with both, Qwen2.5-7B 7.07 billion without its
-    head; and a distilled sibling that was untied stays in its group. Empty where they are not known.
+    head; and a distilled sibling that was untied stays in its group. Empty if they are not known.
     """
     rows, width = reading.shape
     words = reading.resolution.vocabulary
@@ -410,7 +412,7 @@ def _counts(reading: Reading) -> tuple[int, ...]:
 
 
 def _of_name(name: str, counts: tuple[int, ...]) -> str | None:
-    """The size in a name nearest to the count; None where none is, or all are off by more than twice."""
+    """The size in a name nearest to the count; None if there is none within a factor of two."""
     sizes: list[tuple[float, str]] = []
     for experts, number, unit in _IN_NAME.findall(re.split(r"[/\\]", name.rstrip("/\\"))[-1]):
         value = float(number) * _UNITS[unit.upper()] * int(experts or 1)
@@ -458,8 +460,8 @@ class Agreement:
     Scope *within groups* compares all groups, each only inside; *overall* is across groups, which the
     published evidence does not support. ``spearman_p`` is two-sided: the share of all orders of the
     accuracies whose correlation is at least as large; beyond nine checkpoints of orders drawn with a fixed
-    seed, as (1 + as large) / (1 + drawn). Two checkpoints always give 1, three at least 1/3: it is reported
-    as it is.
+    seed, as (1 + as large) / (1 + drawn). Two checkpoints always give 1, three at least 1/3, reported
+    as is.
     """
 
     scope: Literal["group", "within groups", "overall"]
@@ -473,7 +475,7 @@ class Agreement:
 
     @classmethod
     def of(cls, scope: Any, group: str, strata: Sequence[tuple[list[float], list[float]]]) -> Agreement:
-        """The agreement of gaps with accuracies, which are permuted inside each stratum."""
+        """The agreement of gaps with accuracies; permutations stay inside each stratum."""
         n = sum(len(gaps) for gaps, _ in strata)
         figures = rank_agreement(strata)
         if figures is not None:

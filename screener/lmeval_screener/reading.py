@@ -31,14 +31,14 @@ from lmeval_screener.weights.rows import PiecedRows, sliced_error
 if TYPE_CHECKING:
     from lmeval_screener.weights.adapters import Adapter
 
-#: The reading that is known of a checkpoint as it was opened, an adapter with its base; None for none.
+#: Returns the known reading of an opened checkpoint (an adapter with its base), or None.
 Known = Callable[[Target, Snapshot, Snapshot | None], Reading | None]
 
 
 class Reader:
-    """Reads checkpoints for one pair of token sets; resolutions are shared by checkpoints of one tokenizer.
+    """Reads checkpoints for one pair of token sets; those with the same tokenizer share its resolution.
 
-    ``known`` is called with every opened checkpoint: it gives the kept reading, or raises the kept
+    ``known`` is called with every opened checkpoint: it returns the kept reading, or raises the kept
     `ScreeningError`.
     """
 
@@ -57,7 +57,7 @@ class Reader:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def read(self, target: Target, budget: Budget, *, over: Resolution | None = None) -> Reading:
-        """The reading of one checkpoint within a time budget, made over its own rows or those of ``over``."""
+        """Read one checkpoint within a time budget, over its own rows or those of ``over``."""
         return await budget.bounded(self._read(target, budget, over))
 
     async def _read(self, target: Target, budget: Budget, over: Resolution | None) -> Reading:
@@ -80,7 +80,7 @@ class Reader:
         else:
             holder = snapshot if base is None or _tokenizer_file(snapshot) else base
             if _tokenizer_file(holder) is None:
-                await _projection(snapshot, adapter, base)  # where there are no weights, that is what to say
+                await _projection(snapshot, adapter, base)  # without weights, that is the error to raise
             file, digest = await _tokenizer(holder)
             projection, resolution = await side_by_side(
                 [
@@ -109,7 +109,7 @@ class Reader:
             seconds=time.perf_counter() - start,
             ratio=ratio,
             no_ratio=no_ratio,
-            # An adapter that leaves the rows alone is no copy of its base.
+            # An adapter that leaves the rows alone is not a copy of its base.
             sketch=sketch if base is None else b"",
             base=named,
         )
@@ -117,7 +117,7 @@ class Reader:
     async def _opened(
         self, target: Target, budget: Budget, *, ask: bool
     ) -> tuple[Snapshot, Adapter | None, Snapshot | None, Reading | None]:
-        """The opened checkpoint, its adapter and base where it is one, and its known reading if ``ask``."""
+        """The opened checkpoint, an adapter with its base if it is one, and its known reading if ``ask``."""
         snapshot = await self._open(target, budget)
         adapter = None
         if target.file is None and "adapter_config.json" in snapshot.files:
@@ -139,7 +139,7 @@ class Reader:
         """The rows of T and R, kept by the tokenizer's hash; its vocabulary is read once."""
         if over is not None:
             return over
-        # One lock a tokenizer, not one shared task: where the repository that came first fails, the next one
+        # One lock a tokenizer, not one shared task: if the first repository fails, the next
         # tries for itself.
         async with self._locks.setdefault(digest, asyncio.Lock()):
             if digest not in self._resolutions:
@@ -157,7 +157,7 @@ class Reader:
 async def _read_figures(
     projection: OutputProjection, resolution: Resolution
 ) -> tuple[dict[Metric, Gap], Ratio | None, str, bytes]:
-    """G in every metric, the ratio, why there is none, and the sketch by which copies are recognised."""
+    """G in every metric, the ratio, why it is missing, and the sketch that identifies copies."""
     of_ratio = [token.id for token in resolution.of_ratio]
     # Answers come last: without any of their own, the rows are T's and R's alone.
     ids = list(dict.fromkeys([*resolution.domain_ids, *resolution.reference_ids, *of_ratio]))
@@ -165,8 +165,8 @@ async def _read_figures(
     if max(ids) >= rows:
         raise ScreeningError(
             "TokenizerMismatch",
-            f"cannot be screened because its tokenizer names row {max(ids)} and {projection.name} has "
-            f"{rows}; tokenizer and weights do not belong together",
+            f"cannot be screened because its tokenizer needs row {max(ids)} and {projection.name} has "
+            f"{rows}; tokenizer and weights do not match",
         )
     if isinstance(projection.rows, PiecedRows) and rows < resolution.vocabulary:
         raise sliced_error(
@@ -187,7 +187,7 @@ async def _read_figures(
 
 
 def _is_gguf(snapshot: Snapshot, target: Target) -> bool:
-    """Whether a GGUF file is meant: it was named, or there are no other weights that can be read."""
+    """Whether to read a GGUF file: it was named, or no other weights can be read."""
     if target.file is not None:
         return True
     others = tuple(kind.suffix for kind in TRANSFORMERS)
@@ -196,7 +196,7 @@ def _is_gguf(snapshot: Snapshot, target: Target) -> bool:
 
 
 def _base_target(adapter: Adapter, target: Target) -> Target:
-    """Where the base of an adapter is read: a folder only for an adapter that is in a folder itself."""
+    """The target of an adapter's base; a folder only for an adapter that is in a folder itself."""
     base = parse_target(adapter.base)
     if target.local and base.refused is None:
         return replace(base, revision=adapter.revision or base.revision) if not base.local else base
@@ -227,16 +227,16 @@ def _tokenizer_file(snapshot: Snapshot) -> str | None:
 
 
 async def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
-    """Name and digest of the file that has the vocabulary."""
+    """Name and digest of the vocabulary file."""
     name = _tokenizer_file(snapshot)
     if name is None:
         raise ScreeningError(
             "TokenizerNotFound",
-            f"cannot be screened because it has no {' or '.join(TOKENIZER_FILES)}, which tells the tokens' "
-            "rows; name another place of it with --tokenizer, or save it with "
+            f"cannot be screened because it has no {' or '.join(TOKENIZER_FILES)}, which maps tokens to "
+            "rows; name a tokenizer with --tokenizer, or save it with "
             "`AutoTokenizer.from_pretrained(...).save_pretrained(...)` and screen that folder",
         )
     if (digest := (await snapshot.look_up(name)).digest) is None:
-        # A file without a version may be another one tomorrow: only its content says which it is.
+        # A file without a version may change: only its content identifies it.
         digest = f"sha256:{hashlib.sha256(await snapshot.small_file(name)).hexdigest()}"
     return name, digest

@@ -1,4 +1,4 @@
-"""The types of a screening: a checkpoint as it was read and as it ranks, one that failed, those compared.
+"""The types of a screening: a checkpoint as read, as ranked or as failed, and a group of them.
 
 Their forms for programs are in ``columns.py``.
 """
@@ -27,29 +27,29 @@ from lmeval_screener.tokens.resolution import Resolution
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One checkpoint as it was read, before it is known which others it may be compared with.
+    """One checkpoint as read, before its group is known.
 
     Attributes:
-        target: The checkpoint as it was asked for.
+        target: The checkpoint as requested.
         repo: Repository after renames, or the folder.
         revision: The commit that was read, 40 hex digits; None for a folder.
         tensor: Name of the output projection.
-        file: Where it is stored.
+        file: The file that stores it.
         dtype: Its element type as stored.
         shape: Rows and columns.
         tied: Whether it is the input embedding.
-        parameters: All parameters as stored; None if not to be known.
-        tokenizer: Digest of the tokenizer's file.
+        parameters: All parameters as stored; None if unknown.
+        tokenizer: Digest of the tokenizer file.
         resolution: The rows of T and R; checkpoints of one tokenizer share it.
         gaps: The gap in every metric.
         warnings: Remarks that a reader of the number should know.
-        bytes_read: Bytes that travelled, those of an adapter's base included; from a cache 0.
+        bytes_read: Bytes transferred, including an adapter's base; 0 from a cache.
         requests: Requests likewise.
         seconds: From the first request to the last row.
-        ratio: The second figure; None where the final norm is not known, and G stands alone.
-        no_ratio: Why there is none, one clause; empty where there is one.
-        sketch: By which its copies are recognised (`lmeval_screener.copies`); empty where no claim is made.
-        base: What it was trained from, a ``place``, by an adapter's configuration or the Hub; empty for none.
+        ratio: The ratio; None if the final norm is not known, and G stands alone.
+        no_ratio: Why the ratio is missing, one clause; empty if it is known.
+        sketch: Identifies its copies (`lmeval_screener.copies`); empty if no claim is made.
+        base: The ``place`` of its base, from an adapter's configuration or the Hub; empty for none.
     """
 
     target: Target
@@ -85,12 +85,12 @@ class Reading:
 
     @property
     def place(self) -> str:
-        """``name``, of a folder the whole path: as others name it as their base."""
+        """``name``, or a folder's whole path: as others name it as their base."""
         return str(Path(self.repo).resolve()) if self.target.local else self.name
 
     @property
     def label(self) -> str:
-        """Its name in reports; unique among those that were screened together."""
+        """Its name in reports; unique in a screening."""
         return self.target.labelled or self.name
 
     @property
@@ -100,7 +100,7 @@ class Reading:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks that a reader of the number should know: contradictions, words that were dropped."""
+        """Remarks that a reader of the number should know: contradictions, dropped words."""
         tokens, notes = self.resolution, list(self.warnings)
         if tokens.never_made:
             more = len(tokens.never_made) - 5
@@ -118,25 +118,25 @@ class Reading:
         return tuple(notes)
 
 
-#: How the family of checkpoints that were given by name begins: their tokenizer's short hash follows.
+#: Start of the family of checkpoints given by name; their tokenizer's short hash follows.
 TOKENIZER = "tokenizer:"
 
 
 RankBy = Literal["gap", "ratio", "both"]
-#: What ranks where nothing else is named.
+#: The figure that ranks by default.
 RANK_BY: RankBy = "ratio"
 RANKED = {"gap": "highest G", "ratio": "highest ratio", "both": "highest mean rank of G and ratio"}
 
 
-Finite = Annotated[float, ("type", "number")]  # in JSON never null
+Finite = Annotated[float, ("type", "number")]  # never null in JSON
 Side = Literal["above", "below", "level", "equal"]
 
 
 class Against(NamedTuple):
-    """A checkpoint's ratio minus that of its base, paired over tokens; on which side of it rows put it.
+    """A checkpoint's ratio minus its base's, paired over tokens, and its side of the base.
 
-    ``side`` is ``above``, ``below``, ``level`` where neither is clear, or ``equal``
-    where all rows are the base's.
+    ``side`` is ``above``, ``below``, ``level`` if neither is clear, or ``equal`` if all rows are the
+    base's.
     """
 
     difference: Finite
@@ -186,24 +186,24 @@ class Ranks:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Screened(Reading):
-    """One checkpoint that was screened: what was read of it, and where it stands in its group.
+    """One screened checkpoint: its reading, and its rank in its group.
 
     Attributes:
-        family: Family, or the tokenizer's short hash where checkpoints were given by name.
+        family: Family, or the tokenizer's short hash for checkpoints given by name.
         scale: Size as the field names it.
         rank: Rank within (family, scale), 1 for the best by ``ranked_by``; equal ones share the better rank.
-        ranked_by: Which figure ranks: ``gap``, ``ratio``, or the mean rank of ``both``; where some of a group
-            have no ratio, it is G.
+        ranked_by: The figure that ranks: ``gap``, ``ratio``, or the mean rank of ``both``; G if some of the
+            group have no ratio.
         is_base: Whether it is the base that the others of the group were trained from: it is never chosen.
         against: The ratio against the base's; None without a base, or a ratio.
-        ties: Ranks with which it has no clear order by G and ratio together (`lmeval_screener.ranking`): at
-            most one group in twenty has a pair that is ordered by the choice of tokens alone.
+        ties: Ranks without a clear order with it by G and ratio together (`lmeval_screener.ranking`): at most
+            one group in twenty has a pair that is ordered by the choice of tokens alone.
         next: The difference from the next in rank; None for the last.
-        copy_of: Label of the checkpoint of the group that it is a copy of; None for none. A copy stands where
-            that one stands, whatever its own G.
+        copy_of: Label of its original in the group; None if it is not a copy. A copy gets its original's
+            rank, whatever its own G.
         copy_rounded: Whether the two agree only within the rounding of their types.
-        chosen: Why it is on a short list: ``rank``, ``tied`` or ``audit``; None where it is not.
-        inclusion_probability: With which it was to be on it; None without a short list.
+        chosen: Why it is on a short list: ``rank``, ``tied`` or ``audit``; None if it is not.
+        inclusion_probability: Its probability of being chosen; None without a short list.
     """
 
     family: str = ""
@@ -230,7 +230,7 @@ class Screened(Reading):
 
     @property
     def training_and_step(self) -> tuple[str, str | None]:
-        """The training that it is of, and the name of its step; the checkpoint itself and None for none."""
+        """Its training run and the name of its step; the checkpoint itself and None if it has none."""
         return training_and_step(self.repo, self.target.revision, local=self.revision is None)
 
     @property
@@ -245,7 +245,7 @@ class Screened(Reading):
 
 @dataclass(frozen=True)
 class Failed:
-    """One checkpoint that was not screened: what was asked for, a stable word, and a sentence."""
+    """One checkpoint that was not screened: the target, a stable word, and a sentence."""
 
     target: Target
     error: str
@@ -253,12 +253,12 @@ class Failed:
 
     @property
     def repo(self) -> str:
-        """Repository or folder, as it was asked for."""
+        """Repository or folder, as requested."""
         return self.target.shown
 
     @property
     def revision(self) -> str | None:
-        """Revision as it was asked for; None for the default branch."""
+        """Revision as requested; None for the default branch."""
         return self.target.revision
 
     @property
@@ -269,9 +269,9 @@ class Failed:
 
 @dataclass(frozen=True, repr=False)
 class Group:
-    """Checkpoints that may be compared: one family (or tokenizer) and one scale, best first.
+    """Comparable checkpoints: one family (or tokenizer) and one scale, best first.
 
-    ``tokenizer`` says in titles which one is meant, where the checkpoints are of no family.
+    ``tokenizer`` names their tokenizer in titles, if the checkpoints belong to no family.
     """
 
     family: str
@@ -285,7 +285,7 @@ class Group:
 
     @cached_property
     def trajectory(self) -> tuple[Screened, ...]:
-        """The members in the order of their steps where all are of one training, else none.
+        """The members in the order of their steps if all belong to one training, else none.
 
         They are revisions of one repository, or folders of one local run, whose own folder holds the last.
         """
@@ -298,7 +298,7 @@ class Group:
 
     @cached_property
     def steps(self) -> tuple[Screened, ...]:
-        """The members of a training that have a step, in order; empty where the group is no training."""
+        """The members of a training that have a step, in order; empty if the group is not a training."""
         members = tuple(c for c in self.trajectory if c.step is not None)
         return members if len(members) > 1 else ()
 
@@ -309,7 +309,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        """Its name in reports: a family, what the names of its checkpoints share, a training by its model."""
+        """Its name in reports: a family, the shared part of its checkpoints' names, or a training's model."""
         if not self.trajectory:
             return title_of(self.family, self.scale, [c.target for c in self.checkpoints], self.tokenizer)
         training, _ = self.trajectory[0].training_and_step
@@ -331,7 +331,7 @@ class Group:
 
     @cached_property
     def ratio_ranks(self) -> dict[Screened, int]:
-        """Rank of each member by the ratio, 1 for the largest, of those that have one."""
+        """Rank by the ratio, 1 for the largest, of each member that has one."""
         rated = {c: c.ratio.mean for c in self.checkpoints if c.ratio is not None}
         return dict(zip(rated, rank_places(list(rated.values())), strict=True))
 
@@ -342,13 +342,13 @@ class Group:
 
     @cached_property
     def base(self) -> Screened | None:
-        """The base of the others; None where it is not known, or elsewhere."""
+        """The base of the others; None if it is unknown, or in another group."""
         return next((c for c in self.checkpoints if c.is_base), None)
 
     def rivals(self, metric: Metric) -> tuple[Screened, ...]:
-        """The best by G and the best by the ratio, where each figure separates them, the other way round.
+        """The best by G and the best by the ratio, if each figure separates them in opposite order.
 
-        They were chosen among all pairs of the group, so each test allows for as many (Bonferroni).
+        They were chosen among all pairs of the group, so each test is corrected for them (Bonferroni).
         """
         among = [c for c in self.candidates if c.copy_of is None]
         if any(c.ratio is None for c in among[:1]):
@@ -363,14 +363,14 @@ class Group:
 
 
 def title_of(family: str, scale: str, targets: Sequence[Target], tokenizer: str = "one tokenizer") -> str:
-    """A group's name for readers; of checkpoints that were given by name, what their names share."""
+    """A group's name for readers; for checkpoints given by name, the shared part of their names."""
     if not family.startswith(TOKENIZER):
         return f"{family} · {scale}"
     return " · ".join(filter(None, (shared_name(targets), scale, tokenizer)))
 
 
 def grouped(checkpoints: Iterable[Screened]) -> tuple[Group, ...]:
-    """The groups of ranked checkpoints, in their order, no two with one title."""
+    """The groups of ranked checkpoints, in their order, with unique titles."""
     members: dict[tuple[str, str], list[Screened]] = {}
     for checkpoint in checkpoints:
         members.setdefault((checkpoint.family, checkpoint.scale), []).append(checkpoint)

@@ -1,7 +1,7 @@
-"""Many checkpoints, side by side.
+"""Many checkpoints, read concurrently.
 
-Some checkpoints are read at once, each over the rows that its own tokenizer names, and only when all have
-ended are tokenizers compared: the slowest holds up no other, and a failure stops no other.
+Each checkpoint is read over the rows of its own tokenizer, and tokenizers are compared only when all readings
+have ended: a slow or a failed checkpoint does not hold up the others.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT = 60.0  # seconds for one checkpoint, everything included; the only time limit there is
-_SIDE_BY_SIDE = 16  # checkpoints that are read at once, for each quota
-_SCOUTS = 3  # checkpoints that are tried alone while the Hub does not answer; when all fail, no more are
-_PATIENCE = 0.25  # seconds without an answer or a failed connection after which the others go on
+_SIDE_BY_SIDE = 16  # checkpoints that are read at a time, for each quota
+_SCOUTS = 3  # checkpoints that are tried first while the Hub does not answer; if all fail, no others are
+_PATIENCE = 0.25  # seconds without an answer or a failed connection after which the others start
 
 #: Called when a checkpoint ends, with its reading or failure, how many have ended, and how many there are.
 OnDone = Callable[[Reading | Failed, int, int], None]
@@ -76,34 +76,34 @@ def screen(
     base: str | None = None,
     rank_by: RankBy = RANK_BY,
 ) -> Result:
-    """Rank checkpoints by the dispersion of their output rows, reading only the rows that it needs.
+    """Rank checkpoints by the dispersion of their output rows, reading only the rows that are needed.
 
     Args:
         checkpoints: One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``, folders, folders
-            of training runs, files of weights, or addresses such as ``s3://bucket/run/checkpoint-*``.
-        family: Name of a family whose checkpoints are added; ``FILE:NAME`` for one of a file of your own.
-        domain: Bundled token set or a YAML file, T of G. Default: the task's, else ``math``.
-        task: lm-eval's task whose answer tokens the ratio is over, or a YAML file of them. Default: those
+            of training runs, weights files, or addresses such as ``s3://bucket/run/checkpoint-*``.
+        family: Name of a family whose checkpoints are added; ``FILE:NAME`` for a family of your own file.
+        domain: Domain tokens T: a bundled token set or a YAML file. Default: the task's, else ``math``.
+        task: lm-eval task whose answer tokens the ratio uses, or a YAML file of them. Default: those
             known of the domain, else T of G.
-        reference: The everyday token set, likewise.
-        metric: ``cosine`` or ``euclidean``: of which G is. Both are computed.
+        reference: Everyday tokens R, likewise.
+        metric: ``cosine`` or ``euclidean``: the distance of G. Both are computed.
         timeout: Seconds for one checkpoint.
-        accuracy: Where accuracies to compare G with are read: a CSV file, lm-eval's results, or ``hub:TASK``.
+        accuracy: Accuracies to compare G with: a CSV file, lm-eval's results, or ``hub:TASK``.
         demo: Whether to add the bundled demo's checkpoints.
         progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends. Default: a bar, in a
             notebook or on a terminal, where that takes more than a second.
-        tokenizer: Where the tokenizer of checkpoints that store none is read: a repository, a folder, an
-            address, or a tokenizer's file.
+        tokenizer: Tokenizer for checkpoints without their own: a repository, a folder, an address, or a
+            tokenizer file.
         author: Organisations or users of the Hub whose models are screened too.
         tag: Tags of the Hub that all listed models have.
-        base_model: Models whose fine-tunes, as the Hub knows them, are screened too.
-        limit: Of what is listed, so many that changed last.
+        base_model: Models whose fine-tunes, according to the Hub, are screened too.
+        limit: Only so many listed models, those changed last.
         max_requests: Requests to the Hub after which no further checkpoint is begun.
-        registry: The SQLite file that keeps what is measured; only what is new or changed is read.
-        refresh: Whether to read again what the registry has.
-        since: What ``result.news`` answers from: ``last`` or ``yesterday``, of which each checkpoint is
-            announced once, a date or time (UTC), or a run of the registry. Without a registry: of what is
-            listed, what changed on that date or later. Default: no news, and all.
+        registry: The SQLite file that keeps results; only new or changed checkpoints are read.
+        refresh: Whether to read again even what the registry has.
+        since: Start of ``result.news``: ``last`` or ``yesterday``, which announce a checkpoint once, a date
+            or time (UTC), or a run of the registry. Without a registry: only listed models that changed on
+            that date or later. Default: no news, and all.
         base: The checkpoint that the others were trained from, their zero point. Default: none.
         rank_by: ``gap``, ``ratio`` or ``both``: which figure ranks; a clear order needs both.
 
@@ -154,15 +154,19 @@ def screen(
 def session_in(
     registry: Path | None, *sets: TokenSet, refresh: bool, since: str | None = None, **run: Any
 ) -> Any:
-    """A context with a registry's session, or with None where there is no registry."""
+    """A context with a registry's session, or with None if no registry is given."""
     if registry is not None:
         from lmeval_screener.registry import open_session
 
         return open_session(registry, *sets, refresh=refresh, since=since, **run)
     if since is not None:
-        raise UsageError("expected --registry FILE with --since, got none; it holds what was there before")
+        raise UsageError(
+            "expected --registry FILE with --since, got none; the registry holds earlier results"
+        )
     if refresh:
-        raise UsageError("expected --registry FILE with --refresh, got none; without one all is read")
+        raise UsageError(
+            "expected --registry FILE with --refresh, got none; without a registry everything is read"
+        )
     return contextlib.nullcontext()
 
 
@@ -176,7 +180,7 @@ def add_named(selected: Selected, family: str | None, *, demo: bool) -> None:
 
 
 def _all_local(targets: Sequence[Target]) -> bool:
-    """Whether all lie in folders, and none needs another place: then no connection and no token is needed."""
+    """Whether all are local and need nothing from elsewhere: then neither connection nor token is needed."""
     return all(
         target.local and target.tokenizer is None and not Path(target.repo, "adapter_config.json").exists()
         for target in targets
@@ -184,7 +188,7 @@ def _all_local(targets: Sequence[Target]) -> bool:
 
 
 def run_sync(act: Callable[[], T]) -> T:
-    """The result of a function that runs an event loop, also in a notebook, whose thread already runs one."""
+    """The result of a function that runs an event loop, even in a notebook, whose thread already runs one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -196,13 +200,13 @@ def run_sync(act: Callable[[], T]) -> T:
 def floor_among(
     targets: Sequence[Target], text: str, tokenizer: str | None = None, option: str = "--fail-if-below"
 ) -> Target:
-    """The checkpoint that an option names: by its label in the report, or as any other is named."""
+    """The checkpoint that an option names: by its label in the report, or by its name."""
     by_label = next((item for item in labelled(targets) if item.label == text), None)
     if by_label is not None:
         return by_label
     labels = [item.label for item in labelled(targets)]
     near = "" if "/" in text or os.path.exists(text) else nearest(text, labels)
-    if near:  # of a label, which no Hub is asked for
+    if near:  # a mistyped label: the Hub is not asked
         raise UsageError(f"expected a checkpoint with {option}, got {text!r}{near}")
     wanted = parse_targets([text], tokenizer)
     if len(wanted) != 1 or wanted[0].is_glob:
@@ -220,11 +224,11 @@ class Screening:
     """One screening: its settings, those of :func:`screen`, and its state while it runs.
 
     Attributes:
-        fail_if_below: The checkpoint that none may fall behind, by its label or as any is named.
+        fail_if_below: The checkpoint that no other may fall behind, by its label or name.
         base: The checkpoint that the others were trained from, likewise.
-        session: A registry's, which knows what need not be read again and keeps what is read.
-        since: Time from which the registry's news are given; None for none.
-        keep_on_interrupt: Whether Ctrl-C and SIGTERM return what is done (main thread only).
+        session: The registry's session, which gives known readings and keeps new ones.
+        since: Start of the registry's news; None for no news.
+        keep_on_interrupt: Whether Ctrl-C and SIGTERM return the results so far (main thread only).
     """
 
     domain: TokenSet
@@ -260,8 +264,8 @@ class Screening:
         """Screen what was selected."""
         if not selected.targets:
             raise UsageError(
-                "expected a checkpoint, got none: name a folder of them, ORG/NAME or --family; "
-                "--demo shows an example, --help all"
+                "expected a checkpoint, got none: name a folder of checkpoints, ORG/NAME or --family; "
+                "--demo shows an example, --help all options"
             )
         results: list[Result] = []
 
@@ -286,7 +290,7 @@ class Screening:
             return result
         from lmeval_screener.registry.news import news, since_time
 
-        # Only now: what another run announced meanwhile is not announced again.
+        # Only now: news that another run announced meanwhile are not repeated.
         since = since_time(session.connection, self.since, session.tokens, self.metric)
         moved = news(
             session.connection,
@@ -344,17 +348,14 @@ class Screening:
                 raise UsageError(str(error)) from error
 
     def _meaning_of_accuracies(self, targets: Sequence[Target]) -> str:
-        """The supplied accuracies in words; without any, only the demo's targets bring some."""
+        """Describe the supplied accuracies; without any, only the demo's targets have some."""
         if self.accuracies is not None:
             return self.accuracies.meaning
         measured = any(target.accuracy is not None for target in targets)
         return "measured when the demo was trained" if measured else ""
 
     async def _expanded(self, targets: Sequence[Target]) -> tuple[list[Target], Target | None, Target | None]:
-        """The targets, each once and with a label, with globs replaced by the revisions that they stand for.
-
-        Beside them the floor, which none may fall behind, and the base that the others were trained from.
-        """
+        """The targets, each once and labelled, with globs expanded; then the floor and the base, if given."""
         lists = await asyncio.gather(*map(self._revisions, targets))
         expanded = list(dict.fromkeys(target for revisions in lists for target in revisions))
         places: list[int | None] = []
@@ -376,7 +377,7 @@ class Screening:
             return [replace(target, refused=(error.code, str(error)))]  # fails when it is read
 
     async def _named_bases(self, readings: Sequence[Reading]) -> list[Reading]:
-        """The bases that groups name and nobody asked for; one that cannot be read is not missed."""
+        """The bases that groups name and the user did not; a base that cannot be read is skipped."""
         alike = defaultdict[tuple[object, ...], list[Reading]](list)
         for reading in readings:
             alike[reading.target.family, reading.target.scale, reading.shape].append(reading)
@@ -388,8 +389,8 @@ class Screening:
         return await self._readings(targets, asked=False)
 
     async def _readings(self, targets: Sequence[Target], *, asked: bool = True) -> list[Reading]:
-        """The readings of all that could be read, in the order of the targets; a failure costs no other."""
-        # A checkpoint that waits for a quota holds a slot: those that need another have slots of their own.
+        """The readings that succeeded, in the order of the targets; a failure stops no other."""
+        # A checkpoint that waits for a quota holds a slot: each quota has its own slots.
         slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(_SIDE_BY_SIDE))
 
         async def work(target: Target) -> Reading | None:
@@ -422,7 +423,7 @@ class Screening:
 
     @contextlib.contextmanager
     def _interruptible(self, tasks: Sequence[asyncio.Task[Any]]) -> Iterator[None]:
-        """Cancel the tasks on Ctrl-C and SIGTERM, where what is done is to be kept, and at the end."""
+        """Cancel the tasks at the end, and on Ctrl-C and SIGTERM if results so far are to be kept."""
 
         def stop() -> None:
             self._stopped = True
@@ -437,13 +438,13 @@ class Screening:
                 task.cancel()
 
     def _interrupted(self) -> ScreeningError:
-        """The error of a cancelled checkpoint; the cancellation itself where no signal stopped the run."""
+        """The error of a cancelled checkpoint; raises the cancellation if no signal stopped the run."""
         if not self._stopped:
             raise asyncio.CancelledError
         kept = "cached" if self.session is None else "in the registry"
         return ScreeningError(
             "Interrupted",
-            f"stopped before it was read; what was read is {kept}, run the same command again",
+            f"stopped before it was read; finished readings are {kept}: run the same command again",
         )
 
     async def _read(self, target: Target) -> Reading:
@@ -471,7 +472,7 @@ class Screening:
         return self._failed[target]
 
     async def _wait_for_hub(self, budget: Budget) -> None:
-        """Wait while nothing of the Hub was reached and the first checkpoints have trouble reaching it."""
+        """Wait while the Hub has not answered and the first checkpoints cannot reach it."""
         if len(self._scouts) < _SCOUTS:
             self._scouts.append(budget)
             return
@@ -479,7 +480,7 @@ class Screening:
         while not self._reader.reached:
             if len(self._unreachable) >= _SCOUTS:
                 raise ScreeningError(
-                    "Unreachable", f"not tried, as {_SCOUTS} others failed: {self._unreachable[0]}"
+                    "Unreachable", f"not tried, because {_SCOUTS} others failed: {self._unreachable[0]}"
                 )
             troubles = [scout.trouble for scout in self._scouts]
             failing = all(trouble is not None and trouble.code == "Unreachable" for trouble in troubles)
@@ -488,7 +489,7 @@ class Screening:
             await asyncio.sleep(0.01)
 
     async def _comparable(self, readings: Sequence[Reading]) -> list[tuple[Reading, Reading]]:
-        """The readings that can be compared, each with the one that showed its common tokenizer."""
+        """The comparable readings, each paired with the first reading that has its common tokenizer."""
         families: dict[str | None, list[Reading]] = {}
         for reading in readings:
             families.setdefault(reading.target.family, []).append(reading)
@@ -502,7 +503,7 @@ class Screening:
                         of_family = next(common for common in commons.values() if common is not None)
                         raise mismatch(family, reading, of_family.first)
                     if common.first.resolution != reading.resolution:
-                        # Its tokenizer also has words that the others lack: rank it on the common ones.
+                        # Its tokenizer also has words that the others lack: rank it on the common words.
                         again = asyncio.create_task(self._read_over(reading, common.first))
                         with self._interruptible([again]):
                             reading = await again
@@ -515,7 +516,7 @@ class Screening:
         return comparable
 
     async def _read_over(self, reading: Reading, common: Reading) -> Reading:
-        """The same checkpoint over the tokens of another tokenizer, at the commit that was read."""
+        """Read the same checkpoint, at the same commit, over another tokenizer's tokens."""
         target = reading.target
         at = replace(target, revision=reading.revision) if reading.revision is not None else target
         again = await self._reader.read(at, Budget(self.timeout), over=common.resolution)
@@ -529,7 +530,7 @@ class Screening:
 
 
 def _quota_of(target: Target) -> str:
-    """The Hub's quota that a checkpoint may wait for: the API's where it was not listed before."""
+    """The Hub quota that a checkpoint may wait for: the API's, unless a listing had it before."""
     if not target.on_hub:
         return "none"
     return "resolver" if target.listed is not None else "api"
@@ -537,7 +538,7 @@ def _quota_of(target: Target) -> str:
 
 @contextlib.contextmanager
 def _on_interrupt(act: Callable[[], object]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM call ``act``; where a loop takes no handlers, they end the process as usual."""
+    """Call ``act`` on Ctrl-C and SIGTERM; if the loop takes no handlers, they end the process as usual."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
     try:

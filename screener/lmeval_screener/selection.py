@@ -1,7 +1,7 @@
-"""Which checkpoints are meant: names, lists in files, lists of the Hub.
+"""The checkpoints to screen: names, lists in files, listings of the Hub.
 
-A list of repositories brings commit, file names, parameters and gating of up to 1,000 of them in one request,
-so that one whose commit is cached costs no request at all, and one without weights or rights neither.
+One request lists commit, file names, parameters and gating of up to 1,000 repositories. A repository then
+costs no further request if its commit is cached, or if it has no weights or may not be read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lmeval_screener.checkpoints.hub import Hub
     from lmeval_screener.checkpoints.limits import Allowance
 
-# The command's help needs this module's options at once: what else it takes is imported where it is used.
+# `--help` needs this module's options at once: other modules are imported where they are used.
 
 _PAGE = 1000  # repositories that one request may list
 _SECONDS = 60.0  # for one page
@@ -36,13 +36,13 @@ _NAME_COLUMNS = ("repo", "checkpoint", "name", "model", "repository", "id", "mod
 _AUTHOR = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
-#: Name, time of the last change (ISO 8601), and what else a list says of a repository.
+#: A repository's name, time of the last change (ISO 8601), and the rest of its entry in a listing.
 _Entry = tuple[str, str, Listed | None]
 
 
 @dataclass(frozen=True)
 class Query:
-    """One list of repositories to ask for; what is set narrows it.
+    """One Hub listing to request; each field that is set narrows it.
 
     Attributes:
         author: Organisation or user.
@@ -56,12 +56,12 @@ class Query:
 
     @property
     def words(self) -> str:
-        """The query as a user would say it."""
+        """The query as a user would write it."""
         parts = [f"{self.author}/{self.pattern}"] if self.author else []
         return ", ".join([*parts, *(f"tag {tag}" for tag in self.tags)])
 
     def address(self, size: int) -> str:
-        """Path and query of its first page, the repositories that changed last first."""
+        """Path and query of its first page, most recently changed repositories first."""
         from urllib.parse import urlencode
 
         order = {"sort": "lastModified", "limit": size, "expand": _EXPAND}
@@ -71,11 +71,11 @@ class Query:
 
 @dataclass(frozen=True)
 class Selection:
-    """Lists of the Hub to screen beside what is named.
+    """Hub listings to screen in addition to named checkpoints.
 
     Attributes:
-        queries: Lists to ask for; what each names is added.
-        since: Only what changed on that day (UTC) or later; None: all.
+        queries: Listings to request; their repositories are added.
+        since: Only repositories that changed on that day (UTC) or later; None: all.
         limit: At most so many of all that is selected; None: all.
     """
 
@@ -86,7 +86,7 @@ class Selection:
 
 @dataclass
 class Selected:
-    """The checkpoints of a selection; ``left_out`` are folders beside them that are none."""
+    """The checkpoints of a selection; ``left_out`` are neighbouring folders without a model."""
 
     targets: list[Target] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Selected:
 
     @property
     def sentence(self) -> str:
-        """How many were selected and why others were not; empty where nothing was listed or left out."""
+        """How many were selected and why others were not; empty if nothing was listed or left out."""
         if self.left_out and not self.listed:
             some = printable(", ".join(self.left_out[:5])) + (", …" if self.left_out[5:] else "")
             return f"left out, without config.json and weights: {some}"
@@ -119,13 +119,13 @@ def add_selection_options(parser: argparse._ActionsContainer) -> None:
     several("--from", "FILE", "a list, one a line or CSV; - is stdin", dest="lists")
     several("--author", "NAME", "all models of an organisation or user")
     several("--tag", "NAME", "models with this tag of the Hub")
-    several("--base-model", "CHECKPOINT", "its fine-tunes, as the Hub knows them")
+    several("--base-model", "CHECKPOINT", "its fine-tunes, according to the Hub")
     add(
         "--since",
         metavar="DATE",
-        help="of what is listed: changed since; with --registry: what is new (default: all)",
+        help="listed models changed since then; with --registry: news since then (default: all)",
     )
-    add("--limit", type=int, metavar="N", help="of what is listed: the last N changed (default: all)")
+    add("--limit", type=int, metavar="N", help="only the N listed models changed last (default: all)")
 
 
 def add_ranking_options(parser: argparse._ActionsContainer) -> None:
@@ -138,7 +138,7 @@ def add_ranking_options(parser: argparse._ActionsContainer) -> None:
         default="ratio",
         help="figure that ranks; both: the mean rank (default: ratio)",
     )
-    of_base = "what the others were trained from (default: what they name)"
+    of_base = "model that the others were trained from (default: the base they name)"
     parser.add_argument("--base", metavar="CHECKPOINT", help=of_base)
 
 
@@ -169,7 +169,9 @@ def selection_of(
     first = None
     if since is not None and registry is None:
         if since == "last":
-            raise UsageError("expected --registry FILE with --since last, got none: it knows the last run")
+            raise UsageError(
+                "expected --registry FILE with --since last, got none: the registry knows the last run"
+            )
         try:
             today = datetime.datetime.now(datetime.timezone.utc).date()
             is_day_before = since == "yesterday"
@@ -187,8 +189,8 @@ def selection_of(
 def read_list(path: str) -> list[str]:
     """Checkpoints of a list, as a user would write each.
 
-    One a line; empty lines and what follows ``#`` count for nothing. Of a CSV file the first column counts;
-    with a header, the column ``repo``, ``checkpoint``, ``name`` or ``model``, and ``revision`` beside it.
+    One a line; empty lines and text after ``#`` are ignored. From a CSV file the first column is read; with a
+    header, the column ``repo``, ``checkpoint``, ``name`` or ``model``, and ``revision`` if there is one.
     """
     import csv
 
@@ -220,7 +222,7 @@ def select_targets(
     allowance: Allowance | None = None,
     tokenizer: str | None = None,
 ) -> Selected:
-    """The targets that names, lists and selections stand for, together."""
+    """The targets of names, lists and selections together."""
     written = [name for text in texts for name in (read_list("-") if text == "-" else [text])]
     written += [name for path in lists for name in read_list(path)]
     parts = [*(query_of(name) or name for name in written), *selection.queries]
@@ -228,8 +230,8 @@ def select_targets(
     if len(names) == len(parts):
         if selection.since is not None or selection.limit is not None:
             raise UsageError(
-                "expected something to list with --since and --limit, got names only; add --author, "
-                "--tag, --base-model or ORG/*, or a --registry, which says what is new of names"
+                "expected a Hub listing with --since and --limit, got names only; add --author, "
+                "--tag, --base-model or ORG/*, or a --registry, which knows which names are new"
             )
         left_out: list[str] = []
         return Selected(parse_targets(names, tokenizer, left_out), left_out)
@@ -258,7 +260,7 @@ def select_targets(
 
 
 def query_of(text: str) -> Query | None:
-    """The query that ``ORG/*`` stands for; None for another text, and where there is a folder ORG.
+    """The query of a text such as ``ORG/*``; None for other texts, and if a folder ORG exists.
 
     >>> query_of("Qwen/Qwen2.5-*").words, query_of("Qwen/Qwen2.5-7B")
     ('Qwen/Qwen2.5-*', None)
@@ -273,7 +275,7 @@ def query_of(text: str) -> Query | None:
 async def _listed(
     hub: Hub, query: Query, since: datetime.date | None, limit: int | None, selected: Selected
 ) -> list[Target]:
-    """The targets of one query, page by page, as many as are wanted."""
+    """The targets of one query, page by page, up to the limit."""
     import fnmatch
 
     from lmeval_screener.checkpoints.limits import Budget
@@ -288,7 +290,7 @@ async def _listed(
             if since is not None and changed and changed < since.isoformat():
                 address = None  # the others changed earlier still
                 break
-            # A list that moves while it is read names some repositories twice.
+            # A list that changes while it is read may name a repository twice.
             if repo in seen or not fnmatch.fnmatchcase(repo.partition("/")[2], query.pattern):
                 continue
             seen.add(repo)

@@ -1,4 +1,4 @@
-"""Reading of the project's small YAML files; a mistake is one sentence: file, key, expected, given."""
+"""Reads the project's small YAML files; an error is one sentence: file, key, expected, given."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMES = {
 
 
 def mistake(source: object, key: str, expected: str, given: object, step: str = "") -> UsageError:
-    """The error that says that a key of a file should hold something else."""
+    """The error of a key with a wrong value."""
     place, end = f"`{key}`: " if key else "", f"; {step}" if step else ""
     kind, shown = _NAMES.get(type(given), type(given).__name__), repr(given)
     value = "" if given is None else f" {shown if len(shown) <= 60 else shown[:57] + '...'}"
@@ -43,9 +43,9 @@ def nearest(name: str, names: Collection[str]) -> str:
 
 
 def bundled_yaml(path: Path) -> Any:
-    """The content of a file of ours, by libyaml where this build of PyYAML has it: in a tenth of the time.
+    """The content of a bundled file, parsed by libyaml where PyYAML has it: ten times as fast.
 
-    Not of others' files: brackets that are nested deeply enough end libyaml's process.
+    Not for users' files: deeply nested brackets crash libyaml and with it the process.
     """
     import yaml
 

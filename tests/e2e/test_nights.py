@@ -114,7 +114,7 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
         assert (code, said) == (5, ["Best of a new group: far (rank 1).", "6 new."])
         assert {row["standing"] for row in moves.values()} == {"first"}
         # Nothing moved: nothing is said.
-        assert night(*everything) == (0, ["nothing moved."], {})
+        assert night(*everything) == (0, ["no changes."], {})
 
         # New, changed for the better, deleted, touched, uploaded again, renamed; a Hub that fails.
         model(place / "new", "best")
@@ -132,9 +132,9 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
         assert said[0] == "Worth evaluating, above the former best: new (rank 1) and mid (rank 2, changed)."
         of = moves["org/worst"]["text"].removeprefix("ServerError, ranked by its figures of ")
         assert said[1:4] == [
-            "No news by the rows read: renamed is a copy of moving, which is gone.",
+            "Not news, by the rows read: renamed is a copy of moving, which is gone.",
             "Failed: broken (BadHeader).",
-            f"Not read, and ranked by older figures: org/worst ({of}, ServerError).",
+            f"Not readable now, ranked by older figures: org/worst ({of}, ServerError).",
         ]
         assert said[-1] == "1 new, 1 changed, 1 deleted, 2 failed, 1 copy, 1 touched, same figures."
         assert {name: row["what"] for name, row in moves.items()} == {
@@ -150,8 +150,8 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
     model(place / "later", "mid")
     code, said, moves = night(*everything)
     assert code == 3  # far failed, and nothing is worth an evaluation
-    assert said[0] == "Nothing new or changed is level with the former best."
-    assert said[1].startswith("Not read, and ranked by older figures: far (")
+    assert said[0] == "No new or changed checkpoint is level with the former best."
+    assert said[1].startswith("Not readable now, ranked by older figures: far (")
     assert said[2:] == ["1 new, 1 failed."]
     assert texts(moves)["later"] == ("new", "below the former best, new")
     rows = json.loads(night.ask("query", "--format", "json").stdout)["rows"]
@@ -232,7 +232,7 @@ def test_a_killed_run_loses_and_repeats_nothing(night, tmp_path, monkeypatch):
     a_day_passes(night.store)
     code, _, moves = night(*names)
     assert (code, set(moves)) == (5, {"best"})
-    assert night(*names) == (0, ["nothing moved."], {})
+    assert night(*names) == (0, ["no changes."], {})
 
 
 def test_the_best_is_not_lost_for_one_night_without_its_server(night, tmp_path):
@@ -246,7 +246,7 @@ def test_the_best_is_not_lost_for_one_night_without_its_server(night, tmp_path):
         until_then.close()
         code, said, moves = night(*addresses, model(tmp_path / "good", "good"))
         assert code == 3
-        assert said[0] == "Nothing new or changed is level with the former best."
+        assert said[0] == "No new or changed checkpoint is level with the former best."
         assert moves["good"]["text"] == "below the former best, a"
         assert (moves["good"]["rank"], moves["a"]["text"].split(",")[0]) == (2, "Unreachable")
         # In a screening of them, in the registry's ranking and in its history.
@@ -282,7 +282,7 @@ def test_the_former_best_is_the_one_of_the_last_run(night, tmp_path):
     # Now mid is the best, and gets worse; something that is below what it was comes.
     model(tmp_path / "mid", "low")
     code, said, moves = night(*names, newone, mean_of(tmp_path / "third", "good", "mid"))
-    assert (code, said[0]) == (0, "Nothing new or changed is level with the former best.")
+    assert (code, said[0]) == (0, "No new or changed checkpoint is level with the former best.")
     assert moves["third"]["text"] == "below the former best, mid as it was"
     assert moves["mid"]["text"] == "below the former best, its former self; was G 1.180"
     # The best is deleted: what comes is above all that is left, and not above what was there.
@@ -308,15 +308,15 @@ def test_a_cron_job_says_each_thing_once(night, tmp_path, since):
         tomorrow = "UPDATE runs SET started = datetime('now') WHERE started = (SELECT max(started) FROM runs)"
         connection.execute(tomorrow)
     assert "Worth evaluating, above the former best: c" in night.ask("diff", "--since", "yesterday").stdout
-    assert "nothing moved" in night.ask("diff", "--since", "last").stdout
-    assert night(a, b, c, since="last") == (0, ["nothing moved."], {})
+    assert "no changes" in night.ask("diff", "--since", "last").stdout
+    assert night(a, b, c, since="last") == (0, ["no changes."], {})
 
 
 def test_a_base_is_never_worth_an_evaluation_nor_is_its_copy(night, tmp_path):
     a, b, base = (model(tmp_path / name, name) for name in ("worst", "mid", "best"))
     shutil.copytree(base, copy := tmp_path / "copy")
     code, said, moves = night(a, b, copy, more=["--base", base])
-    copied = "No news by the rows read: copy is a copy of best."
+    copied = "Not news, by the rows read: copy is a copy of best."
     assert (code, said) == (5, ["Best of a new group: mid (rank 1).", copied, "3 new, 1 copy."])
     assert (moves["best"]["rank"], *texts(moves)["best"]) == (None, "new", "the base")
     later = model(tmp_path / "later", "best")
@@ -362,7 +362,7 @@ def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
     for file in float16.glob("*.safetensors"):
         save_file({n: t.half() for n, t in load_file(file).items()}, file)
     code, said, moves = night(known, float16)
-    copy = "No news by the rows read: float16 is a copy of known."
+    copy = "Not news, by the rows read: float16 is a copy of known."
     assert (code, said) == (0, [copy, "1 copy."])
     assert texts(moves) == {"float16": ("copy", "a copy of known")}
     rows = json.loads(night.ask("query", "--format", "json").stdout)["rows"]
@@ -375,7 +375,7 @@ def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
     code, said, moves = night(known, float16, model(tmp_path / "moved", "low"))
     assert said[:2] == [
         "Worth evaluating, above the former best: known (rank 1, changed).",
-        "No news by the rows read: moved is a copy of float16.",
+        "Not news, by the rows read: moved is a copy of float16.",
     ]
     for top, names in ((1, {"known"}), (2, {"known", "float16", "moved"})):  # a copy takes no other's place
         rows = json.loads(night.ask("query", "--top", str(top), "--format", "json").stdout)["rows"]
@@ -383,7 +383,7 @@ def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
     with closing(sqlite3.connect(night.store)) as connection, connection:
         connection.execute("UPDATE results SET sketch = NULL")
     assert night(known, float16, model(tmp_path / "again", "low"))[1] == [
-        "Nothing new or changed is level with the former best.", "1 new.",
+        "No new or changed checkpoint is level with the former best.", "1 new.",
     ]  # fmt: skip
     assert "copy" not in night.ask("show", "again").stdout
 

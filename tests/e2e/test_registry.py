@@ -214,7 +214,7 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
         (c["repo"], c["rank"], c["gap"]["cosine"]["mean"]) for c in together
     ]
     (last,) = rows_of(store, "SELECT run FROM runs ORDER BY started DESC")[0]
-    assert "nothing moved" in registry("diff", store, "--since", last).stdout.splitlines()[0]
+    assert "no changes" in registry("diff", store, "--since", last).stdout.splitlines()[0]
 
     add("org/b", 4.0)  # the same repository, trained on
     add("org/best", 9.0)
@@ -273,8 +273,8 @@ def test_sql_is_read_only_and_shows_every_column(add, run, registry, tmp_path):
 def test_what_is_no_registry_is_refused_and_left_alone(run, registry, tmp_path):
     wrong = {
         "text": (b"no database, but a text", "expected a registry of screen-checkpoints"),
-        "old.duckdb": (b"checksumDUCK" + bytes(4096), "made by an earlier version, in DuckDB's format"),
-        "cut.db": (b"SQLite format 3\0" + bytes(50), "begin a new one"),
+        "old.duckdb": (b"checksumDUCK" + bytes(4096), "in an earlier version's DuckDB format"),
+        "cut.db": (b"SQLite format 3\0" + bytes(50), "begin a new registry"),
     }
     for name, (content, sentence) in wrong.items():
         place = tmp_path / name
@@ -310,7 +310,7 @@ def test_a_deleted_folder_is_marked_and_does_not_rank(add, run, registry, tmp_pa
     for name in ("1", str(folders[1]), f"repos/{1}"):
         assert "FolderNotFound" in registry("show", store, name).stdout
     run(shutil.copytree(folders[0], tmp_path / "else" / "0"), "--registry", store)
-    assert "which is the name of 2" in registry("show", store, "0").stderr
+    assert "which 2 have" in registry("show", store, "0").stderr
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
@@ -323,7 +323,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(hub, add, start, 
     process = start(*names, "--registry", store, "--format", "json")
     out, err = signalled(process, number, store)
     assert process.returncode == 3, err
-    assert "the same command goes on from here" in err
+    assert "run the same command again to continue" in err
     document = json.loads(out)
     done = {row["repo"] for row in document["checkpoints"]}
     assert {row["error"] for row in document["failed"]} == {"Interrupted"}

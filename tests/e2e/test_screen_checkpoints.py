@@ -219,7 +219,9 @@ def test_a_dead_hub_stops_the_run_early(command):
     assert (done.returncode, {f["error"] for f in document["failed"]}) == (1, {"Unreachable"})
     assert len(document["failed"]) == 40
     assert document["totals"]["requests"] < 40
-    assert sum(f["message"].startswith("not tried, as 3 others failed") for f in document["failed"]) == 37
+    assert (
+        sum(f["message"].startswith("not tried, because 3 others failed") for f in document["failed"]) == 37
+    )
     nothing = command(*names, endpoint="http://127.0.0.1:9")
     assert (nothing.returncode, nothing.stdout, nothing.stderr.count("\n")) == (1, "", 1)
     assert "none of the 40 checkpoints could be screened (40 Unreachable); the first: " in nothing.stderr
@@ -264,7 +266,7 @@ def test_formats_metrics_a_short_list_for_a_pipe_and_the_suffix_of_output(comman
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "expected a checkpoint, got none: name a folder of them"),
+        ((), "expected a checkpoint, got none: name a folder of checkpoints"),
         (("--family", "qwen"), "qwen2.5"),
         (("org/a", "--domain", "maths"), "math"),
         (("org/a", "--timeout", "0"), "timeout above 0"),

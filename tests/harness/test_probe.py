@@ -171,7 +171,10 @@ def test_one_checkpoint_copies_and_all_questions(
         (["--model", "openai-chat-completions"], "needs log-likelihoods, which OpenAIChatCompletion"),
         (["--model", "nothing"], "lm-eval has no --model 'nothing'"),
         (["--questions", "4"], "expected --questions of at least 5, got 4"),
-        (["--rank-by", "squares"], "expected questions that give squares: there are no answer tokens"),
+        (
+            ["--rank-by", "squares"],
+            "expected questions that give squares: the task 'sums' has no bundled answer tokens",
+        ),
         (["--answers", "none.yaml"], "none.yaml"),
     ],
 )

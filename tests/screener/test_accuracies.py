@@ -95,12 +95,12 @@ def test_a_glob_is_matched_before_it_is_expanded(tmp_path):
         ("repo,score\na/base,1\n", "repo, accuracy and optionally revision, got repo, score"),
         ("", "got nothing"),
         ("repo,accuracy\n", "a line for each checkpoint, got none"),
-        ("repo,accuracy\na/bose,1\n", "a checkpoint that is screened, got 'a/bose'; did you mean a/base?"),
+        ("repo,accuracy\na/bose,1\n", "a screened checkpoint, got 'a/bose'; did you mean a/base?"),
         ("repo,accuracy\na/base,1\na/math,49.8%\n", "line 3: expected an accuracy that is a number"),
         ("repo,accuracy\na/base,nan\n", "got 'nan'"),
         ("repo,accuracy\na/base\n", "got ''"),
         ("repo,accuracy\na/base,1,2\n", "line 2: expected 2 values"),
-        ("repo,accuracy\na/base,1\na/base,1\n", "line 3: a/base is there twice"),
+        ("repo,accuracy\na/base,1\na/base,1\n", "line 3: a/base occurs twice"),
         ("repo,accuracy\nrun/x,1\n", "run/x is screened 2 times, as run/x@step1, run/x@step2; name one"),
         ("repo,accuracy,revision\nrun/x,1,step3\n", "got 'run/x@step3'; did you mean run/x@step"),
     ],
@@ -217,7 +217,7 @@ def test_results_that_repositories_publish(hub, task):
 
 @knows_published_results
 def test_what_no_repository_publishes(hub, monkeypatch):
-    message = "none of the 1 repositories publishes it; they publish cais/hle/hle"
+    message = "none of the 1 repositories publishes this task; they publish cais/hle/hle"
     with pytest.raises(UsageError, match=message):
         read_accuracies("hub:mmlu", [Target("a/base")])
     with pytest.raises(UsageError, match="hub:TASK and repositories of the Hub"):

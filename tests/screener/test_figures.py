@@ -182,7 +182,7 @@ def test_without_a_known_norm_g_stands_alone_and_the_report_says_so(tmp_path):
     result = screen([str(tmp_path / name) for name in heads])
     assert [c.ratio for c in result.checkpoints] == [None, None]
     assert [c.tied_with for c in result.checkpoints] == [(), ()]
-    reason = "no final norm of a known name is stored"
+    reason = "no final norm with a known name is stored"
     assert f"No ratio: {reason}; the order is by G alone." in (report := result.to_markdown())
     assert "Higher G ranks first." in report
     assert {c["ratio"]["reason"] for c in result.to_dict()["checkpoints"]} == {reason}

@@ -120,7 +120,7 @@ def shards():
 @pytest.mark.parametrize(
     ("act", "says"),
     [
-        (dangling, f"FileNotFound: m/{FIRST} links to ../gone, which is gone (a cache that was purged?)"),
+        (dangling, f"FileNotFound: m/{FIRST} links to ../gone, which is gone (perhaps a purged cache)"),
         (pointer, f"FileNotFound: m/{FIRST} is a git-lfs pointer, not the file itself; run: git lfs pull"),
         (tokenizer_pointer, "FileNotFound: m/tokenizer.json is a git-lfs pointer"),
         (shards, "NoSafetensors: cannot be screened because its weights are shards of torch's distributed"),
@@ -143,17 +143,17 @@ def test_what_is_broken_beside_the_weights_that_are_read_stops_nothing(counted):
 
 
 LOCAL = {
-    "odd/nosuch": "there is no such folder: check the path (the Hub's repository is hf://odd/nosuch)",
-    "odd/nosuch@main": "there is no such folder",
-    "odd/nosuch:Q4_K_M": "there is no such folder",
+    "odd/nosuch": "that folder does not exist: check the path (the Hub's repository is hf://odd/nosuch)",
+    "odd/nosuch@main": "that folder does not exist",
+    "odd/nosuch:Q4_K_M": "that folder does not exist",
     "myruns/ft-8": "did you mean myruns/ft-80?",
     "odd/zz*": "which matches nothing",
     "odd/a/zz*": "which matches nothing",
-    "loop": "a link that leads nowhere",
+    "loop": "a broken link",
     "pipe": "which is neither",
-    "nowhere/": "there is no such folder",
-    "x/weights.bin": "there is no such file",
-    "./m.gguf": "there is no such file",
+    "nowhere/": "that folder does not exist",
+    "x/weights.bin": "that file does not exist",
+    "./m.gguf": "that file does not exist",
     "myrnus": "did you mean myruns?",
     "qwen2.5": "a family: write --family qwen2.5",
     "Qwen2.5": "a family: write --family qwen2.5",
@@ -199,7 +199,7 @@ def test_a_tokenizer_that_no_hub_can_be_asked_for_is_refused(counted, capsys, mo
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     assert main([*names, "--tokenizer", "nosuch"]) == 2
     said = capsys.readouterr().err
-    assert "--tokenizer nosuch: expected a folder or a file that is here, or a repository of the Hub" in said
+    assert "--tokenizer nosuch: expected an existing folder or file, or a repository of the Hub" in said
     assert "check the network" in said
     # A nightly goes on: what needs the tokenizer keeps its last figures.
     assert main([*names, "--tokenizer", "nosuch", "--registry", "r.db", "-q"]) == 0

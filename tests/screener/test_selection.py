@@ -147,9 +147,9 @@ def test_names_lists_and_selections_together_name_each_checkpoint_once(family, t
         (["--base-model", "b"], "expected base_model= such as ORG/NAME"),
         (["--since", "soon"], "expected since= such as 2026-10-31 or yesterday, got 'soon'"),
         (["--since", "last"], "expected registry= .*with since= last"),
-        (["--since", "yesterday"], "expected something to list .* or a registry="),
+        (["--since", "yesterday"], "expected a Hub listing .* or a registry="),
         (["--limit", "0"], "expected limit= of at least 1"),
-        (["--limit", "3"], "expected something to list"),
+        (["--limit", "3"], "expected a Hub listing"),
     ],
 )
 def test_a_selection_of_nothing_is_refused_with_a_sentence(family, words, said):
@@ -205,7 +205,7 @@ def test_a_limit_stops_cleanly_and_the_next_run_goes_on(registry, monkeypatch):
         runs += 1
         result = screen(["acme/*"], max_requests=8)
         assert {failed.error for failed in result.failed} <= {"NotTried"}
-        assert all("leaves no room for it" in failed.message for failed in result.failed)
+        assert all("was reached; run the same command again" in failed.message for failed in result.failed)
         assert done < set(means(result)), "every run gets further"
         assert len(set(means(result)) - done) <= 4, "and begins no more than its limit allows"
         done = set(means(result))
@@ -229,14 +229,14 @@ def test_the_command_selects_plans_and_says_what_it_left_out(family, registry, c
     assert f"{taken}." in plan["answer"]
     assert taken not in told.err, "once"
     assert plan["answer"][0].startswith("4 of 5 checkpoints to read: at most about 12 resolver")
-    assert "The quota of resolvers makes it at least 10 min." in plan["answer"][0]
+    assert "The Hub's resolvers quota stretches it to 10 min or more." in plan["answer"][0]
     assert plan["answer"][1] == "Without a request: 1 gated."
     assert not registry.seen("resolve")
     assert main(["s3://box/run", "acme/base-1@step*", "--dry-run", "--format", "json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     rows = plan["tables"]["plan"]["rows"]
     assert [row["resolvers"] for row in rows] == [0, 4], "only the Hub has quotas"
-    assert plan["answer"][-1].startswith("Of a pattern of revisions one match is counted")
+    assert plan["answer"][-1].startswith("A pattern of revisions counts as one match")
     assert main(["acme/*", "--format", "json"]) == 3
     result = json.loads(capsys.readouterr().out)
     assert len(result["checkpoints"]) == 4
@@ -299,9 +299,9 @@ def test_a_file_of_ones_own(tmp_path):
 
 
 def test_unknown_family():
-    with pytest.raises(UsageError, match=r"there is no family 'qwen25'; did you mean qwen2\.5"):
+    with pytest.raises(UsageError, match=r"unknown family 'qwen25'; did you mean qwen2\.5"):
         load_family("qwen25")
-    with pytest.raises(UsageError, match=r"there is no family 'nothing'; known: qwen2\.5, "):
+    with pytest.raises(UsageError, match=r"unknown family 'nothing'; known: qwen2\.5, "):
         load_family("nothing")
 
 

@@ -298,8 +298,7 @@ def group(rank_by="gap", **spreads):
 LEARNED = "Above the base zero by the ratio: "
 FORGOT = "Below the base zero by the ratio: "
 EQUAL = (
-    "Rows equal those of the base zero: b; nothing can be said by rows, ask a few questions: "
-    "dispersion probe."
+    "Rows equal those of the base zero: b; rows cannot compare them, ask a few questions: dispersion probe."
 )
 
 
@@ -397,7 +396,7 @@ def adapter(folder, base):
 def test_the_base_that_all_adapters_name_is_the_zero_point(tmp_path, capsys):
     base, other = write(tmp_path / "base", head(0)), write(tmp_path / "other", head(1))
     a, b = (adapter(tmp_path / name, base) for name in "ab")
-    equal = "Rows equal those of the base base: a and b; nothing can be said by rows"
+    equal = "Rows equal those of the base base: a and b; rows cannot compare them"
     for names, said in (
         ([a, b], True),
         ([a, b, base], True),  # it is there already

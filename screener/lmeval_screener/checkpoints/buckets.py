@@ -1,7 +1,7 @@
 """Buckets of the Hub, ``hf://buckets/NAMESPACE/NAME``: listed by their tree, read like repositories.
 
-A bucket has no revisions. The listing names the content of every file (its Xet hash); where a file is
-resolved, the same hash has to be named again, so a file that is replaced in between is an error.
+A bucket has no revisions. The listing has the Xet hash of every file's content; resolving a file must return
+the same hash, so a file that is replaced in between is an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cache of what was read of checkpoints: a folder of entries that check themselves."""
+"""The cache of bytes read from checkpoints: a folder of entries with checksums."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import json
 import os
 from pathlib import Path
 
-# Names of files that are being written: of this process, also where others share the folder over a network.
+# Unique names of files being written, even if processes share the folder over a network.
 _TOKEN, _NUMBERS = os.urandom(4).hex(), itertools.count()
 
 
 class Cache:
-    """A folder of entries, each found by its kind and key, each checking itself, written atomically.
+    """A folder of entries by kind and key, each with its checksum and written atomically.
 
     An entry is a file: one line of JSON (``{"key": …, "sha256": …}``), then the content. A damaged entry or
-    one of another key counts as missing. Deleting the folder costs only the reading again.
+    one of another key counts as missing. After the folder is deleted, checkpoints are read again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,10 +50,10 @@ class Cache:
         for piece in content:
             digest.update(piece)
         head = json.dumps({"key": key, "sha256": digest.hexdigest()}).encode()
-        # The final name appears only with all of the content behind it, whatever interrupts us.
+        # The final name appears only once the whole content is written, whatever interrupts us.
         temporary = f"{folder}/.new-{os.getpid()}-{_TOKEN}-{next(_NUMBERS)}"
         try:
-            if not os.path.isdir(folder):  # to try to make it takes a hundred times as long
+            if not os.path.isdir(folder):  # a hundred times as fast as trying to make it
                 os.makedirs(folder, exist_ok=True)
             with open(temporary, "xb") as file:
                 file.write(head + b"\n")

@@ -15,12 +15,12 @@ from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Meter, entry_
 from lmeval_screener.errors import ScreeningError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_LFS, _POINTER = b"version https://git-lfs", 1024  # how a pointer of git-lfs begins; it has fewer bytes
+_LFS, _POINTER = b"version https://git-lfs", 1024  # how a git-lfs pointer begins, and its largest size
 
 
 @dataclass
 class LocalSnapshot:
-    """A checkpoint in a folder; see `Snapshot`. Nothing travels, nothing is cached."""
+    """A checkpoint in a folder; see `Snapshot`. It needs no network and no cache."""
 
     repo: str
     folder: Path
@@ -47,7 +47,7 @@ class LocalSnapshot:
 
 
 def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
-    """A checkpoint in a folder, or a file of weights with the configuration and tokenizer beside it, if any.
+    """A checkpoint in a folder, or a weights file with its folder's configuration and tokenizer, if any.
 
     A folder is laid out as by ``save_pretrained`` or in the Hub's cache (``…/snapshots/COMMIT``).
     """
@@ -82,7 +82,7 @@ def _files(folder: Path) -> dict[str, FileEntry]:
     try:
         for place in sorted(folder.iterdir()):
             name = place.name
-            broken = place.is_symlink() and not place.exists()  # said where it is read
+            broken = place.is_symlink() and not place.exists()  # reading it raises the error
             if name.startswith(".") or not (place.is_file() or broken):
                 continue
             size, digest = 0 if broken else place.stat().st_size, None
@@ -110,15 +110,15 @@ def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     for (begin, end), body in zip(ranges, bodies, strict=True):
         if len(body) != end - begin:
             raise ScreeningError(
-                "BadResponse", f"{place} ended before byte {end}; is it still being written?"
+                "BadResponse", f"{place} ended before byte {end}; wait until it is written, or copy it again"
             )
     return bodies
 
 
 def _unreadable(place: Path, error: OSError) -> ScreeningError:
     if place.is_symlink() and not place.exists():
-        why = f"{place} links to {os.readlink(place)}, which is gone (a cache that was purged?)"
+        why = f"{place} links to {os.readlink(place)}, which is gone (perhaps a purged cache)"
         return ScreeningError("FileNotFound", f"{why}; download it again")
     return ScreeningError(
-        "FileNotFound", f"cannot read {place}: {error}; is it still there, and yours to read?"
+        "FileNotFound", f"cannot read {place}: {error}; check that it exists and that you may read it"
     )

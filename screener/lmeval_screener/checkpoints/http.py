@@ -40,17 +40,17 @@ T = TypeVar("T")
 #: Attempts without progress before giving up; the backoff between retries doubles from `FIRST_BACKOFF` (s).
 ATTEMPTS = 5
 FIRST_BACKOFF = 0.25
-#: The same for an answer that contradicts the request, while no range of the same file came right.
+#: Likewise for an answer that contradicts the request, until a range of the same file is correct.
 CONTRADICTIONS = 3
-#: Requests to one host at a time, all checkpoints together.
+#: Requests to one host at a time, for all checkpoints together.
 CONNECTIONS = 128
-#: Ranges of one checkpoint at a time: alone, and at least beside others.
+#: Ranges of one checkpoint at a time: alone, and the minimum when several are read.
 RANGES, FEWEST_RANGES = 64, 16
 #: Redirects of one request.
 HOPS = 6
 #: Seconds without a byte after which a connection counts as dead.
 SILENCE = 15.0
-#: Bytes that a line of an answer's head may have: signed addresses are long.
+#: Most bytes of a line in a response header: signed addresses are long.
 _LONGEST_FIELD = 65_536
 #: Environment variables that name certificates.
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
@@ -66,8 +66,8 @@ class RetryError(Exception):
 
 
 def url_of(address: str) -> URL:
-    """An address as it is written: to quote a signed one anew would break its signature."""
-    from yarl import URL  # folders need none
+    """An address as written: quoting it again would break a signature."""
+    from yarl import URL  # not imported for folders
 
     return URL(address, encoded=True)
 
@@ -80,7 +80,7 @@ def contradiction(what: str, code: str = "BadResponse") -> RetryError:
 
 
 def offline(what: str) -> ScreeningError:
-    """The error of something that only the network has."""
+    """The error of an item that is not cached, in offline mode."""
     return ScreeningError(
         "Offline",
         f"offline mode is on and {what} is not in the cache; screen it once with a network, or unset "
@@ -89,10 +89,10 @@ def offline(what: str) -> ScreeningError:
 
 
 def untrusted(host: str | None, reason: str = "") -> ScreeningError:
-    """The error of a certificate that nobody here vouches for."""
+    """The error of an untrusted certificate."""
     return ScreeningError(
         "Unreachable",
-        f"the certificate of {host} is not trusted{reason}; if it is your own network's, name its issuer's "
+        f"the certificate of {host} is not trusted{reason}; if your own network issued it, name its issuer's "
         "file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
     )
 
@@ -103,7 +103,7 @@ def misdirected(host: str | None, where: str) -> ScreeningError:
 
 
 async def retried(attempt: Callable[[], Awaitable[T]], budget: Budget) -> T:
-    """Result of the first attempt that succeeds; retries with backoff, each wait up to half as long again."""
+    """Result of the first attempt that succeeds; retries with backoff, each wait with up to 50 % jitter."""
     failures = 0
     while True:
         try:
@@ -143,7 +143,7 @@ class Transport:
 
     @property
     def _session(self) -> aiohttp.ClientSession:
-        """Opened for the first request: folders need none, and its import takes a third of the start."""
+        """Opened for the first request: folders do not need it, and its import takes a third of the start."""
         if self._opened is None:
             import aiohttp
 
@@ -160,7 +160,7 @@ class Transport:
 
     @contextlib.contextmanager
     def share(self) -> Iterator[int]:
-        """How many ranges a checkpoint may ask for at a time, beside those that others ask for.
+        """How many ranges a checkpoint may request at a time, given how many others are being read.
 
         A request that waits for a connection costs a fifth more than one that is not yet made.
         """
@@ -185,7 +185,7 @@ class Transport:
     async def request(
         self, method: str, url: URL, headers: Mapping[str, str], account: Account
     ) -> aiohttp.ClientResponse:
-        """The answer to one request within its rate limit, to be entered; no retries, no redirects."""
+        """The response to one request within its rate limit, a context manager; no retries, no redirects."""
         counted = self.is_hub(url)
         if counted and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
@@ -219,7 +219,7 @@ class Transport:
         account: Account,
         until: Callable[[aiohttp.ClientResponse], bool] = lambda response: False,
     ) -> aiohttp.ClientResponse:
-        """`request` with redirects followed: the last answer, or the first redirect that is far enough."""
+        """`request` that follows redirects: the last response, or a redirect that ``until`` accepts."""
         for _ in range(HOPS):
             response = await self.request(method, url, headers, account)
             try:
@@ -240,7 +240,7 @@ class Transport:
         limit: int,
         refused: Callable[[aiohttp.ClientResponse], ScreeningError],
     ) -> tuple[bytes, aiohttp.ClientResponse]:
-        """A whole small body, which may come compressed, in one attempt; and the response it came with."""
+        """A whole small body, decompressed, in one attempt; and its response."""
         async with await self.followed("GET", url, {"Accept-Encoding": "gzip"}, account) as response:
             if response.status != 200:
                 await drained(response, account.meter)
@@ -255,16 +255,16 @@ class Transport:
             url = source.join(url_of(response.headers["Location"])).with_user(None)
             if url.scheme not in ("http", "https"):
                 raise ValueError(url.scheme)
-            (url.host or "").encode("idna")  # what name resolution would stumble on
+            (url.host or "").encode("idna")  # would break name resolution
         except ValueError:
             raise misdirected(source.host, "to an invalid address") from None
         if source.scheme == "https" and url.scheme == "http":
             raise misdirected(source.host, f"from https to http ({url.host}), which is not followed")
         if url.host != source.host:
             network = await self._network(url)
-            # Link-local: where clouds keep the credentials of a machine.
+            # Link-local addresses serve a cloud machine's credentials.
             if network == "link-local" or (network == "private" and await self._network(source) == "public"):
-                where = f"to {url.host}, an address of a {network} network, which is not followed"
+                where = f"to {url.host}, an address in a {network} network, which is not followed"
                 raise misdirected(source.host, where)
         return url
 
@@ -275,7 +275,7 @@ class Transport:
         return False
 
     async def _network(self, url: URL) -> str:
-        """The kind of network of a host, by its address or (where no proxy looks it up) its name."""
+        """The kind of network of a host, by its address or (unless a proxy looks it up) its name."""
         host = url.host or ""
         if host not in self._networks:
             addresses = [host]
@@ -333,7 +333,7 @@ def _unreachable(error: Exception, url: URL) -> Exception:
 
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return untrusted(url.host, f" ({error.certificate_error})")
-    # aiohttp's own text of a refused connection shows its context of TLS as Python prints it.
+    # aiohttp's own text of a refused connection contains the repr of its TLS context.
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     text = cause.message if isinstance(cause, aiohttp.ClientResponseError) else str(cause)
     text = re.sub(r"\?\S*", "", " ".join(text.split())[:200])  # one line, and no signature of an address
@@ -343,7 +343,7 @@ def _unreachable(error: Exception, url: URL) -> Exception:
 
 
 async def piece_of(response: aiohttp.ClientResponse, meter: Meter) -> bytes:
-    """The next piece of a body as it travels, which the meter counts; empty at its end."""
+    """The next piece of a body as sent, counted by the meter; empty at the end."""
     try:
         piece = await response.content.readany()
     except _broken() as error:
@@ -353,7 +353,7 @@ async def piece_of(response: aiohttp.ClientResponse, meter: Meter) -> bytes:
 
 
 async def unpacked(response: aiohttp.ClientResponse, meter: Meter, limit: int) -> bytes:
-    """The whole body, opened where it came compressed."""
+    """The whole body, decompressed if necessary."""
     coding = response.headers.get("Content-Encoding", "identity").strip().lower() or "identity"
     place, body = response.url.with_query(None), bytearray()
     opened = zlib.decompressobj(16 + zlib.MAX_WBITS) if coding in ("gzip", "x-gzip") else None
@@ -361,7 +361,7 @@ async def unpacked(response: aiohttp.ClientResponse, meter: Meter, limit: int) -
         if opened is None and coding != "identity":
             raise zlib.error(f"unknown Content-Encoding {coding}")
         while piece := await piece_of(response, meter):
-            # Bounded by the limit: a few bytes may open to gigabytes.
+            # Bounded by the limit: a few bytes may unpack to gigabytes.
             body += piece if opened is None else opened.decompress(piece, limit + 1 - len(body))
             if len(body) > limit:
                 raise contradiction(f"{place} sends more than the {limit} bytes it has")
@@ -371,14 +371,14 @@ async def unpacked(response: aiohttp.ClientResponse, meter: Meter, limit: int) -
 
 
 async def drained(response: aiohttp.ClientResponse, meter: Meter) -> None:
-    """Read a short body that is not needed: a connection with unread bytes would have to be closed."""
+    """Read and discard a short body: a connection with unread bytes would have to be closed."""
     received = 0
     while received <= 65_536 and (piece := await piece_of(response, meter)):
         received += len(piece)
 
 
 def environment_proxy(url: URL) -> str | None:
-    """The proxy that the environment names for a URL; aiohttp's own ``trust_env`` reads ~/.netrc too."""
+    """The proxy from the environment for a URL; aiohttp's own ``trust_env`` also reads ~/.netrc."""
     import urllib.request
 
     proxies = urllib.request.getproxies()
@@ -406,7 +406,7 @@ def _in_a_block(host: str, excluded: str | None) -> bool:
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that a host is, without its zone; None for a name."""
+    """A host's IP address, without its zone; None for a name."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -416,7 +416,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 @functools.cache
 def _tls_context() -> ssl.SSLContext:
-    """Certifi's certificates, or those that the environment names; made once, which takes 40 ms."""
+    """Certifi's certificates, or those of the environment; loaded once, which takes 40 ms."""
     import certifi
 
     places = {name: Path(os.environ[name]) for name in _CERTIFICATES if os.environ.get(name)}
@@ -425,7 +425,7 @@ def _tls_context() -> ssl.SSLContext:
         file, folder = (None, place) if place.is_dir() else (place, None)
         try:
             context.load_verify_locations(file, folder)
-        except OSError as error:  # ssl.SSLError is one too
+        except OSError as error:  # includes ssl.SSLError
             raise ScreeningError(
                 "Unreachable", f"no certificates can be read from {place} ({error}); correct or unset {name}"
             ) from error
@@ -433,7 +433,7 @@ def _tls_context() -> ssl.SSLContext:
 
 
 def _kind(path: str) -> str:
-    """Which of the Hub's quotas counts a path."""
+    """The Hub's quota that counts a path."""
     if "/resolve/" in path or path.startswith("/api/resolve-cache/"):
         return "resolvers"
     return "api" if path.startswith("/api/") else "pages"

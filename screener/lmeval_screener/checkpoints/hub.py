@@ -3,8 +3,8 @@
 Token, endpoint, offline mode and places come from huggingface_hub. Its `HfApi` is not used: its import takes
 as long as a small screening, and its requests are neither metered nor bounded by our time budget.
 
-A large file is resolved by HEAD *without* Range: the signature of the address then covers every range (had
-the request carried one, only that one).
+A large file is resolved by HEAD *without* Range: the address's signature then covers every range, not only
+the requested range.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{40})\b")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
-#: A tag by which the Hub says what a model was trained from, as its card has it.
+#: The Hub's tag for the base of a model, taken from its card.
 _TRAINED_FROM = re.compile(r"base_model:(?:finetune|adapter):([\w.-]+/[\w.-]+)", re.ASCII)
 _TOKEN = re.compile(r"[!-~]+")
-#: Listings of repositories with thousands of files have some megabytes.
+#: Listings of repositories with thousands of files have several megabytes.
 _LISTING_LIMIT = 64 * 2**20
-#: Variables by which huggingface_hub finds a token elsewhere than in HF_TOKEN.
+#: Variables other than HF_TOKEN that give huggingface_hub a token.
 _LOGINS = ("HF_OIDC_RESOURCE", "HUGGING_FACE_HUB_TOKEN", "COLAB_RELEASE_TAG")
-#: The file by which a branch is asked for its commit.
+#: The file whose headers give the commit of a branch.
 _PROBE = "config.json"
 
 
@@ -117,14 +117,14 @@ class Hub:
         self.cache = Cache(cache or Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
         self.downloads = Path(constants.HF_HUB_CACHE)
         self.transport: Transport | None = None
-        self.has_texts = True  # whether small files lie where the Hub's resolver redirects to
+        self.has_texts = True  # whether small files are where the Hub's resolver redirects
 
     async def __aenter__(self) -> Hub:
         """Open the pool."""
         if not self.offline:
             token = self._token or await asyncio.to_thread(_implicit_token)
             if token and not _TOKEN.fullmatch(token):
-                # Refused here: what refuses it later would show it.
+                # Refused here: a later error would show the token.
                 raise UsageError(
                     "expected a token of ASCII letters, digits and signs, got another; check HF_TOKEN, "
                     "or log in again (hf auth login)"
@@ -141,7 +141,7 @@ class Hub:
             await self.transport.close()
 
     def account(self, budget: Budget) -> Account:
-        """The account of a checkpoint whose traffic counts as this hub's."""
+        """A checkpoint's account, whose traffic is added to this hub's."""
         return Account(budget, Meter(above=self.meter))
 
     def has_token(self) -> bool:
@@ -180,7 +180,7 @@ class Hub:
     async def page(
         self, address: str, what: str, parse: Callable[[Any], T], budget: Budget
     ) -> tuple[T, str | None]:
-        """One page of a list (of repositories, of branches), understood, and the address of the next one."""
+        """One parsed page of a list (of repositories, of branches), and the next page's address."""
         address = address if "://" in address else f"{self.endpoint}{address}"
         if self.transport is None:
             kept = self.cache.read("pages", address)
@@ -237,9 +237,9 @@ class Hub:
         return items
 
     def refusal(self, response: aiohttp.ClientResponse, repo: str, revision: str) -> ScreeningError:
-        """The error that a final status other than 2xx and 3xx of the Hub means.
+        """The error of a final status of the Hub other than 2xx and 3xx.
 
-        The Hub names its reasons in ``X-Error-Code``; without one, 401 stands for a repository that is
+        The Hub names its reasons in ``X-Error-Code``; without that, 401 means a repository that is
         missing or private (it does not say which).
         """
         status, code, host = response.status, response.headers.get("X-Error-Code", ""), response.url.host
@@ -252,10 +252,10 @@ class Hub:
             )
         if code == "EntryNotFound":
             return ScreeningError(
-                "FileNotFound", f"{response.url.path} is not in {repo}; ask for another revision"
+                "FileNotFound", f"{response.url.path} is not in {repo}; choose another revision"
             )
         if status == 401 and self.has_token() and not code and "X-Error-Message" in response.headers:
-            # With a token that it accepts, the Hub answers 404 for what is missing.
+            # With a valid token, the Hub answers 404 for missing repositories.
             reason = response.headers["X-Error-Message"][:200]
             return ScreeningError(
                 "BadToken",
@@ -270,7 +270,7 @@ class Hub:
         if status == 403 and "disabled" in response.headers.get("X-Error-Message", ""):
             return ScreeningError(
                 "AccessDenied",
-                f"{repo} is disabled on {self.endpoint}; screen another repository in its place",
+                f"{repo} is disabled on {self.endpoint}; screen another repository instead",
             )
         if status in (403, 451):
             return ScreeningError(
@@ -292,7 +292,7 @@ class Hub:
         return "log in (hf auth login, or set HF_TOKEN)"
 
     def _next(self, response: aiohttp.ClientResponse, what: str) -> str | None:
-        """Where a list goes on."""
+        """The address of a list's next page."""
         try:
             following = response.links.get("next")
             url = None if following is None else url_of(str(following["url"]))
@@ -321,7 +321,7 @@ class Hub:
             self.cache.write("listings", f"{self.endpoint} {repo}@{revision}", listing.to_json())
 
     def _kept(self, repo: str, revision: str) -> RepoFiles | None:
-        """The kept listing of a revision: that of its commit, which knows more of its files."""
+        """The kept listing of a revision: its commit's, which knows more about the files."""
         kept = self.cache.read("listings", f"{self.endpoint} {repo}@{revision}")
         listing = None if kept is None else RepoFiles.from_json(kept)
         if listing is None or listing.commit == revision:
@@ -329,7 +329,7 @@ class Hub:
         return self._kept(listing.repo, listing.commit) or listing
 
     async def _unmoved(self, kept: RepoFiles, revision: str, account: Account) -> bool:
-        """Whether a branch is where it was, by one request to the resolver, which allows more of them."""
+        """Whether a branch still has the same commit, by a request to the resolver, whose quota is larger."""
         transport = self.transport
         if transport is None or _COMMIT.fullmatch(revision):
             return True
@@ -346,14 +346,14 @@ class Hub:
 
 
 class ResolvedSnapshot(RemoteSnapshot):
-    """Files that the Hub resolves to addresses elsewhere, those of a repository or of a bucket."""
+    """Files of a repository or bucket that the Hub resolves to other addresses."""
 
     def __init__(self, hub: Hub, repo: str, files: Mapping[str, FileEntry], account: Account) -> None:
         super().__init__(hub.transport, repo, files, account, hub.cache)
         self._hub = hub
 
     async def _resolved(self, path: str) -> URL:
-        """Where a file lies, by HEAD."""
+        """The address of a file, by HEAD."""
         transport = self._online(path)
 
         def checked(response: aiohttp.ClientResponse, *, final: bool) -> FileEntry:
@@ -392,25 +392,25 @@ class HubSnapshot(ResolvedSnapshot):
         super().__init__(hub, listing.repo, listing.files, account)
         self.revision, self.parameters, self._listing = listing.commit, listing.parameters, listing
         self.base = listing.base
-        self.cache = hub.cache  # a commit's file is the same tomorrow, with or without a digest
+        self.cache = hub.cache  # files of a commit never change, with or without a digest
 
     def _keep(self) -> None:
-        """Keep what the resolver said of texts, whose digests count, and of weights that came right."""
+        """Keep the resolver's entries of texts, whose digests are checked, and of weights that were read."""
         if self.files is not self._listing.files:
             right = {p: e for p, e in self.files.items() if p in self._proven or p.endswith(".json")}
             self._hub.keep(replace(self._listing, files={**self._listing.files, **right}), self.repo)
 
     async def look_up(self, path: str) -> FileEntry:
-        """A file with what the resolver says of it; see `Snapshot.look_up`."""
+        """A file with the resolver's size and digest; see `Snapshot.look_up`."""
         if not is_known(entry_of(self, path)):
             await self._address(path, self._places.setdefault(path, FilePlace()))
             if not is_known(self.files[path]):
-                what = f"the server says neither size nor digest (ETag) of {path} of {self.repo}"
+                what = f"the server gives neither size nor digest (ETag) of {path} of {self.repo}"
                 raise ScreeningError("BadResponse", f"{what}; check HF_ENDPOINT and any proxy")
         return self.files[path]
 
     async def _text(self, path: str) -> bytes:
-        """A small file; where the listing has no digest of it, one comes with it."""
+        """A small file; its digest comes with it if the listing has none."""
         entry, transport = entry_of(self, path), self._online(path)
         if (entry.digest or "").startswith("sha256:"):
             body = await self._range(path, 0, entry.size)
@@ -425,13 +425,13 @@ class HubSnapshot(ResolvedSnapshot):
         if entry.size < 0:
             entry = replace(entry, size=len(body))
         if not entry.fits(body):
-            raise contradiction(f"{path} of {self.repo} does not have the digest that the server says")
+            raise contradiction(f"{path} of {self.repo} does not have the digest that the server gives")
         if entry != self.files[path]:
             self.files = {**self.files, path: entry}
         return body
 
     async def _in_git(self, path: str, transport: Transport) -> tuple[bytes, aiohttp.ClientResponse]:
-        """A text and its answer, from where the Hub's resolver redirects to (not all mirrors have that)."""
+        """A text and its response, from the resolver's cache if there is one (some mirrors have none)."""
         if self._hub.has_texts:
             address = (
                 f"{self._hub.endpoint}/api/resolve-cache/models/{self.repo}/{self.revision}/{quote(path)}"
@@ -441,11 +441,11 @@ class HubSnapshot(ResolvedSnapshot):
                 if "X-Repo-Commit" in response.headers:
                     return body, response
         found = await transport.body(self._url(path), self._account, SMALL, self._refused)
-        self._hub.has_texts = False  # what was not there is here
+        self._hub.has_texts = False  # only the resolver itself has it
         return found
 
     def _on_disk(self, entry: FileEntry) -> Path | None:
-        """The file in the Hub's own cache, where blobs are named by their digest."""
+        """The file in huggingface_hub's cache, which names blobs by digest."""
         if not entry.digest:
             return None
         folder = self._hub.downloads / f"models--{self.repo.replace('/', '--')}"
@@ -457,7 +457,7 @@ class HubSnapshot(ResolvedSnapshot):
 
 
 def understood(body: bytes, asked: str, parse: Callable[[Any], T]) -> T:
-    """An answer of the API; an `RetryError` where it is not the Hub's JSON."""
+    """Parse an API response; raises `RetryError` if it is not the Hub's JSON."""
     try:
         return parse(json.loads(body))
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
@@ -504,14 +504,14 @@ def file_entry(item: Any) -> FileEntry:
 
 
 def text(value: Any) -> str:
-    """A text of an answer that is not empty; see `understood`."""
+    """A non-empty string of a response; see `understood`."""
     if not isinstance(value, str) or not value:
         raise TypeError("expected a text")
     return value
 
 
 def items(value: Any) -> list[Any]:
-    """A list of an answer; see `understood`."""
+    """A list of a response; see `understood`."""
     if not isinstance(value, list):
         raise TypeError("expected a list")
     return value
@@ -520,7 +520,7 @@ def items(value: Any) -> list[Any]:
 def resolve_problem(
     headers: Mapping[str, str], entry: FileEntry, commit: str | None, *, final: bool
 ) -> str | None:
-    """Why what a file resolves to is not the file that was listed; None if it is."""
+    """Why a resolved file is not the listed file; None if it is."""
     size = headers.get("X-Linked-Size") or (headers.get("Content-Length") if final else None)
     if size and entry.size >= 0 and size != str(entry.size):
         return f"expected {entry.size} bytes, got {size}"
@@ -536,15 +536,15 @@ def resolve_problem(
 
 
 def is_known(entry: FileEntry) -> bool:
-    """Whether enough is known of a file: its size, or of a text its digest, which says all of it."""
+    """Whether enough is known of a file: its size, or a text's digest."""
     return entry.size >= 0 or (entry.digest is not None and entry.path.endswith(".json"))
 
 
 def completed(entry: FileEntry, response: aiohttp.ClientResponse, *, final: bool) -> FileEntry:
-    """A file that was only named, with the size and digest that an answer of the Hub's own says of it.
+    """A file that was only named, with the size and digest from a response of the Hub itself.
 
     The digest of a large file is in ``X-Linked-ETag``, that of a text in ``ETag``, or, in the redirect to
-    where the text lies, a part of that address.
+    the text, a part of that address.
     """
     headers = response.headers
     size = headers.get("X-Linked-Size", headers.get("Content-Length", "") if final else "")
@@ -554,12 +554,12 @@ def completed(entry: FileEntry, response: aiohttp.ClientResponse, *, final: bool
     found = _DIGEST.search(headers.get("X-Linked-ETag", etag))
     digest = found and f"{'sha256' if len(found[0]) == 64 else 'git'}:{found[0]}"
     if digest is None and entry.path.endswith(".json"):
-        return entry  # a text of any size may be a proxy's page
+        return entry  # without a digest, a text may be a proxy's page
     return replace(entry, size=int(size) if size.isdecimal() else -1, digest=digest or entry.digest)
 
 
 def _endpoint(endpoint: str) -> str:
-    """An endpoint that requests can be sent to, without a slash at its end."""
+    """A valid endpoint, without a slash at its end."""
     with contextlib.suppress(ValueError):
         url = urlsplit(endpoint)
         if url.scheme in ("http", "https") and url.hostname:
@@ -575,7 +575,7 @@ def _implicit_token() -> str | None:
     if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
         return None
     if not any(map(os.environ.get, _LOGINS)) and "google.colab" not in sys.modules:
-        # `get_token` imports an HTTP client of its own, a tenth of the work on one checkpoint.
+        # `get_token` imports another HTTP client, which takes a tenth of a checkpoint's time.
         if _TOKEN.fullmatch(token := os.environ.get("HF_TOKEN", "")):
             return token
         if not token and not Path(constants.HF_TOKEN_PATH).exists():

@@ -1,8 +1,8 @@
 """Limits: a checkpoint's time budget, servers' rate limits, and the user's own allowance.
 
 The Hub counts requests in windows of five minutes, by kind: ``api``, ``resolvers`` and ``pages``. Every
-answer states what is left of its quota (``RateLimit: "api";r=12;t=87``) and how large it is. A request
-is sent when the quota also covers those in flight; else it waits, and the clock of its checkpoint stops.
+answer states the rest of its quota (``RateLimit: "api";r=12;t=87``) and its size. A request is sent when the
+quota also covers those in flight; else it waits, and its checkpoint's clock stops.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from lmeval_screener.errors import ScreeningError
 
 T = TypeVar("T")
 
-#: Seconds that a server may ask to wait; the Hub's windows have 300.
+#: Longest wait that a server may ask for, in seconds; the Hub's windows have 300.
 LONGEST_WAIT = 900.0
-#: Requests in flight while a server has not yet stated what is left of its quota.
+#: Requests in flight until a server has stated the rest of its quota.
 UNSTATED = 16
-#: Refusals (429) for which a checkpoint's clock stops: a server that keeps refusing has no quota.
+#: Refusals (429) that stop a checkpoint's clock: a server that keeps refusing has no quota.
 PATIENCE = 8
 #: Servers state whole seconds.
 _ROUNDING = 0.5
@@ -39,12 +39,12 @@ Notice = Callable[[str, float], None]
 
 
 class Budget:
-    """Seconds that one checkpoint may take; the clock runs only while something is done for it."""
+    """Seconds that a checkpoint may take; the clock runs only while it is worked on."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.trouble: ScreeningError | None = None  # why the last attempt failed
-        self.refusals: dict[Quota, int] = {}  # of each quota, when this budget met it first
+        self.refusals: dict[Quota, int] = {}  # of each quota, when this budget first used it
         self._spent = 0.0
         self._since: float | None = None
         self._pauses = 0
@@ -68,12 +68,12 @@ class Budget:
                 self._since = time.monotonic()
 
     async def bounded(self, work: Coroutine[Any, Any, T]) -> T:
-        """Result of some work, if it comes in time; one work after the other."""
+        """Result of some work, if it ends in time; one piece of work at a time."""
         self._since = time.monotonic()
         task = asyncio.ensure_future(work)
         try:
             while not task.done() and (self.remaining > 0 or self._pauses):
-                # The clock may have stood meanwhile: then there is more time than was left here.
+                # The clock may have been stopped meanwhile: then more time is left.
                 left = None if math.isinf(self.seconds) else max(self.remaining, 0.05)
                 await asyncio.wait((task,), timeout=left)
             if task.done():
@@ -96,7 +96,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Account:
-    """One checkpoint's account: the time that it may take, and the traffic that it caused."""
+    """One checkpoint's account: its time budget and its traffic."""
 
     budget: Budget
     meter: Meter
@@ -148,14 +148,14 @@ class Quota:
         self._in_flight += 1
 
     def release(self, headers: Mapping[str, str] | None) -> None:
-        """One request was answered, with these headers, or failed (None)."""
+        """Record the end of one request, with its response headers or, if it failed, None."""
         self._in_flight -= 1
         if headers is not None:
             self._update(headers)
         self._changed.set()
 
     def throttle(self, seconds: float) -> None:
-        """Send no request of this quota for so many seconds, as the server asks."""
+        """Send no request of this quota for some seconds, as the server asks."""
         now = time.monotonic()
         self._refusals += now >= self._throttled_until
         self._throttled_until = max(self._throttled_until, now + seconds)
@@ -170,16 +170,16 @@ class Quota:
         self.name, left = stated["name"], int(stated["left"])
         resets = time.monotonic() + int(stated["seconds"]) + _ROUNDING
         if self._left is not None and abs(resets - self._resets) <= 1.5:
-            # Answers overtake one another: inside a window only the least that was said counts.
+            # Responses overtake one another: inside a window only the smallest value counts.
             left, resets = min(left, self._left), min(resets, self._resets)
         self._left, self._resets = left, resets
 
 
 class Allowance:
-    """The user's own limits of a run's cost: once one is reached, no further checkpoint is begun.
+    """The user's limits of a run's cost: when a limit is reached, no further checkpoint is begun.
 
-    Those that have begun come to their end, so a run may cost a little more than allowed. The
-    cache costs nothing and is read all the same.
+    Checkpoints that have begun are finished, so a run may cost a little more than allowed. Cached
+    checkpoints cost nothing and are still read.
     """
 
     def __init__(self, requests: int | None = None, notice: Notice | None = None) -> None:
@@ -189,13 +189,13 @@ class Allowance:
         self.requests = 0
 
     def begin(self, meter: Meter) -> None:
-        """Refuse the first request of a checkpoint (or of lists) where a limit is reached."""
+        """Refuse the first request of a checkpoint (or of lists) if a limit is reached."""
         most = self._most_requests
         if not meter.requests and most is not None and self.requests >= most:
             raise ScreeningError(
                 "NotTried",
-                f"not tried, as --max-requests {most} leaves no room for it; give the command again: what "
-                "was read comes from the cache, and it goes on from here",
+                f"not tried, because --max-requests {most} was reached; run the same command again: it reads "
+                "finished checkpoints from the cache and continues",
             )
 
 
@@ -214,7 +214,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def rate_limited(host: str | None, wait: float | None) -> ScreeningError:
-    """The error of a server that allows no more requests."""
+    """The error of a reached rate limit."""
     until = f"in {wait:.0f} s" if wait else "later"
     return ScreeningError(
         "RateLimited", f"{host} allows no more requests now (429); try again {until}, or log in"

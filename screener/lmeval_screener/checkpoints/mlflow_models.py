@@ -1,7 +1,7 @@
 """Models of an MLflow registry (extra ``mlflow``): versions are resolved to their storage and read there.
 
-MLflow's own client asks the registry, so its settings and credentials count (``MLFLOW_TRACKING_URI``,
-``MLFLOW_TRACKING_TOKEN``, …). The storage of a version is read by ranges, or refused where it has none.
+MLflow's own client asks the registry, with its settings and credentials (``MLFLOW_TRACKING_URI``,
+``MLFLOW_TRACKING_TOKEN``, …). A version's storage is read by ranges, or refused if it does not support them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RegisteredModels:
         self._client: Any = None
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
-        """The versions that a name (the latest), a stage, an alias or ``*`` stands for."""
+        """The versions of a name (the latest), a stage, an alias or ``*``."""
         name, version, alias = _name_version_alias(target.repo)
         if version and version.isdigit():
             return [target]
@@ -56,7 +56,7 @@ class RegisteredModels:
         return [replace(target, repo=f"models:/{name}/{number}") for number in wanted]
 
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
-        """A version, where its storage is; see `Source.snapshot`."""
+        """A version, opened in its storage; see `Source.snapshot`."""
         chosen = (await self.expand(target, budget))[-1]
         name, version, _ = _name_version_alias(chosen.repo)
         where = await self._asked(
@@ -66,16 +66,16 @@ class RegisteredModels:
         if where.startswith("mlflow-artifacts:"):
             raise ScreeningError(
                 "RangeNotSupported",
-                f"the files of {chosen.repo} lie behind the MLflow server, which sends whole files; start it "
+                f"the MLflow server sends the files of {chosen.repo} only whole; start it "
                 f"with --no-serve-artifacts and --default-artifact-root s3://… (or gs://), or {download}",
             )
         inner = replace(parse_target(where), tokenizer=chosen.tokenizer, file=chosen.file)
         if inner.refused is not None or inner.on_hub or inner.scheme == "models":
             raise ScreeningError(
-                "BadName", f"the files of {chosen.repo} lie at {where}, which is not read; {download}"
+                "BadName", f"the files of {chosen.repo} are at {where}, which is not supported; {download}"
             )
         try:
-            # MLflow's flavour for transformers keeps the model and the tokenizer in folders of their own.
+            # MLflow's flavour for transformers keeps model and tokenizer in separate folders.
             place = inner.repo.rstrip("/")
             tokenizer = inner.tokenizer or f"{place}/components/tokenizer"
             snapshot = await self._open_storage(
@@ -89,7 +89,7 @@ class RegisteredModels:
         return snapshot
 
     async def _asked(self, target: Target, question: Callable[[Any], T]) -> T:
-        """The registry's answer; its client blocks, so it is asked in a thread."""
+        """The registry's answer; its client blocks, so it runs in a thread."""
 
         def ask() -> T:
             if self._client is None:
@@ -105,7 +105,7 @@ class RegisteredModels:
 
 
 def _client() -> Any:
-    """MLflow's client; a server is tried first, since the client repeats its requests for minutes."""
+    """MLflow's client; the server is tried first, since the client retries for minutes."""
     try:
         from mlflow import MlflowClient, get_registry_uri
     except ImportError:
@@ -144,7 +144,7 @@ def _explained(error: Exception, what: str) -> ScreeningError:
 def _name_version_alias(address: str) -> tuple[str, str | None, str | None]:
     """Name, version or stage, and alias of ``models:/NAME[/VERSION|@ALIAS]``."""
     parts = _NAME.fullmatch(address)
-    assert parts is not None, "parse_name lets no other through"
+    assert parts is not None, "parse_name accepts no other text"
     return parts[1], parts[2], parts[3]
 
 

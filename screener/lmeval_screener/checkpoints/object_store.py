@@ -2,7 +2,7 @@
 
 obstore's own retries are switched off: each attempt is one request that the meter counts. Every range asks
 for the listed version (``If-Match``, for which obstore's ``get_ranges`` has no place) and is accepted only if
-begin, end, total and ETag are the expected ones: an object that is replaced in between is an error.
+begin, end, total and ETag are as expected: an object that is replaced in between is an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SETTINGS = {
     "Azure": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN, or "
     "AZURE_STORAGE_CONNECTION_STRING); AZURE_SKIP_SIGNATURE=true for a public container",
 }
-#: Where the machines of a cloud ask for credentials; elsewhere nobody answers there.
+#: Where a cloud's machines ask for credentials; it does not answer elsewhere.
 _MACHINE_CREDENTIALS = ("169.254.", "metadata.google", "fd00:ec2")
 _CONTENT_ETAG = re.compile(r"[0-9a-f]{32}(-\d+)?")
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
@@ -55,7 +55,7 @@ class ObjectStore(Bucket):
         self._versions: dict[str, tuple[str | None, str | None]] = {}
 
     async def listed(self, path: str, account: Account) -> FolderListing:
-        """The folders and files under a prefix; a page counts as a request, obstore hides its bytes."""
+        """The folders and files under a prefix; a page counts as a request, its bytes as none."""
         client = await self._connected()
         account.meter.add(requests=1)
         try:
@@ -76,7 +76,7 @@ class ObjectStore(Bucket):
     async def read(
         self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
     ) -> None:
-        """Append bytes of an object, if they are of the listed version; see `Bucket.read`."""
+        """Append bytes of an object if its version is the listed version; see `Bucket.read`."""
         client, (etag, version) = await self._connected(), self._versions[path]
         options: dict[str, Any] = {"range": (begin, end)}
         if etag:
@@ -96,7 +96,7 @@ class ObjectStore(Bucket):
                     f"{(begin, end)} of {entry.size} were asked for"
                 )
             if end - begin <= _PIECE:
-                # As one piece: each way to obstore's threads and back costs more than the bytes.
+                # As one piece: each trip to obstore's threads costs more than the bytes.
                 whole = bytes(await result.bytes_async())
                 meter.add(bytes_read=len(whole))
                 received += whole
@@ -112,7 +112,7 @@ class ObjectStore(Bucket):
             raise self._explained(error, path) from error
 
     async def _connected(self) -> Any:
-        """The bucket's client, made once in a thread: that may read files and ask for credentials."""
+        """The bucket's client, made once in a thread, as it may read files and ask for credentials."""
         async with self._lock:
             if self._client is None:
                 self._client = await in_thread(self._new_client)
@@ -131,7 +131,7 @@ class ObjectStore(Bucket):
                 "allow_http": True,
                 "connect_timeout": f"{SILENCE:g}s",
                 "read_timeout": f"{SILENCE:g}s",
-                "timeout": "24h",  # the time budget bounds it
+                "timeout": "24h",  # the time budget limits it
                 "user_agent": f"screen-checkpoints/{__version__}",
                 **_network(),
             },
@@ -156,28 +156,29 @@ class ObjectStore(Bucket):
     def _digest(self, meta: Mapping[str, Any]) -> str | None:
         etag, version = _bare(meta.get("e_tag")), meta.get("version")
         if self._service == "S3" and etag and _CONTENT_ETAG.fullmatch(etag):
-            # A hash of the content: a tokenizer that lies beside every checkpoint is read once.
+            # A hash of the content: a tokenizer stored with every checkpoint is read once.
             return version_digest(self.address, meta["size"], etag)
         if not etag and not version:
             return None
         return version_digest(self.address, meta["path"], meta["size"], etag, version)
 
     def _explained(self, error: Exception, path: str) -> Exception:
-        """The meaning of an error of obstore. Its text is not shown: it has addresses with signatures."""
+        """The error for a failure of obstore. Its text is not shown: it contains signed addresses."""
         text, kind, where = str(error), type(error).__name__, self.address
         words = _ADDRESS.sub("", text).replace(path or where, "").replace(self._bucket, "").lower()
         status = int(stated[1]) if (stated := _STATUS.search(text)) else 0
         place = f"{where}/{path}" if path else where
         settings, reason = f"set {_SETTINGS[self._service]}", _first_line(error, place)
         if any(host in text for host in _MACHINE_CREDENTIALS):
-            return _denied(f"no credentials for {where} were found; {settings}")
+            return _denied(f"there are no credentials for {where}; {settings}")
         if "expired" in words:
             return _denied(f"the credentials for {place} have expired; renew them, or {settings}")
         if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (400, 401, 403):
             return _denied(f"{self._service} refuses access to {place} ({status or kind}); {settings}")
         if isinstance(error, FileNotFoundError) or status == 404:
             return ScreeningError(
-                "FolderNotFound", f"there is no {place}; check the name, and the endpoint and account in use"
+                "FolderNotFound",
+                f"{place} does not exist; check the name, and the endpoint and account in use",
             )
         if kind == "PreconditionError" or status == 412:
             return changed(place)
@@ -185,7 +186,7 @@ class ObjectStore(Bucket):
             code, what = "RateLimited", f"{where} allows no more requests now ({status}); try again later"
             return RetryError(ScreeningError(code, what))
         if "redirect" in words:
-            return _denied(f"{place} lies in another region; set AWS_REGION to the bucket's")
+            return _denied(f"{place} is in another region; set AWS_REGION to the bucket's")
         if status == 408 or status >= 500:
             what = f"{where} answered {status} repeatedly; try again later"
             return RetryError(ScreeningError("ServerError", what))
@@ -210,7 +211,7 @@ def _denied(what: str) -> ScreeningError:
 
 
 def _network() -> dict[str, Any]:
-    """REQUESTS_CA_BUNDLE, and ports in NO_PROXY, which obstore does not read by itself."""
+    """REQUESTS_CA_BUNDLE, and ports in NO_PROXY, which obstore ignores."""
     options: dict[str, Any] = {}
     bundle = os.environ.get("REQUESTS_CA_BUNDLE")
     if bundle and Path(bundle).is_file():
@@ -228,7 +229,7 @@ def _network() -> dict[str, Any]:
 
 
 def _aws(address: str) -> dict[str, Any]:
-    """Settings that obstore does not find by itself: profiles, SSO, and all else that botocore knows."""
+    """Settings that obstore ignores: profiles, SSO, and everything else that botocore knows."""
     settings: dict[str, Any] = {}
     if not any(os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION")):
         settings["region"] = "us-east-1"
@@ -252,7 +253,7 @@ def _aws(address: str) -> dict[str, Any]:
     except botocore.exceptions.BotoCoreError as error:
         raise _denied(f"{address} cannot be opened ({_first_line(error)}); set {_SETTINGS['S3']}") from error
     if credentials is None:
-        raise _denied(f"no credentials for {address} were found; set {_SETTINGS['S3']}")
+        raise _denied(f"there are no credentials for {address}; set {_SETTINGS['S3']}")
     if region := session.get_config_variable("region"):
         settings["region"] = region
     if not os.environ.get("AWS_ENDPOINT_URL") and profile.get("endpoint_url"):
@@ -273,7 +274,7 @@ def _aws(address: str) -> dict[str, Any]:
 
 
 def _azure() -> dict[str, Any]:
-    """The parts of AZURE_STORAGE_CONNECTION_STRING, which obstore does not read."""
+    """The parts of AZURE_STORAGE_CONNECTION_STRING, which obstore ignores."""
     text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
     parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
     names = {
@@ -286,7 +287,7 @@ def _azure() -> dict[str, Any]:
 
 
 def _google() -> dict[str, Any]:
-    """The emulator that Google's own libraries know by STORAGE_EMULATOR_HOST."""
+    """The emulator in STORAGE_EMULATOR_HOST, as Google's libraries read it."""
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if not host:
         return {}
@@ -294,7 +295,7 @@ def _google() -> dict[str, Any]:
 
 
 def _bare(etag: str | None) -> str | None:
-    """An ETag without its quotes, which Azure's listing leaves out and its answers have."""
+    """An ETag without its quotes, which Azure's responses have and its listing lacks."""
     return etag.removeprefix("W/").strip('"') if etag else None
 
 

@@ -1,9 +1,8 @@
 """Checkpoints behind addresses, read by ranges; see `Snapshot`.
 
-A large remote file is resolved once, and its ranges are read side by side from where that leads. When that
-address is refused (expired), it is resolved once more; when the new one is refused too, every range is
-resolved by itself. A range has no checksum, so `range_problem` is all that stands between a faulty server and
-wrong rows.
+A large remote file is resolved once, and its ranges are read concurrently from that address. If the address
+is refused (expired), the file is resolved again; if the new address is refused too, every range is resolved
+by itself. A range has no checksum, so only `range_problem` protects from a faulty server's wrong rows.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ WHOLE = 4 * 2**20
 
 
 class RangedSnapshot:
-    """Listed files, read by ranges in attempts; see `Snapshot`. Subclasses say how one attempt goes."""
+    """Listed files, read by ranges with retries; see `Snapshot`. Subclasses define one attempt."""
 
     def __init__(self, repo: str, files: Mapping[str, FileEntry], account: Account, cache: Cache) -> None:
         self.repo = repo
@@ -58,15 +57,15 @@ class RangedSnapshot:
         self.parameters: int | None = None
         self.base = ""
         self.is_local = False
-        # A file without a version may be another one tomorrow.
+        # A file without a version may change.
         self.cache: Cache | None = cache if all(entry.digest for entry in files.values()) else None
         self._account = account
         self._text_locks: dict[str, asyncio.Lock] = {}
-        self._proven: set[str] = set()  # files of which a range came right
-        self._whole: dict[str, bytes] = {}  # small files that a server sent in place of a range
+        self._proven: set[str] = set()  # files with a range that was correct
+        self._whole: dict[str, bytes] = {}  # small files that a server sent instead of a range
 
     async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
-        """Append bytes ``[begin, end)`` of a file to what was received, as far as they come; one attempt."""
+        """Append bytes ``[begin, end)`` of a file to ``received``, as many as arrive; one attempt."""
         raise NotImplementedError
 
     async def _text(self, path: str) -> bytes:
@@ -75,11 +74,11 @@ class RangedSnapshot:
         return body
 
     def _on_disk(self, entry: FileEntry) -> Path | None:
-        """The file where another program has already put it."""
+        """The file on this disk, if another program has downloaded it."""
         return None
 
     def _keep(self) -> None:
-        """Keep what a server said of files, now that another one came right."""
+        """Keep a server's entries of files, now that another file was correct."""
 
     async def look_up(self, path: str) -> FileEntry:
         """A file; see `Snapshot.look_up`."""
@@ -92,7 +91,7 @@ class RangedSnapshot:
             if entry.size > SMALL:
                 raise ScreeningError(
                     "BadResponse",
-                    f"{path} of {self.repo} has {entry.size} bytes, too many for its kind; check it",
+                    f"{path} of {self.repo} has {entry.size} bytes, too many for its kind; check the file",
                 )
             if self.cache and (kept := self.cache.read("files", content_key(self, path))) is not None:
                 return kept
@@ -134,7 +133,7 @@ class RangedSnapshot:
                     )
             except RetryError as retry:
                 retry.progressed = len(received) > before
-                if path in self._proven:  # the server is right as a rule
+                if path in self._proven:  # the server is usually right
                     retry.attempts = ATTEMPTS
                 raise
             if path not in self._proven:
@@ -147,7 +146,7 @@ class RangedSnapshot:
 
 @dataclass
 class FilePlace:
-    """Where one file is read, as far as it is known."""
+    """A file's resolved address and ETag, if known."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     address: URL | None = None
@@ -156,7 +155,7 @@ class FilePlace:
 
 
 class RemoteSnapshot(RangedSnapshot):
-    """Files at addresses; see `Snapshot`. Subclasses say where a file is and what a refusal means."""
+    """Files at addresses; see `Snapshot`. Subclasses define a file's address and the errors."""
 
     def __init__(
         self,
@@ -171,27 +170,27 @@ class RemoteSnapshot(RangedSnapshot):
         self._places: dict[str, FilePlace] = {}
 
     def _url(self, path: str) -> URL:
-        """Where a file is asked for."""
+        """The address that a file is requested from."""
         raise NotImplementedError
 
     def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
-        """The error that a final status means."""
+        """The error of a final status."""
         raise NotImplementedError
 
     async def _resolved(self, path: str) -> URL:
-        """Where the ranges of a file are read, in one attempt."""
+        """The address for a file's ranges, in one attempt."""
         return self._url(path)
 
     def _conditions(self, place: FilePlace) -> Mapping[str, str]:
-        """Headers of a range beside Range."""
+        """Headers of a range request besides Range."""
         return {}
 
     def _is_final(self, url: URL) -> bool:
-        """Whether a refusal from here is final, not one of an address that may be resolved anew."""
+        """Whether a refusal from this address is final, or the file may be resolved again."""
         return True
 
     async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
-        """Append bytes ``[begin, end)`` as far as they come, if the answer is what was asked for."""
+        """Append bytes ``[begin, end)``, as many as arrive, if the response matches the request."""
         transport, entry = self._online(path), entry_of(self, path)
         place = self._places.setdefault(path, FilePlace())
         headers = {"Range": f"bytes={begin}-{end - 1}", **self._conditions(place)}
@@ -230,14 +229,14 @@ class RemoteSnapshot(RangedSnapshot):
                 if response.status not in (401, 403):
                     what = f"{host} answered {response.status} to a range of {path} of {self.repo}"
                     raise contradiction(what)
-                # The first one that is refused says so; the others find the address already gone.
+                # Only the first refused range counts; for the others the address is already gone.
                 if resolved is not None and place.address is resolved:
                     place.address, place.etag, place.refused = None, None, place.refused + 1
                 what = f"{host} refuses the signed address of {path} of {self.repo}; try again later"
                 raise RetryError(ScreeningError("AccessDenied", what), wait=0.0)
 
     async def _address(self, path: str, place: FilePlace) -> URL:
-        """Where the ranges of a file are read; resolved by one request for all that ask at the same time."""
+        """The address for a file's ranges; ranges that ask at the same time share one request."""
         if place.address is None:
             async with place.lock:
                 if place.address is None:
@@ -258,7 +257,7 @@ class RemoteSnapshot(RangedSnapshot):
 def range_problem(
     response: aiohttp.ClientResponse, begin: int, end: int, size: int, etag: str | None
 ) -> str | None:
-    """Why a 206 is not bytes ``[begin, end)`` of the file that is meant, as it is stored; None if it is."""
+    """Why a 206 is not bytes ``[begin, end)`` of the listed file as stored; None if it is."""
     headers = response.headers
     expected = f"bytes {begin}-{end - 1}/{size}"
     if (got := headers.getall("Content-Range", [])) != [expected]:

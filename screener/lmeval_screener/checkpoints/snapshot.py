@@ -1,7 +1,7 @@
-"""One checkpoint at one revision, wherever it is: its files, and bytes of them.
+"""One checkpoint at one revision, in any storage: its files and their bytes.
 
 `Sources` (source.py) opens them: the Hub, a folder, an object store, a registry. Everything above
-(which tensor, which rows, which tokenizer) is written against `Snapshot` only.
+(tensors, rows, tokenizers) uses `Snapshot` only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.errors import ScreeningError
 
-#: Which service a scheme of an address means.
+#: The service of an address's scheme.
 SERVICES = {
     **dict.fromkeys(("s3", "s3a"), "S3"),
     **dict.fromkeys(("gs", "gcs"), "Google Cloud Storage"),
@@ -23,7 +23,7 @@ SERVICES = {
 }
 #: End of the name of a GGUF model's part: its number, and how many there are.
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-#: Small files are at most so long: the largest tokenizers have some 40 MB. In a folder, those up to this size
+#: Largest small file, in bytes: the largest tokenizers have some 40 MB. In a folder, files up to this size
 #: get a digest from their content; weights do not need one.
 SMALL = 64 * 2**20
 
@@ -34,10 +34,10 @@ class FileEntry:
 
     Attributes:
         path: Path inside the repository or folder, with ``/``.
-        size: Bytes; negative where its listing does not say, see `Snapshot.look_up`.
+        size: Bytes; negative if its listing does not say, see `Snapshot.look_up`.
         digest: ``sha256:<hex>`` of the content (large files of the Hub, small files of a folder), or
             ``git:<hex>``, the git blob id, which is a hash of the content too; ``xet:<hex>`` likewise.
-            ``etag:<hex>`` stands for a file's address and the version that its storage names. None if
+            ``etag:<hex>`` is a hash of the file's address and its version in the storage. None if
             unknown. Files with equal digests are equal; digests of different kinds say nothing.
     """
 
@@ -46,7 +46,7 @@ class FileEntry:
     digest: str | None
 
     def fits(self, body: bytes) -> bool:
-        """Whether a whole content is this file's, by size and digest."""
+        """Whether some content is this file's, by size and digest."""
         kind, _, digest = (self.digest or "").partition(":")
         if len(body) != self.size:
             return False
@@ -64,7 +64,7 @@ class Meter:
     Attributes:
         bytes_read: Bytes of bodies as they travelled, failed attempts included, HTTP headers not.
         requests: HTTP requests, retries and redirect hops included.
-        above: Counts the same beside that of others.
+        above: Counts the same traffic together with that of others.
     """
 
     bytes_read: int = 0
@@ -88,8 +88,8 @@ class Snapshot(Protocol):
         files: Every file by path.
         meter: Its traffic so far.
         parameters: Parameters as the Hub counts them from the safetensors headers; None if it does not say.
-        base: The repository that it was trained from, by the Hub's listing; empty where that names none.
-        is_local: Whether its files lie on this machine, where reading costs nothing.
+        base: The repository that it was trained from, by the Hub's listing; empty if that names none.
+        is_local: Whether its files are on this machine, where reading costs nothing.
         cache: Where rows and headers are kept; None for a folder, and for files without a version.
     """
 
@@ -103,7 +103,7 @@ class Snapshot(Protocol):
     cache: Cache | None
 
     async def look_up(self, path: str) -> FileEntry:
-        """A file with its digest and, of weights, its size, asked for where the listing does not say them."""
+        """A file with its digest and, for weights, its size; requested if the listing lacks them."""
         ...
 
     async def small_file(self, path: str) -> bytes:
@@ -111,7 +111,7 @@ class Snapshot(Protocol):
         ...
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes ``[begin, end)`` of a file for each range, in the order given, read side by side."""
+        """Bytes ``[begin, end)`` of a file for each range, in the order given, read concurrently."""
         ...
 
 
@@ -124,17 +124,17 @@ def entry_of(snapshot: Snapshot, path: str) -> FileEntry:
 
 
 def elsewhere(snapshot: Snapshot) -> str:
-    """The next step where a checkpoint is broken as it lies there."""
-    return "ask for another revision" if snapshot.revision else "copy, download or upload it again"
+    """The next step for a checkpoint whose stored files are broken."""
+    return "choose another revision" if snapshot.revision else "copy, download or upload it again"
 
 
 def content_key(snapshot: Snapshot, path: str) -> str:
-    """Name under which what was read from a file may be cached: by its content, else by commit and path."""
+    """The cache key of a file: by its content, else by commit and path."""
     return entry_of(snapshot, path).digest or f"{snapshot.repo}@{snapshot.revision}/{path}"
 
 
 def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:
-    """The files of a checkpoint that is one file of weights: it or its parts, small ones, and no index."""
+    """The files of a checkpoint that is one weights file: the file or its parts, small files, no index."""
     whole = PART.sub(".gguf", name)
     parts = {path for path in files if name.endswith(".gguf") and PART.sub(".gguf", path) == whole}
     return {
@@ -146,8 +146,8 @@ def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntr
 
 
 async def side_by_side(works: Iterable[Coroutine[Any, Any, Any]], most: int | None = None) -> list[Any]:
-    """Results of works done at the same time; when one fails, the others are stopped before it is raised."""
-    import asyncio  # what declares options needs none
+    """Results of concurrent works; if one fails, the others are stopped before its error is raised."""
+    import asyncio  # not needed to declare options
 
     if most is not None:
         results: dict[int, Any] = {}

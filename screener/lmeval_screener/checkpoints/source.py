@@ -1,7 +1,7 @@
 """Where checkpoints are opened: folders, repositories, and a `Source` for each kind of address.
 
-A source expands an address with a glob or a training run, and opens a checkpoint as a `Snapshot`. Nothing
-above knows where it lies. A source's libraries are imported when an address of its scheme is met.
+A source expands an address with a glob or a training run, and opens a checkpoint as a `Snapshot`, so that
+modules above need not know its storage. A source's libraries are imported on the first use of its scheme.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import Target, parse_target
 from lmeval_screener.weights.formats import GGUF
 
-#: The files that a tokenizer is read from, best first.
+#: Tokenizer files, best first.
 _TOKENIZERS = ("tokenizer.json", "vocab.json")
 
 
 class Source(Protocol):
-    """One kind of address at which checkpoints lie."""
+    """One kind of address of checkpoints."""
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
-        """The checkpoints that a target stands for, in the order of their steps; itself where it is one."""
+        """The checkpoints of a target, in the order of their steps; a checkpoint is returned unchanged."""
         ...
 
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
-        """The checkpoint that a target is."""
+        """Open the checkpoint of a target."""
         ...
 
 
 class Sources:
-    """Folders, repositories and every kind of address, each opened once a run; a `Source` for all targets."""
+    """Folders, repositories and every kind of address, each opened once; a `Source` for all targets."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -47,16 +47,16 @@ class Sources:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
-        """The checkpoints that a target stands for; see `Source.expand`."""
+        """The checkpoints of a target; see `Source.expand`."""
         if target.scheme is not None and not target.refused:
             return await self._source(target.scheme).expand(target, budget)
         if target.refused or target.local or not target.is_glob or target.revision is None:
-            return [target]  # a run's folders were found when the target was parsed
+            return [target]  # a run's folders were listed when the target was parsed
         names = await self._hub.revisions(target.repo, target.revision, budget)
         return [replace(target, revision=name) for name in names]
 
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
-        """The checkpoint that a target is, with the target's tokenizer if it stores none."""
+        """Open the checkpoint of a target, with the target's tokenizer if it stores none."""
         snapshot = await self._opened(target, budget)
         files = snapshot.files
         if (
@@ -102,35 +102,35 @@ class Sources:
         return BucketSource(FileSystem, self._hub)
 
     async def tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
-        """Where a tokenizer is, opened once for all, and its file by the name that it stands for."""
+        """The opened place of a tokenizer, shared by all checkpoints, and its files by their usual names."""
         async with self._locks.setdefault(text, asyncio.Lock()):
             if text not in self._tokenizers:
                 folder, slash, name = text.rpartition("/") if text.endswith(".json") else (text, "", "")
                 target = parse_target(folder or slash or ".") if name else parse_target(text)
                 if target.scheme in ("http", "https"):
-                    target = parse_target(text)  # no server lists what its folder holds
+                    target = parse_target(text)  # web servers list no folders
                 try:
                     if target.refused is not None:
                         raise ScreeningError(*target.refused)
-                    # No checkpoint's own budget: the next one reads it too, each within its own time.
+                    # Not one checkpoint's budget: all share it, and each reads it within its own time.
                     snapshot = await self._opened(target, Budget(math.inf))
                 except ScreeningError as error:
-                    hub = "expected a folder or a file that is here, or a repository of the Hub: "
+                    hub = "expected an existing folder or file, or a repository of the Hub: "
                     said = f"--tokenizer {text}: {hub * target.on_hub}{error}"
                     raise ScreeningError(error.code, said) from error
                 names = {_TOKENIZERS[0]: name} if name else {n: n for n in _TOKENIZERS if n in snapshot.files}
                 if not names or not set(names.values()) <= set(snapshot.files):
                     raise ScreeningError(
                         "TokenizerNotFound",
-                        f"--tokenizer {text} has no {name or ' or '.join(_TOKENIZERS)}; name a repository, a "
-                        "folder or a file that has one",
+                        f"--tokenizer {text} has no {name or ' or '.join(_TOKENIZERS)}; name a repository, "
+                        "folder or file that has one",
                     )
                 self._tokenizers[text] = snapshot, names
             return self._tokenizers[text]
 
 
 class WithTokenizer:
-    """A checkpoint with the tokenizer of another place; see `Snapshot`."""
+    """A checkpoint with a tokenizer from elsewhere; see `Snapshot`."""
 
     def __init__(self, checkpoint: Snapshot, other: Snapshot, names: Mapping[str, str]) -> None:
         self.repo, self.revision = checkpoint.repo, checkpoint.revision

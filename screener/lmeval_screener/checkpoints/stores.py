@@ -1,11 +1,11 @@
 """Remote storages that list folders: globs, training runs, checkpoints and single files in them.
 
-A `Bucket` lists a folder and reads a range, which is all that S3, Azure, a bucket of the Hub or any file
-system of fsspec has to do. A listing names each file's version (an ETag, a generation); what is read must be
-of that version, and is cached under it.
+A `Bucket` lists a folder and reads a range: S3, Azure, a bucket of the Hub or any file system of fsspec. A
+listing names each file's version (an ETag, a generation); the bytes read must belong to that version, and
+are cached under it.
 
-fsspec is the fallback for every other scheme (``sftp://``, ``hdfs://``, ``smb://``, …). It has no condition
-for a read, so a file's entry is looked up again after its ranges. One call, in a thread, counts as a request.
+fsspec is the fallback for every other scheme (``sftp://``, ``hdfs://``, ``smb://``, …). It cannot read on
+condition, so a file's entry is checked again after its ranges. One call, in a thread, counts as a request.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from lmeval_screener.weights.formats import SUFFIXES
 
 T = TypeVar("T")
 
-#: Folders that are listed at a time. A glob may stand for ten thousand: all at once are more than a server
+#: Folders that are listed at a time. A glob may match ten thousand: all at once are more than a server
 #: answers before their connections count as dead.
 LISTINGS = 32
-#: Calls of fsspec at a time: file systems have one connection as a rule.
+#: Calls of fsspec at a time: file systems usually have one connection.
 _CALLS = 8
-#: Names that file systems have for the version of a file; the first that is there counts.
+#: File systems' names for a file's version; the first that exists is used.
 _VERSIONS = ("ETag", "etag", "version_id", "generation", "md5", "mtime", "modified", "LastModified")
 
 
 @dataclass(frozen=True)
 class FolderListing:
-    """The content of a folder: the names of folders, and files by name."""
+    """A folder's content: names of subfolders, and files by name."""
 
     folders: tuple[str, ...] = ()
     files: Mapping[str, FileEntry] = field(default_factory=dict)
@@ -62,21 +62,21 @@ class Bucket:
         self.address, self.hub = address, hub
 
     async def listed(self, path: str, account: Account) -> FolderListing:
-        """The folders and files in a folder (none where it is not there), in one attempt."""
+        """The folders and files in a folder (none if it does not exist), in one attempt."""
         raise NotImplementedError
 
     async def read(
         self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
     ) -> None:
-        """Append bytes ``[begin, end)`` of a file, while it is the listed one, in one attempt."""
+        """Append bytes ``[begin, end)`` of a file if it is still the listed file, in one attempt."""
         raise NotImplementedError
 
     async def is_same(self, path: str, entry: FileEntry, account: Account) -> bool:
-        """Whether a file is still the listed one, where `read` cannot know."""
+        """Whether a file is still the listed file, if `read` cannot know."""
         return True
 
     def opened(self, repo: str, path: str, files: Mapping[str, FileEntry], account: Account) -> Snapshot:
-        """A checkpoint of listed files in a folder; by default one that `read` reads."""
+        """A checkpoint of listed files in a folder; by default, `read` reads them."""
         return BucketSnapshot(self, repo, path, files, account)
 
 
@@ -90,7 +90,7 @@ class BucketSource:
         self._slots = asyncio.Semaphore(LISTINGS)
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
-        """The checkpoints that an address stands for, each listing in the time that a checkpoint may take.
+        """The checkpoints of an address; each listing gets a checkpoint's time budget.
 
         ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run is its checkpoints.
         """
@@ -118,21 +118,21 @@ class BucketSource:
         if name and name not in listing.files:
             raise ScreeningError(
                 "FolderNotFound",
-                f"there is no file {address}; its folder lists {_first_names(listing)}: check the address",
+                f"{address} does not exist; its folder has {_first_names(listing)}: check the address",
             )
         if not listing.files:
             raise ScreeningError(
                 "FolderNotFound",
-                f"{address} holds no file; it lists {_first_names(listing)}: name a folder with "
+                f"{address} holds no files; it holds {_first_names(listing)}: name a folder with "
                 "config.json and the weights, or a training run's folder",
             )
         if not name:
-            self._listings.pop((store.address, folder), None)  # ten thousand would be large
+            self._listings.pop((store.address, folder), None)  # ten thousand would need much memory
         files = single_file(listing.files, name) if name else listing.files
         return store.opened(target.repo, folder, files, account)
 
     def _store_and_path(self, address: str) -> tuple[Bucket, str]:
-        """The store of an address, one object a bucket or server, and the path in it."""
+        """The store of an address (one object per bucket or server) and the path in it."""
         scheme, _, rest = address.partition("://")
         parts = rest.split("/")
         cut = 3 if scheme == "hf" else 1  # hf://buckets/NAMESPACE/NAME
@@ -142,7 +142,7 @@ class BucketSource:
         return self._stores[name], "/".join(parts[cut:]).strip("/")
 
     async def _listed(self, store: Bucket, path: str, account: Account) -> FolderListing:
-        """The listing of a folder, asked for once."""
+        """The listing of a folder, requested once."""
         key = store.address, path
         if key not in self._listings:
             self._hub.allowance.begin(account.meter)
@@ -150,7 +150,7 @@ class BucketSource:
         return self._listings[key]
 
     async def _each_listed(self, store: Bucket, paths: Iterable[str], budget: Budget) -> list[FolderListing]:
-        """Listings of some folders, each within a budget of its own: together they may take longer."""
+        """Listings of some folders, each within its own budget: together they may take longer."""
 
         async def listed(path: str) -> FolderListing:
             fresh = Budget(budget.seconds)
@@ -160,7 +160,7 @@ class BucketSource:
         return await side_by_side(listed(path) for path in paths)
 
     async def _matching(self, store: Bucket, pattern: str, budget: Budget) -> list[str]:
-        """The folders and files of weights that a glob stands for, by step."""
+        """The folders and weights files that match a glob, by step."""
         places = [""]
         parts = pattern.split("/")
         for depth, part in enumerate(parts):
@@ -182,7 +182,7 @@ class BucketSource:
         return sorted(places, key=step_key)
 
     async def _checkpoints(self, store: Bucket, path: str, budget: Budget) -> list[str]:
-        """The checkpoints of a training run's folder, or the path itself where it is none."""
+        """The checkpoints of a training run's folder, or the path itself if it holds no run."""
         if path.endswith(SUFFIXES):
             return [path]
         search = run_checkpoints(path)
@@ -233,7 +233,7 @@ class FileSystem(Bucket):
         def look(system: Any, place: str) -> list[dict[str, Any]]:
             system.invalidate_cache()
             entries: list[dict[str, Any]] = system.ls(place, detail=True)
-            # Some list the folder itself, and most a file that is asked for as one.
+            # Some list the folder itself, and most list a file when asked for it as a folder.
             itself = place.strip("/")
             return [entry for entry in entries if str(entry["name"]).strip("/") != itself]
 
@@ -266,7 +266,7 @@ class FileSystem(Bucket):
         received += body
 
     async def is_same(self, path: str, entry: FileEntry, account: Account) -> bool:
-        """Whether a file is still the listed one."""
+        """Whether a file is still the listed file."""
         folder, _, name = path.rpartition("/")
         return (await self.listed(folder, account)).files.get(name) == entry
 
@@ -284,7 +284,8 @@ class FileSystem(Bucket):
             raise
         except PermissionError as error:
             raise ScreeningError(
-                "AccessDenied", f"{place} may not be read ({error}); set what its server asks for"
+                "AccessDenied",
+                f"{place} may not be read ({error}); set the credentials that its server needs",
             ) from error
         except Exception as error:
             raise _unreachable(f"{place} cannot be read", error) from error
@@ -298,12 +299,12 @@ class FileSystem(Bucket):
         except ImportError as error:
             raise ScreeningError(
                 "MissingExtra",
-                f"{scheme}:// needs another package ({error}); pip install 'lmeval-dispersion[cloud]', or it",
+                f"{scheme}:// needs another package ({error}); pip install it, or 'lmeval-dispersion[cloud]'",
             ) from error
         except ValueError as error:
             raise ScreeningError(
                 "BadName",
-                f"{scheme}:// is not read: neither obstore nor fsspec knows it ({error}); download the "
+                f"{scheme}:// is not supported by obstore or fsspec ({error}); download the "
                 "checkpoint and give its folder",
             ) from error
         except Exception as error:
@@ -316,14 +317,14 @@ def _unreachable(what: str, error: Exception) -> RetryError:
 
 
 def version_digest(*parts: object) -> str:
-    """``etag:<hex>`` of an address and what its storage says of the version; see `FileEntry.digest`."""
+    """``etag:<hex>`` of an address and its storage's version; see `FileEntry.digest`."""
     return "etag:" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
 
 def changed(what: str) -> ScreeningError:
-    """The error of a file that is no longer the listed one."""
+    """The error of a file that has changed since it was listed."""
     return ScreeningError(
-        "BadResponse", f"{what} changed while it was read; screen it again when nobody writes to it"
+        "BadResponse", f"{what} changed while it was read; screen it again when it is no longer written"
     )
 
 

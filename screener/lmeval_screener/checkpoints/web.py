@@ -1,8 +1,8 @@
-"""Checkpoints on any web server: a file by its address, or a folder whose usual names are tried.
+"""Checkpoints on any web server: a file by its address, or a folder, by trying the usual file names.
 
-Files are read over the Hub's connections and by its rules for contradictions, without its token. No server
-lists its folders: the files of a folder are those of transformers' layout that answer, and the shards of its
-index. A file's version is its ETag (``If-Match``), else its date and size.
+Files are read over the Hub's connections, with the same checks, without its token. Web servers list no
+folders: a folder's files are those of transformers' layout that answer, and the shards of its index. A file's
+version is its ETag (``If-Match``), else its date and size.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SMALL = ("config.json", "tokenizer.json", "vocab.json")
 
 
 class WebFile(NamedTuple):
-    """A file that answered: where, its size and version, and its ETag as the server writes it."""
+    """A file that exists: its address, size and version, and its ETag as the server writes it."""
 
     url: URL
     entry: FileEntry
@@ -56,7 +56,7 @@ class WebServers:
         return [target]
 
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
-        """A file with what lies beside it, or a folder; see `Source.snapshot`."""
+        """A file with the files next to it, or a folder; see `Source.snapshot`."""
         transport = self._hub.transport
         if transport is None:
             raise offline(target.shown)
@@ -78,7 +78,7 @@ class WebServers:
 
         if file:
             names = [file]
-            if not url.query_string:  # a signature is of one file: nothing can be asked beside it
+            if not url.query_string:  # a signature covers one file, no file next to it
                 names += _SMALL
                 if part := PART.search(file):
                     stem, parts = file.removesuffix(part[0]), min(int(part[2]), 1000)
@@ -94,7 +94,7 @@ class WebServers:
                 return snapshot_of(files | await existing(shards))
         raise ScreeningError(
             "FolderNotFound",
-            f"{target.shown} has none of {', '.join(usual)}; name the folder that has, or a file of weights",
+            f"{target.shown} has none of {', '.join(usual)}; name the folder that has one, or a weights file",
         )
 
 
@@ -127,7 +127,7 @@ class WebSnapshot(RemoteSnapshot):
 async def _probe(
     transport: Transport, name: str, address: URL, account: Account, *, required: bool
 ) -> WebFile | None:
-    """A file if it exists, by a GET of its first byte: a signature is of one method, that of reading."""
+    """A file if it exists, by a GET of its first byte: a signature covers one method, GET."""
     async with await transport.followed("GET", address, {"Range": "bytes=0-0"}, account) as response:
         total = response.headers.get("Content-Range", "").rpartition("/")[2]
         if response.status == 200:
@@ -155,11 +155,11 @@ def _refusal(response: aiohttp.ClientResponse, what: str) -> ScreeningError:
     if status in (401, 403, 407, 451):
         return ScreeningError(
             "AccessDenied",
-            f"{host} refuses access to {what} ({status}); where the address is signed, it may have expired: "
+            f"{host} refuses access to {what} ({status}); a signed address may have expired: "
             "ask for a new one",
         )
     if status in (404, 410):
-        return ScreeningError("FileNotFound", f"there is no {what} ({status}); check the address")
+        return ScreeningError("FileNotFound", f"{what} does not exist ({status}); check the address")
     if status == 412:
         return changed(what)
     return ScreeningError(
@@ -173,7 +173,7 @@ def _below(base: URL, name: str) -> URL:
 
 
 def _shards(index: bytes) -> list[str]:
-    """The shards that an index names; none where it is broken, which is refused when it is used."""
+    """The shards that an index names; none if it is broken, which is refused when it is used."""
     try:
         names = set(json.loads(index)["weight_map"].values())
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from lmeval_screener.registry.database import Session
     from lmeval_screener.tokens.sets import TokenSet
 
-#: The options that each action has a use for.
+#: The options that each action accepts.
 _TAKES = {"query": "domain family scale top base", "show": "", "diff": "domain since base"}
 _MORE = """
 actions:
-  query FILE [SQL]      the latest of every checkpoint, ranked across runs; with SQL, its answer
-  show FILE CHECKPOINT  all that was seen of a checkpoint, by a label that was printed, a path or an address
-  diff FILE             what moved since --since: new, changed, recovered, deleted, failed
+  query FILE [SQL]      the latest state of every checkpoint, ranked across runs; with SQL, its answer
+  show FILE CHECKPOINT  the history of a checkpoint, by its printed label, path or address
+  diff FILE             changes since --since: new, changed, recovered, deleted, failed
 
 SQL is read-only. Tables: runs, seen, results, tokenizers; the view checkpoints has the latest of each.
 """
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     for option in ("domain", "family", "scale", "top", "since", "base"):
         if vars(args)[option] is not None and (is_sql or option not in _TAKES[args.action].split()):
             action = "query with SQL" if is_sql else args.action
-            raise UsageError(f"expected no --{option} with {action}, which has no use for it; leave it out")
+            raise UsageError(f"expected no --{option} with {action}, which does not use it; leave it out")
     if args.top is not None and args.top < 1:
         raise UsageError(f"expected --top of at least 1, got {args.top}")
     from lmeval_screener.registry import news, queries
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 def open_session(
     registry: Path, domain: TokenSet, reference: TokenSet, *, since: str | None = None, **run: Any
 ) -> Iterator[Session]:
-    """A run's session; ``since`` is checked before anything is read, and makes it end in news."""
+    """A run's session; ``since`` is checked before anything is read, and makes the run end with news."""
     from lmeval_screener.registry.database import Session, to_write
     from lmeval_screener.registry.news import NIGHTLY, since_time
 

@@ -1,7 +1,7 @@
-"""The file of a registry: what was measured of every checkpoint, in an SQLite database that runs add to.
+"""A registry's file: the results of every checkpoint, in an SQLite database that runs add to.
 
-Every checkpoint is written as soon as it is read, in a transaction of its own: any number of runs may go on
-side by side, and one that is killed loses no more than what was being read.
+Every checkpoint is written as soon as it is read, in its own transaction: any number of runs may work
+concurrently, and a killed run loses only the checkpoints that it was reading.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from lmeval_screener.tokens.resolution import Resolution
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 
-#: Raised when G or the rule that picks rows changes: what an older method measured is read again.
+#: Raised when G or the rule that picks rows changes: results of an older method are read again.
 METHOD = 2
-#: Errors of a checkpoint as it is stored: the same commit fails the same way again.
+#: Errors of the stored checkpoint: the same commit fails the same way again.
 LASTING = frozenset(
     {
         *("NoSafetensors", "AdapterOnly", "SeveralFiles", "BadArchive", "LegacyPickle", "UnsafePickle"),
@@ -48,7 +48,7 @@ LASTING = frozenset(
         *("BadHeader", "BadRows", "BadTokenizer", "TokenizerNotFound", "TooFewTokens"),
     }
 )
-#: Errors that say nothing of the weights: what was last measured of the checkpoint still stands.
+#: Errors that say nothing about the weights: the checkpoint's last results still hold.
 NOT_OF_WEIGHTS = frozenset(
     {
         *("GatedRepo", "BadToken", "AccessDenied", "MissingExtra", "BadResponse", "RangeNotSupported"),
@@ -59,10 +59,10 @@ _OTHERS = ", ".join(f"'{code}'" for code in sorted(NOT_OF_WEIGHTS))
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _BEGIN = "BEGIN IMMEDIATE"  # no other process writes until the block of a connection ends
 _WAIT = 120.0  # seconds that a statement waits for another process; each holds the file for milliseconds
-ANSWER = 10.0  # seconds from the end of a run to its answer, which the next run waits for
+ANSWER = 10.0  # seconds from the end of a run to its answer, for which the next run waits
 _STAMP = "%Y-%m-%d %H:%M:%S.%f"
 _APPLICATION = 0x4C4D5352  # the mark of a registry in the file's header
-#: File systems that several machines share: SQLite's write-ahead log needs memory that all writers share.
+#: File systems shared by several machines: SQLite's write-ahead log needs memory that all writers share.
 _NETWORK = frozenset(
     {
         *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "glusterfs"),
@@ -73,16 +73,16 @@ _NETWORK = frozenset(
 _FIGURES = [*(f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")), "ratio", "ratio_se"]
 _MEASURED = f"""tokenizer, tensor, tensor_file, dtype, v_rows, width, tied, parameters, {", ".join(_FIGURES)},
     warnings, bytes, requests, seconds"""
-# Columns of `results` that hold a field of a Reading as it is. A new one is named here and in _CHANGES.
+# Columns of `results` that hold a field of a Reading unchanged. Name a new column here and in _CHANGES.
 _PLAIN = {
     **{name: name for name in ("repo", "revision", "tokenizer", "tensor", "dtype", "parameters", "no_ratio")},
     "tensor_file": "file",
 }
 _OF_RESULT = ", ".join(name for name in _PLAIN if name not in re.findall(r"\w+", _MEASURED))
-# What brings a registry to each layout, from the one before; its header says which it has. Files of every
-# released layout lie on users' disks: a change is added here, and none is edited.
-# Absent texts that identify are '' and never NULL. A row of `seen` stands for all runs in a row that found a
-# checkpoint alike.
+# The change that brings a registry to each layout from the previous; its header has its own. Files of every
+# released layout exist on users' disks: add changes here, edit none.
+# Absent texts in keys are '' and never NULL. A row of `seen` covers all consecutive runs that saw a
+# checkpoint unchanged.
 _CHANGES = {
     1: f"""
 CREATE TABLE runs (
@@ -99,7 +99,7 @@ CREATE TABLE seen (
     identity, requested, file, tokens, first, last, runs, run, state, family, scale, negative_control, method,
     version, error, message, PRIMARY KEY (identity, requested, file, tokens, first)
 )""",
-    # The time up to which the answer of a nightly run speaks, '' until it is given; the rows in short.
+    # The time up to which a nightly run's answer reports, '' until it is given; the sketch of the rows.
     2: "ALTER TABLE runs ADD COLUMN announced; ALTER TABLE results ADD COLUMN sketch BLOB",
     3: "ALTER TABLE results ADD COLUMN base; ALTER TABLE runs ADD COLUMN bases",
 }
@@ -129,7 +129,7 @@ WHERE l.first = (SELECT max(first) FROM seen o WHERE o.identity = s.identity
 
 @contextmanager
 def to_write(path: Path) -> Iterator[sqlite3.Connection]:
-    """A registry to read and write; made where it is not there yet."""
+    """A registry to read and write; made if it does not exist."""
     if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
         raise UsageError(f"expected --registry to be a file in an existing folder, got {path}")
     with _opened(path, "rwc") as connection:
@@ -138,32 +138,32 @@ def to_write(path: Path) -> Iterator[sqlite3.Connection]:
         except sqlite3.OperationalError as error:
             if not _is_full(error) or not path.stat().st_size:
                 raise
-            # Without room SQLite makes no journal: what is stored is copied, and the run goes on with that.
+            # On a full disk SQLite makes no journal: the registry is copied into memory, and the run goes on.
             with _opened(path, "ro&immutable=1") as stored:
                 connection = _copied(stored, path)
         yield connection
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables of a new registry, bring those of an older one to today's layout, set the journal."""
-    # Two that begin at once both find nothing: the second waits, and finds the tables.
+    """Make the tables of a new registry, update those of an older one to today's layout, set the journal."""
+    # Of two processes that begin at once, the second waits, and then sees the tables.
     with connection:
         connection.execute(_BEGIN)
         if connection.execute("SELECT name FROM sqlite_master").fetchone() is None:
             connection.execute(f"PRAGMA application_id = {_APPLICATION}")
         _bring_up_to_date(connection, _layout_of(connection, path))
-    # Where machines share the file, its journal is one that needs no memory of theirs.
+    # If machines share the file, use a journal without shared memory.
     _set_journal(connection, "DELETE" if file_system(path) in _NETWORK else "WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
 
 
 def _is_full(error: sqlite3.OperationalError) -> bool:
-    """Whether a statement failed because the disk has no room, or fails."""
+    """Whether a statement failed because the disk is full or broken."""
     return "full" in str(error) or "disk I/O" in str(error)
 
 
 def _set_journal(connection: sqlite3.Connection, mode: str) -> None:
-    """Set the kind of journal, for which SQLite itself does not wait while another process begins."""
+    """Set the kind of journal; SQLite itself does not wait for this while another process begins."""
     deadline = time.monotonic() + _WAIT
     while True:
         try:
@@ -177,14 +177,14 @@ def _set_journal(connection: sqlite3.Connection, mode: str) -> None:
 
 @contextmanager
 def to_read(path: Path) -> Iterator[sqlite3.Connection]:
-    """A registry, for reading only: no statement can change it, or reach another file."""
+    """A registry, read-only: no statement can change it, or reach another file."""
     if not path.is_file():
-        raise UsageError(f"expected a registry, got {path}, which is not there; --registry makes one")
-    # Where nothing can be written no process writes, and SQLite could keep no account of its readers.
+        raise UsageError(f"expected a registry, got {path}, which does not exist; --registry makes one")
+    # On a read-only disk no process writes, and SQLite could not register its readers.
     free = os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK)
     with _opened(path, "rw" if free else "ro&immutable=1") as connection:
         if _layout_of(connection, path) < _LAYOUT:
-            connection = _copied(connection, path)  # who only reads changes no file
+            connection = _copied(connection, path)  # a reader changes no file
         allowed = {
             *(sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
         }
@@ -195,7 +195,7 @@ def to_read(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that a path lies on, as Linux names it; empty where that is not known."""
+    """The type of a path's file system, as Linux names it; empty if unknown."""
     place, kinds = path.resolve(), {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines():
@@ -209,7 +209,7 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
     """A database whose errors are sentences."""
     address = f"{path.absolute().as_uri()}?mode={mode}"
     try:
-        # A notebook's thread may begin it and another end it.
+        # In a notebook, one thread may open it and another close it.
         with closing(
             sqlite3.connect(address, uri=True, timeout=_WAIT, isolation_level=None, check_same_thread=False)
         ) as connection:
@@ -217,30 +217,30 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
             yield connection
     except sqlite3.Error as error:
         reason = str(error)
-        # Only now: to close a file that SQLite has open would let go of its locks.
+        # Only now: closing a file that SQLite has open would release its locks.
         head = b""
         if "not a database" in reason:
             with path.open("rb") as file:
                 head = file.read(16)
         if head[8:12] == b"DUCK":
             raise UsageError(
-                f"{path} was made by an earlier version, in DuckDB's format, which is no longer read; name a "
-                "new file and run the same screenings again: they fill it"
+                f"{path} is in an earlier version's DuckDB format, which is not supported any more; name a "
+                "new file and run the same screenings again to fill it"
             ) from error
         if head and not head.startswith(b"SQLite format 3"):
             raise _other(path) from error
         if "unable to open" in reason:
             raise UsageError(
-                "expected --registry in a folder where files can be made, as SQLite keeps its journal beside "
+                "expected --registry in a folder where files can be created, as SQLite keeps a journal with "
                 f"it, got {path}"
             ) from error
         if "readonly" in reason or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
             raise UsageError(f"expected --registry where writing is allowed, got {path}") from error
-        advice = "if it is damaged, begin a new one: what it held is then read again"
+        advice = "if it is damaged, begin a new registry: its checkpoints are then read again"
         if "locked" in reason or "locking" in reason:
             advice = (
-                f"waited {_WAIT:.0f} seconds for another process; try again when it ended, and if there is "
-                f"none, its file system ({file_system(path) or 'of unknown type'}) cannot lock files: name a "
+                f"waited {_WAIT:.0f} seconds for another process; try again when that has ended, and without "
+                f"one, its file system ({file_system(path) or 'of unknown type'}) cannot lock files: name a "
                 "--registry on a local disk"
             )
         elif "full" in reason or "disk I/O" in reason:
@@ -249,7 +249,7 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
 
 
 def _copied(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    """A copy of a registry in memory, of today's layout."""
+    """A copy of a registry in memory, in today's layout."""
     layout = _layout_of(connection, path)
     copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     copy.row_factory = sqlite3.Row
@@ -259,21 +259,21 @@ def _copied(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
 
 
 def _layout_of(connection: sqlite3.Connection, path: Path) -> int:
-    """The layout of a registry; 0 for one that is being made."""
+    """The layout of a registry; 0 for a new registry."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (layout,) = connection.execute("PRAGMA user_version").fetchone()
     if application != _APPLICATION:
         raise _other(path)
     if layout > _LAYOUT:
         raise UsageError(
-            f"expected a registry of layout {_LAYOUT} or older, got {layout} in {path}, which a newer "
-            "version of lmeval-dispersion wrote; update this one"
+            f"expected a registry of layout {_LAYOUT} or older, got {layout} in {path}, from a newer "
+            "version of lmeval-dispersion; update this installation"
         )
     return int(layout)
 
 
 def _bring_up_to_date(connection: sqlite3.Connection, layout: int) -> None:
-    """Bring a registry of some layout to today's."""
+    """Bring a registry from some layout to today's."""
     if layout == _LAYOUT:
         return
     changes = [_CHANGES[number] for number in range(layout + 1, _LAYOUT + 1)]
@@ -286,7 +286,7 @@ def _other(path: Path) -> UsageError:
 
 
 class Session:
-    """One run that takes from a registry what it has and adds what it reads."""
+    """One run that takes known readings from a registry and adds new ones."""
 
     def __init__(
         self,
@@ -301,7 +301,7 @@ class Session:
         announces: bool = False,
     ) -> None:
         self.connection, self.metric, self._refresh, self._path = connection, metric, refresh, path
-        # All that decides which rows are read.
+        # Everything that decides which rows are read.
         self.tokens = hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[:32]
         self.run = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
         self.reused = 0  # checkpoints that were taken from the registry
@@ -312,28 +312,34 @@ class Session:
         (stored,) = connection.execute("SELECT file FROM pragma_database_list")
         self._full_since = "" if stored["file"] else _now()
         values = {
-            "run": self.run, "started": _now(), "command": command, "version": __version__,
-            "domain": domain.title, "reference": reference.name, "metric": metric, "tokens": self.tokens,
+            "run": self.run,
+            "started": _now(),
+            "command": command,
+            "version": __version__,
+            "domain": domain.title,
+            "reference": reference.name,
+            "metric": metric,
+            "tokens": self.tokens,
             "announced": "" if announces else None,
-        }  # fmt: skip
+        }
         self._write(lambda: _put(self.connection, "runs", **values))
 
     def pinned(self, target: Target) -> Reading | None:
-        """The reading that is kept of a target whose commit is known before anything is asked."""
+        """The kept reading of a target whose commit is known without a request."""
         commit = target.listed.commit if target.listed else target.revision
         if not target.on_hub or target.tokenizer or commit is None or not _COMMIT.fullmatch(commit):
             return None
-        # The commit says what it is, whatever its repository is called now.
+        # The commit identifies it, whatever its repository is called now.
         return self._find(target, self._known_as(identity_of(target, target.repo)), commit)
 
     def find(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Reading | None:
-        """The reading that is kept of a checkpoint as it was opened."""
+        """The kept reading of an opened checkpoint."""
         identity, state = identity_of(target, snapshot.repo), state_of(target, snapshot, base)
         self._opened[target] = identity, state
         return self._find(target, identity, state)
 
     def _known_as(self, asked: str) -> str:
-        """The identity that an address turned out to have."""
+        """The identity behind an address."""
         row = self.connection.execute("SELECT identity FROM names WHERE asked = ?", [asked]).fetchone()
         return asked if row is None else str(row[0])
 
@@ -342,7 +348,7 @@ class Session:
             return None
         same = "identity = ? AND file = ? AND state = ? AND tokens = ?"
         place = [identity, target.file or "", state, self.tokens]
-        # A failure in this version counts more than what an earlier version measured.
+        # A failure in this version counts more than an earlier version's results.
         failed = self.connection.execute(
             f"SELECT error, message FROM seen WHERE {same} AND version = ? AND error IS NOT NULL "
             "ORDER BY last DESC",
@@ -386,7 +392,7 @@ class Session:
             self._resolutions.setdefault(outcome.tokenizer, outcome.resolution)
 
     def _write(self, write: Callable[[], object]) -> None:
-        """Write in a transaction of its own; once the disk is full, into a copy in memory."""
+        """Write in its own transaction; once the disk is full, into a copy in memory."""
         try:
             with self.connection:
                 self.connection.execute(_BEGIN)
@@ -399,16 +405,16 @@ class Session:
 
     @property
     def loss(self) -> str:
-        """The sentence on a registry that could not be written to the end; empty where all was."""
+        """The sentence on a registry that could not be written completely; empty if everything was."""
         if not self._full_since:
             return ""
         return (
-            f"the registry {self._path} could not be written from {self._full_since[:16]} UTC on, as its "
-            "disk is full or fails: what was read since is read, and announced, again; free some space"
+            f"the registry {self._path} could not be written after {self._full_since[:16]} UTC, as its "
+            "disk is full or fails: the next run reads and announces later results again; free some space"
         )
 
     def last_known(self, target: Target, error: ScreeningError) -> Reading | None:
-        """The last figures of a checkpoint whose failure says nothing of its weights."""
+        """The last figures of a checkpoint whose failure says nothing about its weights."""
         if error.code not in NOT_OF_WEIGHTS:
             return None
         identity = self._known_as(identity_of(target, target.repo))
@@ -421,9 +427,12 @@ class Session:
     def _keep_result(self, reading: Reading, identity: str, file: str, state: str) -> None:
         if reading.tokenizer not in self._resolutions:
             _put(
-                self.connection, "tokenizers", tokenizer=reading.tokenizer, tokens=self.tokens,
+                self.connection,
+                "tokenizers",
+                tokenizer=reading.tokenizer,
+                tokens=self.tokens,
                 resolution=reading.resolution.to_json(),
-            )  # fmt: skip
+            )
         gaps, ratio = reading.gaps, reading.ratio
         values = [value for metric in METRICS for value in (gaps[metric].mean, gaps[metric].se)]
         values += [math.nan, math.nan] if ratio is None else [ratio.mean, ratio.se]
@@ -440,11 +449,13 @@ class Session:
         )  # fmt: skip
 
     def _keep_seen(self, target: Target, identity: str, state: str, error: ScreeningError | None) -> None:
-        """Add to the last row of a checkpoint that was found as it is now, or begin another."""
+        """Extend the checkpoint's last row if it is unchanged, or begin another."""
         place = {
-            "identity": identity, "requested": target.revision or "", "file": target.file or "",
+            "identity": identity,
+            "requested": target.revision or "",
+            "file": target.file or "",
             "tokens": self.tokens,
-        }  # fmt: skip
+        }
         now, code = self._moment(), error and error.code
         row = self.connection.execute(
             "SELECT * FROM seen WHERE identity = :identity AND requested = :requested AND file = :file "
@@ -463,7 +474,7 @@ class Session:
 
     def finish(self, *, screened: int, failed: int, bytes_read: int, requests: int, seconds: float) -> None:
         """Mark the run finished, and record the known folders that were deleted."""
-        gone = ScreeningError("FolderNotFound", "the folder is no longer there")
+        gone = ScreeningError("FolderNotFound", "the folder does not exist any more")
         lost = [
             seen
             for seen in last_seen(self.connection, self.tokens)
@@ -473,7 +484,7 @@ class Session:
         def write() -> None:
             for seen in lost:
                 self._keep_seen(seen.target, seen.identity, "", gone)
-            # No other process writes now: all that it sees was seen before this moment, or is after it.
+            # No other process writes now: every other sighting is before this moment, or after it.
             self.ended = self._moment("SELECT max(first) FROM seen")
             self.connection.execute(
                 "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ?, "
@@ -482,7 +493,7 @@ class Session:
             )
 
         self._write(write)
-        # What a run that ended just before announces is no news of this one; a killed one never answers.
+        # News that a run which ended just before announces are not this run's; a killed run never answers.
         since = datetime.datetime.fromisoformat(self.ended) - datetime.timedelta(seconds=ANSWER)
         where = "tokens = ? AND metric = ? AND announced = '' AND ended > ? AND ended < ?"
         others = [self.tokens, self.metric, f"{since:{_STAMP}}", self.ended]
@@ -494,7 +505,7 @@ class Session:
             time.sleep(0.05)
 
     def _moment(self, also: str = "SELECT NULL") -> str:
-        """Now, and after the end of every run and what ``also`` selects, whatever other clocks say."""
+        """Now, or after the end of every run and all that ``also`` selects, if another clock is ahead."""
         query = f"SELECT max(stamp) FROM (SELECT max(ended) AS stamp FROM runs UNION ALL {also})"
         (last,), now = self.connection.execute(query).fetchone(), _now()
         if last is None or now > last:
@@ -502,26 +513,26 @@ class Session:
         return f"{datetime.datetime.fromisoformat(last) + datetime.timedelta(microseconds=1):{_STAMP}}"
 
     def announced(self) -> None:
-        """Say that a nightly's answer was given: what it announced is not announced again."""
+        """Record that a nightly answer was given: its news are not announced again."""
         announced = "UPDATE runs SET announced = ended WHERE run = ? AND announced = ''"
         self._write(lambda: self.connection.execute(announced, [self.run]))
 
 
 def identity_of(target: Target, repo: str) -> str:
-    """The name of a checkpoint in all its revisions: its repository, address, or folder's place."""
+    """The name that all revisions of a checkpoint share: its repository, address, or folder's path."""
     if target.local:
         return f"file://{Path(target.repo).resolve()}"
     return repo if "://" in repo else f"hf://{repo}"
 
 
 def folder_is_gone(identity: str) -> bool:
-    """Whether a place is no longer there, though a folder above it is: this is the registry's machine."""
+    """Whether a folder was deleted: a folder above it exists, so this is the registry's machine."""
     place = Path(identity.removeprefix("file://"))
     return identity.startswith("file://") and not place.exists() and place.parent.parent.exists()
 
 
 def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> str:
-    """The marks by which a checkpoint is as it was, those of its base and of a named tokenizer included."""
+    """The state that shows whether a checkpoint is unchanged, with its base and a named tokenizer."""
     states = [_state(snapshot.checkpoint if isinstance(snapshot, WithTokenizer) else snapshot)]
     if base is not None:
         states.append(_state(base))
@@ -536,7 +547,7 @@ def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -
 
 
 def _state(snapshot: Snapshot) -> str:
-    """The commit; of what has none a hash of its listing, with the time at which each file was changed."""
+    """The commit; else a hash of the listing, with the time at which each file was changed."""
     if snapshot.revision is not None:
         return snapshot.revision
     lines = []
@@ -546,22 +557,22 @@ def _state(snapshot: Snapshot) -> str:
             with contextlib.suppress(OSError):
                 changed = (snapshot.folder / path).stat().st_mtime_ns
         elif entry.digest is None:
-            changed = time.time()  # what has no version may be another file tomorrow
+            changed = time.time()  # a file without a version may change
         lines.append(f"{path} {entry.size} {entry.digest} {changed}")
     return "files:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The last that was found of a checkpoint."""
+    """The last known state of a checkpoint."""
 
-    target: Target  # as it was asked for, by its present name
+    target: Target  # as requested, by its present name
     identity: str  # the repository, folder or address
-    state: str  # the commit, or a hash of a folder's listing; empty where it was not reached
-    error: str  # its code, empty where it was measured
+    state: str  # the commit, or a hash of a folder's listing; empty if it was not reached
+    error: str  # its code, empty if it was measured
     message: str
-    reading: Reading | None  # where it failed by an error of `NOT_OF_WEIGHTS`, the last that is known
-    as_of: str = ""  # the day on which that was last found so; empty where it was not that error
+    reading: Reading | None  # after an error of `NOT_OF_WEIGHTS`, the last known reading
+    as_of: str = ""  # the day on which that was last seen; empty without such an error
 
     def called(self, target: Target) -> Seen:
         """The same with a target that has a label."""
@@ -572,10 +583,10 @@ class Seen:
 def last_seen(
     connection: sqlite3.Connection, tokens: str, *, until: str = "9", identity: str | None = None
 ) -> list[Seen]:
-    """The last that was seen of every checkpoint, or of one, with some token sets."""
+    """The last known state of every checkpoint, or of one, with some token sets."""
     resolutions = _resolutions(connection, tokens)
     rows = connection.execute(
-        # A folder or repository that was once screened as one of a family stays in it when it is named alone.
+        # A folder or repository that was once screened in a family stays in it when it is named alone.
         "SELECT * FROM (SELECT *, coalesce(family, max(family) OVER same) AS of_family, "
         "coalesce(scale, max(scale) OVER same) AS of_scale, max(negative_control) OVER same AS control, "
         "first_value(error) OVER latest AS last_error, first_value(message) OVER latest AS last_message, "
@@ -591,12 +602,16 @@ def last_seen(
     for row in rows:
         identity = row["identity"]
         target = Target(
-            re.sub("^(hf|file)://", "", identity), row["requested"] or None, row["of_family"],
-            row["of_scale"], local=identity.startswith("file://"), negative_control=bool(row["control"]),
+            re.sub("^(hf|file)://", "", identity),
+            row["requested"] or None,
+            row["of_family"],
+            row["of_scale"],
+            local=identity.startswith("file://"),
+            negative_control=bool(row["control"]),
             file=row["file"] or None,
-        )  # fmt: skip
+        )
         reading = None if row["repo"] is None else _reading_of(row, target, resolutions)
-        # What lies in the weights, or that they are gone, counts more than a later failure to look.
+        # An error of the weights, or their deletion, counts more than a later failure to look.
         kind = "" if row["error"] else "last_"
         error, message, as_of = row[f"{kind}error"] or "", row[f"{kind}message"] or "", ""
         if reading is not None and error:
@@ -608,13 +623,13 @@ def last_seen(
 
 
 def _resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resolution]:
-    """The rows of T and R in every tokenizer that was met."""
+    """The rows of T and R in every known tokenizer."""
     rows = connection.execute("SELECT tokenizer, resolution FROM tokenizers WHERE tokens = ?", [tokens])
     return {tokenizer: Resolution.from_json(text) for tokenizer, text in rows}
 
 
 def _reading_of(row: sqlite3.Row, target: Target, resolutions: dict[str, Resolution]) -> Reading:
-    """A measured row as a reading; it cost nothing this time."""
+    """A stored row as a reading; it cost nothing this time."""
     resolution = resolutions[row["tokenizer"]]
     sizes = map(len, (resolution.domain, resolution.reference, resolution.of_ratio))
     gaps, ratio = figures_of(np.frombuffer(row["numbers"], dtype="<f8"), *sizes)
@@ -627,7 +642,7 @@ def _reading_of(row: sqlite3.Row, target: Target, resolutions: dict[str, Resolut
 
 
 def _put(connection: sqlite3.Connection, table: str, **values: Any) -> None:
-    """Insert a row, or replace the one of the same key."""
+    """Insert a row, or replace the row with the same key."""
     marks = ", ".join("?" * len(values))
     connection.execute(
         f"INSERT OR REPLACE INTO {table} ({', '.join(values)}) VALUES ({marks})", list(values.values())

@@ -1,8 +1,8 @@
-"""News of a registry: what moved since a time, and what of it is worth an evaluation.
+"""News of a registry: changes since a time, and which of them are worth an evaluation.
 
-Weights are announced once: a state of a checkpoint that was measured before that time, and is found again, is
-no news. New ones stand beside the best of their group *as it stood then*, by the figures that were stored of
-it, also where it changed since, was deleted or could not be reached.
+Weights are announced once: a checkpoint's state that was measured before that time is not news when it is
+seen again. New states are compared with the best of their group *at that time*, by its stored figures, even
+if that has changed since, was deleted or could not be reached.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from lmeval_screener.registry.queries import bases_among, is_gone, named, ranked
 from lmeval_screener.result.answer import unknown
 from lmeval_screener.screened import RANK_BY, RankBy, Reading, Screened, grouped
 
-#: Words of --since that stand for the end of an earlier run; its answer is given once.
+#: Words of --since that mean the end of an earlier run; its answer is given once.
 NIGHTLY = ("last", "yesterday")
 _KINDS = ("new", "changed", "recovered", "copy", "deleted", "failed")
 
 
 @dataclass(frozen=True)
 class Move:
-    """One checkpoint that is not as it was.
+    """One checkpoint that changed.
 
     Attributes:
         what: ``new``, ``changed``, ``recovered``, ``copy`` (new, of a known one), ``deleted`` or ``failed``.
         checkpoint: Its label.
-        group: Tokenizer and scale; None where it does not rank.
-        rank: Rank in the group of all that the registry holds, but for their base; None for the base.
+        group: Tokenizer and scale; None if it does not rank.
+        rank: Rank in the group among all that the registry holds, except their base; None for the base.
         G: Its gap.
-        ratio: Its second figure.
-        gain: G minus that of the former best of the group; None where it is not compared.
+        ratio: Its ratio.
+        gain: G minus that of the former best of the group; None if it is not compared.
         se: Jackknife standard error of ``gain``, paired over tokens.
-        standing: ``above`` the former best: by the paired difference, with all that are compared with it
-            counted (Holm), and the ratio; ``below`` it: by the order of the group; ``level``: neither;
+        standing: ``above`` the former best: by the paired difference, corrected for all comparisons with it
+            (Holm), and by the ratio; ``below`` it: by the order of the group; ``level``: neither;
             ``first`` of its group; ``copy`` of a known one. None where these weights were announced before,
             or there are no figures.
         text: The same in words.
@@ -77,14 +77,14 @@ class Move:
 
 @dataclass(frozen=True, repr=False)
 class News(Report):
-    """What moved in a registry since a time: the answer of ``--since`` and of ``registry diff``.
+    """Changes in a registry since a time: the answer of ``--since`` and of ``registry diff``.
 
     Attributes:
         since: The time (UTC), as ``2026-11-23 02:17:00.000000``; empty for the beginning.
         moves: New checkpoints, best first, then changed, recovered, deleted and failed ones.
         touched: Checkpoints whose files were written again with the same figures.
-        kept: What could not be read since, by label, and ranks by older figures: their day and the error.
-        unknown: Of whose new figures the ratio is not known, and why, in sentences.
+        kept: Checkpoints, by label, that could not be read and rank by older figures: their day and error.
+        unknown: Sentences on new checkpoints without a ratio, with the reason.
     """
 
     template: ClassVar[str] = "news.jinja"
@@ -99,12 +99,12 @@ class News(Report):
 
     @property
     def worth(self) -> tuple[str, ...]:
-        """What is worth an evaluation, best first: names as a command takes them."""
+        """Checkpoints worth an evaluation, best first: names as a command takes them."""
         return tuple(move.name for move in self.moves if move.is_worth)
 
     def tables(self) -> Mapping[str, Table]:
         """The moves."""
-        return {"moved": Table.of(self.moves, "What moved", name="moved")}
+        return {"moved": Table.of(self.moves, "Changes", name="moved")}
 
     def context(self) -> Mapping[str, Any]:
         """The sentences, and the first message of each error."""
@@ -126,21 +126,21 @@ class News(Report):
         said = [f"{words}: {_names(chosen)}." for words, chosen in groups.items() if chosen]
         copies = [f"{move.checkpoint} is {move.text}" for move in compared if move.standing == "copy"]
         if len(copies) < len(compared) and not said:
-            said = ["Nothing new or changed is level with the former best."]
-        said += [f"No news by the rows read: {some(copies)}."] if copies else []
+            said = ["No new or changed checkpoint is level with the former best."]
+        said += [f"Not news, by the rows read: {some(copies)}."] if copies else []
         said += self.unknown
         lost = [move for move in self.moves if move.what == "failed" and move.checkpoint not in self.kept]
         if lost:
             said.append(f"Failed: {some([f'{m.checkpoint} ({m.text})' for m in lost])}.")
         if self.kept:
             kept = some([f"{label} ({how})" for label, how in self.kept.items()])
-            said.append(f"Not read, and ranked by older figures: {kept}.")
+            said.append(f"Not readable now, ranked by older figures: {kept}.")
         kinds = Counter(move.what for move in self.moves)
         counts = [f"{number} {kind}" for kind, number in kinds.items() if kind != "copy"]
         counts += [count(kinds["copy"], "copy", "copies")] if kinds["copy"] else []
         counts += [f"{self.touched} touched, same figures"] if self.touched else []
         since = f"Since {self.since[:16]} UTC" if self.since else "Since the registry began"
-        return [*said, f"{since}: {', '.join(counts) or 'nothing moved'}."]
+        return [*said, f"{since}: {', '.join(counts) or 'no changes'}."]
 
 
 def _names(moves: Sequence[Move]) -> str:
@@ -149,12 +149,12 @@ def _names(moves: Sequence[Move]) -> str:
 
 
 def since_time(connection: sqlite3.Connection, since: str, tokens: str, metric: Metric) -> str:
-    """The time that ``--since`` names.
+    """The time of ``--since``.
 
     ``last`` is the end of the last run that gave its answer to ``last`` or ``yesterday``, in this metric;
-    before the first such run, the end of the last run that reached its end. ``yesterday`` is the same of
-    runs that began before today (UTC). Both are empty, the beginning, where there was none. Anything else is
-    a run, by its name, of which the end counts, or a date or time (UTC).
+    before the first such run, the end of the last finished run. ``yesterday`` is the same for runs that
+    began before today (UTC). Without any run, both are empty: the beginning. Any other text is the name of a
+    run, which means its end, or a date or time (UTC).
     """
     if since in NIGHTLY:
         today = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}"
@@ -193,7 +193,7 @@ def news(
     *,
     until: str = "9",
 ) -> News:
-    """The news between two times: checkpoints of a pair of token sets, ranked among all of the registry.
+    """The news between two times: checkpoints of a pair of token sets, ranked among the whole registry.
 
     ``base``, which the others were trained from, is never worth an evaluation; see `bases_among`.
     """
@@ -213,7 +213,7 @@ def news(
         if seen.as_of:
             kept[label] = f"{seen.as_of}, {seen.error}"
         if old and old.reading and is_gone(seen):
-            moves.append(Move("deleted", label, text=seen.message or "the folder is no longer there"))
+            moves.append(Move("deleted", label, text=seen.message or "the folder does not exist any more"))
         elif seen.error and (old is None or (seen.error != old.error and not (seen.as_of and old.as_of))):
             figures = f", ranked by its figures of {seen.as_of}" if seen.as_of else ""
             moves.append(Move("failed", label, text=seen.error + figures, message=seen.message))
@@ -262,13 +262,13 @@ def _place(seen: Seen) -> _Place:
 
 
 def _reading(seen: Seen) -> Reading:
-    """The reading of what has one."""
+    """The reading of a state that has one."""
     assert seen.reading is not None
     return seen.reading
 
 
 def _same_figures(old: Seen, new: Seen) -> bool:
-    """Whether both were measured with the same result, but for the last digits of another machine."""
+    """Whether both have the same figures, except for last digits that differ between machines."""
     if old.reading is None or new.reading is None:
         return False
     a, b = (
@@ -279,13 +279,13 @@ def _same_figures(old: Seen, new: Seen) -> bool:
 
 
 class _Standing(NamedTuple):
-    """A checkpoint beside the former best of its group."""
+    """A checkpoint compared with the former best of its group."""
 
     word: Literal["above", "level", "below", "first", "copy"] | None
     text: str
     gain: float | None = None
     se: float | None = None
-    of: _Place | None = None  # of which it is a copy
+    of: _Place | None = None  # its original, if it is a copy
 
 
 def _standings(
@@ -296,10 +296,10 @@ def _standings(
     in_order: Callable[[Sequence[Seen]], list[Screened]],
     bases: Sequence[_Place],
 ) -> dict[_Place, _Standing]:
-    """How each fresh checkpoint stands beside the best of its group as it was then."""
+    """Compare each fresh checkpoint with the best of its group at that time."""
     if not fresh:
         return {}
-    # The former selves of what changed or is gone stand in one ranking with all that is there.
+    # Former states of changed or deleted checkpoints are ranked together with the present ones.
     former = {place: seen for place, seen in then.items() if seen.reading}
     as_now = {place for place, old in former.items() if place in live and _same_figures(old, live[place])}
     selves = [seen for place, seen in former.items() if place not in as_now]
@@ -316,7 +316,7 @@ def _standings(
         if group not in best or c.rank < best[group][1].rank:
             best[group] = place, c
     copied = _originals(everyone)
-    # Of two that are known, the one that is still there; of all, the base.
+    # Of two known originals, that which still exists; of all, the base.
     known = {copied[id(at(seen).gaps)]: place for place, seen in former.items() if place not in as_now}
     known |= {copied[id(at(live[place]).gaps)]: place for place in (*as_now, *bases)}
     standings: dict[_Place, _Standing] = {}
@@ -351,7 +351,7 @@ def _standings(
 
 
 def _originals(everyone: Sequence[Screened]) -> dict[int, tuple[int, int]]:
-    """What each is a copy of, or itself, by the id of its figures: two states of one have one label."""
+    """Each one's original, or itself, by the id of its figures: two states of one share a label."""
     return {
         id(c.gaps): (number, original.place)
         for number, group in enumerate(grouped(everyone))

@@ -1,4 +1,4 @@
-"""Questions to a registry, answered as reports: ranks across runs, a checkpoint's history, SQL."""
+"""Queries of a registry, answered as reports: ranks across runs, a checkpoint's history, SQL."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from lmeval_screener.screened import RANK_BY, Group, RankBy, Reading, Screened, 
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target
 
-#: Errors that say that a repository, a revision or a folder is no longer there.
+#: Errors of a repository, a revision or a folder that does not exist.
 _GONE = frozenset({"RepoNotFound", "RevisionNotFound", "FolderNotFound"})
 _LIMIT = 60.0  # seconds that SQL may take
-_WIDE = 100  # characters of a line from which on each value of a row has a line of its own
+_WIDE = 100  # characters of a line beyond which each value of a row gets its own line
 
 
 def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, str, str]:
-    """Key and names of the pair of token sets with most results; of a domain, of the last run for it."""
+    """Key and names of the pair of token sets with most results, or of a domain's last run."""
     most = (
         "(SELECT count(*) FROM results r WHERE r.tokens = runs.tokens)" if domain is None else "max(started)"
     )
@@ -50,22 +50,22 @@ def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, st
 
 
 def named(seen: Sequence[Seen]) -> list[Seen]:
-    """The same with labels that differ."""
+    """The same with unique labels."""
     targets = labelled([entry.target for entry in seen])
     return [entry.called(target) for entry, target in zip(seen, targets, strict=True)]
 
 
 def is_gone(seen: Seen) -> bool:
-    """Whether a checkpoint was there and is not any more: a folder is looked for, others were asked for."""
+    """Whether a checkpoint was deleted: folders are checked now, others by their last error."""
     return seen.error in _GONE or (not seen.error and folder_is_gone(seen.identity))
 
 
 def ranked_rows(
     seen: Sequence[Seen], metric: Metric, rank_by: RankBy = RANK_BY, bases: Sequence[Target] = ()
 ) -> list[Screened]:
-    """All that was measured, ranked in groups of one tokenizer and scale.
+    """All measured checkpoints, ranked in groups of one tokenizer and scale.
 
-    Two tokenizers are one where every token compared is the same piece at the same row.
+    Two tokenizers count as the same if every compared token is the same piece at the same row.
     """
     rows: dict[int, tuple[object, ...]] = {}
     first: dict[tuple[object, ...], Reading] = {}
@@ -75,7 +75,7 @@ def ranked_rows(
         resolution, family = reading.resolution, reading.target.family
         tokens = rows.setdefault(id(resolution), tuple((t.piece, t.id) for t in resolution.compared))
         if family is not None and of_family.setdefault(family, tokens) != tokens:
-            # Other rows than its family's: a group of its tokenizer.
+            # Rows other than its family's: a group for its tokenizer.
             reading = replace(reading, target=replace(reading.target, family=None))
         pairs.append((reading, first.setdefault(tokens, reading)))
     return ranking.ranked(pairs, metric, rank_by, bases)
@@ -84,7 +84,7 @@ def ranked_rows(
 def bases_among(
     connection: sqlite3.Connection, tokens: str, seen: Sequence[Seen], asked: str | None
 ) -> list[Target]:
-    """The base that was asked for, else those of the last run that had some."""
+    """The base that the user named, else those of the last run that had any."""
     if asked is not None:
         exact = [entry.target for entry in seen if asked in (entry.target.label, entry.target.name)]
         identity = "" if exact else checkpoint_named(connection, asked)[0]
@@ -96,7 +96,7 @@ def bases_among(
 
 @dataclass(frozen=True)
 class Ranked:
-    """A checkpoint of a registry, as `query` shows it; ``rank`` and G are None for one that is gone."""
+    """A checkpoint of a registry, as `query` shows it; ``rank`` and G are None if it was deleted."""
 
     checkpoint: Annotated[str, Col("Checkpoint")]
     family: str | None = None
@@ -113,7 +113,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Sighting:
-    """A state in which a checkpoint was found, by however many runs in a row."""
+    """A state of a checkpoint, seen by any number of consecutive runs."""
 
     requested: Annotated[str, Col("Revision")]
     file: Annotated[str, Col("File")]
@@ -134,7 +134,7 @@ class Sighting:
 
 
 def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, str]:
-    """Identity, and file if one is meant, of the checkpoint that a printed label, path or address names."""
+    """Identity (and file, if named) of the checkpoint that a printed label, path or address names."""
     place = f"file://{Path(os.path.expanduser(text)).resolve()}"
     renamed = connection.execute("SELECT identity FROM names WHERE asked = ?", [f"hf://{text}"]).fetchone()
     exact = {text, f"hf://{text}", place, *(renamed or ())}
@@ -142,7 +142,7 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
     seen = [entry for tokens in keys for entry in named(last_seen(connection, tokens))]
     matches = {(entry.identity, "") for entry in seen if entry.identity in exact}
     if not matches:
-        # A label is the end of a path, with a revision or a file behind it.
+        # A label is the end of a path, followed by a revision or a file.
         files = [(entry, entry.target.file or "") for entry in seen]
         matches = {
             (entry.identity, file)
@@ -153,7 +153,7 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
         raise UsageError(f"expected a checkpoint that the registry has seen, got {text}; query lists them")
     if len(matches) > 1:
         names = ", ".join("/".join(filter(None, match)) for match in sorted(matches)[:5])
-        raise UsageError(f"expected one checkpoint, got {text}, which is the name of {len(matches)}: {names}")
+        raise UsageError(f"expected one checkpoint, got {text}, which {len(matches)} have: {names}")
     return matches.pop()
 
 
@@ -167,7 +167,7 @@ def query(
     scale: str | None = None,
     top: int | None = None,
 ) -> Document:
-    """The latest of every checkpoint, ranked across runs."""
+    """The latest state of every checkpoint, ranked across runs."""
     tokens, domain, reference = sets_of(connection, domain)
     seen = named(last_seen(connection, tokens))
     gone = [entry.target.label for entry in seen if is_gone(entry)]
@@ -205,7 +205,7 @@ def query(
 
 
 def _best(group: Group, top: int | None) -> Sequence[Screened]:
-    """The first checkpoints of a group, with their copies, which take no other's place."""
+    """The best checkpoints of a group, with their copies, which do not count."""
     originals = [place for place, c in enumerate(group.checkpoints) if not (c.copy_of or c.is_base)]
     return group.checkpoints[: originals[top] if top is not None and top < len(originals) else None]
 
@@ -216,14 +216,14 @@ def sql_answer(connection: sqlite3.Connection, statement: str) -> Document:
     connection.set_progress_handler(lambda: time.monotonic() > deadline, 100_000)
     try:
         cursor = connection.execute(statement)
-        # Columns of one name are numbered: SELECT 1 a, 2 a.
+        # Columns with the same name are numbered: SELECT 1 a, 2 a.
         heads = [name for name, *_ in cursor.description]
         before = [heads[:place].count(name) for place, name in enumerate(heads)]
         names = [f"{name}:{number}" if number else name for name, number in zip(heads, before, strict=True)]
         rows = [dict(zip(names, row, strict=True)) for row in cursor]
     except (sqlite3.Error, sqlite3.Warning) as error:
         raise UsageError(
-            f"the registry could not answer: {error}; it takes one SELECT of SQLite's that ends within "
+            f"the registry could not answer: {error}; it takes one SQLite SELECT that ends within "
             f"{_LIMIT:.0f} seconds"
         ) from error
     for row in rows:
@@ -232,7 +232,7 @@ def sql_answer(connection: sqlite3.Connection, statement: str) -> Document:
 
 
 def history(connection: sqlite3.Connection, text: str) -> Document:
-    """All that was seen of the checkpoint that a user names."""
+    """The history of the checkpoint that a user names."""
     identity, file = checkpoint_named(connection, text)
     sightings = connection.execute(
         "SELECT requested, file, state, domain, reference, gap_cosine, gap_cosine_se, gap_euclidean, "
@@ -247,7 +247,7 @@ def history(connection: sqlite3.Connection, text: str) -> Document:
     if rows[0].error:
         sentence += f"; it failed then ({rows[0].error})"
         stands = rows[0].error in NOT_OF_WEIGHTS and len(rows) > 1 and not rows[1].error
-        sentence += f", and its figures as of {rows[1].last[:10]} stand" if stands else ""
+        sentence += f", and its figures as of {rows[1].last[:10]} still hold" if stands else ""
     sentence += "."
     everyone = ranked_rows(named(last_seen(connection, sets_of(connection, rows[0].domain)[0])), "cosine")
     mine = {
@@ -259,7 +259,7 @@ def history(connection: sqlite3.Connection, text: str) -> Document:
 
 
 def _document(title: str, name: str, sentences: Sequence[str], rows: Sequence[Any]) -> Document:
-    """Sentences and rows, of one dataclass or mappings; as one line a value where these are too wide."""
+    """Sentences and rows (a dataclass's or mappings'); one line per value if rows are too wide."""
     plain: list[dict[str, Any]] = [row if isinstance(row, dict) else fields_of(row) for row in rows]
     if plain and isinstance(rows[0], dict):
         names, lines = list(plain[0]), plain

@@ -1,4 +1,4 @@
-"""A screening in sentences: what to evaluate first, how far the order is clear, how a run went.
+"""A screening in sentences: checkpoints to evaluate first, how far the order is clear, a run's course.
 
 Along a training every step is compared with every other, so the bound grows with their number.
 """
@@ -18,23 +18,23 @@ from lmeval_screener.screened import RANKED, Failed, Group, Ranks, Screened
 
 GROUPS = 4  # groups that get a sentence each
 _FIRST = 3  # checkpoints to evaluate first: a usual budget
-_MOST = 5  # and with those that have no clear order with the last of them
-_FLAT = 3  # steps that it takes to call a stretch flat
+_MOST = 5  # and including those without a clear order with the last of them
+_FLAT = 3  # least steps of a flat stretch
 _SIDES = {
     "above": "Above the base {} by the ratio: {}.",
     "below": "Below the base {} by the ratio: {}.",
-    "equal": "Rows equal those of the base {}: {}; nothing can be said by rows, ask a few questions: "
+    "equal": "Rows equal those of the base {}: {}; rows cannot compare them, ask a few questions: "
     "dispersion probe.",
     "level": "No difference from the base {} by rows: {}.",
 }
 STEP = (
-    "Along one training run the step alone orders at least as well: both figures are for seeing breaks, "
-    "not for ranking."
+    "Within one training run the step number orders at least as well: use both figures to see sudden "
+    "changes, not to rank steps."
 )
 
 
 def not_screened(failed: Sequence[Failed]) -> str:
-    """Why nothing was screened, in one line."""
+    """Why no checkpoint was screened, in one line."""
     if len(failed) == 1:
         return f"{failed[0].label}: {failed[0].error}: {failed[0].message}"
     return (
@@ -44,7 +44,7 @@ def not_screened(failed: Sequence[Failed]) -> str:
 
 
 def failures(failed: Sequence[Failed], everyone: int) -> str:
-    """How many of all failed, with the most frequent reasons; empty where none did."""
+    """How many checkpoints failed, with the most frequent reasons; empty if none did."""
     if not failed:
         return ""
     return f"{len(failed)} of {everyone} checkpoints could not be screened ({_errors(failed, 3)})."
@@ -65,7 +65,7 @@ def who(texts: Iterable[tuple[str, Screened]], everyone: int = 0) -> dict[str, s
 
 
 def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
-    """Whose ratio is not known and why, so that G alone orders them, or stands alone."""
+    """Which checkpoints have no ratio and why, so that G alone orders them, or stands alone."""
     reasons = ((c.no_ratio or "it was not read", c) for c in members if c.ratio is None)
     all_of = f"all {len(members)}"
     ending = "G stands alone" if alone else "the order is by G alone"
@@ -104,7 +104,7 @@ def group_sentences(group: Group, metric: Metric, domain: str) -> list[str]:
 
 
 class Ordered(Protocol):
-    """Checkpoints that may be compared, each with ``rank``, ``ties``, ``tied_to(rank)`` and ``copy_of``."""
+    """Comparable checkpoints, each with ``rank``, ``ties``, ``tied_to(rank)`` and ``copy_of``."""
 
     @property
     def checkpoints(self) -> Sequence[Any]:
@@ -112,7 +112,7 @@ class Ordered(Protocol):
 
     @property
     def candidates(self) -> Sequence[Any]:
-        """Those of them that may be evaluated: not their base."""
+        """The checkpoints to choose from: all except their base."""
 
     @property
     def names(self) -> Mapping[Any, str]:
@@ -120,7 +120,7 @@ class Ordered(Protocol):
 
 
 def order(group: Ordered, why: str, rivals: Sequence[Screened] = ()) -> list[str]:
-    """Which of two or more checkpoints to evaluate first, and how far their order is clear."""
+    """Which of several checkpoints to evaluate first, and how far their order is clear."""
     members, names, best = group.candidates, group.names, first_of(group, rivals)
     if not best:
         everyone = listed([names[c] for c in members]) if len(members) <= _MOST else f"all {len(members)}"
@@ -130,7 +130,7 @@ def order(group: Ordered, why: str, rivals: Sequence[Screened] = ()) -> list[str
 
 
 def base_sentences(group: Group) -> list[str]:
-    """On which side of their base the members of a group lie; empty where it is not known."""
+    """On which side of their base the members of a group lie; empty if the base is not known."""
     if group.base is None or group.base.ratio is None:
         return []
     base, sides = group.names[group.base], dict[str, list[str]]()
@@ -141,7 +141,7 @@ def base_sentences(group: Group) -> list[str]:
 
 
 def overlaps(group: Ordered) -> list[tuple[int, int]]:
-    """First and last rank of every run of ranks that hang together by ties, best first."""
+    """First and last rank of every run of ranks connected by ties, best first."""
     runs: list[tuple[int, int]] = []
     for c in group.checkpoints:
         last = max(c.ties, default=0)
@@ -174,7 +174,7 @@ def _clear(group: Ordered) -> str:
 
 
 def ranks_of(ranks: Ranks) -> str:
-    """Ranks for a reader: one by one where they are few, then as runs, then how many between which."""
+    """Ranks for a reader: one by one if few, then as runs, then as a count within a span."""
     numbers = list(ranks)
     if len(numbers) <= 6:
         return " ".join(map(str, numbers))
@@ -182,9 +182,9 @@ def ranks_of(ranks: Ranks) -> str:
 
 
 def first_of(group: Ordered, rivals: Sequence[Screened]) -> list[Any]:
-    """The checkpoints to spend a budget of three evaluations on, in words where they are some of many.
+    """The checkpoints for a budget of three evaluations, in words if they are some of many tied.
 
-    Empty where there is one checkpoint, or no two have a clear order.
+    Empty if there is one checkpoint, or no two have a clear order.
     """
     # A copy would be evaluated twice.
     members = [c for c in group.candidates if c.copy_of is None]
@@ -197,7 +197,7 @@ def first_of(group: Ordered, rivals: Sequence[Screened]) -> list[Any]:
     extra = [c for c in rivals if c not in (*members[:budget], *behind)]
     if budget + len(behind) + len(extra) <= _MOST:
         return [*members[:budget], *behind, *extra]
-    # Those that are tied across the cut are no better than one another.
+    # Checkpoints tied across the cut are equally good.
     sure = [c for c in members[: budget - 1] if not last.tied_to(c.rank)]
     unsure = sorted({c.rank for c in (*members[:budget], *behind) if c not in sure})
     few = len(Ranks(unsure).runs()) <= 4
@@ -213,7 +213,7 @@ def decimals(checkpoints: Sequence[Screened], metric: Metric) -> int:
 
 
 def course(gaps: Sequence[Gap], names: Sequence[str], places: int = 3) -> str:
-    """How G went over two or more steps of a training, as far as paired errors carry it.
+    """The course of G over two or more steps of a training, as far as paired errors allow.
 
     Two of all pairs of steps differ where their p-value is below 5 % over the number of pairs (Bonferroni):
     the chance of a claim about a training without any change is 5 % at most, up to the error of the

@@ -13,7 +13,7 @@ from lmeval_screener.screened import Group, Screened
 from lmeval_screener.targets.runs import step_number
 
 _LINE = "var(--axis)"
-# By whether it is known not to have learned what the others learned, as two of the demo.
+# Controls are known not to have learned the domain, such as two of the demo.
 _KINDS = ["checkpoint", "control: trained on wrong answers"]
 _POINT = {"type": "point", "filled": True, "size": 80}
 # A mark's words on hover and for screen readers, in the digits of the tables.
@@ -60,14 +60,14 @@ def steps(group: Group, metric: Metric) -> dict[str, Any]:
 
 
 def ratios(group: Group, metric: Metric) -> dict[str, Any]:
-    """The ratio along the steps of a training, where it is known."""
+    """The ratio along the steps of a training, if known."""
     pairs = zip(_steps(group), group.steps, strict=True)
     values = [{"step": step, "name": c.step, "ratio": c.ratio.mean} for step, c in pairs if c.ratio]
     return _curve(values, "ratio", "ratio")
 
 
 def accuracy_chart(groups: Sequence[Group], metric: Metric) -> dict[str, Any]:
-    """Accuracy against G of a screening, where somebody supplied accuracies."""
+    """Accuracy against G of a screening with supplied accuracies."""
     return accuracy_points(
         [
             {
@@ -101,7 +101,7 @@ def accuracy_points(values: Sequence[Mapping[str, Any]], metric: str) -> dict[st
 
 
 def _marks(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Another mark for controls, where there are some."""
+    """Another mark for controls, if there are any."""
     if all(value["kind"] == _KINDS[0] for value in values):
         return {}
     ranges = {"shape": ["circle", "diamond"], "color": ["var(--series-1)", "var(--series-7)"]}
@@ -116,7 +116,7 @@ def _number(field: str, title: str, **scale: Any) -> dict[str, Any]:
 
 
 def _steps(group: Group) -> list[float]:
-    """The steps' numbers; their places where a name has none."""
+    """The steps' numbers, or their places if a name has no number."""
     numbers = [step_number(c.step or "") for c in group.steps]
     return [float(place) if number is None else number for place, number in enumerate(numbers)]
 

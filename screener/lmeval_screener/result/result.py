@@ -1,4 +1,4 @@
-"""The result of a screening, in every form: the sentences stand in ``screening.jinja`` beside this module.
+"""The result of a screening, in every form; its sentences are in ``screening.jinja``.
 
 The JSON contract, ``screen-checkpoints/3``, is documented in docs/reference/screening.md.
 """
@@ -39,12 +39,12 @@ SCHEMA = "screen-checkpoints/3"
 _SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
 _DRAWN = 40  # checkpoints of a group that a chart shows
 _LONG = 40  # rows of a group that a terminal shows whole
-_TOP, _BOTTOM = 15, 3  # rows that it shows of a longer one, beside those tied with the last of the top
+_TOP, _BOTTOM = 15, 3  # rows that it shows of a longer group, plus those tied with the last of the top
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Whether any checkpoint of a group is clearly below ``reference``, which none may fall behind."""
+    """The gate: whether any checkpoint of a group is clearly below ``reference``."""
 
     reference: str
     below: tuple[str, ...]
@@ -55,7 +55,7 @@ class Gate:
     @classmethod
     def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
         """The gate of a screening, by the label of its reference."""
-        # Of those that failed, a registry may have figures.
+        # A registry may have figures of failed checkpoints.
         everyone = {f.label for f in failed} | {c.label for group in groups for c in group.candidates}
         everyone.add(reference)
         others = len(everyone) - 1
@@ -69,7 +69,7 @@ class Gate:
 
     @property
     def passed(self) -> bool:
-        """Whether something was compared, and nothing is below."""
+        """Whether a checkpoint was compared, and none is below."""
         return not self.below and self.compared > 0
 
 
@@ -79,21 +79,21 @@ class Result(Report):
 
     Attributes:
         domain: Name of the domain token set.
-        task: The task that was named; empty for none.
-        answers: Name of the set of answers that the ratio is over; empty where it is T of G.
+        task: The named task; empty for none.
+        answers: Name of the answer set of the ratio; empty if the ratio uses T of G.
         reference: Name of the reference token set.
         metric: The metric of the G that ranks.
         ranked_by: ``gap``, ``ratio`` or ``both``, the mean rank of the two.
-        base: Label of the base that the others were trained from; empty where it is not known.
+        base: Label of the base that the others were trained from; empty if unknown.
         checkpoints: Screened checkpoints in the order of their groups, best first inside.
         failed: The others, with the reason.
         seconds: Wall time of the whole.
-        bytes_read: Bytes that travelled, those of failed checkpoints and of listings included.
+        bytes_read: Bytes transferred, including failed checkpoints and listings.
         requests: Requests likewise.
-        gate: The answer of ``--fail-if-below``; None where it was not asked for.
+        gate: The answer of ``--fail-if-below``; None without that option.
         chosen: The short list that the report shows; None for all checkpoints.
-        accuracy: The supplied accuracies, in words; empty where nothing says.
-        news: What a registry says is new; None where that was not asked for.
+        accuracy: The supplied accuracies, in words; empty if undescribed.
+        news: The registry's news; None if they were not requested.
     """
 
     template: ClassVar[str] = "screening.jinja"
@@ -122,7 +122,7 @@ class Result(Report):
 
     @property
     def subject(self) -> str:
-        """What the checkpoints were screened for: the task that was named, else the domain."""
+        """The subject of the screening: the named task, else the domain."""
         return self.task or self.domain
 
     @cached_property
@@ -132,20 +132,20 @@ class Result(Report):
 
     @property
     def _everyone(self) -> int:
-        """How many were to be screened: a registry has older figures of some that failed."""
+        """How many checkpoints were requested; a registry has older figures of some that failed."""
         return len({c.label for c in self.checkpoints} | {f.label for f in self.failed})
 
     @property
     def best(self) -> Screened:
-        """The best checkpoint of the first group; an IndexError where nothing was screened."""
+        """The best checkpoint of the first group; an IndexError if none was screened."""
         return self.groups[0].candidates[0]
 
     @property
     def exit_code(self) -> int:
         """Exit status of the command.
 
-        4 below the gate, 1 where there is no answer, 5 where the news are worth an evaluation, 3 where some
-        failed: the first that is so.
+        The first that applies: 4 below the gate, 1 without an answer, 5 for news worth an evaluation, 3 if
+        some failed.
         """
         if self.gate is not None and not self.gate.passed:
             return 4 if self.gate.below else 1
@@ -159,14 +159,14 @@ class Result(Report):
         Args:
             k: How many of each group.
             audit_sample: How many others of each group to add at random.
-            seed: Of the random sample.
+            seed: Seed of the random sample.
         """
         from lmeval_screener.shortlist.choice import shortlist
 
         return shortlist(self.groups, self.metric, k, audit_sample=audit_sample, seed=seed)
 
     def verify(self, *results: str | Path) -> Verdict:
-        """Whether the order agrees with results: of the short list where there is one, else of all.
+        """Whether the order agrees with results: of the short list if there is one, else of all.
 
         Args:
             results: lm-eval's results or folders of them, CSV files, or ``hub:TASK``.
@@ -186,7 +186,7 @@ class Result(Report):
         return lmeval_dispersion.race(self, tasks=tasks, **options)
 
     def shown(self, chosen: Shortlist) -> Result:
-        """The same result as the report of a short list shows it."""
+        """The same result, reported with a short list."""
         of = {c: choice for choice in chosen.groups for c in choice.group.checkpoints}
         checkpoints = tuple(
             replace(c, chosen=of[c].why.get(c), inclusion_probability=of[c].probability(c)) if c in of else c
@@ -234,7 +234,7 @@ class Result(Report):
             "metric": self.metric,
             "ranked_by": self.ranked_by,
             "base": self.base or None,
-            "se_covers": "choice of tokens",  # not training: runs that differ in their seed alone differ too
+            "se_covers": "choice of tokens",  # not training: runs that differ only in their seed differ too
             "checkpoints": [],
             "tokens": self._tokens(),
             "failed": [
@@ -263,11 +263,11 @@ class Result(Report):
         }
 
     def rows(self) -> Sequence[Row]:
-        """The rows of CSV and of the data frame: one checkpoint each."""
+        """The rows of CSV and of the data frame, a checkpoint each."""
         return [columns.flat_row(c, group) for group, members in self._members.items() for c in members]
 
     def _tokens(self) -> list[dict[str, Any]]:
-        """T and R of each tokenizer group, once: the members compare the same pieces at the same rows."""
+        """T and R of each tokenizer group, once: members compare the same pieces at the same rows."""
         first = {c.family: c.resolution for c in reversed(self.checkpoints)}
         return [
             {"family": family}
@@ -286,14 +286,14 @@ class Result(Report):
         ]
 
     def _answers(self) -> dict[str, Any] | None:
-        """The answers that the ratio is over, and how many tokens they are in each tokenizer group."""
+        """The answers of the ratio, and the number of their tokens in each tokenizer group."""
         counts = {c.family: len(c.resolution.answers) for c in self.checkpoints if c.resolution.answers}
         return {"name": self.answers, "tokens": counts} if self.answers else None
 
     # --- the report -------------------------------------------------------------------------------------
 
     def tables(self) -> Mapping[str, Table]:
-        """The rankings of the groups, their figures, what failed, what was read."""
+        """The groups' rankings, their figures, the failures, the reading."""
         tables, everyone = dict[str, Table](), list[Row]()
         for place, (group, members) in enumerate(self._members.items()):
             first = [] if group.steps else answer.first_of(group, group.rivals(self.metric))
@@ -342,7 +342,7 @@ class Result(Report):
         }
 
     def _cells(self, c: Screened, group: Group) -> dict[str, Any]:
-        """The cells of a row that only readers need."""
+        """The cells of a row for readers only."""
         change, error = self._change(c, group)
         return {
             "reach": None if error is None else 2 * error,
@@ -354,7 +354,7 @@ class Result(Report):
         }
 
     def _ranking(self, decimals: int, accuracy: str, group: Group) -> list[Column]:
-        """The columns of a ranking, each figure with what it is."""
+        """The columns of a ranking, each figure with its meaning."""
         T, R = f"{self.domain} tokens", f"those of {self.reference}"
         R = "everyday words" if self.reference == "reference" else R
         gap = f"how far the model keeps {T} from one another and from {R}"
@@ -384,7 +384,7 @@ class Result(Report):
         ]
 
     def _change(self, c: Screened, group: Group) -> tuple[float | None, float | None]:
-        """The difference to the next rank and its error; along a training, from the step before."""
+        """The difference to the next rank and its error; in a training, from the step before."""
         steps = group.steps
         if not steps:
             return (c.next.difference, c.next.se) if c.next else (None, None)
@@ -446,7 +446,7 @@ class Result(Report):
         }
 
     def _without_base(self) -> list[str]:
-        """Which groups are not compared with the base, though there is one."""
+        """Groups that are not compared with the base, if there is a base."""
         alone = [group.title for group in self.groups if group.base is None or group.base.ratio is None]
         if not self.base or not alone:
             return []
@@ -461,8 +461,8 @@ class Result(Report):
             "Tokens": f"T: {len(tokens.domain)} of {self.domain}, R: {len(tokens.reference)} of "
             f"{self.reference}; digit scheme: {tokens.digit_scheme}",
             "Ratio over": f"{len(tokens.answers)} answer tokens of {self.answers}" if tokens.answers else "",
-            "Words of T that are no single token": ", ".join(word.strip() for word in tokens.dropped),
-            "Words of R that are no single token": ", ".join(w.strip() for w in tokens.dropped_reference),
+            "Words of T that are not single tokens": ", ".join(word.strip() for word in tokens.dropped),
+            "Words of R that are not single tokens": ", ".join(w.strip() for w in tokens.dropped_reference),
             "Read": f"{len(self.checkpoints)} screened, {len(self.failed)} failed; "
             f"{shown(self.bytes_read, 'bytes')} in {self.requests} requests",
         }
@@ -470,7 +470,7 @@ class Result(Report):
 
 
 def _draw(name: str, of: Any, metric: Metric) -> dict[str, Any]:
-    """A chart by its function in `charts`, which is imported only where a page is drawn."""
+    """A chart by its function in `charts`, which is imported only for a page."""
     from lmeval_screener.result import charts
 
     specification: dict[str, Any] = getattr(charts, name)(of, metric)
@@ -481,7 +481,7 @@ def _draw(name: str, of: Any, metric: Metric) -> dict[str, Any]:
 
 
 def _marked(name: str, c: Screened, first: Sequence[Screened | str]) -> str:
-    """A name of a ranking, marked where the answer has it."""
+    """A name of a ranking, marked if the answer recommends it."""
     return f"▶ {name}" if c in first else f"  {name}" if first else name
 
 
@@ -522,18 +522,18 @@ _TOKENS = [
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column], name: str, excerpt: Sequence[int] = ()) -> Table:
-    """Rows under the columns of which some cell is filled."""
+    """Rows with those columns that are not empty."""
     filled = [column for column in columns if any(row.get(column.key) not in (None, "") for row in rows)]
     return Table(rows, filled, "", name, excerpt=excerpt)
 
 
 def _excerpt(members: Sequence[Screened], *, training: bool) -> tuple[int, ...]:
-    """Rows of a long ranking that short texts show: the top, what is tied with its last, and the bottom."""
+    """Rows of a long ranking for short texts: the top, those tied with its last, and the bottom."""
     count = len(members)
     if count <= _LONG:
         return ()
     if training:
-        # A course needs its ends and what lies between, evenly.
+        # A course needs its ends and evenly spaced steps between.
         return tuple(sorted({round(i * (count - 1) / (_TOP + _BOTTOM)) for i in range(_TOP + _BOTTOM + 1)}))
     last = members[_TOP - 1]
     cut = [place for place in range(_TOP, count) if last.tied_to(members[place].rank)]
@@ -541,7 +541,7 @@ def _excerpt(members: Sequence[Screened], *, training: bool) -> tuple[int, ...]:
 
 
 def _failures(failed: Sequence[Failed]) -> list[Row]:
-    """The rows of failures, alike ones in one."""
+    """The rows of failures, similar failures in one row."""
     equal: dict[tuple[str, str], list[Failed]] = {}
     for f in failed:
         message = f.message.replace(f.label, "ORG/NAME").replace(f.repo, "ORG/NAME")

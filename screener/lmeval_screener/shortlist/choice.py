@@ -1,8 +1,8 @@
-"""The short list: which checkpoints to evaluate.
+"""The short list of checkpoints to evaluate.
 
-The order of the K-th of a ranking and the next ones is seldom clear, so a list takes those that are tied with
-the K-th too, up to a cap. An audit sample is drawn at random from the others: only it shows what the list
-missed.
+The order of the K-th of a ranking and the next checkpoints is seldom clear, so a list also takes those tied
+with the K-th, up to a cap. An audit sample is drawn at random from the others: only it shows the checkpoints
+that the list missed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_screener.screened import Group, Screened
 
 Why = Literal["rank", "tied", "audit"]
-CAP = 2  # times K: what a list holds at most
-LEAST, SHARE = 3, 1 / 3  # of a group, that a race takes; with those tied at most half
+CAP = 2  # times K: the most that a list holds
+LEAST, SHARE = 3, 1 / 3  # of a group, for a race; with ties at most half
 
 
 @dataclass(frozen=True, eq=False)
 class GroupChoice:
-    """The checkpoints of one group that are to be evaluated.
+    """The checkpoints of one group to evaluate.
 
     Attributes:
-        why: Why each of them is: ``rank`` for the K best, ``tied`` for those behind them that have no clear
+        why: The reason for each: ``rank`` for the K best, ``tied`` for those behind them that have no clear
             order with the K-th, up to the cap, ``audit`` for those drawn at random from the others.
-        tied_behind: How many behind the K-th have no clear order with it, those beyond the cap included.
+        tied_behind: How many behind the K-th have no clear order with it, including those beyond the cap.
         cap: The most that the list may hold.
     """
 
@@ -53,22 +53,22 @@ class GroupChoice:
 
     @cached_property
     def audit(self) -> tuple[Screened, ...]:
-        """Those drawn at random."""
+        """The members drawn at random."""
         return self.of("audit")
 
     @property
     def chosen(self) -> tuple[Screened, ...]:
-        """All that is to be evaluated: the list, then the audit sample."""
+        """All members to evaluate: the list, then the audit sample."""
         return (*self.listed, *self.audit)
 
     def probability(self, checkpoint: Screened) -> float:
-        """The probability with which a member was to be evaluated: 1 on the list, else the audit's share."""
+        """A member's probability of being chosen: 1 on the list, else the audit's share."""
         if self.why.get(checkpoint) in ("rank", "tied"):
             return 1.0
         return len(self.audit) / max(len(self.group.checkpoints) - len(self.listed), 1)
 
     def sentence(self) -> str:
-        """How the list came about, without the group's name.
+        """How the list was chosen, without the group's name.
 
         Such as ``12 of 40: the 8 best and 4 not separated from the 8th (cap 16)``.
         """
@@ -88,7 +88,7 @@ class GroupChoice:
 
 @dataclass(frozen=True, eq=False)
 class Shortlist:
-    """The checkpoints of a whole screening that are to be evaluated: one choice a group."""
+    """The checkpoints of a whole screening to evaluate: one choice per group."""
 
     k: int
     audit_sample: int
@@ -100,11 +100,11 @@ class Shortlist:
 
     @property
     def chosen(self) -> tuple[Screened, ...]:
-        """All that is to be evaluated, group by group."""
+        """All checkpoints to evaluate, group by group."""
         return tuple(c for choice in self.groups for c in choice.chosen)
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings and each group's list in numbers, as JSON and manifest have them."""
+        """The settings and each group's list in numbers, as in JSON and manifest."""
         return {
             "k": self.k,
             "audit_sample": self.audit_sample,
@@ -139,7 +139,7 @@ class Shortlist:
 def shortlist(
     groups: Sequence[Group], metric: Metric, k: int | None, *, audit_sample: int = 0, seed: int = 0
 ) -> Shortlist:
-    """The short list of a screening; without a K a third of each group, as a race takes it."""
+    """The short list of a screening; without a K a third of each group, as in a race."""
     if k is not None and k < 1:
         raise UsageError(f"expected --shortlist of at least 1, got {k}")
     if audit_sample < 0:
@@ -154,10 +154,10 @@ def _choice(group: Group, metric: Metric, k: int | None, audit_sample: int, seed
     if k is None:
         k = min(total, max(LEAST, math.ceil(total * SHARE)))
         cap = max(k, total // 2)
-    members = sorted(group.checkpoints, key=lambda c: c.copy_of is not None)  # a copy takes no other's place
+    members = sorted(group.checkpoints, key=lambda c: c.copy_of is not None)  # copies do not displace others
     tied = [c for c in members[k:] if members[k - 1].tied_to(c.rank) and c.copy_of is None]
     listed = tied[: cap - k]
-    # The best by each figure, where the two disagree.
+    # The best by each figure, if the two disagree.
     rivals = [c for c in group.rivals(metric) if c not in (*members[:k], *listed)][: cap - k]
     listed = [*listed[: cap - k - len(rivals)], *rivals]
     tied += [c for c in rivals if c not in tied]

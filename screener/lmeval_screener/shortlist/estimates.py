@@ -1,9 +1,9 @@
 """Results against a screen: pairs in the right order and the list's losses, with design-based estimates.
 
-Where only the list and a random audit sample have results, every mean or share over all candidates or pairs
-of a group is estimated without bias by weights of one over the probability of inclusion (Horvitz and
-Thompson, Journal of the American Statistical Association 47, 1952). The best of all is no mean: no estimator
-without bias exists for it, so regret is given where all are known, and elsewhere what was seen of it.
+If only the list and a random audit sample have results, every mean or share over all candidates or pairs of a
+group is estimated without bias, with weights of one over the probability of inclusion (Horvitz and Thompson,
+Journal of the American Statistical Association 47, 1952). The best of all is not a mean and has no unbiased
+estimator, so regret is given if all are known, and otherwise the part of it that was seen.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Flags = NDArray[np.bool_]
 Design = Literal["all", "audit", "list", "none"]
 
 _NAN = float("nan")
-_HARDLY = 0.5  # wrong ones of as many independent pairs as there are, below which errors say nothing
+_HARDLY = 0.5  # wrong pairs, as if all were independent, below which errors say nothing
 
 
 @dataclass(frozen=True, eq=False)
 class GroupResults:
-    """Figures and results of the candidates of one group, arrays of shape (n,); NaN where there is no result.
+    """Figures and results of the candidates of one group, arrays of shape (n,); NaN without a result.
 
-    ``gaps`` is the figure that ranks them; with ``second``, another one, only pairs that both order alike are
+    ``gaps`` is the figure that ranks them; with a ``second`` figure, only pairs that both order alike are
     ordered. ``listed`` were on the short list, ``audited`` were drawn at random from the others.
     """
 
@@ -44,12 +44,12 @@ class GroupResults:
 
     @property
     def known(self) -> Flags:
-        """Which have a result."""
+        """Which candidates have a result."""
         return np.isfinite(self.accuracies)
 
     @cached_property
     def design(self) -> Design:
-        """The results stand for ``all`` candidates, the list and an ``audit`` sample, or a ``list``."""
+        """Coverage of the results: ``all`` candidates, the list and an ``audit`` sample, or a ``list``."""
         if self.known.sum() < 2:
             return "none"
         if self.known.all():
@@ -61,7 +61,7 @@ class GroupResults:
 
     @cached_property
     def used(self) -> NDArray[np.int64]:
-        """Positions of the results that pairs are made of; those outside an audit are no sample."""
+        """Positions of the results that form pairs; results outside an audit are not a sample."""
         mask = self.known & (self.listed | self.audited) if self.design == "audit" else self.known
         return np.flatnonzero(mask)
 
@@ -72,14 +72,14 @@ class GroupResults:
 
     @property
     def stands_for_all(self) -> bool:
-        """The pairs with results stand for all pairs; a single draw shows no pair of two others."""
+        """Whether pairs with results represent all pairs; a single draw has no pair of two others."""
         drawn = int((self.audited & self.known).sum())
         return self.design == "all" or (self.design == "audit" and (drawn > 1 or self.others == 1))
 
     def pair_sums(self) -> tuple[Array, Array]:
-        """For each used result, over its pairs: weights of those in the right order, and all weights.
+        """For each used result, over its pairs: weights of the pairs in the right order, and all weights.
 
-        A weight is one over the probability that both are there, 0 where two figures do not agree; a tie
+        A weight is one over the probability that both are included, 0 if two figures do not agree; a tie
         counts half. Shapes (used,), (used,).
         """
         gaps, accuracies, drawn = self.gaps[self.used], self.accuracies[self.used], self.audited[self.used]
@@ -98,18 +98,17 @@ class GroupResults:
 
 
 def _signs(values: Array) -> Array:
-    """The sign of each value less each other."""
+    """The sign of each value minus each other value."""
     return np.sign(values[:, None] - values)
 
 
 def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
     """Share of the pairs inside groups that scores order as accuracies do, with its 95 % interval.
 
-    Over all pairs of candidates where all, or the list and two or more of the audit sample, are known;
-    elsewhere over the pairs of what is known. The interval is of checkpoints like these: the variance of a
+    Over all pairs of candidates if all, or the list and two or more of the audit sample, are known;
+    otherwise over the pairs with results. The interval is for checkpoints like these: the variance of a
     mean over pairs (Hoeffding, Annals of Mathematical Statistics 19, 1948), on the logit's scale with
-    Student's t. Where hardly a pair is wrong, an end is that of as many independent pairs, all right, as the
-    checkpoints make.
+    Student's t. If hardly a pair is wrong, an end is that of equally many independent pairs, all right.
     """
     parts = [group.pair_sums() for group in groups if group.design != "none"]
     if not parts:
@@ -121,7 +120,7 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
     share = float(agreeing.sum()) / 2 / total
     projections = (agreeing - share * weights) / total
     variance = float(np.square(projections).sum())
-    # As many checkpoints as weigh alike (Kish): of a list and a small audit hardly more than the audit.
+    # The effective number of checkpoints (Kish): for a list and a small audit, hardly more than the audit.
     count = float(weights.sum() ** 2 / np.square(weights).sum())
     freedom = int(count + 1e-9) - len(parts) - 1
     if freedom < 1:
@@ -145,11 +144,11 @@ def decision_accuracy(groups: Sequence[GroupResults]) -> Interval:
 
 
 def missed(group: GroupResults) -> dict[str, float | None]:
-    """Better checkpoints that the short list of one group missed; empty where none of it has a result.
+    """Better checkpoints that the short list of one group missed; empty if none of the list has a result.
 
     The fields of a verdict from ``best``, the best accuracy on the list, on: ``regret`` is the best of all
-    minus that, ``seen`` the same among what is known, ``at_random`` the regret, on average, of as many drawn
-    at random; ``others`` are not on the list, ``drawn`` of them were evaluated as drawn at random; ``better``
+    minus that, ``seen`` the same among known results, ``at_random`` the mean regret of as many drawn at
+    random; ``others`` are not on the list, ``drawn`` of them were drawn at random and evaluated; ``better``
     of the others, known or estimated with an exact 95 % interval, beat the best, and by ``excess`` on
     average.
     """
@@ -158,8 +157,12 @@ def missed(group: GroupResults) -> dict[str, float | None]:
         return {}
     best, known = float(listed.max()), group.accuracies[group.known]
     figures: dict[str, float | None] = {
-        "best": best, "seen": float(known.max()) - best, "others": group.others, "drawn": 0, "better_seen": 0
-    }  # fmt: skip
+        "best": best,
+        "seen": float(known.max()) - best,
+        "others": group.others,
+        "drawn": 0,
+        "better_seen": 0,
+    }
     if group.design == "all":
         outside = group.accuracies[~group.listed]
         better = float((outside > best).sum())
@@ -195,15 +198,15 @@ def best_at_random(values: Array, size: int) -> float:
 
 
 def count_bounds(hits: int, drawn: int, others: int) -> Bounds:
-    """95 % interval of how many of ``others`` are hits, ``hits`` of ``drawn`` at random being so.
+    """95 % interval of the hits among ``others``, given ``hits`` among ``drawn`` of them at random.
 
-    Every number that is not rejected by an exact hypergeometric test, 2.5 % on each side: it covers in at
+    Every number that an exact hypergeometric test does not reject, 2.5 % on each side: it covers in at
     least 95 % of draws.
     """
     whole = _log_choose(others, drawn)
 
     def chance(number: int, seen: Iterable[int]) -> float:
-        """Of as many hits among the drawn, where so many of the others are hits."""
+        """The distribution of hits among the drawn, if so many of the others are hits."""
         return math.fsum(
             math.exp(_log_choose(number, x) + _log_choose(others - number, drawn - x) - whole)
             for x in seen

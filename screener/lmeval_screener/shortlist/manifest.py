@@ -1,7 +1,7 @@
 """The short list on disk: the folder for lm-eval with its manifest, and the manifest read again.
 
-A verdict needs all candidates, those that were not chosen too, and the probability with which each was. The
-manifest is written before the results exist, so that no choice can follow them.
+A verdict needs all candidates, chosen or not, and the probability with which each was chosen. The manifest is
+written before the results exist, so that no choice can depend on them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RUN = """\
 #!/usr/bin/env bash
 # Races the short list of @MANIFEST@ on lm-eval's tasks; `dispersion verify race` judges the screen by it.
 # Arguments go to `dispersion race`: bash run.sh --device cuda:0 --limit 400
-# An array of Slurm that evaluates all of the list in full (after `dispersion enable`):
+# A Slurm array that evaluates the whole list in full (after `dispersion enable`):
 #   sbatch --array=1-@COUNT@ --gres=gpu:1 \\
 #     --wrap 'lm_eval run --config "$(ls models/*.yaml | sed -n "${SLURM_ARRAY_TASK_ID}p")"'
 set -eu
@@ -41,11 +41,9 @@ exec dispersion race . --batch_size auto --output_path race "$@"
 def check_emit(
     folder: Path, tasks: str | None, domain: TokenSet, targets: Sequence[Target]
 ) -> tuple[str, ...]:
-    """Check, before anything is screened, that a short list can be written for lm-eval; its tasks."""
+    """Check, before anything is screened, that a short list can be written for lm-eval; returns its tasks."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(
-            f"expected --emit to name a new or empty folder, got {folder}, which is neither; name another"
-        )
+        raise UsageError(f"expected --emit to name a new or empty folder, got {folder}; name another")
     names = domain.tasks if tasks is None else tasks.split(",")
     chosen = tuple(name.strip() for name in names if name.strip())
     if not chosen:
@@ -115,7 +113,7 @@ def _file_name(c: Screened) -> str:
 
 
 def _place(c: Screened) -> str:
-    """The repository, or the whole path of a folder: results are read somewhere else."""
+    """The repository, or a folder's whole path: results may be read from another folder."""
     return str(Path(c.repo).resolve()) if c.target.local else c.repo
 
 
@@ -214,12 +212,12 @@ def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
             int(content["audit_sample"]),
             tuple(_candidate(entry) for entry in content["candidates"]),
             place,
-            *(str(content.get(name) or "") for name in ("task", "ranked_by", "base")),  # of late
+            *(str(content.get(name) or "") for name in ("task", "ranked_by", "base")),  # newer keys
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{place}: expected a whole manifest, and {type(error).__name__} {error} says that a part is "
-            "missing or of another type; write it anew with --emit"
+            f"{place}: expected a whole manifest, but {type(error).__name__} {error} shows that a part is "
+            "missing or of another type; write it again with --emit"
         ) from error
     if not manifest.candidates:
         raise UsageError(f"{place}: expected at least one candidate, got none; screen checkpoints first")

@@ -1,8 +1,8 @@
-"""The verdict on a screen: its short list against the results that came back.
+"""The verdict on a screen: its short list against lm-eval's results.
 
-*Works* needs more agreement inside groups than orders drawn at random have (permutation p of at most 5 %,
-two-sided). That test is exact whichever checkpoints were evaluated, as they were chosen by rows and by chance
-only. *No better than chance* needs a narrow interval, not a large p. All else is *not enough results*.
+*Works* needs more agreement inside groups than random orders have (permutation p of at most 5 %, two-sided).
+That test is exact whichever checkpoints were evaluated, as they were chosen by rows and by chance only. *No
+better than chance* needs a narrow interval, not a large p. Everything else is *not enough results*.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ USEFUL = 2 / 3  # decision accuracy that results should be enough to show
 
 @dataclass(frozen=True)
 class GroupVerdict:
-    """One group, or all of them together; None where a figure is not defined.
+    """One group, or all together; None if a figure is not defined.
 
-    Its last fields are those of `missed`, where a group has results on its list.
+    Its last fields are those of `missed`, if a group has results on its list.
 
     Attributes:
         outcome: The verdict in a word.
@@ -44,10 +44,10 @@ class GroupVerdict:
         spearman: Rank correlation of the screen's order with the results, inside groups; ``p`` by
             permutation, two-sided.
         right: Share of pairs that the screen orders as the results do; ``low`` to ``high``: 95 % interval.
-        audited: How many others were to be evaluated as drawn at random.
-        stands_for_all: Whether the pairs stand for those of all candidates, not only of those with results.
-        separate: Whether the group by itself is distinguished from chance, all groups counted (Holm).
-        reason: Why there is no correlation; empty where there is one.
+        audited: How many others were drawn at random to be evaluated.
+        stands_for_all: Whether the pairs represent all candidates, not only those with results.
+        separate: Whether the group differs from chance on its own, corrected for all groups (Holm).
+        reason: Why the correlation is missing; empty if it is defined.
     """
 
     group: Annotated[str, Col("Group")]
@@ -79,7 +79,7 @@ class GroupVerdict:
     excess: Annotated[float | None, Col("Mean excess", ".3g", drop=2)] = None
 
 
-# Columns of the table of details alone, and of the first one alone.
+# Columns only in the table of details, and only in the first table.
 _DETAILS = (
     *("low", "high", "listed", "best", "at_random", "seen", "others", "drawn"),
     *("better", "better_low", "better_high", "excess"),
@@ -89,7 +89,7 @@ _FIRST = ("results", "candidates", "spearman", "p", "right", "low", "high", "reg
 
 @dataclass(frozen=True)
 class FigureVerdict:
-    """G, the ratio, or both where they agree, against the results; inside groups whose ratios are known."""
+    """G, the ratio, or both where they agree, against the results; inside groups with known ratios."""
 
     figure: Annotated[str, Col("Figure")]
     ordered: Annotated[float | None, Col("Pairs ordered", ".0%")]
@@ -111,19 +111,19 @@ class Point:
 
 @dataclass(frozen=True, repr=False)
 class Verdict(Report):
-    """A screen against the results that came back.
+    """A screen against lm-eval's results.
 
     Attributes:
         outcome: The verdict in a word, over all groups.
-        groups: One verdict a group; ``overall``: over all of them, compared only inside each.
-        figures: G, the ratio and both; empty where the manifest has no ratios.
+        groups: One verdict per group; ``overall``: over all, compared only inside each.
+        figures: G, the ratio and both; empty if the manifest has no ratios.
         results: A line for each source of results.
-        without: Labels of those that were to be evaluated and have no result.
-        points: G and result of each that has one.
+        without: Labels of the checkpoints to evaluate that have no result.
+        points: G and result of each candidate with a result.
         hours_per_model: GPU hours that one model costs, if given; ``hours_saved`` against evaluating all.
-        list: How the list came about.
-        task: The task that was screened for; empty where none was named.
-        order: The figure that ranked, and the base beside the candidates; empty where that is not known.
+        list: How the list was chosen.
+        task: The task of the screening; empty if none was named.
+        order: The figure that ranked, and the base, if any; empty if unknown.
     """
 
     template = "verdict.jinja"
@@ -181,7 +181,7 @@ class Verdict(Report):
             "exact": [line for line in known if line.regret is not None],
             "drawn": [line for line in known if line.drawn and line.regret is None],
             "apart": [line for line in self.groups if line.separate and len(self.groups) > 1],
-            # Said only where it is better than chance.
+            # Shown only if it is better than chance.
             "served": served.figure if served and served.low is not None and served.low > 0.5 else "",
         }
 
@@ -242,7 +242,7 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
 
 
 def _titles(candidates: Sequence[Candidate]) -> list[str]:
-    """The group of each candidate as readers call it; by its family where two would be called the same."""
+    """The title of each candidate's group; with its family if two titles would be the same."""
     members: dict[tuple[str, str], list[Target]] = {}
     for c in candidates:
         members.setdefault(c.group, []).append(c.target)
@@ -264,7 +264,7 @@ def _group(candidates: Sequence[Candidate], values: np.ndarray, places: list[int
 
 
 def _verdict(name: str, results: Sequence[GroupResults], line: Agreement) -> GroupVerdict:
-    """The verdict on groups that are compared only inside each, or on one of them."""
+    """The verdict on groups, compared only inside each, or on one group."""
     compared = [group for group in results if len(group.gaps) > 1]
     right, low, high = map(_defined, decision_accuracy([replace(group, second=None) for group in results]))
     stands_for_all = bool(compared) and all(group.stands_for_all for group in compared)
@@ -290,12 +290,12 @@ def _verdict(name: str, results: Sequence[GroupResults], line: Agreement) -> Gro
 def _outcome(line: Agreement, high: float | None, stands_for_all: bool) -> Outcome:
     if not math.isnan(line.spearman) and line.spearman_p <= LEVEL:
         return "works" if line.spearman > 0 else "misleads"
-    # Pairs inside a list differ little: an order that they do not show may be there all the same.
+    # Pairs inside a list differ little: the order may exist even if they do not show it.
     return "chance" if stands_for_all and high is not None and high < USELESS else "unknown"
 
 
 def _figures(results: Sequence[GroupResults]) -> tuple[FigureVerdict, ...]:
-    """G, the ratio and both, over the groups whose ratios are all known."""
+    """G, the ratio and both, over the groups with all ratios known."""
     alone = [replace(group, second=None) for group in results]
     ratio = [replace(group, gaps=group.second, second=None) for group in results if group.second is not None]
     every = sum(group.pair_sums()[1].sum() for group in alone if group.design != "none")
@@ -309,7 +309,7 @@ def _figures(results: Sequence[GroupResults]) -> tuple[FigureVerdict, ...]:
 
 
 def enough_results(share: float) -> int:
-    """Results of one group with which a true decision accuracy is found in four of five cases.
+    """Results of one group that reveal a true decision accuracy in four of five cases.
 
     From the variance of tau without any relation, 2 (2n + 5) / (9n (n - 1)): Kendall (1938).
     """
@@ -321,7 +321,7 @@ def enough_results(share: float) -> int:
 
 
 def _results(manifest: Manifest, sources: Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    """The accuracy of every candidate, NaN for none, and what the sources are."""
+    """The accuracy of every candidate, NaN for none, and a line for each source."""
     targets = [c.target for c in manifest.candidates]
     values, places = np.full(len(targets), math.nan), dict[int, str]()
     meanings = []
@@ -345,7 +345,7 @@ def _results(manifest: Manifest, sources: Sequence[str]) -> tuple[np.ndarray, li
 
 
 def _by_name(rated: Rated, candidates: Sequence[Candidate]) -> Rated:
-    """A result that names the commit that was screened, under the revision and file that were asked for."""
+    """A result for the screened commit, under the requested revision and file."""
     for c in candidates if rated.revision is not None else ():
         same_file = rated.file is None or (c.target.file and c.target.file.lower() in rated.file.lower())
         if (c.target.repo, c.revision) == (rated.name, rated.revision) and same_file:

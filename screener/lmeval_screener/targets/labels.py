@@ -1,4 +1,4 @@
-"""Labels: the shortest names by which a report tells its checkpoints apart."""
+"""Labels: the shortest distinct names of a report's checkpoints."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lmeval_screener.targets.names import Target
 
 
 def labelled(targets: Sequence[Target]) -> list[Target]:
-    """The targets with the labels that a report of them all gives them, no two of them equal.
+    """The targets, each with a label that no other target of the report has.
 
-    A repository of the Hub is called by its name, anything else by as many last parts of its path as differ
-    from the others', a GGUF file and a version of a registered model by two at least.
+    The label of a Hub repository is its name; that of any other target is the last parts of its path, as many
+    as make it unique, and at least two for a GGUF file or a version of a registered model.
 
     >>> [t.label for t in labelled([Target("gg", local=True, file="a.gguf"), Target("models:/sums/2")])]
     ['gg/a.gguf', 'sums/2']
@@ -39,7 +39,7 @@ def labelled(targets: Sequence[Target]) -> list[Target]:
 
 
 def shared_name(targets: Sequence[Target]) -> str:
-    """The name of the place that all lie in, such as a folder or an organisation; empty where there is none.
+    """The name of the folder or organisation that holds all targets; empty if there is none.
 
     >>> shared_name([Target("runs/a", local=True), Target("runs/b", local=True)])
     'runs'

@@ -1,4 +1,4 @@
-"""Names and addresses: which checkpoint a user means by a text."""
+"""Names and addresses: parse the text by which a user names a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.runs import checkpoints_in, joined, names_in, step_key
 from lmeval_screener.weights.formats import GGUF, SUFFIXES, holds_weights
 
-#: A repository of the Hub, with or without an organisation.
+#: A Hub repository, with or without an organisation.
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _GGUF_CHOICE = re.compile(r"[\w-][\w.-]*", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
@@ -28,7 +28,7 @@ _FORMS = "ORGANISATION/NAME, ORGANISATION/NAME@REVISION, a folder, or an address
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The entry of a repository in a list of many."""
+    """A repository's entry in a Hub listing."""
 
     commit: str
     files: tuple[str, ...]
@@ -46,16 +46,16 @@ class Target:
         revision: Branch, tag or commit; None for the default branch or a folder; may be a glob before it
             is expanded.
         family: Name of the family that lists it; None where it was given by name.
-        scale: Scale that the family states; None where the headers have to tell.
+        scale: Scale that the family states; None if the headers decide it.
         local: Whether ``repo`` is a folder or a file.
         accuracy: Accuracy that somebody measured, None otherwise.
-        negative_control: Whether it is known not to have learned what the others learned.
+        negative_control: Whether it is known not to have learned the domain.
         file: A GGUF file of it, or a quantisation that names one; None for the checkpoint's own weights.
-        refused: Code and sentence where ``repo`` is something that cannot be parsed.
-        tokenizer: Where a tokenizer is read if the checkpoint stores none: what may be written for a
-            checkpoint, or a tokenizer's file; None for nowhere else.
-        listed: What a list of repositories said of it, its commit above all; None where it was named.
-        labelled: Its name in reports (:func:`labelled`); None before all that is screened is known.
+        refused: Error code and sentence if ``repo`` cannot be parsed.
+        tokenizer: Where to read a tokenizer if the checkpoint stores none: the name or address of a
+            checkpoint, or a tokenizer file; None for nowhere else.
+        listed: Its entry in a Hub listing, above all its commit; None if the user named it.
+        labelled: Its name in reports (:func:`labelled`); None until all targets are known.
     """
 
     repo: str
@@ -73,13 +73,13 @@ class Target:
 
     @property
     def scheme(self) -> str | None:
-        """The beginning of its address, such as ``s3``; None for a folder and a repository of the Hub."""
+        """The scheme of its address, such as ``s3``; None for a folder or a Hub repository."""
         scheme, mark, _ = self.repo.partition(":/")
         return scheme.lower() if mark and not self.local else None
 
     @property
     def on_hub(self) -> bool:
-        """Whether ``repo`` is a repository of the Hub."""
+        """Whether ``repo`` is a Hub repository."""
         return not self.local and self.scheme is None
 
     @property
@@ -89,23 +89,23 @@ class Target:
 
     @property
     def label(self) -> str:
-        """Its name in reports; as the user wrote it before that is settled."""
+        """Its name in reports; as the user wrote it until labels are assigned."""
         return self.labelled or self.name
 
     @property
     def shown(self) -> str:
-        """``repo`` as a report may show it: no control characters, nor secrets of a web address."""
+        """``repo`` for reports: without control characters and secrets of a web address."""
         if self.scheme not in ("http", "https"):
             return printable(self.repo)
         return printable(re.sub("(?<=://)[^/]*@", "", self.repo.partition("?")[0]))
 
     @property
     def is_glob(self) -> bool:
-        """Whether the revision stands for several."""
+        """Whether the revision is a glob."""
         return self.revision is not None and any(sign in self.revision for sign in "*?[")
 
     def arguments(self, commit: str | None = None) -> dict[str, str]:
-        """The arguments with which transformers and lm-eval load it, at a commit where one is known."""
+        """The arguments with which transformers and lm-eval load it, at its commit if known."""
         place = str(Path(self.repo).resolve()) if self.local else self.repo
         more = {"revision": commit or self.revision, "gguf_file": self.file}
         return {"pretrained": place} | {key: value for key, value in more.items() if value is not None}
@@ -114,10 +114,10 @@ class Target:
 def parse_targets(
     texts: Iterable[str], tokenizer: str | None = None, left_out: list[str] | None = None
 ) -> list[Target]:
-    """The targets that texts name: of a glob what matches, of a training run or a folder its checkpoints.
+    """The targets that texts name: a glob's matches, the checkpoints of a training run or of a folder.
 
-    Runs and globs in a storage are expanded when they are screened: that takes requests. Other folders beside
-    checkpoints are added to ``left_out``.
+    Runs and globs in a storage are expanded when they are screened: that takes requests. In a folder of
+    checkpoints, the subfolders without a model are added to ``left_out``.
     """
     targets: list[Target] = []
     for path in (path for text in texts for path in matching_paths(text) or [text]):
@@ -136,7 +136,7 @@ def parse_targets(
 
 
 def _not_local(target: Target, path: str) -> Target:
-    """A name without owner; refused where it is a family's, or nearly that of something here."""
+    """A name without an owner; refused if it is a family's, or close to the name of a local file."""
     from lmeval_screener.yaml_fields import bundled_yaml
 
     if not target.on_hub or "/" in path or target.revision is not None:
@@ -146,28 +146,28 @@ def _not_local(target: Target, path: str) -> Target:
     near = difflib.get_close_matches(target.repo, os.listdir(), n=1, cutoff=0.8)
     if family is None and not near:
         return target
-    why = f"a family: write --family {family}" if family else f"no folder here; did you mean {near[0]}?"
+    why = f"a family: write --family {family}" if family else f"not a folder; did you mean {near[0]}?"
     why = f"expected a checkpoint, got {path!r}, {why} (the Hub's repository is hf://{path})"
     return replace(target, refused=("BadName", why))
 
 
 def _further_down(target: Target) -> Target:
-    """A checkpoint on disk; a folder without any is refused with the glob of those that lie further down."""
+    """A checkpoint on disk; a folder without a model is refused with a glob of checkpoints further down."""
     for pattern in () if holds_model(names_in(target.repo)[1]) else ("*/*", "*/*/*"):
         if place := next(glob.iglob(f"{glob.escape(target.repo)}/{pattern}/config.json"), None):
-            why = f"expected a checkpoint, got {target.repo}, which holds folders of them, such as "
+            why = f"expected a checkpoint, got {target.repo}, which holds folders of checkpoints, such as "
             why += f"{os.path.dirname(place)}; name them all: '{joined(target.repo, pattern)}'"
             return replace(target, refused=("FolderNotFound", why))
     return target
 
 
 def holds_model(files: Collection[str]) -> bool:
-    """Whether a folder's files are those of a checkpoint, be it broken."""
+    """Whether a folder's files belong to a checkpoint, even a broken one."""
     return "config.json" in files or holds_weights(files)
 
 
 def matching_paths(text: str) -> list[str]:
-    """The folders and files of weights on disk that a glob stands for, by step; empty for another text."""
+    """The folders and weights files on disk that match a glob, by step; empty for other texts."""
     path = os.path.expanduser(text.removeprefix("file://"))
     if "://" in path or "\0" in path or not glob.has_magic(path) or os.path.exists(path):
         return []
@@ -175,7 +175,7 @@ def matching_paths(text: str) -> list[str]:
 
 
 def parse_target(text: str, tokenizer: str | None = None) -> Target:
-    """The target of `parse_name`; a text that means nothing is ``refused``, and costs no other its run."""
+    """The target of `parse_name`; a text that cannot be parsed is ``refused``, and the others still run."""
     try:
         return replace(parse_name(text), tokenizer=tokenizer)
     except ScreeningError as error:
@@ -183,14 +183,14 @@ def parse_target(text: str, tokenizer: str | None = None) -> Target:
 
 
 def parse_name(text: str) -> Target:
-    r"""The repository, folder, file or address that a user means.
+    r"""The repository, folder, file or address that a text names.
 
-    A folder is what exists as one, or what is written like a path (``./x``, ``/x``, ``~/x``, ``C:\x``). A
-    repository may be written as its address (``https://huggingface.co/ORG/NAME/tree/REVISION``; the host of
+    A text is a folder if that folder exists, or if it looks like a path (``./x``, ``/x``, ``~/x``, ``C:\x``).
+    A repository may be written as its address (``https://huggingface.co/ORG/NAME/tree/REVISION``; the host of
     HF_ENDPOINT counts too), as ``hf://ORG/NAME@REVISION``, and with slashes at its end. A GGUF model is its
-    file (``x/model.gguf``), or named behind a colon: ``ORG/NAME:Q4_K_M``, ``FOLDER:model-Q8_0.gguf``.
-    A file of weights stands for itself. Addresses of storages (``s3://…``, ``https://…`` of another host,
-    ``hf://buckets/…``, ``models:/…``) are taken as they are.
+    file (``x/model.gguf``), or is named after a colon: ``ORG/NAME:Q4_K_M``, ``FOLDER:model-Q8_0.gguf``.
+    Any other weights file is given by its path. Addresses of storages (``s3://…``, ``https://…`` of another
+    host, ``hf://buckets/…``, ``models:/…``) stay unchanged.
     """
     if text.startswith("models:/") and not text.startswith("models://"):
         if not _MODEL.fullmatch(text) or not text.isprintable():
@@ -212,7 +212,7 @@ def parse_name(text: str) -> Target:
             raise _missing(text)
         name, at, revision = text.partition("@")
         if at and not revision:
-            raise _bad(text, "there is no revision behind the @")
+            raise _bad(text, "the revision after the @ is missing")
     elif scheme in ("http", "https"):
         if (address := _storage_address(text)) is not None:
             return Target(address)
@@ -223,11 +223,11 @@ def parse_name(text: str) -> Target:
         name, _, revision = rest.partition("@")
         name, revision = name.rstrip("/").removeprefix("models/"), revision.rstrip("/")
         if name.startswith(("datasets/", "spaces/")) or name.count("/") > 1:
-            raise _bad(text, "only a model's repository as a whole is read: hf://ORGANISATION/NAME")
+            raise _bad(text, "only whole model repositories can be read: hf://ORGANISATION/NAME")
     elif _SCHEME.fullmatch(scheme) and rest.strip("/") and rest.isprintable():
         return Target(text.rstrip("/"))
     else:
-        raise _bad(text, "an address has a scheme before :// and a place behind it")
+        raise _bad(text, "an address needs a scheme before :// and a place after it")
     name = name.rstrip("/")
     if not REPOSITORY.fullmatch(name) or ".." in name:
         raise _bad(text)
@@ -235,24 +235,24 @@ def parse_name(text: str) -> Target:
 
 
 def _missing(text: str) -> ScreeningError:
-    """Why nothing can be read at a path, and which name is near."""
+    """The error of a path that cannot be read, with the nearest name."""
     path, near = os.path.expanduser(text), list[str]()
     if os.path.lexists(path):
-        why = ", a link that leads nowhere" if os.path.islink(path) else ", which is neither"
+        why = ", a broken link" if os.path.islink(path) else ", which is neither"
     elif glob.has_magic(path):
         why = ", which matches nothing"
     else:
-        why = f"; there is no such {'file' if text.endswith(SUFFIXES) else 'folder'}"
+        why = f"; that {'file' if text.endswith(SUFFIXES) else 'folder'} does not exist"
         folder, name = os.path.split(path.rstrip("/"))
         here = [joined(folder, entry) for entries in names_in(folder or ".") for entry in entries]
         near = difflib.get_close_matches(joined(folder, name), here, n=1)
     why += f"; did you mean {near[0]}?" if near else ": check the path"
     hub = f" (the Hub's repository is hf://{text})" if REPOSITORY.fullmatch(text) and "/" in text else ""
-    return ScreeningError("FolderNotFound", f"expected a folder or a file of weights, got {text!r}{why}{hub}")
+    return ScreeningError("FolderNotFound", f"expected a folder or a weights file, got {text!r}{why}{hub}")
 
 
 def _on_disk(text: str) -> Target | None:
-    """The folder or file of weights that exists; None where there is neither."""
+    """The folder or weights file if it exists, else None."""
     path = Path(text)
     try:
         path = path.expanduser()
@@ -266,14 +266,14 @@ def _on_disk(text: str) -> Target | None:
     if is_file:
         raise ScreeningError(
             "FolderNotFound",
-            f"expected a folder or a file of weights ({', '.join(SUFFIXES)}), got the file {text!r}; give "
-            f"the folder that has config.json and the tokenizer beside it: {path.parent}",
+            f"expected a folder or a weights file ({', '.join(SUFFIXES)}), got the file {text!r}; give "
+            f"the folder with config.json and the tokenizer: {path.parent}",
         )
     return None
 
 
 def _storage_address(text: str) -> str | None:
-    """The address of a file, folder or bucket, which is read as it is; None for a model's page on the Hub."""
+    """The address of a file, folder or bucket, unchanged; None for a model's page on the Hub."""
     from huggingface_hub import constants
 
     try:
@@ -295,18 +295,18 @@ def _storage_address(text: str) -> str | None:
 def _bucket(text: str, name: str) -> str:
     """``hf://buckets/NAMESPACE/NAME[/FOLDER]``."""
     if not _BUCKET.fullmatch(name.rstrip("/")):
-        raise _bad(text, "a bucket is hf://buckets/NAMESPACE/NAME, with a folder behind it or without")
+        raise _bad(text, "a bucket is hf://buckets/NAMESPACE/NAME or hf://buckets/NAMESPACE/NAME/FOLDER")
     return f"hf://buckets/{name.rstrip('/')}"
 
 
 def _page_of_revision(text: str) -> tuple[str, str]:
-    """Repository and revision of a page's address on the Hub."""
+    """Repository and revision of the address of a Hub page."""
     parts = [part for part in urlsplit(text).path.split("/") if part]
     if parts[:1] == ["models"] or parts[1:] == ["models"]:
         raise _bad(text, "it is a list of models; write 'ORG/*', --author or --tag")
     if parts[:1] in (["datasets"], ["spaces"], ["papers"], ["collections"]):
-        raise _bad(text, f"it is of {parts[0]}, not of a model")
-    # gpt2/tree/main: repositories of the first days have no organisation.
+        raise _bad(text, f"that page is about {parts[0]}, not a model")
+    # gpt2/tree/main: the oldest repositories have no organisation.
     cut = 1 if parts[1:2] in ([], ["tree"], ["blob"], ["resolve"], ["commit"]) else 2
     name, verb, revision = "/".join(parts[:cut]), parts[cut : cut + 1], parts[cut + 1 :]
     if verb in ([], ["commits"]):

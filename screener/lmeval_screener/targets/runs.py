@@ -1,4 +1,4 @@
-"""Training runs: which folders are a run's checkpoints, and in which order its steps come."""
+"""Training runs: the folders of a run's checkpoints, and the order of its steps."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _STEP_FOLDER = re.compile(
 _STORE_FOLDERS = ("checkpoints", "checkpoint")  # where some trainers keep the folders of steps
 _DEPTH = 3  # how far below a step's folder its model may lie: actor/huggingface, policy/weights/hf
 
-#: Names of the folders and of the files in a folder.
+#: Names of the subfolders and of the files in a folder.
 Names = tuple[Collection[str], Collection[str]]
 
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:
-    """The revisions that a glob stands for, in the order of their steps."""
+    """The revisions that match a glob, in the order of their steps."""
     return sorted({n for n in names if fnmatch.fnmatchcase(n, pattern)}, key=step_key)
 
 
@@ -36,7 +36,7 @@ def step_key(revision: str) -> tuple[tuple[int, str], ...]:
 
 
 def step_number(revision: str) -> float | None:
-    """The training step that a revision's name carries: the number after ``step``, else its first number.
+    """The training step in a revision's name: the number after ``step``, else its first number.
 
     >>> step_number("stage1-step140000-tokens588B"), step_number("iter_500"), step_number("main")
     (140000.0, 500.0, None)
@@ -57,18 +57,18 @@ def checkpoints_in(folder: str) -> list[str]:
 
 
 def names_in(folder: str) -> Names:
-    """The names in a folder on disk; empty where it cannot be listed: it is refused when it is opened."""
+    """The names in a folder on disk; empty if it cannot be listed: opening it says why."""
     _, folders, files = next(os.walk(folder), ("", [], []))
     return folders, files
 
 
 def run_checkpoints(folder: str) -> Generator[list[str], list[Names], list[str]]:
-    """The checkpoints of a training run's folder, by step; empty where it is none.
+    """The checkpoints of a training run's folder, by step; empty if the folder holds no run.
 
     They lie in folders named after a step (``checkpoint-500``, ``step_500``, ``iter_0000500``,
     ``global_step500``), in ``folder`` or in its ``checkpoints``; the model itself may lie deeper, as in
-    ``global_step_500/actor/huggingface``. A model in the run's own folder, the final one, comes last.
-    Folders to list, wherever they are, are yielded; the names in each have to be sent back.
+    ``global_step_500/actor/huggingface``. The final model, in the run's own folder, comes last.
+    A generator: it yields folders to list, local or remote, and expects ``send`` with the names in each.
     """
     (top,) = yield [folder]
     inner = [joined(folder, name) for name in _STORE_FOLDERS if name in top[0]]
@@ -78,7 +78,7 @@ def run_checkpoints(folder: str) -> Generator[list[str], list[Names], list[str]]
         if steps:
             models = yield from _models_in([joined(place, step) for step in steps])
             return [*models, *([folder] if _has_weights(top[1]) else [])]
-    # Of `.` and `..` the name is in the whole path.
+    # The names of `.` and `..` are in the whole path.
     name = os.path.basename(os.path.abspath(folder)) if folder else ""
     if _STEP_FOLDER.fullmatch(name):
         models = yield from _models_in([folder])
@@ -132,5 +132,5 @@ def run_and_step(folder: str) -> tuple[str, str] | None:
 
 
 def training_and_step(repo: str, requested_revision: str | None, *, local: bool) -> tuple[str, str | None]:
-    """The training of a screened checkpoint, and its step's name: a revision, or a folder of a run."""
+    """A screened checkpoint's training run and step name: from its revision, or from its folder."""
     return (run_and_step(repo) or (repo, None)) if local else (repo, requested_revision)

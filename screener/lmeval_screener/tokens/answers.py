@@ -1,7 +1,7 @@
-"""Answer tokens: the tokens that a task's answers are made of, T of the ratio.
+"""Answer tokens: the tokens that a task's answers consist of, T of the ratio.
 
-A set lists the task's answers as texts with counts (made from its documents), or the pieces that a base
-model expects where an answer begins (`dispersion tokens --base`). The rule: ``docs/reference/token-sets.md``.
+A set lists the task's answers as texts with counts (taken from its documents), or the pieces that a base
+model expects at the start of an answer (`dispersion tokens --base`). Rule: ``docs/reference/token-sets.md``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from lmeval_screener.tokens.sets import MOST, AnswerSet, Token, TokenSet, load_t
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 
-# Tokens of T: as many as cover this share of all answer tokens, within these bounds. Where the most frequent
-# ones that the bounds allow cover less than the least share, the answers are running text.
+# Tokens of T: as many as cover this share of all answer tokens, within these bounds. If the most frequent
+# tokens within the bounds cover less than the least share, the answers are running text.
 COVERED, LEAST, LEAST_COVERED = 0.9, 3, 2 / 3
 T = TypeVar("T", str, tuple[int, str])
 
@@ -41,7 +41,7 @@ class _File(AnswerSet):
 
 
 def load_answers(name_or_path: str) -> AnswerSet:
-    """The set of a task, by lm-eval's or our name of it, or in a YAML file.
+    """The set of a task, by lm-eval's name or ours, or from a YAML file.
 
     Raises:
         UsageError: No set has the task, its answers have no tokens of their own, or the file is broken.
@@ -57,36 +57,36 @@ def load_answers(name_or_path: str) -> AnswerSet:
             return _set(path, file, task)
     known = sorted(chain.from_iterable(file.tasks for file in files.values()))
     raise UsageError(
-        f"there are no answer tokens of a task {task!r}{nearest(task, known)}; `dispersion tokens {task} -o "
-        "set.yaml` makes the set of any task that lm-eval has here, and set.yaml goes in place of the name"
+        f"the task {task!r} has no bundled answer tokens{nearest(task, known)}; `dispersion tokens {task} -o "
+        "set.yaml` makes the set of any task that lm-eval has here; then give set.yaml instead of the name"
     )
 
 
 def answers_of_domain(domain_set_name: str) -> AnswerSet | None:
-    """The answers that a bundled domain set's ratio is over; None for a domain without known answers."""
-    if domain_set_name == "math":  # digits: the set is what answers are made of
+    """The answers for the ratio of a bundled domain set; None for a domain without known answers."""
+    if domain_set_name == "math":  # digits: answers consist of them
         digits = [text for group in load_token_set("math").groups.values() for text in group.texts()]
         return AnswerSet("math", (), "math", "the ten digits", dict.fromkeys(digits, 1))
     return load_answers("humaneval") if domain_set_name == "code" else None
 
 
 def resolve_answers(answers: AnswerSet, vocabulary: Vocabulary, everyday: TokenSet) -> tuple[Token, ...]:
-    """The tokens that the answers consist of in a vocabulary, most frequent first, without everyday words.
+    """The tokens that answers consist of in a vocabulary, most frequent first, without everyday words.
 
-    Each answer is cut up as the tokenizer does it, and its tokens count as often as it does. Kept are the
-    most frequent that cover 90 % of all, and those as frequent as the last of them; 3 to 36.
+    Each answer is tokenized, and its tokens count as often as it occurs. Kept are the
+    most frequent tokens that cover 90 % of all, and those as frequent as the last of them; 3 to 36.
 
     Raises:
         ScreeningError: ``TooFewTokens`` for fewer than 3 tokens, and where 100 cover less than two thirds;
-            ``TokenizerMismatch`` for a set that a base of another tokenizer found.
+            ``TokenizerMismatch`` for a set made by a base with another tokenizer.
     """
     left_out = {token.id for token in lookup(everyday, vocabulary)[0]}
     if answers.pieces:
         if vocabulary.digest != answers.tokenizer:
             raise ScreeningError(
                 "TokenizerMismatch",
-                f"{answers.name}: its tokens were found by {answers.base}, whose tokenizer differs from this "
-                "one's; find them with this checkpoint's own base: dispersion tokens --base",
+                f"{answers.name}: its tokens come from {answers.base}, whose tokenizer differs from this "
+                "checkpoint's; make the set with this checkpoint's own base: dispersion tokens --base",
             )
         found = ((vocabulary.text_row(piece), piece) for piece in answers.pieces)
         rows = [(row, piece) for row, piece in found if row is not None and row not in left_out]
@@ -108,7 +108,7 @@ def resolve_answers(answers: AnswerSet, vocabulary: Vocabulary, everyday: TokenS
 
 
 def most_frequent(name: str, counts: Counter[T]) -> list[T]:
-    """The tokens (or words) of answers that cover most of them, by the rule of `resolve_answers`."""
+    """The tokens (or words) that cover most of the answers, by the rule of `resolve_answers`."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     whole, run, taken = counts.total(), 0, 0
     while taken < min(len(ordered), MOST) and (

@@ -1,8 +1,9 @@
-"""The rows that stand for T, R and a task's answers in a vocabulary.
+"""The rows of T, R and a task's answers in a vocabulary.
 
 Resolving looks each word of T and R up as one exact piece, in the one variant that its group names (``7``
-bare, ``␣the`` spaced), without falling back to the other: the leading space is a direction of its own. What
-is missing is dropped and listed, rows of T are taken out of R, and sets that end up too small are refused.
+bare, ``␣the`` spaced), without falling back to the other: the leading space is a direction of its own.
+Missing words are dropped and listed, rows of T are removed from R, and sets that are then too small are
+refused.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from lmeval_screener.tokens.sets import (
 )
 from lmeval_screener.tokens.vocabulary import DigitScheme, Vocabulary
 
-# Part of every kept resolution's key: raise it when the rule or the layout of an entry changes.
+# Part of every cached resolution's key: raise it when the rule or the layout of an entry changes.
 RESOLUTIONS = 6
-DOMAIN = "math"  # where neither a domain nor a task is named
+DOMAIN = "math"  # if neither a domain nor a task is named
 
 
 def load_domain(name: str | None = None, task: str | None = None) -> TokenSet:
-    """T of G and of the ratio: a domain's set, and the answers of a task or those known of the domain.
+    """T of G and of the ratio: a domain's set, and the answers of a task or of the domain.
 
-    With a task alone, G is over the domain that its answers name, or over the answers.
+    With a task alone, G uses the domain that its answers name, or the answers themselves.
     """
     from lmeval_screener.tokens.answers import LEAST, answers_of_domain, load_answers
 
     answers = load_answers(task) if task else answers_of_domain(name or DOMAIN)
     if answers is None or not (task or answers.tasks):
-        return load_token_set(name or DOMAIN)  # it consists of answers itself, or they are not known
+        return load_token_set(name or DOMAIN)  # the set itself holds the answers, or they are not known
     if name or answers.domain:
         words = load_token_set(name or answers.domain)
     else:
@@ -51,18 +52,18 @@ def load_domain(name: str | None = None, task: str | None = None) -> TokenSet:
 
 @dataclass(frozen=True)
 class Resolution:
-    """The rows that stand for T and R in one vocabulary."""
+    """The rows of T and R in one vocabulary."""
 
     domain: tuple[Token, ...]  # T in the order of the token set
     reference: tuple[Token, ...]  # R likewise, without the rows of T
-    dropped: tuple[str, ...]  # surface forms of T that are no single piece
+    dropped: tuple[str, ...]  # surface forms of T that are not a single piece
     dropped_reference: tuple[str, ...]  # the same of R
-    never_made: tuple[str, ...]  # those of them whose piece is there but never made of text, with the reason
-    shared: tuple[Token, ...]  # tokens of R that are rows of T, and so were taken out of R
-    one_row: tuple[str, ...]  # words of one set that the vocabulary puts on one row, which counts once
-    digit_scheme: DigitScheme  # how numbers are cut up, see `Vocabulary.digit_scheme`
-    vocabulary: int  # rows that the tokenizer names: its last id + 1; a padded matrix has more
-    answers: tuple[Token, ...] = ()  # T of the ratio, none of them in R; empty where none are known
+    never_made: tuple[str, ...]  # those whose piece exists but is never made from text, with the reason
+    shared: tuple[Token, ...]  # tokens of R that are rows of T, and so were removed from R
+    one_row: tuple[str, ...]  # words of one set that share a row, which counts once
+    digit_scheme: DigitScheme  # how numbers are split, see `Vocabulary.digit_scheme`
+    vocabulary: int  # the tokenizer's rows: its last id + 1; a padded matrix has more
+    answers: tuple[Token, ...] = ()  # T of the ratio, none of them in R; empty if unknown
 
     @property
     def of_ratio(self) -> tuple[Token, ...]:
@@ -71,7 +72,7 @@ class Resolution:
 
     @property
     def compared(self) -> tuple[Token, ...]:
-        """All tokens whose rows are read: T, R, and T of the ratio."""
+        """All tokens with rows to read: T, R, and T of the ratio."""
         return *self.domain, *self.reference, *self.answers
 
     @property
@@ -107,7 +108,7 @@ def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary
     if domain.answers is not None:
         from lmeval_screener.tokens.answers import resolve_answers
 
-        # Those that a vocabulary lacks are an error only where they were asked for.
+        # Answers that a vocabulary lacks are an error only if the user asked for them.
         with contextlib.nullcontext() if domain.task else contextlib.suppress(ScreeningError):
             answers = resolve_answers(domain.answers, vocabulary, reference)
     tokens = tokens if domain.groups else list(answers)
@@ -141,6 +142,6 @@ def _check_count(words: TokenSet, count: int, dropped: list[str], also: str = ""
         missing = f"; no single token: {some_words(dropped)}" if dropped else ""
         raise ScreeningError(
             "TooFewTokens",
-            f"{words.name}: expected at least {words.min_tokens} single tokens, found {count} of {asked}"
+            f"{words.name}: expected at least {words.min_tokens} single tokens, got {count} of {asked}"
             f"{also}{missing}; take more groups or a token set made for this vocabulary",
         )

@@ -1,8 +1,8 @@
-"""Token sets, a domain's words (T) or the reference's (R), and answer sets; words looked up in a vocabulary.
+"""Token sets (a domain's words T, the reference's R) and answer sets; lookup of words in a vocabulary.
 
 ``math`` is a bundled set, ``my.yaml`` a file in the same layout, and ``math:digits,operators`` takes other
-groups than the set's defaults; ``reference:bare`` takes the words in another variant than the file says. What
-each key means is in ``docs/reference/token-sets.md``.
+groups than the set's defaults; ``reference:bare`` takes the words in another variant than the file's. For the
+meaning of each key see ``docs/reference/token-sets.md``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 Role = Literal["domain", "reference"]
 Variant = Literal["bare", "space"]
 MOST = 100  # answer tokens at most
-READ = 36  # of a task's, those that are read: a tenth more bytes than keywords at most
+READ = 36  # of a task's, those that are read: at most a tenth more bytes than keywords
 
 _CASES: dict[str, Callable[[str], str]] = {
     "exact": str,
@@ -38,21 +38,21 @@ _SELECTION = re.compile(r"(?P<name>.+):(?P<groups>[\w\-]+(,[\w\-]+)*)")
 
 @dataclass(frozen=True)
 class AnswerSet:
-    """The answers of a task, by their texts, or as a base model expects them."""
+    """A task's answers, as texts, or as a base model expects them."""
 
     name: str
     tasks: tuple[str, ...]  # lm-eval's names, or shell patterns of them
     domain: str = ""  # bundled domain set that G uses; empty: G is over the answer tokens too
     about: str = ""  # ``answers of gsm8k (1,319 documents)``
     answers: dict[str, Annotated[int, 1]] = field(default_factory=dict)  # text after a prompt -> its count
-    pieces: tuple[str, ...] = ()  # found by a base, most probable first
+    pieces: tuple[str, ...] = ()  # expected by a base, most probable first
     tokenizer: str = ""  # `Vocabulary.digest` of the base's
-    base: str = ""  # the model that found ``pieces``
+    base: str = ""  # the model that expects ``pieces``
     most: Annotated[int, 3] = READ  # tokens of ``answers`` that are read
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all that decides which tokens are taken."""
+        """SHA-256 over everything that decides the tokens."""
         content = [sorted(self.answers.items()), self.pieces, self.tokenizer, self.most]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -94,16 +94,16 @@ class TokenSet:
 
     name: str  # with selected groups ``math:digits,operators``
     role: Role
-    min_tokens: int  # the set is refused where fewer of its words resolve
-    groups: dict[str, WordGroup]  # those that are taken, in order
-    digest: str  # sha256 over all that decides a resolution (not over notes)
-    answers: AnswerSet | None = None  # what the ratio is over; None: T
-    task: str = ""  # whose answers they are, where a task was named; of a file its name
-    tasks: tuple[str, ...] = ()  # those of lm-eval that evaluate it
+    min_tokens: int  # the set is refused if fewer of its words resolve
+    groups: dict[str, WordGroup]  # the selected groups, in order
+    digest: str  # sha256 over everything that decides a resolution (not over notes)
+    answers: AnswerSet | None = None  # answers for the ratio; None: T
+    task: str = ""  # the task of the answers, if named; for a file its name
+    tasks: tuple[str, ...] = ()  # lm-eval tasks that evaluate it
 
     @property
     def title(self) -> str:
-        """The task that was named, else the set's own name."""
+        """The named task, else the set's own name."""
         return self.task or self.name
 
 
@@ -128,14 +128,14 @@ def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
     if path is None:
         names = bundled_token_sets()
         raise UsageError(
-            f"there is no token set {name!r}{nearest(name, names)}; bundled: {', '.join(names)}; "
-            "a file of your own is given by its path, ending in .yaml"
+            f"unknown token set {name!r}{nearest(name, names)}; bundled: {', '.join(names)}; "
+            "give a file of your own by its path, ending in .yaml"
         )
     return _read(path, role, selected)
 
 
 def _path(name: str) -> Path | None:
-    """The file that ``name`` means, or None for what is neither a bundled name nor looks like a path."""
+    """The file of ``name``; None if it is neither a bundled name nor looks like a path."""
     if name.endswith((".yaml", ".yml")):
         return Path(os.path.expanduser(name))
     return data_folder("token_sets") / f"{name}.yaml" if name in bundled_token_sets() else None
@@ -158,7 +158,7 @@ def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
             raise mistake(path, f"default_groups[{position}]", expected, default)
     if file.role != role:
         raise mistake(path, "role", f"{role} (it is used as the {role} set)", file.role)
-    # A group of that name wins: it is the file's own word.
+    # A group of that name wins: it is the file's own name.
     variants = [name for name in selected or () if name in get_args(Variant) and name not in groups]
     if len(variants) > 1:
         raise UsageError(f"{path}: expected one variant, got {' and '.join(variants)}; take one")
@@ -166,8 +166,8 @@ def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
     for name in chosen:
         if name not in groups:
             raise UsageError(
-                f"{path}: there is no group {name!r}{nearest(name, groups)}; there are "
-                f"{', '.join(groups)}, and the variants bare and space"
+                f"{path}: unknown group {name!r}{nearest(name, groups)}; expected one of "
+                f"{', '.join(groups)}, or a variant (bare, space)"
             )
     taken = {key: groups[key] for key in dict.fromkeys(chosen or file.default_groups)}
     for variant in variants:
@@ -194,7 +194,7 @@ def _digest(min_tokens: int, groups: dict[str, WordGroup]) -> str:
 
 
 class Token(NamedTuple):
-    """One word that resolved: its surface form, the vocabulary's piece, the row's id, and its group."""
+    """One resolved word: its surface form, the vocabulary's piece, the row's id, and its group."""
 
     text: str
     piece: str
@@ -203,7 +203,7 @@ class Token(NamedTuple):
 
 
 def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[str], list[str]]:
-    """Tokens of a set, each row once; the surface forms without a row; and those that share one."""
+    """Tokens of a set, each row once; surface forms without a row; and surface forms that share a row."""
     tokens: dict[int, Token] = {}
     dropped: list[str] = []
     doubled: list[str] = []
@@ -235,7 +235,7 @@ def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[s
 
 
 def with_reason(text: str, vocabulary: Vocabulary) -> str:
-    """A word, with the reason where its piece is there but never made of text."""
+    """A word, with the reason if its piece exists but is never made from text."""
     why = vocabulary.never_made(text)
     return text if why is None else f"{text} ({why})"
 

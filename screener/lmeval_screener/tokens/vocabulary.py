@@ -1,7 +1,7 @@
-"""A tokenizer's vocabulary: which row of the output matrix belongs to which piece of text.
+"""A tokenizer's vocabulary: the row of the output matrix for each piece of text.
 
 Pieces are looked up exactly, never by encoding: SentencePiece tokenizers encode ``7`` as ``▁`` and ``7``, and
-the length of an encoding says nothing about the piece. A piece that the tokenizer never makes of text (no
+the length of an encoding says nothing about the piece. A piece that the tokenizer never makes from text (no
 merges build it, the normaliser changes it) has a row that was never trained, and counts as missing.
 """
 
@@ -25,11 +25,11 @@ DigitScheme = Literal["single digits", "1-3-digit chunks", "irregular"]
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-# How pre-tokenizers part numbers from what is around them, by digit scheme; white space alone is left out.
+# How pre-tokenizers split numbers from their surroundings, by digit scheme; pure white space is left out.
 _PARTS: dict[DigitScheme, re.Pattern[str]] = {
     "single digits": re.compile(r"\d| ?[^\s\d]+"),
     "1-3-digit chunks": re.compile(r"\d{1,3}| ?[^\s\d]+"),
-    "irregular": re.compile(r" ?\S+"),  # merges keep to the parts that they were learnt in
+    "irregular": re.compile(r" ?\S+"),  # merges stay inside the parts in which they were learnt
 }
 
 
@@ -47,9 +47,9 @@ class Vocabulary:
         self,
         vocab: object,  # the model's pieces as the file spells them: mapping to ids, or (piece, score) pairs
         kind: Kind,  # how a piece spells a leading space and other bytes: ``Ġthe`` or ``▁the``
-        added: object = None,  # tokens that are cut out of the text before the model sees it
+        added: object = None,  # tokens that are cut from the text before the model sees it
         individual_digits: bool = False,  # numbers are split into digits, whatever the vocabulary holds
-        build: Callable[[str], list[str]] | None = None,  # how the model cuts a piece's own spelling up
+        build: Callable[[str], list[str]] | None = None,  # how the model splits a piece's own spelling
         normalise: Callable[[str], str] = str,
         always_spaced: bool = False,  # a space is put before every word of a text
     ) -> None:
@@ -90,7 +90,7 @@ class Vocabulary:
 
     @classmethod
     def from_vocab_json(cls, content: bytes) -> Vocabulary:
-        """The vocabulary in a ``vocab.json`` (GPT-2 layout), whose kind is that of most signs for a space."""
+        """The vocabulary in a ``vocab.json`` (GPT-2 layout), of the kind of its most frequent space sign."""
         pieces = _parsed(content, "vocab.json")
         spaced = {sign: sum(piece.startswith(sign) for piece in pieces) for sign in "Ġ▁"}
         if not any(spaced.values()):
@@ -99,7 +99,7 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """Rows that the tokenizer names: its last id + 1, added tokens included."""
+        """The tokenizer's number of rows: its last id + 1, added tokens included."""
         return 1 + max((*self._pieces.values(), *(token.id for token in self._added.values())), default=-1)
 
     def piece(self, text: str) -> str:
@@ -114,9 +114,9 @@ class Vocabulary:
         return "".join(table[byte] for byte in text.encode())
 
     def row(self, text: str) -> tuple[int, str] | None:
-        """Row id and piece that stand for exactly ``text`` in running text, or None.
+        """Row id and piece of exactly ``text`` in running text, or None.
 
-        None also where the model has the piece but never makes it (`never_made`), or never sees it because an
+        None also if the model has the piece but never makes it (`never_made`), or never sees it because an
         added token takes part of the text away first. Special tokens and ``<0x37>`` byte pieces never count.
         """
         word = text.lstrip(" ")
@@ -135,9 +135,9 @@ class Vocabulary:
         return row, piece
 
     def cut(self, text: str) -> list[tuple[int, str]]:
-        """Row ids and pieces that running text ``text`` is cut up into, white space alone left out.
+        """Row ids and pieces of running text ``text``, without pure white space.
 
-        By the tokenizer's own merges or scores where its file has them, else the longest piece first.
+        By the tokenizer's own merges or scores if its file has them, else longest piece first.
 
         >>> Vocabulary({"Ġ": 0, "n": 1, "um": 2, "Ġnu": 3, "m": 4}, "byte-level").cut(" num 7")
         [(3, 'Ġnu'), (4, 'm')]
@@ -187,7 +187,7 @@ class Vocabulary:
         return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
 
     def never_made(self, text: str) -> str | None:
-        """Why a piece that the vocabulary has is never made of text; None where it is made, or not there."""
+        """Why a piece of the vocabulary is never made from text; None if it is made, or does not exist."""
         piece = self.piece(text)
         if piece not in self._pieces or text in self._added:
             return None
@@ -200,9 +200,9 @@ class Vocabulary:
         return None
 
     def digit_scheme(self) -> DigitScheme:
-        """How numbers are cut up, to be read beside a gap that is measured on the ten digits.
+        """How numbers are split, for readers of a gap that is measured on the ten digits.
 
-        ``single digits``: the ten rows are all there is to a number. ``1-3-digit chunks``: every number up
+        ``single digits``: numbers consist of the ten rows alone. ``1-3-digit chunks``: every number up
         to 999 has a row of its own, so the ten rows cover part of them. ``irregular``: some numbers do.
         """
         if self._individual_digits:
@@ -229,14 +229,14 @@ def _parsed(content: bytes, name: str) -> dict[str, Any]:
 
 
 def _builder(model: dict[str, Any]) -> Callable[[str], list[str]] | None:
-    """How a model cuts a piece's own spelling up; None where the file does not say or it cannot matter."""
+    """How a model splits a piece's own spelling; None if the file does not say or it cannot matter."""
     if model.get("type") == "Unigram" and isinstance(model.get("vocab"), list):
         try:
             return functools.partial(_likeliest, {piece: float(score) for piece, score in model["vocab"]})
         except (TypeError, ValueError):
-            return None  # refused where the pieces are read
+            return None  # refused when the pieces are read
     merges = model.get("merges")
-    # A file that was cut down to its vocabulary says nothing of merges.
+    # A file reduced to its vocabulary has no merges.
     if not isinstance(merges, list) or not merges:
         return None
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
@@ -264,7 +264,7 @@ def _merged(ranks: Mapping[tuple[str, str], int], text: str) -> list[str]:
 
 
 def _likeliest(scores: Mapping[str, float], text: str) -> list[str]:
-    """The cut of a word into pieces with the highest sum of scores (Unigram); itself where there is none."""
+    """The split of a word into pieces with the highest sum of scores (Unigram); itself if there is none."""
     best: list[tuple[float, list[str]] | None] = [(0.0, [])]
     for end in range(1, len(text) + 1):
         ways = [
@@ -278,12 +278,12 @@ def _likeliest(scores: Mapping[str, float], text: str) -> list[str]:
 
 
 def _normalised(parts: list[dict[str, Any]], text: str) -> str:
-    """A text as the normaliser leaves it, but for spaces, which `Vocabulary.piece` spells."""
+    """A text after the normaliser, except for spaces, which `Vocabulary.piece` spells."""
     for part in parts:
         kind = part.get("type")
         if kind in ("NFC", "NFD", "NFKC", "NFKD"):
             text = unicodedata.normalize(kind, text)
-        elif kind == "Precompiled":  # SentencePiece's table, which is NFKC but for white space
+        elif kind == "Precompiled":  # SentencePiece's table, which is NFKC except for white space
             text = unicodedata.normalize("NFKC", text)
         elif kind == "Replace" and part.get("content") != "▁":
             pattern, content = part.get("pattern"), part.get("content")
@@ -295,7 +295,7 @@ def _normalised(parts: list[dict[str, Any]], text: str) -> str:
 
 
 def _prepends(part: dict[str, Any]) -> bool:
-    """A Metaspace puts its sign before every word: ``always``, or in files older than `prepend_scheme`."""
+    """A Metaspace signs every word: ``always``, or in files older than `prepend_scheme`."""
     scheme = part.get("prepend_scheme")
     return scheme == "always" or (scheme is None and part.get("add_prefix_space") is True)
 
@@ -361,7 +361,7 @@ def _kind(data: dict[str, Any]) -> Kind:
 
 @functools.cache
 def _byte_signs() -> dict[int, str]:
-    """Byte → the printable sign that stands for it in byte-level vocabularies (GPT-2's table)."""
+    """Byte → its printable sign in byte-level vocabularies (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}

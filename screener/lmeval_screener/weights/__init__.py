@@ -1,1 +1,1 @@
-"""Files of weights: their formats, and the rows and the final norm that are read from them."""
+"""Weights files: their formats, and the rows and final norm read from them."""

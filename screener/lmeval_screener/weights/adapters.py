@@ -1,13 +1,13 @@
-"""PEFT's adapters: which of them change the output projection, and the rows that they make of a base's.
+"""PEFT adapters: which of them change the output projection, and the rows of the merged model.
 
 An adapter names its base in ``adapter_config.json`` and stores its own tensors under the names of the modules
-that it changes (``base_model.model.lm_head.lora_A.weight``). Most change neither the output projection nor an
-input embedding that is tied to it: then every row is the base's. Else row ``i`` of the merged model is
+it changes (``base_model.model.lm_head.lora_A.weight``). Most change neither the output projection nor an
+input embedding tied to it: then every row is the base's. Otherwise row ``i`` of the merged model is
 
-- LoRA: ``W_i + s · B_i A`` with ``s = α / r``, or ``α / √r`` where rank-stabilised; the factors of an
+- LoRA: ``W_i + s · B_i A`` with ``s = α / r``, or ``α / √r`` if rank-stabilised; the factors of an
   embedding are stored transposed;
 - DoRA on a linear layer: the same times ``m_i / ‖W_i + s · B_i A‖``;
-- ``modules_to_save``, and embeddings that were resized: the stored row in place of the base's;
+- ``modules_to_save``, and resized embeddings: the stored row instead of the base's;
 - ``trainable_token_indices``: stored rows for some tokens.
 
 Sources: peft 0.21, ``tuners/lora/layer.py``, ``variants.py``, ``dora.py``,
@@ -36,7 +36,7 @@ from lmeval_screener.weights.tensors import FLOAT_DTYPES, Tensor
 
 CONFIG = "adapter_config.json"
 _PREFIX = "base_model.model."
-#: Endings of a module's name whose tensors are read.
+#: Names of modules whose tensors are read, by their endings.
 _PART = re.compile(
     r"(?:modules_to_save\.)?(?:"
     r"lora_(?P<linear>A|B)(?:\.\w+)?\.weight|lora_embedding_(?P<embedding>A|B)(?:\.\w+)?|"
@@ -44,9 +44,9 @@ _PART = re.compile(
     r"(?:token_adapter\.)?(?P<tokens>trainable_tokens_delta)(?:\.\w+)?|"
     r"(?P<base>base_layer\.weight)|(?P<weight>weight))"
 )
-#: Ways of starting to train that leave the base's weights as they are; others subtract from them.
+#: Initialisations that leave the base's weights unchanged; others subtract from them.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-#: Settings that are other methods than LoRA or DoRA, if they are set.
+#: Settings that mean a method other than LoRA or DoRA.
 _OTHER_METHODS = (
     *("alora_invocation_tokens", "use_qalora", "use_bdlora", "arrow_config", "kasa_config"),
     *("velora_config", "monteclora_config", "megatron_config", "layer_replication", "fan_in_fan_out"),
@@ -58,9 +58,9 @@ def _modules(names: tuple[str, ...]) -> frozenset[str]:
 
 
 _HEADS, _EMBEDDINGS, _NORMS = _modules(HEADS), _modules(EMBEDDINGS), _modules(FINAL_NORMS)
-#: Last words of embeddings' names, less those that other modules bear too.
+#: Last words of embeddings' names, without those of other modules.
 _EMBEDDING_WORDS = {m.rpartition(".")[2] for m in _EMBEDDINGS} - {"embeddings", "embedding"}
-#: A pattern of PEFT's that is a name or the end of one: others may never terminate.
+#: A PEFT pattern that is a name or the end of a name: matching others may never terminate.
 _PATTERN = re.compile(r"\^?[\w.-]*\$?")
 
 
@@ -76,12 +76,12 @@ class _Update:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the matrix that it changes."""
+        """The shape of the matrix that it changes."""
         v, d = self.b.shape[0], self.a.shape[1]
         return (d, v) if self.embedding else (v, d)
 
     async def applied(self, rows: NDArray[np.float32], ids: Sequence[int]) -> NDArray[np.float32]:
-        """Rows (n, d) of these numbers plus ``scaling · B A``, set to DoRA's lengths where there are some."""
+        """Rows (n, d) of these numbers plus ``scaling · B A``, rescaled to DoRA's lengths if it has any."""
         if self.embedding:
             size = self.a.shape[0] * self.a.row_bytes
             self.a.refuse_scattered(size, "with a column a token", "for any of them")
@@ -102,7 +102,7 @@ class _Update:
 class AdaptedRows:
     """Rows with an adapter's changes."""
 
-    base: Rows  # or those that the adapter stores in their place
+    base: Rows  # or the adapter's own rows instead
     updates: tuple[_Update, ...]
     tokens: tuple[int, ...] = ()  # single tokens whose rows the adapter stores
     token_rows: Matrix | None = None  # those rows, in that order
@@ -131,7 +131,7 @@ class Adapter:
 
     files: WeightFiles
     file: str
-    base: str  # the base's name or path, as its configuration says it
+    base: str  # the base's name or path, from the adapter's configuration
     revision: str | None
     settings: Mapping[str, Any]
     modules: Mapping[str, Mapping[str, Tensor]]  # what it changes here: ``["lm_head"]["A"]``
@@ -142,7 +142,7 @@ class Adapter:
         return self.base if self.revision is None else f"{self.base}@{self.revision}"
 
     def unread_error(self, why: str) -> ScreeningError:
-        """The error of an adapter that changes the head in a way that is not read."""
+        """The error of an adapter whose change of the head is not supported."""
         return ScreeningError(
             "AdapterOnly",
             f"cannot be screened because it is an adapter ({self.settings.get('peft_type')}) that {why}; "
@@ -151,7 +151,7 @@ class Adapter:
 
 
 def is_adapter(snapshot: Snapshot) -> bool:
-    """An adapter holds no weights of a model's own; a training leaves other .bin files beside it."""
+    """Whether a folder holds an adapter only: training leaves other .bin files next to it."""
     stems = tuple(kind.single.removesuffix(kind.suffix) for kind in TRANSFORMERS if kind is not SAFETENSORS)
     others = any(path.startswith(stems) for path in snapshot.files)
     has_weights = others or safetensors_files(snapshot.files)
@@ -159,13 +159,13 @@ def is_adapter(snapshot: Snapshot) -> bool:
 
 
 async def read_adapter(snapshot: Snapshot) -> Adapter:
-    """An adapter's settings and the places of its tensors."""
+    """An adapter's settings and the locations of its tensors."""
     settings = await read_json(snapshot, CONFIG, "BadConfig")
     base = settings.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ScreeningError(
             "BadConfig",
-            f"{CONFIG} of {snapshot.repo} names no base (base_model_name_or_path), whose rows it "
+            f"{CONFIG} of {snapshot.repo} does not name the base (base_model_name_or_path) whose rows it "
             "changes; merge it into its base, or write the name into the file",
         )
     revision = settings.get("revision")
@@ -196,11 +196,11 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
     parts = {module: dict(adapter.modules[module]) for module in (*heads, *tied)}
     for module in tied:
         if heads or _of_module(adapter.settings.get("modules_to_save"), module):
-            # PEFT trains a copy of an embedding that is to be saved: the head keeps the base's rows.
+            # PEFT trains a copy of a saved embedding: the head keeps the base's rows.
             parts[module].pop("weight", None)
     norm, warnings = _norm(adapter, projection.norm), projection.warnings
     if not any(parts.values()):
-        note = f"same rows as its base {adapter.label}: G cannot tell them apart"
+        note = f"same rows as its base {adapter.label}: G cannot distinguish them"
         return replace(projection, warnings=(*warnings, note), norm=norm)
     rows = await _adapted_rows(adapter, parts, projection.rows)
     if any(update.embedding for update in rows.updates):
@@ -215,11 +215,13 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
 async def _adapted_rows(
     adapter: Adapter, parts: Mapping[str, Mapping[str, Tensor]], base: Rows
 ) -> AdaptedRows:
-    """The rows that the tensors of a head, or of an embedding that is tied to it, make of the base's."""
+    """The base's rows as changed by the tensors of a head, or of an embedding tied to it."""
     settings = adapter.settings
     start = settings.get("init_lora_weights", True)
     if start not in _PLAIN_STARTS:
-        raise adapter.unread_error(f"was begun with init_lora_weights={start!r}, which changes the base")
+        raise adapter.unread_error(
+            f"was initialised with init_lora_weights={start!r}, which changes the base"
+        )
     if other := [name for name in _OTHER_METHODS if settings.get(name)]:
         raise adapter.unread_error(f"sets {other[0]}")
     whole: list[Matrix] = []
@@ -233,7 +235,7 @@ async def _adapted_rows(
         if "tokens" in place:
             tokens.append((_token_ids(adapter, module, place["tokens"]), place["tokens"]))
     if len(updates) > 1 and settings.get("ensure_weight_tying"):
-        # One change under both names: the model that was trained has it once (peft 0.21 merges it twice).
+        # One change under both names: the trained model has it once (peft 0.21 merges it twice).
         updates = updates[:1]
     if len(tokens) > 1 and tokens[0][0] == tokens[1][0]:
         tokens = tokens[:1]
@@ -253,13 +255,13 @@ async def _adapted_rows(
 
 
 def _norm(adapter: Adapter, norm: StoredNorm) -> StoredNorm:
-    """The final norm of a merged model: the base's, with the adapter's weight where it stores one."""
+    """The final norm of a merged model: the base's, with the adapter's weight if it stores one."""
     norms = [tensors for module, tensors in adapter.modules.items() if module in _NORMS]
     if not norms or norm.reason:
         return norm
     stored = [tensor.name for tensors in norms for tensor in tensors.values()]
     if len(stored) != 1 or not stored[0].endswith(".weight"):
-        return replace(norm, reason="the adapter changes the final norm in a way that is not read")
+        return replace(norm, reason="the adapter's change of the final norm is not supported")
     return replace(norm, files=adapter.files, name=stored[0], holders=(adapter.file,))
 
 
@@ -293,7 +295,7 @@ def _of_model(module: str) -> bool:
 
 
 def _of_module(stated: Any, module: str) -> Any:
-    """The item of a setting that names a module by the end of its name: a list's name, a mapping's value."""
+    """The item of a setting that matches the end of a module's name: a list's name, a mapping's value."""
     for name in stated if isinstance(stated, list | dict) else ():
         if isinstance(name, str) and f".{module}".endswith(f".{name}"):
             return stated[name] if isinstance(stated, dict) else name
@@ -325,10 +327,10 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
     magnitude = place.get("magnitude")
     if (magnitude is not None) != bool(settings.get("use_dora")):
         use = settings.get("use_dora")
-        raise adapter.unread_error(f"has use_dora={use!r} and not the magnitudes of {module} that fit")
+        raise adapter.unread_error(f"has use_dora={use!r} without the matching magnitudes of {module}")
     if magnitude is not None and embedding:
         raise adapter.unread_error(
-            f"is a DoRA of the embedding {module}, whose lengths run over all rows at once"
+            f"is a DoRA of the embedding {module}, whose lengths depend on all rows at once"
         )
     rank = a.shape[0]
     alpha = _alpha(adapter, module)
@@ -340,11 +342,13 @@ def _update(adapter: Adapter, module: str, place: Mapping[str, Matrix]) -> _Upda
 
 
 def _alpha(adapter: Adapter, module: str) -> Any:
-    """A module's alpha, by PEFT's patterns of the ends of names."""
+    """A module's alpha, by PEFT's patterns for the ends of names."""
     pattern = adapter.settings.get("alpha_pattern")
     for key, value in pattern.items() if isinstance(pattern, dict) else ():
         if not _PATTERN.fullmatch(key):
-            raise adapter.unread_error(f"has the pattern {key!r} in its alpha_pattern, which is not followed")
+            raise adapter.unread_error(
+                f"has the pattern {key!r} in its alpha_pattern, which is not supported"
+            )
         if re.match(rf"(.*\.)?({key})$", module):
             return value
     return adapter.settings.get("lora_alpha", 8)
@@ -358,5 +362,5 @@ def _token_ids(adapter: Adapter, module: str, matrix: Matrix) -> tuple[int, ...]
     natural = isinstance(stated, list) and all(type(i) is int and i >= 0 for i in stated)
     if not natural or len(set(stated)) != len(stated) or len(stated) != matrix.shape[0]:
         rows = f"the {matrix.shape[0]} rows for {module}"
-        raise adapter.unread_error(f"does not say of which tokens {rows} are")
+        raise adapter.unread_error(f"does not say to which tokens {rows} belong")
     return tuple(stated)

@@ -1,9 +1,9 @@
-"""Which stored tensor is the output projection: names by architecture, and the rule that chooses.
+"""The stored tensor of the output projection: names by architecture, and the rule that chooses.
 
 The names are data, in ``architectures.yaml``: a new architecture is a line there.
 
-The rule is transformers' own: a stored head if there is one (also where config.json says *tied*: then a
-warning says so); without one the input embedding, if config.json or the architecture's default ties the two.
+The rule is transformers' own: a stored head if there is one (with a warning if config.json says *tied*); else
+the input embedding, if config.json or the architecture's default ties the two.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.yaml_fields import bundled_yaml
 
-#: The tables of architectures.yaml, which says what each is.
+#: The tables of architectures.yaml, which explains each.
 TABLES: dict[str, Any] = bundled_yaml(Path(__file__).with_name("architectures.yaml"))
 HEADS, EMBEDDINGS, FINAL_NORMS, WRAPPERS = (
     tuple(TABLES[key]) for key in ("heads", "embeddings", "final_norms", "wrappers")
@@ -31,43 +31,43 @@ NormKind = Literal["rms", "layer"]
 NORMS: dict[str, tuple[NormKind, bool]] = {
     name: (norm["kind"], norm["plus_one"]) for norm in TABLES["norms"] for name in norm["types"].split()
 }
-#: Those whose final norm has no weight.
+#: Architectures whose final norm has no weight.
 NORMS_WITHOUT_WEIGHT = frozenset(TABLES["norms_without_weight"])
 
-#: Parts of a name that belong to something other than the model's own head or embedding.
+#: Parts of names that do not belong to the model's own head or embedding.
 NOT_THE_MODEL = (
     *("mtp", "draft", "medusa", "eagle", "vision", "visual", "audio", "speech", "talker", "code_predictor"),
 )
 
-#: Values of ``model_type`` whose class does *not* tie when config.json is silent; every other known one does.
+#: Values of ``model_type`` whose class does *not* tie when config.json is silent; all other known ones tie.
 UNTIED_BY_DEFAULT = frozenset(TABLES["untied"].split())
 
-#: Scales that are applied, by their names beside a ``weight``.
+#: Scales that are applied, by their names next to a ``weight``.
 SCALES = ("weight_scale", "weight_scale_inv")
-#: Tensors beside a matrix that do not change its rows: scales of its *input*, a bias, further rows.
+#: Tensors next to a matrix that do not change its rows: scales of its *input*, a bias, further rows.
 _HARMLESS = re.compile(
     r"bias|embed_scale|(input|output)_(scale|scale_inv|zero_point|global_scale|amax)|"
     r"additional_(fc|embedding)\.(weight|bias)"
 )
-#: Tensors in place of a ``weight`` that is packed, split or not merged with its adapter.
+#: Tensors instead of a ``weight`` that is packed, split or not merged with its adapter.
 _PACKED = re.compile(
     r"(qweight|q_weight|qzeros|scales|q_scale\w*|g_idx|weight_packed|weight_scale\w*|weight_zero_point|weight\..+|"
     r"_weight_\w+|SCB|W_q|trellis|suh|svh|codes|codebooks|absmax|weight_[gvq]\w*|tq_\w+|parametrizations\..+|"
     r"base_layer\..+|lora_\w+(\..+)?)"
 )
-#: Begins the warning that a head is stored although the configuration ties it.
+#: Start of the warning that a head is stored although the configuration ties it.
 SAYS_TIED = "config.json says that embeddings are tied"
 
 
 def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: list[str]) -> tuple[str, bool]:
-    """Name of the output projection among stored tensors, and whether it is the tied input embedding."""
+    """Name of the stored output projection, and whether it is the tied input embedding."""
     stored = set(names)
     head = stored_name(stored, HEADS) or _only_head(stored)
     ties = _says_tied(config)
     if head:
         if ties:
             warnings.append(
-                f"{SAYS_TIED}, but {head} is stored: the stored one was read, "
+                f"{SAYS_TIED}, but {head} is stored: the stored head was read, "
                 "as transformers 5 does (transformers 4 would tie)"
             )
         return head, False
@@ -99,7 +99,7 @@ def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: lis
 
 
 def stored_name(stored: Iterable[str], candidates: tuple[str, ...]) -> str | None:
-    """The likeliest of some names that is stored, under any wrapper."""
+    """The first of some names that is stored, under any wrapper."""
     names = set(stored)
     return next((w + name for name in candidates for w in WRAPPERS if w + name in names), None)
 
@@ -107,11 +107,11 @@ def stored_name(stored: Iterable[str], candidates: tuple[str, ...]) -> str | Non
 def head_bias(stored: Iterable[str]) -> list[str]:
     """The warning that a bias of the head is stored, if one is."""
     bias = stored_name(stored, _HEAD_BIASES)
-    return [f"{bias} is stored: neither G nor the ratio holds a head's bias"] if bias else []
+    return [f"{bias} is stored: neither G nor the ratio includes a head's bias"] if bias else []
 
 
 def companions(name: str, stored: Iterable[str]) -> list[str]:
-    """Tensors beside a matrix that change what its rows mean, by names without the matrix's own stem.
+    """Tensors next to a matrix that change its rows, by names without the matrix's own stem.
 
     Unknown ones come first: an error names them.
     """
@@ -121,7 +121,7 @@ def companions(name: str, stored: Iterable[str]) -> list[str]:
 
 
 def model_types(config: Mapping[str, Any]) -> list[str]:
-    """``model_type`` of config.json and of the language model inside it, the outermost first."""
+    """``model_type`` of config.json and of the language model inside it, outermost first."""
     return [level["model_type"] for level in levels(config) if isinstance(level.get("model_type"), str)]
 
 
@@ -144,12 +144,12 @@ def levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def cannot(code: str, reason: str, step: str) -> ScreeningError:
-    """The error of a checkpoint that holds nothing that can be read: why, and what to do."""
+    """The error of a checkpoint that cannot be read: the reason and the next step."""
     return ScreeningError(code, f"cannot be screened because {reason}; {step}")
 
 
 def _packed(stored: set[str], candidates: tuple[str, ...]) -> str | None:
-    """A stored tensor that stands in place of one of some weights, if there is one."""
+    """A stored tensor that replaces one of some weights, if there is one."""
     stems = tuple(w + name.removesuffix("weight") for name in candidates for w in WRAPPERS)
     for name in sorted(stored):
         stem = next((stem for stem in stems if name.startswith(stem)), None)
@@ -171,9 +171,9 @@ def _only_head(stored: set[str]) -> str | None:
 
 
 def _says_tied(config: Mapping[str, Any]) -> bool | None:
-    """Ties by config.json; the outermost level that says anything decides. None if it is silent."""
+    """Whether config.json ties; the outermost level with an entry decides. None without an entry."""
     for level in levels(config):
-        # OLMo as first released says it in a word of its own, and its class looks at no other.
+        # OLMo as first released has its own key for it, and its class reads no other.
         for key in ("weight_tying", "tie_word_embeddings"):
             value = level.get(key)
             if isinstance(value, bool):

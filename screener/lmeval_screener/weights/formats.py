@@ -1,4 +1,4 @@
-"""The formats of files of weights that are read: an entry for each, which every other module reads.
+"""The supported formats of weights files: one entry each, which every other module reads.
 
 A new format is a module with ``async def read_header(file: WeightFile) -> Header`` and an entry here.
 """
@@ -42,27 +42,27 @@ class Format:
 SAFETENSORS = Format(".safetensors", "safetensors", "model.safetensors", "model.safetensors.index.json")
 ARCHIVE = Format(".bin", "torch_archive", "pytorch_model.bin", "pytorch_model.bin.index.json")
 GGUF = Format(".gguf", "gguf")
-#: All formats; where a checkpoint is stored in several, the first is read.
+#: All formats; if a checkpoint is stored in several, the first is read.
 FORMATS = (SAFETENSORS, ARCHIVE, GGUF)
-#: Those of transformers' layout.
+#: Formats of transformers' layout.
 TRANSFORMERS = tuple(kind for kind in FORMATS if kind.single)
 SUFFIXES = tuple(kind.suffix for kind in FORMATS)
 #: Names of an adapter's weights, as peft saves them.
 ADAPTERS = tuple(f"adapter_model{kind.suffix}" for kind in TRANSFORMERS)
 #: Shards of torch's distributed checkpoint.
 DISTRIBUTED = ".distcp"
-#: Ends of weights that are not read: a checkpoint of them is refused by name, not left out.
+#: Suffixes of unsupported weights: a checkpoint with them is refused with an error, not left out.
 UNREAD = (".pt", ".pth", ".ckpt", ".h5", ".msgpack", DISTRIBUTED)
 _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scheduler.bin")
 
 
 def format_of(path: str) -> Format:
-    """The format of a file of weights, by its name."""
+    """The format of a weights file, by its name."""
     return next(kind for kind in FORMATS if path.endswith(kind.suffix))
 
 
 def holds_weights(files: Iterable[str]) -> bool:
-    """Whether a file may hold weights, of a model or of an adapter, in a format that is read or another."""
+    """Whether a file may hold weights, of a model or of an adapter, in a supported format or another."""
     ends = (*SUFFIXES, *UNREAD)
     return any(path.endswith(ends) and path.rpartition("/")[2] not in _NO_WEIGHTS for path in files)
 

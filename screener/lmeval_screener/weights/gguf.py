@@ -1,4 +1,4 @@
-"""GGUF models: the file that is meant, its header by ranges, its vocabulary and its output projection.
+"""GGUF models: choice of the file, header by ranges, vocabulary and output projection.
 
 A GGUF file begins with a header (key-value pairs, among them the whole vocabulary, then the tensors' names,
 shapes and offsets); the tensors' data follow. Strings have no index, so the header is walked from its start
@@ -30,7 +30,7 @@ from lmeval_screener.weights.projection import OutputProjection, StoredNorm
 from lmeval_screener.weights.rows import Matrix, WeightFiles
 from lmeval_screener.weights.tensors import Header, Tensor, WeightFile
 
-_LONGEST = 256 * 2**20  # bytes of a header, which holds the whole vocabulary
+_LONGEST = 256 * 2**20  # most bytes of a header, which holds the whole vocabulary
 _PIECE = 2**20  # bytes of one request while the header is walked
 _MOST = 2**24  # pairs, tensors: far beyond any model, and small enough to count to
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -38,11 +38,11 @@ _STRING, _ARRAY = 8, 9
 _KEPT = re.compile(r"general\.(architecture|alignment)|tokenizer\.ggml\.(model|pre|tokens|token_type)")
 _PLAIN = ("F32", "F16", "BF16", "F64")
 _INTEGERS = ("I8", "I16", "I32", "I64")
-#: Pre-tokenizers of llama.cpp that cut numbers into single digits, whatever the vocabulary holds.
+#: Pre-tokenizers of llama.cpp that split numbers into single digits, whatever the vocabulary holds.
 _SINGLE_DIGITS = {"qwen2", "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 _CONTROL, _USER, _UNUSED = 3, 4, 5
 _NORMS: dict[NormKind, set[str]] = {kind: set(names.split()) for kind, names in TABLES["gguf_norms"].items()}
-#: The one of them whose norm has no weight.
+#: The architecture whose norm has no weight.
 _NORM_WITHOUT_WEIGHT = "olmo"
 #: GGUF's type code -> name, weights a block, bytes a block.
 GGUF_TYPES: dict[int, tuple[str, int, int]] = {
@@ -88,8 +88,8 @@ class GgufModel:
     """A model stored as GGUF, in one file or in parts."""
 
     projection: OutputProjection
-    tokenizer: str  # digest of its vocabulary; two files of one tokenizer have the same
-    pairs: Mapping[str, Any]  # what the header says of the vocabulary
+    tokenizer: str  # digest of its vocabulary; the same for all files of one tokenizer
+    pairs: Mapping[str, Any]  # the header's entries of the vocabulary
 
     async def vocabulary(self) -> Vocabulary:
         """The vocabulary."""
@@ -115,7 +115,7 @@ class GgufModel:
 
 
 def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[str, ...]:
-    """The GGUF file that is meant, or its parts in order.
+    """The chosen GGUF file, or its parts in order.
 
     >>> choose_files(["a-Q4_0.gguf", "a-Q8_0.gguf"], "q8_0", "a")
     ('a-Q8_0.gguf',)
@@ -142,10 +142,10 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
         raise cannot(
             "SeveralFiles",
             f"it holds {len(matching)} GGUF models ({', '.join(matching)})",
-            f"name one: {repo}:{matching[0].rpartition('/')[2]}, or all that you want to compare",
+            f"name one: {repo}:{matching[0].rpartition('/')[2]}, or each that you want to compare",
         )
     parts = models[matching[0]]
-    if matching[0] in parts:  # whole, whether or not its parts lie beside it
+    if matching[0] in parts:  # whole, whether or not its parts are there too
         return (matching[0],)
     part = PART.search(parts[0])
     if part and len(parts) != int(part[2]):
@@ -161,14 +161,14 @@ async def read_header(file: WeightFile) -> Header:
 
 
 async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
-    """Where a GGUF model keeps its output projection and its vocabulary."""
+    """The location of a GGUF model's output projection and vocabulary."""
     files = WeightFiles(snapshot)
     headers = {name: await files.header(name) for name in names}
     places = {tensor: name for name, header in headers.items() for tensor in header.tensors}
     what = f"{names[0]} of {snapshot.repo}"
     if len(places) != sum(len(header.tensors) for header in headers.values()):
         raise ScreeningError(
-            "BadHeader", f"two parts of {what} hold a tensor of one name; download or save them again"
+            "BadHeader", f"two parts of {what} hold a tensor of the same name; download or save them again"
         )
     head = next((tensor for tensor in ("output.weight", "token_embd.weight") if tensor in places), None)
     if head is None:
@@ -182,15 +182,15 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
         raise cannot(
             "NoOutputProjection",
             f"{head} of {what} is not a matrix of weights: {tensor.dtype} of shape {tensor.shape}",
-            "check what the file is",
+            "check that the file is a language model",
         )
     holders = [h.pairs for h in headers.values() if "tokenizer.ggml.tokens" in h.pairs]
     if not holders:
-        raise ScreeningError("BadTokenizer", f"expected the vocabulary in {what}, which has none")
+        raise ScreeningError("BadTokenizer", f"expected a vocabulary in {what}, got none")
     vocabulary = _vocabulary_pairs(holders[0], what)
     digest = hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
     plain, shape = tensor.dtype in _PLAIN, (tensor.shape[0], tensor.shape[1])
-    quantised = f"quantised: {head} is stored as {tensor.dtype}; G is that of the dequantised rows"
+    quantised = f"quantised: {head} is stored as {tensor.dtype}; G uses the dequantised rows"
     projection = OutputProjection(
         name=head,
         file=places[head],
@@ -205,7 +205,7 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
 
 
 def _final_norm(files: WeightFiles, headers: Mapping[str, Header], places: Mapping[str, str]) -> StoredNorm:
-    """Where the final norm is. Its weight is what multiplies: converters add the 1 that Gemma's omits."""
+    """The location of the final norm. Its weight is the multiplier: converters add the 1 that Gemma omits."""
     name = "output_norm.weight"
     stated = [header.pairs.get("general.architecture") for header in headers.values()]
     architecture = next((word for word in stated if isinstance(word, str)), None)
@@ -223,18 +223,20 @@ def _final_norm(files: WeightFiles, headers: Mapping[str, Header], places: Mappi
 
 
 def _vocabulary_pairs(pairs: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The vocabulary by a header's pairs."""
+    """The vocabulary from a header's pairs."""
     tokens, types = pairs["tokenizer.ggml.tokens"], pairs.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise ScreeningError("BadTokenizer", f"expected a vocabulary of texts in {what}, which has none")
+        raise ScreeningError("BadTokenizer", f"expected a vocabulary of texts in {what}, got none")
     if types is not None and (not isinstance(types, list) or len(types) != len(tokens)):
-        raise ScreeningError("BadTokenizer", f"{what} has {len(tokens)} tokens and not as many token types")
+        raise ScreeningError(
+            "BadTokenizer", f"{what} has {len(tokens)} tokens and another number of token types"
+        )
     model, pre = (str(pairs.get(f"tokenizer.ggml.{key}", "")) for key in ("model", "pre"))
     return {"model": model, "pre": pre, "tokens": tokens, "types": types}
 
 
 class _Walk:
-    """Walks a header from the file's start, and fetches what it needs."""
+    """Walks a header from the file's start, and fetches the pieces that it needs."""
 
     def __init__(self, file: WeightFile) -> None:
         self._file, self._size = file, file.size
@@ -248,9 +250,9 @@ class _Walk:
         version = await self._scalar("I")
         if version not in (2, 3):
             word = "big-endian" if version in (0x02000000, 0x03000000) else "unknown"
-            raise self._bad(f"its version is {word} ({version}); versions 2 and 3 are read")
+            raise self._bad(f"its version is {word} ({version}); versions 2 and 3 are supported")
         tensors, count = await self._scalar("Q"), await self._scalar("Q")
-        # Each takes some bytes, so that a file bounds how many there can be.
+        # Each takes some bytes, so the file's size limits their number.
         if count > min(_MOST, self._size // 12) or tensors > min(_MOST, self._size // 24):
             raise self._bad(f"it announces {count} pairs and {tensors} tensors")
         pairs: dict[str, Any] = {}
@@ -310,7 +312,7 @@ class _Walk:
         return [await self._value(inner, keep=keep, depth=depth + 1) for _ in range(count)]
 
     async def _strings(self, count: int, keep: bool) -> list[str]:
-        """An array of strings: the bulk of a header, so without a call for each."""
+        """An array of strings: most of a header, so without a call for each."""
         data, at = self._data, self._at
         unpack = struct.Struct("<Q").unpack_from
         strings = []
@@ -351,7 +353,7 @@ class _Walk:
         for name, dtype, shape, offset in described:
             _, weights, size = _BLOCKS[dtype]
             if shape[-1] % weights:
-                raise self._bad(f"{name!r}: rows of {shape[-1]} are no whole blocks of {dtype}")
+                raise self._bad(f"{name!r}: rows of {shape[-1]} are not whole blocks of {dtype}")
             end = start + offset + math.prod(shape) // weights * size
             if name in tensors:
                 raise self._bad(f"the tensor {name!r} occurs twice")
@@ -369,5 +371,5 @@ class _Walk:
         return ScreeningError(
             "BadHeader",
             f"the GGUF header of {self._file.what} is broken: {reason}; the file was "
-            "damaged on its way or at its source, compare its sha256 or upload it again",
+            "damaged in transit or at its source: compare its sha256 or upload it again",
         )

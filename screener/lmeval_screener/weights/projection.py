@@ -1,11 +1,11 @@
 """The output projection of a checkpoint in transformers' layout, and the final norm in front of it.
 
-The file is ``model.safetensors`` if it is there (an index beside it is stale), else the shard that
-``model.safetensors.index.json`` names, else the only safetensors file there is. Without safetensors it is the
-same for ``pytorch_model.bin`` and its index. The tensor is chosen by its name (`architectures`).
+The file is ``model.safetensors`` if it exists (its index is then stale), else the shard that
+``model.safetensors.index.json`` names, else the only safetensors file. Without safetensors,
+``pytorch_model.bin`` and its index likewise. The tensor is chosen by its name (`architectures`).
 
-A softmax sees ``row · (γ ∘ x)``, x being the normed state and γ the final norm's weight: what a token's row
-does is ``γ ∘ row``. A scale that moves between γ and the rows moves no prediction.
+A softmax sees ``row · (γ ∘ x)``, with the normed state x and the final norm's weight γ: the effect of a
+token's row is ``γ ∘ row``. A scale that moves between γ and the rows changes no prediction.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from lmeval_screener.weights.rows import (
 )
 from lmeval_screener.weights.tensors import DTYPE_BITS, FLOAT_DTYPES, SCALED_DTYPES, Header, Tensor
 
-#: First request of a shard's header: so many bytes per tensor and some, enough for nearly all names.
+#: First request of a shard's header, in bytes per tensor and in all: enough for nearly all names.
 _PER_TENSOR, _SOME = 140, 2048
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -54,10 +54,10 @@ class FinalNorm:
     """The final norm in front of the output projection, as far as it is known.
 
     Attributes:
-        name: Name of the tensor; None where the architecture's norm has no weight, or it is not known.
-        weight: γ, shape (d,), float64, ones where the norm has no weight; None where it is not known.
-        kind: ``layer``: a normed state sums to 0, so that a constant along the width moves no prediction.
-        reason: Why the weight or the kind is not known; empty where both are.
+        name: Name of the tensor; None if the architecture's norm has no weight, or is unknown.
+        weight: γ, shape (d,), float64, ones if the norm has no weight; None if unknown.
+        kind: ``layer``: a normed state sums to 0, so a constant along the width changes no prediction.
+        reason: Why the weight or the kind is unknown; empty if both are known.
     """
 
     name: str | None = None
@@ -66,7 +66,7 @@ class FinalNorm:
     reason: str = ""
 
     def effective(self, rows: NDArray[Any]) -> NDArray[np.float64]:
-        """Rows (n, d) as the normed state meets them: what a softmax can see of them."""
+        """Rows (n, d) as they act on the normed state: the part that a softmax sees."""
         if self.weight is None:
             raise ValueError(f"expected a known final norm: {self.reason}")
         seen = rows.astype(np.float64) * self.weight
@@ -75,15 +75,15 @@ class FinalNorm:
 
 @dataclass(frozen=True, eq=False)
 class StoredNorm:
-    """Where a checkpoint keeps its final norm's weight."""
+    """The location of a checkpoint's final norm weight."""
 
     files: WeightFiles
-    name: str | None = None  # of the tensor; None where the norm has no weight
+    name: str | None = None  # of the tensor; None if the norm has no weight
     holders: Sequence[str] = ()  # the files that hold it: one, or one for each slice
     kind: names.NormKind = "rms"
     plus_one: bool = False  # whether the norm multiplies by 1 + weight
     guess: int = 16_384  # bytes of the first request for a holder's header
-    reason: str = ""  # why it is not known where it is
+    reason: str = ""  # why the location is unknown
 
     async def read(self, width: int) -> FinalNorm:
         """The norm in front of rows of a width."""
@@ -122,7 +122,7 @@ class OutputProjection:
         dtype: ``F64``, ``F32``, ``F16``, ``BF16``, ``F8_E4M3``, ``F8_E5M2``, or a type of GGUF's.
         rows: Its rows.
         tied: Whether it is the input embedding.
-        parameters: Of the whole checkpoint as stored (tied matrices once); None if not to be known.
+        parameters: Of the whole checkpoint as stored (tied matrices once); None if unknown.
         warnings: For a reader of the result; usually empty.
         norm: The final norm before it.
     """
@@ -145,7 +145,7 @@ class OutputProjection:
 async def read_rows_and_norm(
     projection: OutputProjection, ids: Sequence[int]
 ) -> tuple[NDArray[np.float32], FinalNorm]:
-    """Rows of the output projection and the final norm before it, read side by side."""
+    """Rows of the output projection and the final norm before it, read concurrently."""
     rows, norm = await side_by_side([read_rows(projection, ids), projection.norm.read(projection.shape[1])])
     return rows, norm
 
@@ -154,9 +154,8 @@ async def read_rows(projection: OutputProjection, ids: Sequence[int]) -> NDArray
     """Rows of the output projection.
 
     Returns:
-        Array of shape (len(ids), d) in the order of `ids`, exactly the stored numbers; for quantised blocks
-        of GGUF and 8-bit floats with scales the numbers that they stand for, for an adapter those of the
-        merged model in float32.
+        Array of shape (len(ids), d) in the order of `ids`: the stored numbers exactly; GGUF's quantised
+        blocks and 8-bit floats with scales, dequantised; an adapter's rows as merged, in float32.
     """
 
     def refuse(bad: Iterable[int], state: str, why: str) -> None:
@@ -219,24 +218,24 @@ async def _find(
         for file, header in zip(paths, headers, strict=True):
             for tensor_name in header.tensors:
                 holders.setdefault(tensor_name, []).append(file)
-        # A slice counts as what it holds, so that the whole counts once.
+        # A slice counts its own elements, so that the whole counts once.
         parameters = snapshot.parameters or sum(header.parameters for header in headers)
     name, tied = names.choose_tensor(holders, config, warnings)
     file = holders[name][0]
     if sharded and ("/" in file or file not in snapshot.files or not file.endswith(sharded.suffix)):
-        raise _bad_index(snapshot, sharded.index, f"says that {name} is in {file!r}, which is not there")
+        raise _bad_index(snapshot, sharded.index, f"says that {name} is in {file!r}, which does not exist")
     header = await files.header(file, _header_bytes(holders, file))
     tensor = header.tensors.get(name)
     if tensor is None:
         index_name = sharded.index if sharded else None
-        raise _bad_index(snapshot, index_name, f"says that {name} is in {file}, which does not hold it")
+        raise _bad_index(snapshot, index_name, f"says that {name} is in {file}, which does not contain it")
     if sharded:
         parameters = snapshot.parameters or await _parameters(files, index, holders, tensor)
-    # The index may leave out what lies beside the matrix.
+    # The index may omit tensors next to the matrix.
     rows = await _rows(files, tensor, {key: [file] for key in header.tensors} | holders, config)
     if slices or name in header.slices:
         if slices and isinstance(rows, ScaledRows):
-            raise sliced_error(name, "it has scales beside it, which may be sliced too")
+            raise sliced_error(name, "it has separate scales, which may be sliced too")
         parts = [(path, await files.header(path)) for path in holders[name]]
         pieces = [(await files.matrix(path, part.tensors[name]), part) for path, part in parts]
         whole = pieced(name, pieces, _sizes(config))
@@ -254,21 +253,21 @@ async def _find(
 async def _rows(
     files: WeightFiles, tensor: Tensor, holders: Mapping[str, Sequence[str]], config: Mapping[str, Any]
 ) -> Rows:
-    """Rows of a stored matrix, with the scales that may lie beside it."""
+    """Rows of a stored matrix, with its separate scales, if any."""
     beside = names.companions(tensor.name, holders)
     stem = tensor.name.removesuffix("weight")
     quantization = config.get("quantization_config")
-    how = f"as {tensor.dtype}" + (f" with {stem}{beside[0]} beside it" if beside else "")
+    how = f"as {tensor.dtype}" + (f" with {stem}{beside[0]} next to it" if beside else "")
     if tensor.dtype in FLOAT_DTYPES:
         if len(tensor.shape) != 2 or 0 in tensor.shape:
             reason = f"{tensor.name} has shape {tensor.shape}, expected (v, d)"
-            raise names.cannot("NoOutputProjection", reason, "check what the repository is")
+            raise names.cannot("NoOutputProjection", reason, "check that it is a causal language model")
         rows = await files.matrix(holders[tensor.name][0], tensor)
         is_code = tensor.dtype in SCALED_DTYPES
         if not beside and not (is_code and quantization):
             return rows
         if not beside:
-            how += " without the scales that config.json's quantization_config announces"
+            how += " without the scales of config.json's quantization_config"
         elif is_code and len(beside) == 1 and beside[0] in names.SCALES:
             name = stem + beside[0]
             file = holders[name][0]
@@ -283,7 +282,7 @@ async def _rows(
 
 
 def _sharded(snapshot: Snapshot) -> Format | None:
-    """The format whose index says which shard holds what; None where one file holds everything."""
+    """The format whose index maps tensors to shards; None if one file holds everything."""
     for kind in TRANSFORMERS:
         if kind.index in snapshot.files and kind.single not in snapshot.files:
             return kind
@@ -293,7 +292,7 @@ def _sharded(snapshot: Snapshot) -> Format | None:
 
 
 async def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
-    """The file that holds everything, where no index is used."""
+    """The file that holds everything, if no index is used."""
     weights = safetensors_files(snapshot.files)
     for kind in (SAFETENSORS,) if weights else TRANSFORMERS:
         if kind.single in snapshot.files:
@@ -312,19 +311,19 @@ async def _only_file(snapshot: Snapshot, warnings: list[str]) -> str:
 
 
 def _header_bytes(holders: Mapping[str, Sequence[str]], file: str) -> int:
-    """About the size of a shard's header, by the number of its tensors."""
+    """The estimated size of a shard's header, by the number of its tensors."""
     return _SOME + _PER_TENSOR * sum(files[0] == file for files in holders.values())
 
 
 def _shares_an_embedding(tensor: Tensor, header: Header) -> bool:
-    """A head has the bytes of an input embedding: an archive keeps tied matrices once."""
+    """Whether a head has the bytes of an input embedding: an archive keeps tied matrices once."""
     place = tensor.begin, tensor.end
     others = [t.name for t in header.tensors.values() if (t.begin, t.end) == place and t is not tensor]
     return names.stored_name(others, names.EMBEDDINGS) is not None
 
 
 def _sizes(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Rows and width of the output projection, as config.json states them."""
+    """Rows and width of the output projection, from config.json."""
     stated = [(level.get("vocab_size"), level.get("hidden_size")) for level in names.levels(config)]
     return next(((v, d) for v, d in stated if type(v) is type(d) is int), None)
 
@@ -348,10 +347,10 @@ def _bad_index(snapshot: Snapshot, name: str | None, reason: str) -> ScreeningEr
 async def _parameters(
     files: WeightFiles, index: Mapping[str, Any], holders: Mapping[str, Sequence[str]], head: Tensor
 ) -> int | None:
-    """Parameters where the Hub does not count them.
+    """Parameters if the Hub does not count them.
 
-    By every header in a folder, where they cost nothing; else by the index, whose ``total_size`` is of bytes:
-    all matrices are taken to have as many bits an element as the output projection.
+    By every header of a local folder, where they cost nothing; else by the index's ``total_size`` in bytes:
+    all matrices are assumed to have the output projection's element type.
     """
     stated = index.get("metadata")
     metadata = stated if isinstance(stated, dict) else {}
@@ -369,10 +368,10 @@ async def _parameters(
 def _find_norm(
     files: WeightFiles, holders: Mapping[str, Sequence[str]], config: Mapping[str, Any]
 ) -> StoredNorm:
-    """Where the final norm of a checkpoint in transformers' layout is, and how it is applied."""
+    """The final norm of a checkpoint in transformers' layout: its location, and how it is applied."""
     types = names.model_types(config)
     if not types:
-        reason = "config.json names no model_type, which says how the final norm is applied"
+        reason = "config.json has no model_type, which says how the final norm is applied"
         return StoredNorm(files, reason=reason)
     norm = names.norm_of_type(types[-1], config)
     if norm is None:
@@ -382,7 +381,7 @@ def _find_norm(
         return StoredNorm(files, kind=kind)
     name = names.stored_name(holders, names.FINAL_NORMS)
     if name is None:
-        return StoredNorm(files, reason="no final norm of a known name is stored")
+        return StoredNorm(files, reason="no final norm with a known name is stored")
     held = [file for file in holders[name] if file in files.snapshot.files]
     if not held:
         return StoredNorm(files, reason=f"{name} is not in {holders[name][0]}")
@@ -392,7 +391,7 @@ def _find_norm(
 
 
 async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, Any]:
-    """A JSON object of a checkpoint, empty where it has no such file; the error's code where it is none."""
+    """A JSON file's object, empty if the file is missing; ``code`` is for a file of anything else."""
     if path not in snapshot.files:
         return {}
     try:
@@ -406,9 +405,9 @@ async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, An
 
 
 async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
-    """The error of a checkpoint without weights of a model's own; it names the files that are there.
+    """The error of a checkpoint without a model's own weights; it names the files that exist.
 
-    The base model comes from ``adapter_config.json`` or from ``base_model`` in the README, where one says it.
+    The base model comes from ``adapter_config.json`` or from ``base_model`` in the README, if given.
     """
     files = sorted(snapshot.files)
     base, usual = await _base_model(snapshot) or "its base model", [kind.single for kind in TRANSFORMERS]
@@ -416,7 +415,7 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
         step = f"merge it into its base model, or screen {base}"
         return names.cannot("AdapterOnly", "it holds only an adapter", step)
     if any(path.endswith(DISTRIBUTED) for path in files):
-        reason = "its weights are shards of torch's distributed checkpoint (.distcp), which are not read"
+        reason = "its weights are shards of torch's distributed checkpoint (.distcp), which are not supported"
         step = "join them: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt"
         return names.cannot("NoSafetensors", reason, f"{step}, then save_pretrained")
     if paths := [path for path in files if path.endswith((ARCHIVE.suffix, *UNREAD))]:
@@ -429,7 +428,7 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
         folder = paths[0].rpartition("/")[0]
         return names.cannot(
             "NoSafetensors",
-            f"its safetensors lie in folders inside it ({_listed(paths)})",
+            f"its safetensors are in subfolders ({_listed(paths)})",
             f"download one (hf download {snapshot.repo} --include '{folder}/*') and screen that folder",
         )
     return names.cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
@@ -441,7 +440,7 @@ async def _base_model(snapshot: Snapshot) -> str | None:
 
     name: Any = None
     for path, key in (("adapter_config.json", "base_model_name_or_path"), ("README.md", "base_model")):
-        # A broken file only costs the hint.
+        # A broken file costs only the hint.
         with contextlib.suppress(ScreeningError, ValueError, RecursionError, AttributeError, yaml.YAMLError):
             text = (await snapshot.small_file(path)).decode() if path in snapshot.files else ""
             head = text[3:].partition("\n---")[0] if text.startswith("---") else ""

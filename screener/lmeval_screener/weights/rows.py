@@ -1,7 +1,7 @@
-"""Rows of stored matrices: plain, scaled or in slices, by coalesced ranges, read side by side, kept on disk.
+"""Rows of stored matrices: plain, scaled or in slices, by coalesced ranges, read concurrently and cached.
 
-Neighbouring rows become one range where the bytes in between are cheaper than another request. All gaps that
-are bridged together stay within a share of the needed bytes: the smallest go first.
+Neighbouring rows become one range if the bytes in between are cheaper than another request. All bridged gaps
+together stay within a share of the needed bytes; the smallest are bridged first.
 
 A matrix of 8-bit floats is ``code × scale`` under two names (``weight_scale_inv`` multiplies too, in spite of
 its name): one number for the matrix, for each row, or for each block, most often of 128 × 128. Sources:
@@ -9,8 +9,8 @@ DeepSeek-V3's README_WEIGHTS.md, transformers' ``integrations/finegrained_fp8.py
 ``quantization/lifecycle/forward.py``.
 
 ``HuggingFaceStorageWriter(save_distributed=True)`` lets every process write files of its own, in which a
-tensor's usual name stands for a slice. Where it begins is in the file's metadata; how large the whole is
-config.json has to say. Source: torch 2.13, ``torch/distributed/checkpoint/_hf_utils.py``, ``hf_storage.py``.
+tensor's usual name means a slice. The slice's offset is in the file's metadata; the size of the whole is in
+config.json. Source: torch 2.13, ``torch/distributed/checkpoint/_hf_utils.py``, ``hf_storage.py``.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.formats import format_of, safetensors_files
 from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor, WeightFile, decode_rows
 
-#: Bytes that scattered rows may cost over a network, where rows are stored column by column.
+#: Most bytes of scattered rows over a network, if rows are stored column by column.
 MOST_SCATTERED = 64 * 2**20
-#: Share of the needed bytes that may be read beside them to save requests.
+#: Share of the needed bytes that may be read in addition to save requests.
 SLACK = 0.2
-#: Bytes a row that may be read beside those of scales and other narrow matrices.
+#: Bytes per row that may be read in addition for scales and other narrow matrices.
 BRIDGE = 65_536
 _SCALE_DTYPES = ("F32", "F16", "BF16", "F64", "F8_E8M0")
 _USUAL_BLOCK = 128
@@ -50,7 +50,7 @@ class WeightFiles:
         self._headers: dict[str, Header] = {}
 
     async def header(self, path: str, guess: int = 65_536) -> Header:
-        """Header of a file; where it begins with its length, the first request is for ``guess`` bytes."""
+        """Header of a file; if it begins with its length, the first request is for ``guess`` bytes."""
         if path not in self._headers:
             file = WeightFile(self.snapshot, await self.snapshot.look_up(path), guess)
             self._headers[path] = await format_of(path).read_header(file)
@@ -58,7 +58,7 @@ class WeightFiles:
         return self._headers[path]
 
     async def matrix(self, path: str, tensor: Tensor, narrow: bool = False) -> Matrix:
-        """A stored tensor of two dimensions; one of fewer is a column."""
+        """A stored tensor as two dimensions; a vector or scalar becomes a column."""
         if tensor.entry is not None:
             from lmeval_screener.weights import torch_archive
 
@@ -96,7 +96,7 @@ class Matrix:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row that lies end to end."""
+        """Bytes of a contiguous row."""
         return self.shape[1] * DTYPE_BITS[self.tensor.dtype] // 8
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
@@ -109,7 +109,7 @@ class Matrix:
         return decode_rows(body, self.tensor.dtype, self.shape[1])
 
     async def _stored(self, ids: Sequence[int]) -> dict[int, bytes]:
-        """Bytes of each row, from the cache as far as it goes."""
+        """Bytes of each row, from the cache if possible."""
         width, begin, cache = self.row_bytes, self.tensor.begin, self.snapshot.cache
         key = f"{content_key(self.snapshot, self.file)}#{self.tensor.name}#{begin}#{width}"
         content = cache.read("rows", key) if cache else None
@@ -136,7 +136,7 @@ class Matrix:
         return known
 
     async def _strided(self, ids: Sequence[int], strides: tuple[int, ...]) -> dict[int, bytes]:
-        """Rows of a view, such as a transposed matrix, from all bytes that it reaches over."""
+        """Rows of a view, such as a transposed matrix, from all bytes that the view spans."""
         begin, end = self.tensor.begin, self.tensor.end
         self.refuse_scattered(end - begin, "as a view", f"for {len(ids)} rows")
         (body,) = await self.snapshot.ranges(self.file, [(begin, end)])
@@ -151,7 +151,7 @@ class Matrix:
         if not self.snapshot.is_local and size > MOST_SCATTERED:
             raise ScreeningError(
                 "ScatteredRows",
-                f"cannot be screened from afar because {self.tensor.name} is stored {how}: "
+                f"cannot be screened remotely because {self.tensor.name} is stored {how}: "
                 f"{size / 1e6:.0f} MB would have to be read {why}; download the checkpoint and screen the "
                 "folder",
             )
@@ -178,7 +178,7 @@ def coalesced(ids: Sequence[int], slack: float = SLACK) -> list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
-    """Rows of 8-bit floats with a number that multiplies each block."""
+    """Rows of 8-bit floats with a scale for each block."""
 
     codes: Matrix
     scales: Matrix  # one row for each row of blocks
@@ -200,7 +200,7 @@ class ScaledRows:
 
 
 def scaled(codes: Matrix, scales: Matrix, quantization: Any) -> ScaledRows | None:
-    """Codes (v, d) with their scales: one, one a row or one a block; None where blocks have no known size.
+    """Codes (v, d) with one scale, one per row or one per block; None if the block size is unknown.
 
     config.json's ``quantization_config`` may say it (``weight_block_size``).
     """
@@ -221,7 +221,7 @@ def scaled(codes: Matrix, scales: Matrix, quantization: Any) -> ScaledRows | Non
 
 
 def _side(length: int, count: int, stated: int | None) -> int | None:
-    """Weights on one side of a block, where ``count`` blocks cover ``length`` weights; None if unclear."""
+    """Side of a block in weights, if ``count`` blocks cover ``length`` weights; None if unclear."""
     if count in (1, length):
         return length // count
     sizes = {_USUAL_BLOCK} | ({length // count} if count and length % count == 0 else set())
@@ -234,7 +234,7 @@ class PiecedRows:
     """Rows of a matrix that is stored in slices."""
 
     shape: tuple[int, int]
-    pieces: tuple[tuple[Matrix, int, int], ...]  # each with the row and column where it begins
+    pieces: tuple[tuple[Matrix, int, int], ...]  # each with its first row and column
 
     async def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """See `Rows`."""
@@ -252,13 +252,13 @@ class PiecedRows:
 
 
 def slice_files(files: Iterable[str]) -> list[str]:
-    """The files of a distributed checkpoint, if all of a checkpoint's weights are such files; else none."""
+    """The files of a distributed checkpoint, if all of its weights are such files; else none."""
     weights = safetensors_files(files)
     return weights if all(_SLICE.fullmatch(path) for path in weights) else []
 
 
 def pieced(name: str, parts: Sequence[tuple[Matrix, Header]], sizes: tuple[int, int] | None) -> PiecedRows:
-    """A matrix of its slices, each with the header of its file, by the sizes that config.json states."""
+    """A matrix from its slices, each with its file's header, by the sizes in config.json."""
     pieces = []
     for matrix, header in parts:
         offsets, shape = header.slices.get(name), matrix.tensor.shape
@@ -270,14 +270,12 @@ def pieced(name: str, parts: Sequence[tuple[Matrix, Header]], sizes: tuple[int, 
     held = sum(math.prod(matrix.shape) for matrix, _, _ in pieces)
     overlap = any(_share_a_number(*pair) for pair in combinations(pieces, 2))
     if held != v * d or overlap or len({matrix.tensor.dtype for matrix, _, _ in pieces}) != 1:
-        why = f"those that are there do not make up {v} × {d} numbers; is a process's file missing?"
+        why = f"the slices found do not fill {v} × {d} numbers; is a process's file missing?"
         raise sliced_error(name, why)
     if sizes is None:
-        raise sliced_error(
-            name, "config.json has no vocab_size and hidden_size that say how large the whole is"
-        )
+        raise sliced_error(name, "config.json does not give the whole's vocab_size and hidden_size")
     if v < sizes[0] or d != sizes[1]:
-        why = f"those that are there make up {v} × {d} of {sizes[0]} × {sizes[1]}; is a file missing?"
+        why = f"the slices found fill {v} × {d} of {sizes[0]} × {sizes[1]}; is a file missing?"
         raise sliced_error(name, why)
     return PiecedRows((v, d), tuple(sorted(pieces, key=lambda piece: piece[1:])))
 
@@ -288,10 +286,10 @@ def _share_a_number(first: tuple[Matrix, int, int], second: tuple[Matrix, int, i
 
 
 def sliced_error(name: str, why: str) -> ScreeningError:
-    """The error of slices that cannot be put together."""
+    """The error of slices that cannot be joined."""
     return ScreeningError(
         "SlicedTensor",
         f"cannot be screened because {name} is stored in slices of torch's distributed checkpoint, and "
-        f"{why}; put them together first (HuggingFaceStorageWriter(..., enable_consolidation=True) when "
+        f"{why}; join them first (HuggingFaceStorageWriter(..., enable_consolidation=True) when "
         "saving, or torch.distributed.checkpoint._consolidate_hf_safetensors.consolidate_safetensors_files)",
     )

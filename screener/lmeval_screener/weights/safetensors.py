@@ -1,7 +1,7 @@
 """Headers of safetensors files.
 
 Written for untrusted and remote files. A header is accepted only if it fits its file exactly: a
-length that is off by ten shifts every row and is seen by nothing but the sum 8 + N + data = file size.
+length that is off by ten shifts every row, and only the sum 8 + N + data = file size reveals it.
 
 Source: the format's description, https://github.com/huggingface/safetensors#format
 """
@@ -41,7 +41,7 @@ def parse_length(start: bytes, file_size: int, what: str) -> int:
 
 
 def parse_header(body: bytes, file_size: int, what: str) -> Header:
-    """Tensors of a header, if everything in it holds.
+    """Tensors of a header, if all of its entries are valid.
 
     Checked: JSON without duplicate keys, every value of its type (numbers are ints, not bools, floats or
     strings), known dtypes, shape × dtype = bytes, and the tensors laid end to end from the first byte of data
@@ -59,7 +59,7 @@ def parse_header(body: bytes, file_size: int, what: str) -> Header:
     tensors = {name: _tensor(name, entry, at, what) for name, entry in fields.items()}
     for tensor in sorted(tensors.values(), key=lambda t: (t.begin, t.end)):
         if tensor.begin != at:
-            word = "overlaps the one before it" if tensor.begin < at else "leaves a gap before it"
+            word = "overlaps the tensor before it" if tensor.begin < at else "leaves a gap before it"
             raise _bad(what, f"tensor {tensor.name!r} {word} (begins at {tensor.begin}, expected {at})")
         at = tensor.end
     if at != file_size:
@@ -111,6 +111,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _bad(what: str, reason: str) -> ScreeningError:
     return ScreeningError(
         "BadHeader",
-        f"the safetensors header of {what} is broken: {reason}; the file was damaged on its way or at its "
-        "source, compare its sha256 or upload it again",
+        f"the safetensors header of {what} is broken: {reason}; the file was damaged in transit or at its "
+        "source: compare its sha256 or upload it again",
     )

@@ -1,4 +1,4 @@
-"""Stored tensors: where their bytes lie in a file, and those bytes as numbers."""
+"""Stored tensors: the place of their bytes in a file, and those bytes as numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import FileEntry, Snapshot, content_key
 
-#: Bits per element of every dtype that the format knows; sub-byte ones count in bits.
+#: Bits per element of every dtype of the format.
 DTYPE_BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
@@ -21,9 +21,9 @@ DTYPE_BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-#: Dtypes whose numbers are the weights themselves. Everything else is packed or scaled.
+#: Dtypes whose numbers are the weights themselves. All others are packed or scaled.
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
-#: Those that may have scales beside them.
+#: Dtypes that may have separate scales.
 SCALED_DTYPES = ("F8_E4M3", "F8_E5M2")
 
 
@@ -31,8 +31,8 @@ class Tensor(NamedTuple):
     """A tensor of one file, at its absolute byte range ``[begin, end)``.
 
     Attributes:
-        strides: Elements between neighbours, dimension by dimension; None: they lie end to end.
-        entry: Of a tensor in an archive, whose exact place is not known yet: offset of its entry and the
+        strides: Elements between neighbours, dimension by dimension; None: contiguous.
+        entry: For a tensor of an archive whose exact place is not known yet: offset of its entry and the
             entry's name; see ``torch_archive.locate``.
     """
 
@@ -52,12 +52,12 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a file of weights.
+    """The header of a weights file.
 
     Attributes:
         tensors: Every tensor by name, as stored.
-        slices: Offsets of those that torch's distributed checkpoint stored as a slice under the usual name
-            (``DCP_SHARDING_INFO``); None where the entry is no list of offsets.
+        slices: Offsets of tensors that torch's distributed checkpoint stored as a slice under the usual name
+            (``DCP_SHARDING_INFO``); None if the entry is not a list of offsets.
         pairs: The values of a GGUF header that are read, by key.
     """
 
@@ -67,14 +67,14 @@ class Header:
 
     @property
     def parameters(self) -> int:
-        """Elements of all tensors together; those that share their bytes count once."""
+        """Elements of all tensors together; shared bytes count once."""
         return sum({(t.begin, t.end): t.elements for t in self.tensors.values() if t.elements}.values())
 
 
 class WeightFile:
-    """A file of weights whose header is to be read; `keep` keeps on disk what turned out right.
+    """A weights file whose header is to be read; `keep` caches bytes that proved correct.
 
-    ``guess`` is how many bytes its header may have, which a first request reads.
+    ``guess`` is the expected size of its header, which the first request reads.
     """
 
     def __init__(self, snapshot: Snapshot, entry: FileEntry, guess: int = 65_536) -> None:
@@ -92,14 +92,14 @@ class WeightFile:
         return body
 
     def keep(self) -> None:
-        """Keep what was read."""
+        """Cache the bytes that were read."""
         for key, body in self._fetched.items():
             if self.snapshot.cache:
                 self.snapshot.cache.write("headers", key, body)
 
 
 def decode_rows(body: bytes, dtype: str, width: int) -> NDArray[np.float32]:
-    """Rows of a matrix as float32: exact but for F64, which is rounded (beyond float32's range to infinity).
+    """Rows of a matrix as float32: exact except F64, which is rounded (beyond float32's range to infinity).
 
     Returns:
         Array of shape (rows, width).

@@ -1,10 +1,10 @@
-"""PyTorch's own format: tensors of a zip archive by ranges, and a pickle that is read and never run.
+"""PyTorch's own format: tensors of a zip archive by ranges, with a pickle that is read but never run.
 
-``torch.save`` writes an uncompressed zip: ``NAME/data.pkl`` says which tensors there are, ``NAME/data/KEY``
-holds the numbers of a storage. The archive's directory stands at its end, so that three ranges (end, local
-header of the pickle, pickle) tell where a tensor's bytes are. The pickle is a program; Python's own unpickler
-follows it, but every name in it is answered by a stand-in that builds a description: nothing that it names is
-imported or called, and what is not on the list is refused.
+``torch.save`` writes an uncompressed zip: ``NAME/data.pkl`` lists the tensors, ``NAME/data/KEY`` holds the
+numbers of a storage. The archive's directory is at its end, so that three ranges (end, local header of the
+pickle, pickle) locate every tensor's bytes. The pickle is a program; Python's own unpickler follows it, but
+replaces every name in it by a stand-in that builds a description: nothing that the pickle names is imported
+or called, and names that are not on the list are refused.
 
 Source: https://docs.pytorch.org/docs/stable/notes/serialization.html.
 """
@@ -48,12 +48,12 @@ _LOCAL, _UTF8 = b"PK\3\4", 0x800
 
 
 async def read_header(file: WeightFile) -> Header:
-    """Every tensor of a file that ``torch.save`` wrote, its bytes as near as its directory tells."""
+    """Every tensor of a file that ``torch.save`` wrote, located as far as its directory allows."""
     what = file.what
     entries = await _directory(file)
     pickles = [name for name in entries if name.endswith("data.pkl")]
     if len(pickles) != 1 or pickles[0].count("/") != 1:
-        raise _bad(what, f"it holds {len(pickles)} data.pkl, expected one; is it a TorchScript model?")
+        raise _bad(what, f"it holds {len(pickles)} data.pkl, expected one: it may be a TorchScript model")
     root = pickles[0].removesuffix("data.pkl")
     if f"{root}byteorder" in entries:
         order = await _content(file, entries, f"{root}byteorder")
@@ -68,7 +68,7 @@ async def read_header(file: WeightFile) -> Header:
             f"refused because the pickle of {what} {error}, which no state dictionary needs; none of it "
             "was executed",
         ) from error
-    except Exception as error:  # whatever else a broken program makes Python's reader stumble over
+    except Exception as error:  # whatever else a broken program raises in Python's reader
         raise _bad(what, f"its pickle is broken ({type(error).__name__})") from error
     inner = [state.get(key) for key in ("state_dict", "model", "module")] if isinstance(state, dict) else []
     for tensors in (state, *inner):
@@ -76,7 +76,7 @@ async def read_header(file: WeightFile) -> Header:
         described = {k: t for k, t in named if isinstance(k, str) and isinstance(t, _Described)}
         if described:
             return Header({k: _placed(k, t, entries, root, what) for k, t in described.items()})
-    raise _bad(what, "it holds no tensors by name; is it a state dictionary?")
+    raise _bad(what, "it holds no named tensors: check that it is a state dictionary")
 
 
 async def locate(file: WeightFile, tensor: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ async def locate(file: WeightFile, tensor: Tensor) -> Tensor:
 
 
 async def _directory(file: WeightFile) -> dict[str, zipfile.ZipInfo]:
-    """The archive's entries by name, if they are stored plainly and apart from each other."""
+    """The archive's entries by name, if they are uncompressed and do not overlap."""
     size, what = file.size, file.what
     head = await file.read(0, min(4, size))
     if head[:1] == b"\x80":
@@ -102,7 +102,7 @@ async def _directory(file: WeightFile) -> dict[str, zipfile.ZipInfo]:
             "and save it with save_pretrained",
         )
     if head != _LOCAL:
-        raise _bad(what, f"it begins with {head!r}, not as a zip archive")
+        raise _bad(what, f"it begins with {head!r}, unlike a zip archive")
     begin = max(0, size - _TAIL)
     body = await file.read(begin, size)
     while True:
@@ -112,11 +112,11 @@ async def _directory(file: WeightFile) -> dict[str, zipfile.ZipInfo]:
                 break
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
             if begin == 0 or len(body) > _MAX_DIRECTORY:
-                raise _bad(what, f"it has no directory that can be read ({error})") from error
+                raise _bad(what, f"its directory cannot be read ({error})") from error
         earlier = max(0, size - 8 * len(body))
         begin, body = earlier, await file.read(earlier, begin) + body
     listed, directory = archive.infolist(), begin + archive.start_dir
-    # It believes one of several records and shifts places to fit it: what else a record says is forged.
+    # `zipfile` trusts one of several records and shifts places to fit: a record that differs is forged.
     count, length, start = struct.unpack_from("<HII", body, len(body) - len(archive.comment) - 12)
     held = sum(46 + len(_name(entry)) + len(entry.extra) + len(entry.comment) for entry in listed)
     right = (len(listed), 0xFFFF), (held, 0xFFFFFFFF), (directory, 0xFFFFFFFF)
@@ -132,7 +132,7 @@ async def _directory(file: WeightFile) -> dict[str, zipfile.ZipInfo]:
             raise _bad(what, f"the entry {name!r} is compressed or encrypted, which torch does not write")
         entry.header_offset += begin
         if entry.header_offset < end:
-            raise _bad(what, f"the entry {name!r} overlaps the one before it")
+            raise _bad(what, f"the entry {name!r} overlaps the entry before it")
         end = entry.header_offset + 30 + entry.file_size
         if end > directory:
             raise _bad(what, f"the entry {name!r} reaches beyond byte {directory}")
@@ -141,12 +141,12 @@ async def _directory(file: WeightFile) -> dict[str, zipfile.ZipInfo]:
 
 
 def _name(entry: zipfile.ZipInfo) -> bytes:
-    """The name as it is stored: torch writes UTF-8, also where the entry does not say so."""
+    """The name as stored: torch writes UTF-8, even if the entry does not say so."""
     return entry.orig_filename.encode("utf-8" if entry.flag_bits & _UTF8 else "cp437")
 
 
 async def _start(file: WeightFile, offset: int, name: str) -> int:
-    """Where the content of an entry begins: behind its local header, whose length the directory omits."""
+    """The offset of an entry's content: after its local header, whose length the directory omits."""
     head = await file.read(offset, _least_start(offset, name))
     name_size, extra_size = struct.unpack_from("<HH", head, 26)
     if head[:4] != _LOCAL or head[30 : 30 + name_size] != name.encode():
@@ -155,7 +155,7 @@ async def _start(file: WeightFile, offset: int, name: str) -> int:
 
 
 def _least_start(offset: int, name: str) -> int:
-    """Where an entry's content begins if its local header holds nothing but the name."""
+    """The offset of an entry's content if its local header holds only the name."""
     return offset + 30 + len(name.encode())
 
 
@@ -168,7 +168,7 @@ async def _content(file: WeightFile, entries: Mapping[str, zipfile.ZipInfo], nam
 
 
 class _UnsafeError(Exception):
-    """A request that no state dictionary makes."""
+    """A request of the pickle that no state dictionary makes."""
 
 
 class _Dtype(NamedTuple):
@@ -191,14 +191,14 @@ class _Described(NamedTuple):
 def _described(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Described:
     numbers = [offset, *shape, *strides]
     if not isinstance(storage, _Storage) or len(shape) != len(strides):
-        raise ValueError("a tensor is described by something else than a storage")
+        raise ValueError("a tensor is described by something other than a storage")
     if any(type(n) is not int or not 0 <= n < 2**48 for n in numbers):
-        raise ValueError("a tensor has an offset, a shape or strides that are no natural numbers")
+        raise ValueError("a tensor has an offset, a shape or strides that are not natural numbers")
     return _Described(storage, offset, tuple(shape), tuple(strides))
 
 
 def _described_v3(storage: Any, offset: Any, shape: Any, strides: Any, *more: Any) -> _Described:
-    """A tensor whose type is stated beside its untyped storage: the third of what follows the strides."""
+    """A tensor whose type is stated apart from its untyped storage: the third value after the strides."""
     return _described(storage._replace(dtype=more[2].name, elements=None), offset, shape, strides)
 
 
@@ -211,7 +211,7 @@ def _ordered(pairs: Any = ()) -> dict[Any, Any]:
 def _plain(keys: Sequence[Any]) -> None:
     """Refuse keys other than plain values: the hash of a nested tuple can take forever."""
     if not all(key is None or isinstance(key, str | bytes | int | float) for key in keys):
-        raise ValueError("a key is no plain value")
+        raise ValueError("a key is not a plain value")
 
 
 #: The stand-in that answers each call in a pickle.
@@ -227,7 +227,7 @@ _STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 class _Unpickler(pickle._Unpickler):  # Python's own, written in Python: its steps can be replaced
-    """Builds descriptions in plain containers; what else a pickle can ask for is refused."""
+    """Builds descriptions in plain containers and refuses any other request of a pickle."""
 
     stack: list[Any]
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
@@ -246,9 +246,9 @@ class _Unpickler(pickle._Unpickler):  # Python's own, written in Python: its ste
             case _:
                 raise _UnsafeError("refers to something that is not a storage")
         if not isinstance(key, str) or not key.replace("_", "").isalnum():
-            raise ValueError("a storage has a name that torch does not give")
+            raise ValueError("a storage has a name that torch does not use")
         if type(elements) is not int or not 0 <= elements < 2**48:
-            raise ValueError("a storage has a number of elements that is no natural number")
+            raise ValueError("a storage has a number of elements that is not a natural number")
         return _Storage(dtype.name, key, elements)
 
     def load_reduce(self) -> None:
@@ -298,7 +298,7 @@ def _placed(
         raise _bad(what, f"the storage {storage.key!r} is missing")
     entry, size = entries[called], DTYPE_BITS[storage.dtype] // 8
     if storage.elements is not None and storage.elements * size != entry.file_size:
-        raise _bad(what, f"the storage of {name!r} has not the {storage.elements} elements announced")
+        raise _bad(what, f"the storage of {name!r} does not have the announced {storage.elements} elements")
     last = tensor.offset + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
     if math.prod(tensor.shape) and (last + 1) * size > entry.file_size:
         raise _bad(what, f"{name!r} reaches beyond its storage")
@@ -311,6 +311,6 @@ def _placed(
 def _bad(what: str, reason: str) -> ScreeningError:
     return ScreeningError(
         "BadArchive",
-        f"the archive {what} is broken: {reason}; the file was damaged on its way or at its source, compare "
+        f"the archive {what} is broken: {reason}; the file was damaged in transit or at its source: compare "
         "its sha256 or upload it again",
     )

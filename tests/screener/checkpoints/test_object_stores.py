@@ -100,7 +100,7 @@ def test_a_tokenizer_from_elsewhere(s3_server, proxied, tmp_path):
         assert [c.gaps["cosine"].mean for c in result.checkpoints] == [expected], result.failed
     (failure,) = screen([addresses[0]]).failed
     assert failure.error == "TokenizerNotFound"
-    assert "name another place of it with" in failure.message
+    assert "name a tokenizer with" in failure.message
     with pytest.raises(UsageError, match="tokenizer"):
         screen([addresses[0]], tokenizer=str(bare))
 

@@ -94,7 +94,9 @@ def test_a_list_alone_is_never_called_chance(tmp_path):
     assert found.overall.high < 0.65
     assert found.answer()[0].startswith(NOT_ENOUGH)
     assert "pairs with results" in found.answer()[0]
-    missed = "Whether the list misses better ones is not known: no other was drawn at random"
+    missed = (
+        "It is unknown whether the list misses better checkpoints: none of the others was drawn at random"
+    )
     assert missed in " ".join(found.answer())
 
 
@@ -144,8 +146,8 @@ def test_missing_results_are_named_and_hours_are_counted(tmp_path):
     manifest, accuracies = planted([20], 0.5, listed=4, audit=3)
     known = [c for c in manifest.candidates if chosen(c) and c.target.repo != "org/g0-1"]
     answer = verdict(tmp_path, manifest, accuracies, known=known.__contains__, hours=1.5).answer()
-    assert "1 of those to be evaluated has no result: org/g0-1." in answer
-    assert "GPU hours: 10.5 in place of 30, 19.5 saved." in answer
+    assert "1 of the checkpoints to evaluate has no result: org/g0-1." in answer
+    assert "GPU hours: 10.5 instead of 30, 19.5 saved." in answer
     whole = verdict(tmp_path, manifest, accuracies)
     assert not [s for s in whole.answer() if "no result" in s or "GPU" in s]
 
@@ -161,7 +163,7 @@ def test_several_groups_are_compared_only_inside_each(tmp_path):
     found = verdict(tmp_path, manifest, [own - 2 * shift for own, shift in places])
     assert (found.overall.spearman, found.overall.right) == (1, 1)
     assert found.answer()[0].startswith("The screen works on these 18 results: 100% of pairs")
-    apart = "Distinguished from chance by itself, all 3 groups counted: fam · 0B (right order)"
+    apart = "Groups that differ from chance on their own, corrected for all 3: fam · 0B (right order)"
     assert found.answer()[1].startswith(apart)
     lists = "The lists contain the best of 3 of 3 groups with all results; they lose 0 on average."
     assert lists in found.answer()

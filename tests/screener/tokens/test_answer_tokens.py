@@ -135,7 +135,7 @@ def test_a_set_of_a_base_holds_in_its_tokenizer_with_any_added_tokens():
     found = answers(pieces=("Ġ3", "Ġhouse", "Ġ1", "<s>", "Ġ2"), tokenizer=base.digest, base="org/base")
     rows = [(" 3", 2), (" 1", 0), (" 2", 1)]
     assert [(t.text, t.id) for t in resolve_answers(found, tuned, REFERENCE)] == rows
-    with pytest.raises(ScreeningError, match="found by org/base, whose tokenizer differs") as refused:
+    with pytest.raises(ScreeningError, match="come from org/base, whose tokenizer differs") as refused:
         resolve_answers(found, other, REFERENCE)
     assert refused.value.code == "TokenizerMismatch"
 
@@ -159,7 +159,7 @@ def test_bundled_sets_load_by_every_name_and_are_no_domains():
     [
         ("hellaswag", "hellaswag has no answer tokens: its choices are whole sentences; "),
         ("arc_easy_dispersion", "arc_easy has no answer tokens: its choices are phrases"),
-        ("mmlu_anatomi", "no answer tokens of a task 'mmlu_anatomi'; did you mean mmlu_anatomy"),
+        ("mmlu_anatomi", "the task 'mmlu_anatomi' has no bundled answer tokens; did you mean mmlu_anatomy"),
         ("blimp", "`dispersion tokens blimp -o set.yaml` makes the set"),
         ("missing.yaml", "expected a readable YAML file"),
         ({"answers": {" 1": 2}, "pieces": ["Ġ1"]}, "either `answers`, or `pieces`"),

@@ -90,11 +90,11 @@ def test_a_file_that_is_not_utf_8(tmp_path):
     ("name", "message"),
     [
         ("maths", "did you mean math?; bundled: code, "),
-        ("math:digit", "there is no group 'digit'; did you mean digits?; there are digits, operators, "),
+        ("math:digit", "unknown group 'digit'; did you mean digits?; expected one of digits, operators, "),
         ("missing.yaml", "missing.yaml: expected a readable YAML file, got No such file or directory"),
-        ("math:", "there is no token set 'math:'"),
+        ("math:", "unknown token set 'math:'"),
         ("code:bare,space", "expected one variant, got bare and space"),
-        ("code:bear", "and the variants bare and space"),
+        ("code:bear", "or a variant (bare, space)"),
         ("legal:archaisms", "expected at least 20 words (`min_tokens`) in archaisms, got 13; take more"),
     ],
 )

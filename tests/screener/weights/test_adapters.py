@@ -203,7 +203,7 @@ def test_g_is_that_of_the_merged_folder_or_level_with_the_bases(base, tmp_path, 
     assert ours.ratio.mean == pytest.approx(theirs.ratio.mean, abs=1e-5)
     assert (level.gaps["cosine"].mean, level.rank) == (plain.gaps["cosine"].mean, plain.rank)
     assert level.tied_with == plain.tied_with
-    assert level.notes == (f"same rows as its base {base}: G cannot tell them apart",)
+    assert level.notes == (f"same rows as its base {base}: G cannot distinguish them",)
     assert main([str(attention), str(base), "--fail-if-below", str(base), "-q"]) == 0
     assert "same rows as its base" in capsys.readouterr().out
 
@@ -227,7 +227,7 @@ def test_a_final_norm_that_the_adapter_changes_is_the_adapters(untied, tmp_path)
         ("/home/me/models/base", "AdapterOnly", "a path on the machine that trained"),
         ("org/missing", "RepoNotFound", "org/missing"),
         ("org/adapter", "AdapterOnly", "its base org/adapter: cannot be screened because it holds only"),
-        (7, "BadConfig", "names no base"),
+        (7, "BadConfig", "does not name the base"),
     ],
 )
 def test_bases_that_cannot_be_opened(hub, tmp_path, untied, monkeypatch, name, code, says):
@@ -240,7 +240,7 @@ def test_bases_that_cannot_be_opened(hub, tmp_path, untied, monkeypatch, name, c
     assert says in failed.message
 
 
-TOKENS_LEFT_OPEN = "does not say of which tokens the 3 rows"
+TOKENS_LEFT_OPEN = "does not say to which tokens the 3 rows"
 
 
 @pytest.mark.parametrize(
@@ -250,10 +250,10 @@ TOKENS_LEFT_OPEN = "does not say of which tokens the 3 rows"
         (HEADS["head"], {"peft_type": "VERA"}, "(VERA) that changes lm_head"),
         (HEADS["head"], {"alora_invocation_tokens": [1]}, "sets alora_invocation_tokens"),
         (HEADS["head"], {"use_qalora": True}, "sets use_qalora"),
-        (HEADS["head"], {"use_dora": True}, "use_dora=True and not the magnitudes"),
+        (HEADS["head"], {"use_dora": True}, "use_dora=True without the matching magnitudes"),
         (HEADS["head"], {"lora_alpha": "six"}, "lora_alpha 'six'"),
-        (HEADS["head"], {"alpha_pattern": {r"(\w+)+!": 3}}, "which is not followed"),
-        (lora(target_modules=["embed_tokens"], use_dora=True), {}, "whose lengths run over all rows"),
+        (HEADS["head"], {"alpha_pattern": {r"(\w+)+!": 3}}, "which is not supported"),
+        (lora(target_modules=["embed_tokens"], use_dora=True), {}, "whose lengths depend on all rows"),
         (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 7]}, TOKENS_LEFT_OPEN),
         (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 3, 7]}, TOKENS_LEFT_OPEN),
         (EMBEDDINGS["tokens"], {"trainable_token_indices": [3, 7, -1]}, TOKENS_LEFT_OPEN),

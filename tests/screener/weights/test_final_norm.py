@@ -93,11 +93,11 @@ def test_kinds_of_norm(tmp_path, config, changes, kind, plus):
 @pytest.mark.parametrize(
     ("config", "norm", "reason"),
     [
-        ({}, "model.norm.weight", "config.json names no model_type"),
+        ({}, "model.norm.weight", "config.json has no model_type"),
         ({"model_type": "foo"}, "model.norm.weight", "the norm of foo is not known"),
         ({"model_type": "llama", "text_config": {"model_type": "foo"}}, "model.norm.weight", "norm of foo"),
         ({"model_type": "hf_olmo", "layer_norm_type": "new"}, "model.norm.weight", "the norm of hf_olmo"),
-        ({"model_type": "llama"}, "model.last.weight", "no final norm of a known name is stored"),
+        ({"model_type": "llama"}, "model.last.weight", "no final norm with a known name is stored"),
     ],
 )
 def test_what_is_not_known_is_said(tmp_path, config, norm, reason):

@@ -102,19 +102,24 @@ def test_a_tied_embedding_and_scales_in_another_shard(tmp_path):
     [
         (codes(), {"weight_scale": (5, 2)}, None, "blocks of no known size"),
         (codes(), {"weight_scale": (2, 2, 2)}, None, "of shape (2, 2, 2)"),
-        (codes(), {"weight_scale": (V, 1), "weight_zero_point": (V, 1)}, None, "weight_zero_point beside it"),
-        (codes(), {"weight_scale": (V, 1), "weight_scale_2": (1,)}, None, "weight_scale_2 beside it"),
-        (codes(), {"weight_scale": (V, 1), "weight_scale_inv": (V, 1)}, None, "weight_scale beside it"),
-        (codes(), {"scale": (3, 2)}, None, "lm_head.scale beside it"),
-        (codes(), {"SCB": (V,)}, None, "lm_head.SCB beside it"),
-        (codes(), {"lora_A.weight": (2, D)}, None, "lm_head.lora_A.weight beside it"),
+        (
+            codes(),
+            {"weight_scale": (V, 1), "weight_zero_point": (V, 1)},
+            None,
+            "weight_zero_point next to it",
+        ),
+        (codes(), {"weight_scale": (V, 1), "weight_scale_2": (1,)}, None, "weight_scale_2 next to it"),
+        (codes(), {"weight_scale": (V, 1), "weight_scale_inv": (V, 1)}, None, "weight_scale next to it"),
+        (codes(), {"scale": (3, 2)}, None, "lm_head.scale next to it"),
+        (codes(), {"SCB": (V,)}, None, "lm_head.SCB next to it"),
+        (codes(), {"lora_A.weight": (2, D)}, None, "lm_head.lora_A.weight next to it"),
         (codes(), {"weight_scale_inv": (3, 2)}, [64, 64], "no known size"),
         # 250 rows in two blocks: of 128 and 122, or of 125 each?
         (codes(250), {"weight_scale_inv": (2, 2)}, None, "no known size"),
         (codes(250), {"weight_scale_inv": (2, 2)}, [128, 128], None),
         (codes(), {}, [128, 128], "without the scales"),
         (codes(), {}, None, None),
-        (codes().bfloat16(), {"weight_scale": (V, 1)}, None, "as BF16 with lm_head.weight_scale beside it"),
+        (codes().bfloat16(), {"weight_scale": (V, 1)}, None, "as BF16 with lm_head.weight_scale next to it"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(tmp_path, weight, beside, block, says):

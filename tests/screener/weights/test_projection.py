@@ -35,7 +35,7 @@ def test_a_head_under_an_unknown_wrapper_is_found_and_a_draft_head_is_not():
 @pytest.mark.parametrize(
     ("config", "warning"),
     [
-        ({"tie_word_embeddings": True}, "lm_head.weight is stored: the stored one was read"),
+        ({"tie_word_embeddings": True}, "lm_head.weight is stored: the stored head was read"),
         ({"model_type": "llama", "vocab_size": V - 5}, None),  # padding
         ({"model_type": "llama", "vocab_size": V + 5}, f"only {V} rows are stored"),
     ],
