@@ -41,7 +41,7 @@ BEGIN, END = "<!-- part A: made by `make validity-page` -->", "<!-- end of part 
 PLOT = "plots/mixtures-points.svg"
 TUNED, RACE = "fine-tunes.md", "race.md"
 BY_HAND = "<!-- written by hand -->\n"
-MARKS = {HOLDS: "✅", PART: "🟡", FAILS: "❌", INCONCLUSIVE: "❔", UNTESTED: "▫️"}
+MARKS = {HOLDS: "✓", PART: "◐", FAILS: "✗", INCONCLUSIVE: "?", UNTESTED: "–"}
 
 
 def cell(value: object) -> str:
