@@ -62,8 +62,7 @@ def _race(plan: Plan, contest: Contest, resources: dict[str, float], scheduler: 
 
     # Again where one failed that had dropped others, or a node was lost before its trial began.
     while going := [e.label for e in plan.raced if contest.standing.get(e.label, "running") == "running"]:
-        # Tune speaks even at verbosity 0.
-        with tempfile.TemporaryDirectory() as state, contextlib.redirect_stdout(io.StringIO()):
+        with tempfile.TemporaryDirectory() as state:
             retries = tune.FailureConfig(max_failures=_RETRIES)
             tuner = tune.Tuner(
                 tune.with_resources(_trial(plan, contest.questions), resources),
@@ -163,7 +162,9 @@ def _cluster() -> Iterator[float]:
             f"--engine ray: expected RAY_ADDRESS to be host:port of a Ray cluster, got {address} ({error}); "
             "look with `ray status`, or unset it for a cluster of this machine's own"
         ) from error
-    try:
-        yield max(node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"])
-    finally:
-        ray.shutdown()
+    # Tune prints even at verbosity 0, and Ray the end of a node whenever it hears of it.
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            yield max(node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"])
+        finally:
+            ray.shutdown()
