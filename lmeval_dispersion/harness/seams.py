@@ -316,6 +316,7 @@ def loaded_tasks(
     ours = [] if install.status().state == "enabled" else [str(install.tasks_path())]
     theirs = [include_path] if isinstance(include_path, str) else include_path or ()
     manager = TaskManager(include_path=[*ours, *theirs])
+    _seed()  # tasks such as gpqa shuffle choices as they are loaded
     stock = [name.strip().removesuffix("_dispersion") for name in names.split(",")]
     for name in stock:
         if name not in manager.all_tasks:
@@ -387,11 +388,16 @@ def evaluated(
             asked: Callable[..., Any] = lambda original, docs=docs, **_: iter(docs)  # noqa: E731
             stack.enter_context(shadowed(task, {"build_all_requests": built, "doc_iterator": asked}))
         stack.enter_context(redirect_stderr(StringIO()))
-        random.seed(DEFAULT_RANDOM_SEED)
-        np.random.seed(DEFAULT_OTHER_SEED)
-        torch.manual_seed(DEFAULT_OTHER_SEED)
+        _seed()
         chosen_tasks = {"tasks": {name: tasks[name] for name in requests}, "groups": {}}
         return evaluate(lm, chosen_tasks, samples=samples, bootstrap_iters=0, **options)  # type: ignore[no-any-return]
+
+
+def _seed() -> None:
+    """Seed as lm-eval does."""
+    random.seed(DEFAULT_RANDOM_SEED)
+    np.random.seed(DEFAULT_OTHER_SEED)
+    torch.manual_seed(DEFAULT_OTHER_SEED)
 
 
 def _fresh(request: Any, number: int) -> Any:

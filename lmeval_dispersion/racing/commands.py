@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("how").add_argument
     add("--error", type=float, default=ERROR, metavar="X", help=_ERROR)
     add("--margin", type=float, default=MARGIN, metavar="X", help=_MARGIN)
-    add("--metric", metavar="[FILTER/]METRIC", help="what scores a question (default: the task's first)")
+    add("--metric", metavar="[FILTER/]METRIC", help="what scores a question (default: acc, exact_match, …)")
     less = "drop also by the probability of the right answer, where the score is lower too"
     add("--by-probability", action="store_true", help=less)
     beside = "side by side on the Ray cluster of RAY_ADDRESS, or of this machine (default: one by one)"
@@ -76,10 +76,12 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
     if not (args.demo or args.replay):
         return _race(args, output)
-    if args.checkpoints:
-        raise UsageError(f"--demo and --replay race what is recorded; leave out {args.checkpoints[0]}")
-    if not (0 < args.error < 1 and 0 <= args.margin < 1):
-        raise UsageError(f"expected --error and --margin from 0 to 1, got {args.error} and {args.margin}")
+    live = ("family", "domain", "base", "tasks", "metric", "limit", "engine", "output_path")
+    if unused := [*args.checkpoints, *(f"--{name}" for name in live if getattr(args, name) is not None)]:
+        raise UsageError(f"--demo and --replay race what is recorded; leave out {unused[0]}")
+    if not (0 < args.error < 1 and 0 <= args.margin < 1 and args.seed >= 0):
+        got = f"{args.error}, {args.margin} and {args.seed}"
+        raise UsageError(f"expected --error and --margin from 0 to 1, --seed of at least 0, got {got}")
     rule = {name: getattr(args, name) for name in ("seed", "error", "margin", "by_probability")}
     if args.demo:
         output.write(replay.demo(**rule).document())

@@ -105,7 +105,7 @@ class Contest:
         allowed = self._allowed()
         if is_below(difference, self.questions, allowed):
             return "behind"
-        if self.by_probability and difference.mean() <= -self.margin:
+        if self.by_probability and 0 > difference.mean() <= -self.margin:
             chances = mine.probability[:n] - theirs.probability[:n]
             if not np.isnan(chances).any() and is_below(chances, self.questions, allowed):
                 return "behind"

@@ -12,6 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -83,11 +84,14 @@ class Evaluation:
         return ", ".join(dict.fromkeys(names))
 
     def identity(self) -> dict[str, list[str]]:
-        """Task -> its version, and a hash of how it asks."""
+        """Task -> its version, and hashes of how it asks and of its documents."""
         shape: dict[str, Any] = {"chat_template": str(self.chat) if self.chat else None, "system": None}
         shape |= {"multiturn": bool(self.chat), "fewshot_seed": seams.DEFAULT_OTHER_SEED}
         prompts = {name: prompt_manifest(vars(task.config), **shape) for name, task in self.tasks.items()}
-        return {name: [str(self.tasks[name].VERSION), prompts[name]["prompt_format"]] for name in prompts}
+        text = partial(json.dumps, default=lambda value: type(value).__name__)  # an image's has an address
+        asked = {name: hashed("".join(map(text, task.eval_docs))) for name, task in self.tasks.items()}
+        shown = {name: prompts[name]["prompt_format"] for name in prompts}
+        return {name: [str(self.tasks[name].VERSION), shown[name], asked[name]] for name in prompts}
 
     def ask(self, lm: Any, begin: int, end: int) -> dict[str, Any]:
         """lm-eval's results of a model on the questions ``begin`` to ``end``, samples included."""

@@ -61,6 +61,10 @@ def lineup(
         UsageError: Nothing is named, or it is not known which tokens the tasks' answers consist of.
     """
     content, notes = manifest_in(named), list[str]()
+    unscreened = content or (all and not isinstance(named, Result))
+    of_screen = {"base": base, "domain": domain, "audit-sample": audit_sample}
+    if unscreened and (unused := [name for name, value in of_screen.items() if value]):
+        raise UsageError(f"--{unused[0]} is of a screen, which --all and a list go without; leave it out")
     if not content and all and not isinstance(named, Result):
         return _named(named, family)
     if not content:
@@ -75,7 +79,7 @@ def lineup(
         )
     candidates = shortlist_manifest(content, FILE).candidates
     entries = [
-        Entry(target.label, target.arguments(c.revision), c.rank, c.chosen or ("named" if all else None))
+        Entry(target.label, target.arguments(c.revision), c.rank, "named" if all else c.chosen)
         for target, c in zip(labelled([c.target for c in candidates]), candidates, strict=True)
     ]
     # The best of each group first; what was drawn at random comes last.

@@ -121,7 +121,8 @@ class Plan:
             seconds=self.seconds,
             wall=wall,
             failed=self.failed,
-            not_loaded=[e.label for e in entries if e.label not in {**contest.answered, **self.failed}],
+            waiting=[e.label for e in self.raced if e.label not in {**contest.answered, **self.failed}],
+            not_loaded=[e.label for e in entries if not e.chosen],
             audit_sample=[entry.label for entry in entries if entry.chosen == "audit"],
             notes=self.lineup.notes,
         )

@@ -17,7 +17,7 @@ from lmeval_dispersion.report.cells import short_names
 from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.statistics import LEVEL
 
-#: ``unfinished``: was still in when the race was interrupted.
+#: ``unfinished``: was still in, or not asked yet, when the race was interrupted.
 Status = Literal["best", "behind", "within", "unfinished", "not loaded", "failed"]
 _COLOURS: Mapping[Status, str] = {"best": "var(--series-1)", "within": "var(--series-2)"}
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -112,7 +112,7 @@ class Race(Report):
         return {
             "amount": f"{100 * best.mean():.1f} %" if right else f"{self.metric} {best.mean():.3f}",
             "rivals": {row.status for row in rivals},
-            "unfinished": [row.label for row in rivals if row.status == "unfinished"],
+            "unfinished": [row.label for row in self.checkpoints if row.status == "unfinished"],
             "by_probability": self.by_probability
             and any(not np.isnan(self._answered[label].probability).any() for label in early),
             "sample": self._sampled(),
@@ -127,13 +127,15 @@ class Race(Report):
         others = [row for row in self._judged() if row.label in self.audit_sample]
         whole = [row for row in self._judged() if row.questions == self.questions_all // self.of]
         best = max((row.score or 0.0 for row in whole if row not in others), default=None)
-        if not others or best is None or any(row.status == "unfinished" for row in others):
+        if not others or best is None or any(row.status == "unfinished" for row in self.checkpoints):
             return ""
         better = [row.label for row in whole if row in others and (row.score or 0.0) - best > self.margin]
         n, left = len(others), len(others) + sum(row.status == "not loaded" for row in self.checkpoints)
         more = f" by more than {self.margin:g}" if self.margin else ""
         if better:
             return f"Of {n} random others, {listed(better)} did better{more}: race more of the list."
+        if sum(row.rank == 1 for row in self.checkpoints) > 1:  # of each group as many, small or large
+            return f"None of {n} random others did better{more}."
         # The most that a sample without any does not rule out (hypergeometric).
         most = max(k for k in range(left) if comb(left - k, n) > (1 - LEVEL) * comb(left, n))
         of = f"of the {left} that the screen left out at most {most} would ({100 * LEVEL:.0f} % confidence)"
@@ -143,19 +145,23 @@ class Race(Report):
 def race_of(
     contest: Contest, *, task: str, metric: str, of: int, seed: int = 0, wall: float | None = None,
     ranks: Mapping[str, int] = _NONE, seconds: Mapping[str, float] = _NONE, failed: Mapping[str, str] = _NONE,
-    not_loaded: Sequence[str] = (), audit_sample: Sequence[str] = (), notes: Sequence[str] = (),
+    waiting: Sequence[str] = (), not_loaded: Sequence[str] = (), audit_sample: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> Race:  # fmt: skip
     """The result of a contest, interrupted or not, whose arguments are attributes of :class:`Race`.
 
     By label, ``ranks`` are those of the screen, ``seconds`` those to load and ask (their sum is the race's
-    without ``wall``), and ``failed`` says why, in a sentence; ``not_loaded`` is in the screen's order.
+    without ``wall``), and ``failed`` says why, in a sentence; ``waiting`` were to be asked when the race was
+    interrupted; ``not_loaded`` is in the screen's order.
     """
     best, rows = contest.best, []
-    for label in {**contest.answered, **dict.fromkeys([*failed, *not_loaded])}:
+    for label in {**contest.answered, **dict.fromkeys([*failed, *waiting, *not_loaded])}:
         scores = contest.answered.get(label, NOTHING).score
         n, mean = len(scores), float(scores.mean()) if len(scores) else None
         se = float(scores.std(ddof=1)) / n**0.5 if n > 1 else None
         status, outcome = _status(contest, label, best) if n else ("not loaded", "not loaded")
+        if label in waiting:
+            status = outcome = "unfinished"
         if label in failed and label != best:
             status = outcome = "failed"
         times = (seconds.get(label), failed.get(label, ""))

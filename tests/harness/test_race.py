@@ -145,7 +145,8 @@ def test_ctrl_c_prints_what_is_known(
 
     with monkeypatch.context() as patch:
         patch.setattr(Evaluation, "ask", interrupted)
-        assert raced(capsys, *given, code=130)["best"] == "sums-80"
+        stopped = raced(capsys, *given, code=130)
+    assert [c["status"] for c in stopped["checkpoints"]] == ["best", "unfinished"]
     assert raced(capsys, *given)["loaded"] == 2
 
 
@@ -243,6 +244,7 @@ def test_the_screen_comes_first_and_verify_judges_it(
         (["--tasks", "lengths"], "lengths: expected --metric with a score from 0 to 1 for each question"),
         (["--tasks", "lengths", "--metric", "characters"], "expected scores from 0 to 1, got characters"),
         (["--error", "1"], "expected --error and --margin from 0 to 1"),
+        (["--base", "base"], "--base is of a screen, which --all and a list go without; leave it out"),
         (["--limit", "0"], "--limit of at least 1, got 0.05, 0.01 and 0"),
         (["--model", "nothing"], "lm-eval has no --model 'nothing'"),
         (["--output_path", "{out}", "--seed", "1"], "is of a race with another seed (0, now 1)"),
@@ -270,6 +272,34 @@ def test_what_cannot_be_raced_is_one_sentence(
         given += ["--limit", "25"]
     assert main([*given, *(word.format(out=tmp_path / "out") for word in more)]) in (1, 2)
     assert sentence in capsys.readouterr().err
+
+
+def test_after_other_questions_of_the_same_name_a_race_does_not_go_on(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = shutil.copytree(tasks, tmp_path / "tasks")
+    (mine / "sums.yaml").write_text((mine / "sums.yaml").read_text().replace(str(tasks), str(mine)))
+    given = words(mine, tmp_path / "out", "sums-80")
+    raced(capsys, *given)
+    (mine / "sums.jsonl").write_text((mine / "sums.jsonl").read_text().replace("+1", "+2"))
+    assert main(given) == 2
+    assert "is of a race with another prompts" in capsys.readouterr().err
+
+
+def test_choices_that_a_task_shuffles_as_it_is_loaded_are_the_same_each_time(
+    in_world: Path, tasks: Path, tmp_path: Path
+) -> None:
+    """As gpqa does; else a race that goes on, and each worker, would ask other questions."""
+    for name in ("sums.yaml", "sums.jsonl"):
+        shutil.copy(tasks / name, tmp_path)
+    (tmp_path / "shuffled.py").write_text(
+        "import random\n\n\ndef docs(split):\n"
+        "    drawn = [random.random() for _ in split]\n    return split.add_column('drawn', drawn)"
+    )
+    content = (tmp_path / "sums.yaml").read_text()
+    (tmp_path / "sums.yaml").write_text(content + "\nprocess_docs: !function shuffled.docs\n")
+    again = [Evaluation("sums", include_path=str(tmp_path)).identity() for _ in range(2)]
+    assert again[0] == again[1]
 
 
 def test_without_known_answer_tokens_a_domain_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

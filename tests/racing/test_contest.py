@@ -126,6 +126,17 @@ def test_probability_drops_sooner_but_never_names_the_best() -> None:
     assert surer.mean(surer.best) == max(map(surer.mean, surer.answered))
 
 
+@pytest.mark.parametrize(("right", "standing"), [(0.5, "running"), (0.45, "behind")])
+def test_without_a_margin_probability_drops_only_whom_the_score_puts_behind(
+    right: float, standing: str
+) -> None:
+    contest, even = Contest(N, margin=0.0, by_probability=True), np.arange(N) % 2 * 1.0
+    contest.add("first", Scores(even, np.full(N, 0.9)))
+    mine = even[:100].copy()
+    mine[1 : round(200 * (0.5 - right)) : 2] = 0
+    assert contest.add("second", Scores(mine, np.full(100, 0.1))) == standing
+
+
 def test_whom_a_failed_checkpoint_alone_had_dropped_runs_again() -> None:
     right = {"giant": 1.0, "good": 0.5, "bad": 0.0}
     contest = Contest(N, side_by_side=3, margin=0.0)

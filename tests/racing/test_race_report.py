@@ -47,7 +47,10 @@ def said(result: Race) -> str:
 ALL = {
     "won": race(WON), "close": race(CLOSE), "dropped": race(DROPPED),
     "equal": race(EQUAL, options={"margin": 0.0}),
-    "stopped": race(STOPPED), "never": race(NEVER), "alone": race({"a": WON["a"]}),
+    "stopped": race(STOPPED),
+    "early": race({"a": WON["a"]}, waiting=["b", "c"], audit_sample=["c"], **LISTED),
+    "groups": race(WON, of=9, not_loaded=list("defghi"), ranks={**RANKS, "b": 1, "c": 2}, audit_sample=["c"]),
+    "never": race(NEVER), "alone": race({"a": WON["a"]}),
     "quick": race(WON, options={"by_probability": True}),
     "listed": race(WON, **LISTED),
     "timed": race(WON, seconds={"a": 200.0, "b": 40.0}), "short": race(WON, wall=35.2),
@@ -65,28 +68,31 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
     ("sentence", "races"),
     [
         ("Best: a, 95.0 % of gsm8k; better than all others raced (error ≤ 5 %).",
-         "won quick listed timed short failed noted sampled"),
+         "won quick listed timed short failed noted sampled groups"),
         ("Best: z, 100.0 % of gsm8k; better than all others raced (error ≤ 5 %).", "missed"),
         ("Best: a, exact_match 0.475 of gsm8k; better than all others raced (error ≤ 5 %).", "partial"),
         ("better than all others raced, or within 0.01 of them (error ≤ 5 %).", "close dropped"),
         ("Best: a, 95.0 % of gsm8k; no other raced is better (error ≤ 5 %).", "equal"),
         ("Best: a, 95.0 % of gsm8k; no other was raced.", "alone"),
         ("Best so far: a, 95.0 % of gsm8k; still in: b. The same command goes on.", "stopped"),
+        ("Best so far: a, 95.0 % of gsm8k; still in: b and c. The same command goes on.", "early"),
+        ("1 of 9 checkpoints loaded, 200 of 1,800 questions asked (11 %).", "early"),
         ("No best yet: no checkpoint was asked all 200 questions of gsm8k; the same command", "never"),
         ("3 of 3 checkpoints loaded, 325 of 600 questions asked (54 %).",
          "won quick stopped failed noted partial"),
-        ("3 of 9 checkpoints loaded, 325 of 1,800 questions asked (18 %).", "listed sampled"),
+        ("3 of 9 checkpoints loaded, 325 of 1,800 questions asked (18 %).", "listed sampled groups"),
         ("questions asked (54 %), 4 min.", "timed"),
         ("questions asked (54 %), 35 s.", "short"),
-        ("The probability of the right answer dropped others too", "quick"),
+        ("The probability of the right answer could drop others too", "quick"),
         ("None of 1 random others did better by more than 0.01; of the 7", "sampled"),
+        ("None of 1 random others did better by more than 0.01. ", "groups"),
         ("Of 2 random others, z did better by more than 0.01: race more of the list.", "missed"),
         ("x failed: It has no weights.", "failed"),
         ("Recorded.", "noted"),
         ("within 0.01 |", "close"),
         ("at most 0.01 better", "dropped"),
         ("equal |", "equal"),
-        ("behind after 50", "won quick listed timed short failed noted partial sampled missed"),
+        ("behind after 50", "won quick listed timed short failed noted partial sampled missed groups"),
     ],
 )  # fmt: skip
 def test_a_sentence_stands_on_its_data_and_on_no_other(sentence: str, races: str) -> None:
@@ -95,7 +101,7 @@ def test_a_sentence_stands_on_its_data_and_on_no_other(sentence: str, races: str
 
 def test_probability_is_named_only_where_it_could_drop_a_checkpoint() -> None:
     quick = {"by_probability": True}
-    sentence = "The probability of the right answer dropped others too"
+    sentence = "The probability of the right answer could drop others too"
     assert sentence not in said(race({"a": WON["a"], "b": (40, 50, "behind")}, options=quick, choices=False))
     assert sentence not in said(race(CLOSE | {"c": (30, N, "complete")}, options=quick))
 
@@ -107,7 +113,7 @@ def test_the_cost_of_the_rest_is_said_where_it_was_measured_and_a_screen_left_so
     monkeypatch.setattr(report, "LOST", None)
     assert "Not loading the rest" not in said(ALL["listed"])  # not measured
     monkeypatch.setattr(report, "LOST", (0.003, 0.001, 0.006, "8 groups"))
-    assert {name for name, result in ALL.items() if sentence in said(result)} == {"listed"}
+    assert {name for name, result in ALL.items() if sentence in said(result)} == {"listed", "early"}
 
 
 def test_the_most_that_a_sample_leaves_possible_is_the_one_of_counted_draws() -> None:

@@ -141,6 +141,21 @@ def test_the_demo_takes_a_second_and_needs_no_torch(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) <= 26
 
 
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--metric", "f1"], "race what is recorded; leave out --metric"),
+        (["list"], "race what is recorded; leave out list"),
+        (["--seed", "-1"], "--seed of at least 0, got 0.05, 0.01 and -1"),
+    ],
+)
+def test_a_recorded_race_refuses_what_it_would_not_use(
+    more: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["race", "--demo", *more]) == 2
+    assert sentence in capsys.readouterr().err
+
+
 def test_a_race_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["race", "--demo", "--replay", "a"])
