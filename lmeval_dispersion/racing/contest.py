@@ -57,8 +57,8 @@ class Contest:
             named that is worse by more than ``margin``.
         margin: Of the score; what differs by no more is not told apart.
         by_probability: Whether a checkpoint is dropped also where its mean probability of the right answer is
-            clearly lower and its score so far is lower by the margin. ``error`` then holds for a best
-            checkpoint that is the best by probability too.
+            clearly lower and its score so far is lower by the margin. ``error`` then holds (one after the
+            other by simulation only) for a best checkpoint that is the best by probability too.
         side_by_side: How many race in all where several race at once, 0 where they come one after the other.
     """
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.harness.cli import failure_sentence
@@ -88,6 +91,24 @@ class Plan:
                     self.seconds[entry.label] = entrant.seconds
                     entrant.close()
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Make the folder, and keep other races out of it."""
+        lock = FileLock(self.folder / ".lock", timeout=0)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except Timeout:
+            raise UsageError(
+                f"another race runs in {self.folder}; wait until it ends, or name another --output_path"
+            ) from None
+        except OSError as error:
+            raise UsageError(f"expected --output_path to be a folder, got {self.folder} ({error})") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
     def keep(self, settings: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
         """Write the settings of a new race, or refuse to go on with one of other settings."""
         now = json.loads(json.dumps(settings))
@@ -99,10 +120,6 @@ class Plan:
                 )
         if kept:
             return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"expected --output_path to be a folder, got {self.folder} ({error})") from error
         if self.lineup.manifest is not None:
             write_whole(self.folder / MANIFEST, json.dumps(self.lineup.manifest, indent=1).encode())
         now |= {"date": self.date, "checkpoints": self.lineup.entries, "notes": self.lineup.notes}

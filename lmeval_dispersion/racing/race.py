@@ -110,18 +110,19 @@ def race(
     settings = {"named": labels, **which, "tasks": tasks, "questions": count, "lm_eval": version("lm_eval")}
     settings |= {"error": error, "margin": margin, "by_probability": by_probability}
     settings |= {key: (options | backend)[key] for key in ("seed", "metric", "model", "model_args")}
-    plan.keep(settings | {"prompts": plan.evaluation.identity()}, kept)
-    contest = Contest(count, error, margin, by_probability, len(plan.raced) if engine else 0)
-    try:
-        if engine:
-            from lmeval_dispersion.racing.tune import race_on_ray
+    with plan.alone():
+        plan.keep(settings | {"prompts": plan.evaluation.identity()}, kept)
+        contest = Contest(count, error, margin, by_probability, len(plan.raced) if engine else 0)
+        try:
+            if engine:
+                from lmeval_dispersion.racing.tune import race_on_ray
 
-            race_on_ray(plan, contest, gpus=gpus_per_checkpoint, hidden=quiet)
-        else:
-            plan.run(contest, quiet=quiet)
-    except KeyboardInterrupt as interrupt:
-        interrupt.race = plan.result(contest, time.perf_counter() - start)  # type: ignore[attr-defined]
-        raise
+                race_on_ray(plan, contest, gpus=gpus_per_checkpoint, hidden=quiet)
+            else:
+                plan.run(contest, quiet=quiet)
+        except KeyboardInterrupt as interrupt:
+            interrupt.race = plan.result(contest, time.perf_counter() - start)  # type: ignore[attr-defined]
+            raise
     if plan.failed and not contest.answered:
         label, said = next(iter(plan.failed.items()))
         raise DispersionError(f"none of the {len(plan.failed)} checkpoints could be raced; {label}: {said}")

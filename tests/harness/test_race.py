@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from filelock import FileLock
 from harness_world import environment, from_folder
 from json_schemas import faults
 from test_next_lm_eval import NEXT
@@ -272,6 +273,18 @@ def test_what_cannot_be_raced_is_one_sentence(
         given += ["--limit", "25"]
     assert main([*given, *(word.format(out=tmp_path / "out") for word in more)]) in (1, 2)
     assert sentence in capsys.readouterr().err
+
+
+def test_two_races_do_not_share_a_folder(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    given = words(tasks, tmp_path / "out", "sums-80")
+    with FileLock(tmp_path / "out" / ".lock"):
+        assert main(given) == 2
+    assert f"another race runs in {tmp_path / 'out'}; wait until it ends" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "race.json").exists()
+    assert raced(capsys, *given)["best"] == "sums-80"
 
 
 def test_after_other_questions_of_the_same_name_a_race_does_not_go_on(
