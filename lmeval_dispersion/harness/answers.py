@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.harness.cli import sentences
+from lmeval_dispersion.harness.failures import sentences
 from lmeval_dispersion.harness.seams import build_requests, loaded_tasks
 from lmeval_dispersion.model.loading import LoadedModel
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
+from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.harness import install
+from lmeval_dispersion.harness.failures import sentences
 from lmeval_dispersion.options import Command, add_column, add_examples, add_layers, add_quiet
 
 
@@ -92,40 +89,6 @@ def _run(args: argparse.Namespace) -> int:
     finally:
         sys.argv = before
     return 3 if saving.failures else 0
-
-
-@contextmanager
-def sentences() -> Iterator[None]:
-    """Turn common failures of lm-eval and the Hub into one sentence."""
-    try:
-        yield
-    except DispersionError:
-        raise
-    except Exception as error:
-        if (sentence := failure_sentence(error)) and not os.environ.get("DISPERSION_DEBUG"):
-            raise DispersionError(sentence) from error
-        raise
-
-
-def failure_sentence(error: Exception) -> str | None:
-    """One sentence for a common failure; None for a defect, which needs its traceback."""
-    text = str(error).strip()
-    first = text.splitlines()[0].rstrip(".") if text else type(error).__name__
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    if "OutOfMemoryError" in kinds or "out of memory" in text.lower() or isinstance(error, MemoryError):
-        return f"out of memory: {first}; lower --batch_size, or try --batch_size auto"
-    if text.startswith("Tasks not found"):
-        names = first.partition(": ")[2].split(",")
-        near = [n for name in names for n in difflib.get_close_matches(name.strip(), install.task_names())]
-        hint = f"did you mean {', '.join(near[:3])}?" if near else "`dispersion run ls tasks` lists them"
-        return f"{first}; {hint}"
-    if text.startswith("Attempted to load model"):
-        return f"{first}; dispersion tasks need --model hf"
-    if "chat_template" in text or "chat template" in text:
-        return f"{first}; leave --apply_chat_template out, or use a model whose tokenizer has a template"
-    if isinstance(error, OSError):
-        return f"{first}; check the name of the model or data set, and the network"
-    return None
 
 
 def _embed_arguments(parser: argparse.ArgumentParser) -> None:

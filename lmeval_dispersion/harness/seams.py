@@ -65,6 +65,7 @@ from transformers.utils.logging import disable_progress_bar
 from lmeval_dispersion import errors
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
 from lmeval_dispersion.harness import install
+from lmeval_dispersion.harness.failures import sentences
 
 Parts = tuple[Any, ...]
 
@@ -323,7 +324,8 @@ def loaded_tasks(
             near = difflib.get_close_matches(name, manager.all_tasks, n=3)
             hint = f"did you mean {', '.join(near)}?" if near else "`dispersion run ls tasks` lists them"
             raise UsageError(f"lm-eval has no task {name!r}; {hint}")
-    tasks: dict[str, Any] = manager.load(stock)["tasks"]
+    with sentences():
+        tasks: dict[str, Any] = manager.load(stock)["tasks"]
     for task in tasks.values():
         # A task configured without examples keeps none.
         number = (
@@ -331,6 +333,16 @@ def loaded_tasks(
         )
         task.config.num_fewshot = number or 0
     return tasks
+
+
+def drawn_questions(
+    tasks: Mapping[str, Any], count: int | None, seed: int
+) -> tuple[list[tuple[str, int]], int]:
+    """Task and document of ``count`` random questions (None: all) in random order, and how many there are."""
+    with sentences():  # a task may load its data here
+        every = [(name, i) for name, task in tasks.items() for i in range(len(task.eval_docs))]
+    order = np.random.default_rng(seed).permutation(len(every))[:count]
+    return [every[i] for i in order], len(every)
 
 
 def build_requests(task: Any, **options: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -18,7 +17,7 @@ from lmeval_screener.targets import Target, labelled, parse_targets
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.evidence import worth
-from lmeval_dispersion.harness.cli import failure_sentence
+from lmeval_dispersion.harness.failures import checkpoint_failure
 from lmeval_dispersion.options import add_examples, add_lm_eval, add_output, add_seed
 from lmeval_dispersion.output import Output, progress_bar
 from lmeval_dispersion.report import Col, Report, Table
@@ -203,10 +202,7 @@ def probe(
             except UsageError:
                 raise
             except Exception as error:
-                if os.environ.get("DISPERSION_DEBUG"):
-                    raise
-                said = str(error) if isinstance(error, DispersionError) else failure_sentence(error)
-                failed.append(NotProbed(target.label, said or f"{type(error).__name__}: {error}"))
+                failed.append(NotProbed(target.label, checkpoint_failure(error)))
             del lm
             free_memory()
     if not answered:
@@ -259,18 +255,15 @@ def run(args: argparse.Namespace) -> int:
     targets = parse_targets(args.checkpoints)
     if args.questions < FEWEST:
         raise UsageError(f"expected --questions of at least {FEWEST}, got {args.questions}")
-    try:
-        questions = Questions(
-            args.task,
-            args.questions,
-            seed=args.seed,
-            num_fewshot=args.num_fewshot,
-            include_path=args.include_path,
-            apply_chat_template=args.apply_chat_template,
-            answers=args.answers,
-        )
-    except OSError as error:  # the task's data
-        raise DispersionError(failure_sentence(error) or str(error)) from error
+    questions = Questions(
+        args.task,
+        args.questions,
+        seed=args.seed,
+        num_fewshot=args.num_fewshot,
+        include_path=args.include_path,
+        apply_chat_template=args.apply_chat_template,
+        answers=args.answers,
+    )
     if questions.of < args.questions:
         output.say(f"{questions.name} has {questions.of} questions; all are asked")
     result = probe(

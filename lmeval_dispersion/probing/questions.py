@@ -20,7 +20,7 @@ from lmeval_screener.tokens.vocabulary import Vocabulary
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
-from lmeval_dispersion.harness.seams import built_requests, loaded_tasks, right_choices
+from lmeval_dispersion.harness.seams import built_requests, drawn_questions, loaded_tasks, right_choices
 from lmeval_dispersion.store.samples import right_probability
 
 Array = NDArray[np.float64]
@@ -91,9 +91,7 @@ class Questions:
         for task, loaded in self._tasks.items():
             if loaded.OUTPUT_TYPE not in _KINDS:
                 raise UsageError(f"{task} asks no questions ({loaded.OUTPUT_TYPE}); expected one of {_KINDS}")
-        every = [(task, i) for task, loaded in self._tasks.items() for i in range(len(loaded.eval_docs))]
-        order = np.random.default_rng(seed).permutation(len(every))[:count]
-        self.of, self._places = len(every), [every[i] for i in order]
+        self._places, self.of = drawn_questions(self._tasks, count, seed)
         self._chat = apply_chat_template
         self._built: tuple[Any, list[Question]] | None = None
         self._answers: AnswerSet | UsageError

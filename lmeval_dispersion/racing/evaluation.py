@@ -21,7 +21,7 @@ import numpy as np
 
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
 from lmeval_dispersion.harness import seams
-from lmeval_dispersion.harness.cli import failure_sentence
+from lmeval_dispersion.harness.failures import checkpoint_failure, failure_sentence
 from lmeval_dispersion.output import write_whole
 from lmeval_dispersion.racing.contest import NOTHING, Scores
 from lmeval_dispersion.store.identity import hashed, prompt_manifest
@@ -62,9 +62,7 @@ class Evaluation:
     ) -> None:
         self.seed, self._named, self.chat = seed, metric, apply_chat_template
         self.tasks = seams.loaded_tasks(tasks, num_fewshot, include_path)
-        every = [(name, i) for name, task in self.tasks.items() for i in range(len(task.eval_docs))]
-        order = np.random.default_rng(seed).permutation(len(every))[:limit]
-        self.questions = [every[i] for i in order]
+        self.questions, _ = seams.drawn_questions(self.tasks, limit, seed)
         self.judges: dict[str, tuple[str, str]] = {}
         self._options = {"apply_chat_template": self.chat, "fewshot_as_multiturn": bool(self.chat)}
         self._options["confirm_run_unsafe_code"] = confirm_run_unsafe_code
@@ -218,12 +216,10 @@ class Entrant:
         except UsageError:
             raise
         except Exception as error:
-            said = str(error) if isinstance(error, DispersionError) else failure_sentence(error) or ""
-            memory = said.startswith("out of memory") and self._lm is not None and not self._halved
-            if not memory or not seams.halve_batch(self._lm):
-                if os.environ.get("DISPERSION_DEBUG"):
-                    raise
-                raise CheckpointError(said or f"{type(error).__name__}: {error}") from error
+            memory = (failure_sentence(error) or "").startswith("out of memory")
+            again = memory and self._lm is not None and not self._halved
+            if not again or not seams.halve_batch(self._lm):
+                raise CheckpointError(checkpoint_failure(error)) from error
             self._halved = True
         seams.free_memory()  # outside of the handler, whose traceback holds the tensors
         return self._asked(begin, end)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.harness.cli import failure_sentence
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.output import progress_bar, write_whole
 from lmeval_dispersion.racing.contest import Contest, Scores
 from lmeval_dispersion.racing.contest import run as run_checkpoint
@@ -50,10 +49,7 @@ class Plan:
         """The questions; another process loads the tasks itself."""
         from lmeval_dispersion.racing.evaluation import Evaluation
 
-        try:
-            return Evaluation(self.tasks, **self.options)
-        except OSError as error:  # the task's data
-            raise DispersionError(failure_sentence(error) or str(error)) from error
+        return Evaluation(self.tasks, **self.options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "evaluation"}

@@ -11,7 +11,7 @@ import yaml
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.harness import install
-from lmeval_dispersion.harness.cli import failure_sentence
+from lmeval_dispersion.harness.failures import failure_sentence
 from lmeval_dispersion.harness.records import METRICS
 
 
