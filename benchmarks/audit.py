@@ -77,7 +77,8 @@ def run_part(part: str, path: str) -> None:
 
 def audit_part(part: str, run) -> None:
     """One part of the audit of a run."""
-    from lmeval_dispersion.auditing import calibration, mixtures, ranking, slices
+    from lmeval_dispersion.auditing import mixtures, ranking, slices
+    from lmeval_dispersion.auditing.calibrating import calibration
     from lmeval_dispersion.auditing.report import audit
     from lmeval_dispersion.report import render
 

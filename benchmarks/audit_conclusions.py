@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from synthetic import differences_of_equals, subjects_store
 
-from lmeval_dispersion.auditing.calibration import calibrate
+from lmeval_dispersion.auditing.calibrating.calibration import calibrate
 from lmeval_dispersion.auditing.mixtures import Inside, mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.ranking import errors_sentence, ranking_report, ranking_sentence
 from lmeval_dispersion.auditing.run import AuditRun, answers_of, part_of, read_run

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from synthetic import sliced_store
 
-from lmeval_dispersion.auditing.calibrator import fit_calibrator
-from lmeval_dispersion.auditing.prediction import predict
+from lmeval_dispersion.auditing.calibrating.calibrator import fit_calibrator
+from lmeval_dispersion.auditing.calibrating.prediction import predict
 from lmeval_dispersion.auditing.run import labels_of, read_run
 
 KINDS = {

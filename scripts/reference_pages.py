@@ -53,7 +53,7 @@ def public_names() -> Iterator[tuple[str, list[str]]]:
 
 def checkpoint_columns() -> Iterator[tuple[str, str, str]]:
     """Key in JSON, column in CSV and meaning of each value of a checkpoint, metrics as one."""
-    from lmeval_screener import columns
+    from lmeval_screener.result import columns
 
     only = {"": "", "base": "; only in the group of a base", "list": "; only with `--shortlist`"}
     for column in columns.COLUMNS:

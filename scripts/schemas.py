@@ -17,8 +17,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from lmeval_screener.columns import COLUMNS, CheckpointColumn
 from lmeval_screener.ranking import Agreement
+from lmeval_screener.result.columns import COLUMNS, CheckpointColumn
 from lmeval_screener.screened import RankBy
 
 from lmeval_dispersion.geometry import Metric
@@ -30,8 +30,12 @@ RESULTS = {
     "lmeval_dispersion.auditing.report:Audit": "`dispersion audit RUN`: docs/reference/audit.md",
     "lmeval_dispersion.auditing.ranking:Worst": "`dispersion audit RUN --worst N`: docs/reference/audit.md",
     "lmeval_dispersion.auditing.compare:Comparison": "`dispersion compare RUN RUN`: docs/reference/audit.md",
-    "lmeval_dispersion.auditing.calibration:Calibration": "`dispersion calibrate`: docs/reference/audit.md",
-    "lmeval_dispersion.auditing.prediction:Predictions": "`dispersion predict`: docs/reference/audit.md",
+    "lmeval_dispersion.auditing.calibrating.calibration:Calibration": (
+        "`dispersion calibrate`: docs/reference/audit.md"
+    ),
+    "lmeval_dispersion.auditing.calibrating.prediction:Predictions": (
+        "`dispersion predict`: docs/reference/audit.md"
+    ),
     "lmeval_dispersion.probing.probe:Probe": "`dispersion probe`: docs/reference/probe.md",
     "lmeval_dispersion.racing.report:Race": "`dispersion race`: docs/reference/race.md",
     "lmeval_dispersion.racing.replay:Replay": "`dispersion race --replay`: docs/reference/race.md",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lmeval_dispersion.auditing.calibration import calibrate
-from lmeval_dispersion.auditing.calibrator import CLUSTERS, FEATURES
+from lmeval_dispersion.auditing.calibrating.calibration import calibrate
+from lmeval_dispersion.auditing.calibrating.calibrator import CLUSTERS, FEATURES
+from lmeval_dispersion.auditing.calibrating.prediction import predict
 from lmeval_dispersion.auditing.compare import compare_runs
-from lmeval_dispersion.auditing.prediction import predict
 from lmeval_dispersion.auditing.ranking import rank
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import read_run

@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from lmeval_dispersion.auditing.calibration import Calibration, beside_trivial, calibrate, slices_of
-from lmeval_dispersion.auditing.calibrator import FEATURES
+from lmeval_dispersion.auditing.calibrating.calibration import (
+    Calibration,
+    beside_trivial,
+    calibrate,
+    slices_of,
+)
+from lmeval_dispersion.auditing.calibrating.calibrator import FEATURES
 from lmeval_dispersion.auditing.figures import RunReport, shortened
 from lmeval_dispersion.auditing.mixtures import Mixtures, mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.protocol import KINDS, PaperProtocol, paper_protocol

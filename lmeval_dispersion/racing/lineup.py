@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from lmeval_screener.result.result import Result
 from lmeval_screener.screening import add_named, screen
-from lmeval_screener.selection import Selection, select_targets
 from lmeval_screener.shortlist.choice import shortlist
 from lmeval_screener.shortlist.manifest import FILE, manifest_dict, shortlist_manifest
 from lmeval_screener.targets import labelled
+from lmeval_screener.targets.selection import Selection, select_targets
 from lmeval_screener.tokens.answers import load_answers
 
 from lmeval_dispersion.errors import UsageError

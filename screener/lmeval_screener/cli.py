@@ -26,7 +26,7 @@ from lmeval_dispersion.options import (
     exit_code_of,
 )
 from lmeval_dispersion.output import Output, progress_bar
-from lmeval_screener.selection import add_ranking_options, add_selection_options
+from lmeval_screener.targets.selection import add_ranking_options, add_selection_options
 
 if TYPE_CHECKING:
     from lmeval_screener.result.result import Result
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
 
     from lmeval_screener.checkpoints.limits import Allowance
     from lmeval_screener.screening import Screening, add_named, floor_among, session_in
-    from lmeval_screener.selection import select_targets, selection_of
+    from lmeval_screener.targets.selection import select_targets, selection_of
     from lmeval_screener.tokens.resolution import load_domain
     from lmeval_screener.tokens.sets import load_token_set
 

@@ -29,10 +29,10 @@ from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ran
 from lmeval_screener.reading import Reader
 from lmeval_screener.result.result import Gate, Result
 from lmeval_screener.screened import RANK_BY, RANKED, Failed, RankBy, Reading
-from lmeval_screener.selection import Selected, select_targets, selection_of
 from lmeval_screener.targets.families import demo_targets, load_family
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target, parse_target, parse_targets
+from lmeval_screener.targets.selection import Selected, select_targets, selection_of
 from lmeval_screener.tokens.resolution import load_domain
 from lmeval_screener.tokens.sets import TokenSet, load_token_set
 from lmeval_screener.yaml_fields import nearest

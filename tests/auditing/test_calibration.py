@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from synthetic import concluded, sliced_store, subjects_store
 
-from lmeval_dispersion.auditing.calibration import calibrate, label_error
-from lmeval_dispersion.auditing.calibrator import OURS, TRIVIAL, labelled_slices
-from lmeval_dispersion.auditing.prediction import predict
+from lmeval_dispersion.auditing.calibrating.calibration import calibrate, label_error
+from lmeval_dispersion.auditing.calibrating.calibrator import OURS, TRIVIAL, labelled_slices
+from lmeval_dispersion.auditing.calibrating.prediction import predict
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import labels_of, read_run
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from synthetic import concluded, documents, planted_store, sliced_store, subjects_store, written
 
-from lmeval_dispersion.auditing.calibration import calibrate
-from lmeval_dispersion.auditing.calibrator import (
+from lmeval_dispersion.auditing.calibrating.calibration import calibrate
+from lmeval_dispersion.auditing.calibrating.calibrator import (
     FEATURES,
     check_fits,
     check_worth,
@@ -16,7 +16,7 @@ from lmeval_dispersion.auditing.calibrator import (
     read_calibrator,
     rows_of_ids,
 )
-from lmeval_dispersion.auditing.prediction import predict
+from lmeval_dispersion.auditing.calibrating.prediction import predict
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import labels_of, read_run, rows_where
 from lmeval_dispersion.auditing.slices import by_column

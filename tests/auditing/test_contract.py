@@ -9,9 +9,9 @@ import pytest
 from json_schemas import changed, faults
 from synthetic import planted_store, subjects_store
 
-from lmeval_dispersion.auditing.calibration import calibrate
+from lmeval_dispersion.auditing.calibrating.calibration import calibrate
+from lmeval_dispersion.auditing.calibrating.prediction import predict
 from lmeval_dispersion.auditing.compare import compare_runs
-from lmeval_dispersion.auditing.prediction import predict
 from lmeval_dispersion.auditing.ranking import rank
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import read_run

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lmeval_dispersion.auditing import shrinkage
-from lmeval_dispersion.auditing.shrinkage import PENALTIES, Pairs, _Ridge, families
+from lmeval_dispersion.auditing.calibrating import shrinkage
+from lmeval_dispersion.auditing.calibrating.shrinkage import PENALTIES, Pairs, _Ridge, families
 
 
 def drawn(rng, slices=30, documents=50, slope=0.0, between=0.1, features=3):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import add_examples, add_output
 from lmeval_dispersion.output import Output
-from lmeval_screener.selection import add_ranking_options
+from lmeval_screener.targets.selection import add_ranking_options
 
 if TYPE_CHECKING:
     from lmeval_screener.registry.database import Session

@@ -18,10 +18,10 @@ from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.declared import count, some
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
-from lmeval_screener.columns import tie_cells, tied_with
 from lmeval_screener.copies import said
 from lmeval_screener.registry.database import NOT_OF_WEIGHTS, Seen, folder_is_gone, identity_of, last_seen
 from lmeval_screener.result.answer import GROUPS, group_sentences, unknown
+from lmeval_screener.result.columns import tie_cells, tied_with
 from lmeval_screener.screened import RANK_BY, Group, RankBy, Reading, Screened, grouped
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target

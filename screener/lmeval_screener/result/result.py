@@ -16,10 +16,10 @@ from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.report.document import fields_of
-from lmeval_screener import columns, copies
+from lmeval_screener import copies
 from lmeval_screener.figures import difference
 from lmeval_screener.ranking import Agreement, agreements
-from lmeval_screener.result import answer
+from lmeval_screener.result import answer, columns
 from lmeval_screener.screened import (
     RANK_BY,
     RANKED,

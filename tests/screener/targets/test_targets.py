@@ -7,7 +7,6 @@ from hub_client import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from lmeval_screener import screen
-from lmeval_screener.selection import query_of
 from lmeval_screener.targets import (
     Target,
     labelled,
@@ -16,6 +15,7 @@ from lmeval_screener.targets import (
     parse_targets,
     run_and_step,
 )
+from lmeval_screener.targets.selection import query_of
 
 from lmeval_dispersion.installation import data_folder
 

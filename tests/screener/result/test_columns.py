@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import lmeval_screener.columns as columns
+import lmeval_screener.result.columns as columns
 import pytest
 from lmeval_screener import screen
 from reference_pages import checkpoint_columns
@@ -13,7 +13,7 @@ from schemas import nested
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.report import Col
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "screening.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "screening.md"
 TOY = columns.CheckpointColumn("tensor.bits", int, "a toy", lambda c, group: 16, shown=Col("Bits"))
 
 

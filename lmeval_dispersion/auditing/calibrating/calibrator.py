@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 import pandas as pd
 
-from lmeval_dispersion.auditing import shrinkage
+from lmeval_dispersion.auditing.calibrating import shrinkage
+from lmeval_dispersion.auditing.calibrating.shrinkage import Estimator
 from lmeval_dispersion.auditing.ranking import clustered
 from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, check_labels
-from lmeval_dispersion.auditing.shrinkage import Estimator
 from lmeval_dispersion.auditing.slices import Slice, by_column, by_value
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import __version__

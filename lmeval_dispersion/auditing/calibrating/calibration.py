@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from lmeval_dispersion.auditing.calibrator import (
+from lmeval_dispersion.auditing.calibrating.calibrator import (
     CLUSTERS,
     FEATURES,
     TRIVIAL,
@@ -25,6 +25,7 @@ from lmeval_dispersion.auditing.calibrator import (
     fit_calibrator,
     no_gain,
 )
+from lmeval_dispersion.auditing.calibrating.shrinkage import Estimator
 from lmeval_dispersion.auditing.figures import RunReport, dots, predicted_against_true
 from lmeval_dispersion.auditing.run import (
     Answers,
@@ -35,7 +36,6 @@ from lmeval_dispersion.auditing.run import (
     read_run,
     rows_where,
 )
-from lmeval_dispersion.auditing.shrinkage import Estimator
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.statistics import NORMAL_975

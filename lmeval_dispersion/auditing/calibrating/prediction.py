@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from lmeval_dispersion.auditing import shrinkage
-from lmeval_dispersion.auditing.calibration import Calibration
-from lmeval_dispersion.auditing.calibrator import (
+from lmeval_dispersion.auditing.calibrating import shrinkage
+from lmeval_dispersion.auditing.calibrating.calibration import Calibration
+from lmeval_dispersion.auditing.calibrating.calibrator import (
     CLUSTERS,
     FEATURES,
     Calibrator,
