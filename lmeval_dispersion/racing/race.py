@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import time
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
 from lmeval_dispersion.racing.contest import ERROR, MARGIN, Contest
+from lmeval_dispersion.racing.folder import RaceFolder, kept_race
 from lmeval_dispersion.racing.lineup import Entry, Lineup, lineup, manifest_in
-from lmeval_dispersion.racing.plan import SETTINGS, Plan
 from lmeval_dispersion.racing.report import Race
 from lmeval_dispersion.store.identity import SUFFIX
 
@@ -26,7 +26,7 @@ _BACKEND = {"model": "hf", "model_args": "", "batch_size": None, "device": None}
 
 
 def race(
-    checkpoints: str | Iterable[str] | Result = (),
+    checkpoints: str | Path | Iterable[str | Path] | Result = (),
     *,
     tasks: str | None = None,
     family: str | None = None,
@@ -82,12 +82,14 @@ def race(
     if not 0 < error < 1 or not 0 <= margin < 1 or (limit is not None and limit < 1):
         got = f"{error}, {margin} and {limit}"
         raise UsageError(f"expected --error and --margin from 0 to 1, --limit of at least 1, got {got}")
+    if options.get("seed", 0) < 0:
+        raise UsageError(f"expected --seed of at least 0, got {options['seed']}")
     if engine not in (None, "ray") or (gpus_per_checkpoint is not None and not engine):
         raise UsageError(f"expected --engine ray, which --gpus-per-checkpoint needs, got {engine or 'none'}")
     if engine:
         require_extra("ray", "--engine ray")
-    named: Any = [checkpoints] if isinstance(checkpoints, str) else checkpoints
-    labels = [c.label for c in named.checkpoints] if hasattr(named, "groups") else list(named)
+    named: Any = [checkpoints] if isinstance(checkpoints, str | os.PathLike) else checkpoints
+    labels = [c.label for c in named.checkpoints] if hasattr(named, "groups") else [*map(os.fspath, named)]
     named = named if hasattr(named, "groups") else labels
     if not labels and not family:
         raise UsageError(
@@ -97,44 +99,33 @@ def race(
     tasks = ",".join(name.strip().removesuffix(SUFFIX) for name in tasks.split(","))
     if not tasks:
         raise UsageError("expected --tasks NAME,NAME, which lm-eval has and checkpoints race on, got none")
-    folder = Path(output_path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
+    path = Path(output_path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
     which: dict[str, Any] = {"family": family, "domain": domain, "base": base, "all": all}
     which["audit_sample"] = audit_sample
     backend = {key: options.pop(key, default) for key, default in _BACKEND.items()}
     options = {"seed": 0, "metric": None, **options}
-    kept = _kept(folder)
+    kept = kept_race(path)
     known = Lineup([Entry(*entry) for entry in kept["checkpoints"]], kept["notes"]) if kept else None
     date = kept.get("date") or datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    plan = Plan(tasks, options, backend, folder, known or lineup(named, tasks, **which), date)
-    count = len(plan.evaluation.questions)
+    folder = RaceFolder(tasks, options, backend, path, known or lineup(named, tasks, **which), date)
+    count = len(folder.evaluation.questions)
     settings = {"named": labels, **which, "tasks": tasks, "questions": count, "lm_eval": version("lm_eval")}
     settings |= {"error": error, "margin": margin, "by_probability": by_probability}
     settings |= {key: (options | backend)[key] for key in ("seed", "metric", "model", "model_args")}
-    with plan.alone():
-        plan.keep(settings | {"prompts": plan.evaluation.identity()}, kept)
-        contest = Contest(count, error, margin, by_probability, len(plan.raced) if engine else 0)
+    with folder.alone():
+        folder.keep(settings | {"prompts": folder.evaluation.identity()}, kept)
+        contest = Contest(count, error, margin, by_probability, len(folder.raced) if engine else 0)
         try:
             if engine:
                 from lmeval_dispersion.racing.tune import race_on_ray
 
-                race_on_ray(plan, contest, gpus=gpus_per_checkpoint, hidden=quiet)
+                race_on_ray(folder, contest, gpus=gpus_per_checkpoint, hidden=quiet)
             else:
-                plan.run(contest, quiet=quiet)
+                folder.run(contest, quiet=quiet)
         except KeyboardInterrupt as interrupt:
-            interrupt.race = plan.result(contest, time.perf_counter() - start)  # type: ignore[attr-defined]
+            interrupt.race = folder.result(contest, time.perf_counter() - start)  # type: ignore[attr-defined]
             raise
-    if plan.failed and not contest.answered:
-        label, said = next(iter(plan.failed.items()))
-        raise DispersionError(f"none of the {len(plan.failed)} checkpoints could be raced; {label}: {said}")
-    return plan.result(contest, time.perf_counter() - start)
-
-
-def _kept(folder: Path) -> dict[str, Any]:
-    """The settings of the race in a folder; empty without one."""
-    try:
-        content: dict[str, Any] = json.loads((folder / SETTINGS).read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise UsageError(f"expected a race in {folder}, got {error}; name another --output_path") from error
-    return content
+    if folder.failed and not contest.answered:
+        label, said = next(iter(folder.failed.items()))
+        raise DispersionError(f"none of the {len(folder.failed)} checkpoints could be raced; {label}: {said}")
+    return folder.result(contest, time.perf_counter() - start)

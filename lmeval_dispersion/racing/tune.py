@@ -22,7 +22,7 @@ from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.racing.contest import BLOCK, NOTHING, Contest, Scores
 
 if TYPE_CHECKING:
-    from lmeval_dispersion.racing.plan import Plan
+    from lmeval_dispersion.racing.folder import RaceFolder
 
 _RETRIES = 2  # of a checkpoint whose worker or node was lost
 _SILENCE = 20.0  # seconds in which a cluster must answer
@@ -30,8 +30,10 @@ _SILENCE = 20.0  # seconds in which a cluster must answer
 _TUNE = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_DISABLE_SIGINT_HANDLER": "1"}
 
 
-def race_on_ray(plan: Plan, contest: Contest, *, gpus: float | None = None, hidden: bool = False) -> None:
-    """Race a plan's checkpoints, begun in its order, on the cluster of ``RAY_ADDRESS`` or of this machine.
+def race_on_ray(
+    folder: RaceFolder, contest: Contest, *, gpus: float | None = None, hidden: bool = False
+) -> None:
+    """Race a folder's checkpoints, begun in its order, on the cluster of ``RAY_ADDRESS`` or of this machine.
 
     A checkpoint has a CPU core and so many GPUs of a node: whole ones or a part of 1; None for 1 where the
     cluster has any.
@@ -40,8 +42,8 @@ def race_on_ray(plan: Plan, contest: Contest, *, gpus: float | None = None, hidd
         UsageError: No node has so many GPUs, one does not see the folder, or a worker refuses the race.
         DispersionError: No cluster answers at the address, or a block could not be written.
     """
-    for entry in plan.raced:
-        if len((known := plan.entrant(entry).known).score):
+    for entry in folder.raced:
+        if len((known := folder.entrant(entry).known).score):
             contest.add(entry.label, known)
     contest.judge_again()
     try:
@@ -52,20 +54,20 @@ def race_on_ray(plan: Plan, contest: Contest, *, gpus: float | None = None, hidd
                     f"node, got {gpus:g}"
                 )
             resources = {"cpu": 1, "gpu": min(1, most) if gpus is None else gpus}
-            _race(plan, contest, resources, _scheduler(plan, contest, update))
+            _race(folder, contest, resources, _scheduler(folder, contest, update))
     finally:  # no worker writes any more
-        plan.seconds.update({entry.label: plan.entrant(entry).seconds for entry in plan.raced})
+        folder.seconds.update({entry.label: folder.entrant(entry).seconds for entry in folder.raced})
 
 
-def _race(plan: Plan, contest: Contest, resources: dict[str, float], scheduler: Any) -> None:
+def _race(folder: RaceFolder, contest: Contest, resources: dict[str, float], scheduler: Any) -> None:
     from ray import tune
 
     # Again where one failed that had dropped others, or a node was lost before its trial began.
-    while going := [e.label for e in plan.raced if contest.standing.get(e.label, "running") == "running"]:
+    while going := [e.label for e in folder.raced if contest.standing.get(e.label, "running") == "running"]:
         with tempfile.TemporaryDirectory() as state:
             retries = tune.FailureConfig(max_failures=_RETRIES)
             tuner = tune.Tuner(
-                tune.with_resources(_trial(plan, contest.questions), resources),
+                tune.with_resources(_trial(folder, contest.questions), resources),
                 param_space={"label": tune.grid_search(going)},
                 # A worker loads the tasks once, and one checkpoint after the other.
                 tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=True),
@@ -77,7 +79,7 @@ def _race(plan: Plan, contest: Contest, resources: dict[str, float], scheduler: 
                 raise scheduler.refused or DispersionError(f"Ray Tune failed: {error}") from error
 
 
-def _scheduler(plan: Plan, contest: Contest, update: Callable[[int, int, str], None]) -> Any:
+def _scheduler(folder: RaceFolder, contest: Contest, update: Callable[[int, int, str], None]) -> Any:
     """The contest as a scheduler of Tune."""
     from ray.tune.schedulers import FIFOScheduler
 
@@ -92,29 +94,29 @@ def _scheduler(plan: Plan, contest: Contest, update: Callable[[int, int, str], N
                 self.refused = result["refused"]
                 raise self.refused
             if "failed" in result:
-                plan.failed[label] = result["failed"]
+                folder.failed[label] = result["failed"]
                 contest.fail(label)
-            if label in plan.failed:
+            if label in folder.failed:
                 return self.STOP
             known = max(0, len(contest.answered.get(label, NOTHING).score) - result["begin"])
             standing = contest.add(label, Scores(*(part[known:] for part in result["scores"])))
             best = f", best {contest.best}" if contest.best else ""
-            update(contest.asked, contest.questions * len(plan.raced), f"{label}{best}")
+            update(contest.asked, contest.questions * len(folder.raced), f"{label}{best}")
             return self.CONTINUE if standing == "running" else self.STOP
 
         def on_trial_error(self, controller: Any, trial: Any) -> None:
             losses[label := trial.config["label"]] += 1
             if losses[label] > _RETRIES:
-                plan.failed[label] = f"its worker on the Ray cluster was lost {losses[label]} times"
+                folder.failed[label] = f"its worker on the Ray cluster was lost {losses[label]} times"
                 contest.fail(label)
 
     return Scheduler()
 
 
-def _trial(plan: Plan, questions: int) -> Callable[[dict[str, Any]], None]:
+def _trial(folder: RaceFolder, questions: int) -> Callable[[dict[str, Any]], None]:
     """Life of a checkpoint in a worker: it is asked until the contest ends it."""
-    here, folder = os.getcwd(), plan.folder.resolve()
-    entries = {entry.label: entry for entry in plan.raced}
+    here, path = os.getcwd(), folder.path.resolve()
+    entries = {entry.label: entry for entry in folder.raced}
 
     def trial(config: dict[str, Any]) -> None:
         from ray import tune
@@ -122,12 +124,12 @@ def _trial(plan: Plan, questions: int) -> Callable[[dict[str, Any]], None]:
         with contextlib.suppress(OSError):
             os.chdir(here)  # Tune gives each trial a folder of its own
         try:
-            if not folder.is_dir():
+            if not path.is_dir():
                 raise UsageError(
-                    f"expected --output_path that every node of the cluster sees, got {folder}, which "
+                    f"expected --output_path that every node of the cluster sees, got {path}, which "
                     f"{socket.gethostname()} does not; name a folder on storage that they share"
                 )
-            with contextlib.closing(plan.entrant(entries[config["label"]])) as entrant:
+            with contextlib.closing(folder.entrant(entries[config["label"]])) as entrant:
                 begin = 0
                 while begin < questions:
                     scores = entrant.ask(begin, min(begin + BLOCK, questions))

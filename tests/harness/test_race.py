@@ -247,6 +247,8 @@ def test_the_screen_comes_first_and_verify_judges_it(
         (["--error", "1"], "expected --error and --margin from 0 to 1"),
         (["--base", "base"], "--base is of a screen, which --all and a list go without; leave it out"),
         (["--limit", "0"], "--limit of at least 1, got 0.05, 0.01 and 0"),
+        (["--seed", "-1"], "expected --seed of at least 0, got -1"),
+        (["--output_path", "{tasks}/other"], "expected a race in"),
         (["--model", "nothing"], "lm-eval has no --model 'nothing'"),
         (["--output_path", "{out}", "--seed", "1"], "is of a race with another seed (0, now 1)"),
         (["--output_path", "{out}", "--num_fewshot", "3"], "is of a race with another prompts"),
@@ -267,11 +269,13 @@ def test_what_cannot_be_raced_is_one_sentence(
     )
     for name in ("sums.yaml", "sums.jsonl"):
         shutil.copy(tasks / name, tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "race.json").write_text('{"laps": 3}')
     given = words(tmp_path, tmp_path / "out", "sums-80")
     if "{out}" in more:
         raced(capsys, *given, "--limit", "25")
         given += ["--limit", "25"]
-    assert main([*given, *(word.format(out=tmp_path / "out") for word in more)]) in (1, 2)
+    assert main([*given, *(word.format(out=tmp_path / "out", tasks=tmp_path) for word in more)]) in (1, 2)
     assert sentence in capsys.readouterr().err
 
 

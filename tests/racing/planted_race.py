@@ -66,8 +66,8 @@ class Entrant:
 
 
 @dataclass
-class Plan:
-    folder: Path
+class RaceFolder:
+    path: Path
     labels: list[str]
     failed: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -77,16 +77,16 @@ class Plan:
         return [SimpleNamespace(label=label) for label in self.labels]
 
     def entrant(self, entry) -> Entrant:
-        return Entrant(self.folder, entry.label)
+        return Entrant(self.path, entry.label)
 
 
-def main(folder: Path, gpus: float | None, labels: list[str]) -> None:
-    plan, contest = Plan(folder, labels), Contest(N, side_by_side=len(labels))
-    race_on_ray(plan, contest, gpus=gpus)
+def main(path: Path, gpus: float | None, labels: list[str]) -> None:
+    folder, contest = RaceFolder(path, labels), Contest(N, side_by_side=len(labels))
+    race_on_ray(folder, contest, gpus=gpus)
     asked = {label: len(scores.score) for label, scores in contest.answered.items()}
     print(
         json.dumps(
-            {"best": contest.best, "standing": contest.standing, "asked": asked, "failed": plan.failed}
+            {"best": contest.best, "standing": contest.standing, "asked": asked, "failed": folder.failed}
         )
     )
 

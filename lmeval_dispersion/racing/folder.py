@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +28,13 @@ SETTINGS, MANIFEST = "race.json", "manifest.json"
 
 
 @dataclass
-class Plan:
+class RaceFolder:
     """A race in its folder."""
 
     tasks: str
     options: Mapping[str, Any]  # arguments of the evaluation
     backend: Mapping[str, Any]  # model, model_args, batch_size and device
-    folder: Path
+    path: Path
     lineup: Lineup
     date: str  # in the names of the files of results
     failed: dict[str, str] = field(default_factory=dict)  # label -> why it could not be loaded or asked
@@ -58,11 +59,21 @@ class Plan:
         """A checkpoint with what the folder has of it."""
         from lmeval_dispersion.racing.evaluation import Entrant
 
-        names = [re.sub(r"[^\w.@-]+", "_", e.label) for e in self.lineup.entries]
-        place = [e.label for e in self.lineup.entries].index(entry.label)
-        name = names[place] + (f"-{place}" if names.count(names[place]) > 1 else "")
-        place_of = self.folder / name
-        return Entrant(self.evaluation, entry.label, place_of, self.date, entry.arguments, **self.backend)
+        place = self.path / self._names[entry.label]
+        return Entrant(self.evaluation, entry.label, place, self.date, entry.arguments, **self.backend)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """Label -> name of the folder within this folder."""
+        names: dict[str, str] = {}
+        for entry in self.lineup.entries:
+            name = plain = re.sub(r"[^\w.@-]+", "_", entry.label)
+            for number in count(2):
+                if name not in names.values():
+                    break
+                name = f"{plain}-{number}"
+            names[entry.label] = name
+        return names
 
     def run(self, contest: Contest, *, quiet: bool) -> None:
         """Race, one checkpoint after the other."""
@@ -90,16 +101,16 @@ class Plan:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Make the folder, and keep other races out of it."""
-        lock = FileLock(self.folder / ".lock", timeout=0)
+        lock = FileLock(self.path / ".lock", timeout=0)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except Timeout:
             raise UsageError(
-                f"another race runs in {self.folder}; wait until it ends, or name another --output_path"
+                f"another race runs in {self.path}; wait until it ends, or name another --output_path"
             ) from None
         except OSError as error:
-            raise UsageError(f"expected --output_path to be a folder, got {self.folder} ({error})") from error
+            raise UsageError(f"expected --output_path to be a folder, got {self.path} ({error})") from error
         try:
             yield
         finally:
@@ -111,15 +122,15 @@ class Plan:
         for key in now if kept else ():
             if kept.get(key) != now[key]:
                 raise UsageError(
-                    f"{self.folder} is of a race with another {key} ({kept.get(key)}, now {now[key]}); name "
+                    f"{self.path} is of a race with another {key} ({kept.get(key)}, now {now[key]}); name "
                     "another --output_path, or remove the folder"
                 )
         if kept:
             return
         if self.lineup.manifest is not None:
-            write_whole(self.folder / MANIFEST, json.dumps(self.lineup.manifest, indent=1).encode())
+            write_whole(self.path / MANIFEST, json.dumps(self.lineup.manifest, indent=1).encode())
         now |= {"date": self.date, "checkpoints": self.lineup.entries, "notes": self.lineup.notes}
-        write_whole(self.folder / SETTINGS, json.dumps(now, indent=1).encode())
+        write_whole(self.path / SETTINGS, json.dumps(now, indent=1).encode())
 
     def result(self, contest: Contest, wall: float) -> Race:
         """The race so far."""
@@ -139,3 +150,21 @@ class Plan:
             audit_sample=[entry.label for entry in entries if entry.chosen == "audit"],
             notes=self.lineup.notes,
         )
+
+
+def kept_race(path: Path) -> dict[str, Any]:
+    """The settings of the race in a folder; empty without one.
+
+    Raises:
+        UsageError: The folder holds something else.
+    """
+    try:
+        content: dict[str, Any] = json.loads((path / SETTINGS).read_text("utf-8"))
+        if content.keys() >= {"checkpoints", "notes", "date", "prompts"}:
+            return content
+        error: Exception = ValueError(f"another {SETTINGS}")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as wrong:
+        error = wrong
+    raise UsageError(f"expected a race in {path}, got {error}; name another --output_path") from error
