@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import recording
-from lmeval_dispersion.harness.records import DocState, Prompt, TaskMetrics, Vectors
+from lmeval_dispersion.harness.records import Prompt, TaskMetrics, load_states, save_states
 from lmeval_dispersion.harness.samples import LoggedTask, read_task
 from lmeval_dispersion.harness.saving import manifest_of, model_identity, write
 from lmeval_dispersion.model.capture import resolve, split_names
@@ -220,36 +218,13 @@ def _run_parts(job: _Job, kind: str, unique: Mapping[str, Prompt], run_key: str,
         keys = ordered[start : start + _PART]
         chunk = [unique[key] for key in keys]
         digest = hashlib.sha256("".join([run_key, *keys]).encode()).hexdigest()
-        file = parts / f"{digest[:24]}.safetensors"
+        file = parts / f"{digest[:24]}.states.safetensors"
         if file.exists():
-            _load(file, chunk)
+            for prompt, (state, answer) in zip(chunk, load_states(file), strict=True):
+                prompt.dispersion_state, prompt.answer = state, answer
         else:
             recording.prefill(job.lm, kind, chunk)
-            _save(file, chunk)
-
-
-def _save(file: Path, prompts: Sequence[Prompt]) -> None:
-    tensors: dict[str, Vectors] = {}
-    rest = []
-    for i, prompt in enumerate(prompts):
-        state = prompt.dispersion_state
-        tensors |= {f"{i} {layer}": rows for layer, rows in state.vectors.items()}
-        rest.append((state.prompt_tokens, state.truncated, state.perplexity, prompt.answer))
-    temporary = file.with_suffix(f".{os.getpid()}.tmp")
-    save_file(tensors, temporary, {"prompts": json.dumps(rest)})
-    temporary.replace(file)
-
-
-def _load(file: Path, prompts: Sequence[Prompt]) -> None:
-    with safe_open(file, framework="numpy") as tensors:
-        rest = json.loads(tensors.metadata()["prompts"])
-        for i, (prompt, (tokens, truncated, perplexity, answer)) in enumerate(
-            zip(prompts, rest, strict=True)
-        ):
-            layers = prompt.dispersion_layers if tokens else ()
-            vectors = {layer: tensors.get_tensor(f"{i} {layer}") for layer in layers}
-            prompt.dispersion_state = DocState(vectors, tokens, truncated, perplexity)
-            prompt.answer = answer
+            save_states(file, [(prompt.dispersion_state, prompt.answer) for prompt in chunk])
 
 
 def _agreement(task: LoggedTask, force: bool) -> tuple[dict[str, float], list[str]]:

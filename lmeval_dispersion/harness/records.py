@@ -7,15 +7,19 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lm_eval.utils import handle_non_serializable
 from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save
 
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.geometry import Estimate, streamed_dispersion_estimate, valid_rows
 from lmeval_dispersion.harness.seams import Pooled
+from lmeval_dispersion.output import write_whole
 from lmeval_dispersion.store.format import CORRECT_ABOVE
 from lmeval_dispersion.store.samples import document_columns
 
@@ -38,6 +42,23 @@ class DocState:
     prompt_tokens: list[int]  # of the prompt before any truncation
     truncated: list[bool]  # whether tokens were cut on the left, beyond the context
     perplexity: list[float]  # of the query's own tokens, or of the segment's; NaN: not known
+
+
+def save_states(file: Path, states: Sequence[tuple[DocState, Any]]) -> None:
+    """Keep states, each with something that is JSON; raises DispersionError."""
+    tensors, rest = dict[str, Vectors](), list[Any]()
+    for i, (state, more) in enumerate(states):
+        tensors |= {f"{i} {layer}": rows for layer, rows in state.vectors.items()}
+        rest.append(({**vars(state), "vectors": [*state.vectors]}, more))
+    write_whole(file, save(tensors, {"states": json.dumps(rest)}))
+
+
+def load_states(file: Path) -> Iterator[tuple[DocState, Any]]:
+    """Read them again, in the same order."""
+    with safe_open(file, framework="numpy") as tensors:
+        for i, (state, more) in enumerate(json.loads(tensors.metadata()["states"])):
+            vectors = {layer: tensors.get_tensor(f"{i} {layer}") for layer in state["vectors"]}
+            yield DocState(**{**state, "vectors": vectors}), more
 
 
 @dataclass

@@ -196,7 +196,7 @@ def manifest_of(
     loaded = getattr(getattr(lm, "model", None), "config", None)
     return {
         "model": name if isinstance(name, str) else getattr(loaded, "_name_or_path", ""),
-        "revision": _commit(name, lm, arguments) if isinstance(name, str) else None,
+        "revision": commit_of(name, lm, arguments) if isinstance(name, str) else None,
         "depth": None if loaded is None else depth(loaded),
         "versions": {package: version(package) for package in ("lm_eval", "transformers", "torch")},
         "model_args": arguments,
@@ -213,7 +213,7 @@ def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
     gguf = _argument(arguments, "gguf_file")
     tokenizer, starts = _argument(arguments, "tokenizer"), getattr(lm, "add_bos_token", None)
     identity: dict[str, str | None] = {
-        "weights": weights_identity(name, _commit(name, lm, arguments), gguf)
+        "weights": weights_identity(name, commit_of(name, lm, arguments), gguf)
         if isinstance(name, str)
         else None,
         "gguf": gguf,
@@ -235,7 +235,7 @@ def _argument(arguments: Any, name: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _commit(name: str, lm: Any, arguments: Any) -> str | None:
+def commit_of(name: str, lm: Any, arguments: Any) -> str | None:
     """The commit of a Hub model: as recorded by transformers, or by the Hub's cache; else the revision."""
     if os.path.isdir(name):
         return None

@@ -38,7 +38,7 @@ import json
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from copy import copy
 from dataclasses import dataclass, replace
@@ -57,6 +57,7 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.defaults import DEFAULT_OTHER_SEED as DEFAULT_OTHER_SEED
 from lm_eval.defaults import DEFAULT_RANDOM_SEED
 from lm_eval.evaluator import evaluate
+from lm_eval.models.api_models import TemplateAPI
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import handle_non_serializable, sanitize_list
 from lm_eval.utils import simple_parse_args_string as simple_parse_args_string
@@ -180,9 +181,13 @@ class _Task04(ConfigurableTask):  # type: ignore[misc]
         return super().apply_filters()
 
     def doc_iterator(self, **options: Any) -> Iterator[tuple[int, Any]]:
-        """As lm-eval's; notes the current document and filter."""
+        """As lm-eval's, by :meth:`placed`."""
+        return self.placed(super().doc_iterator(**options))
+
+    def placed(self, documents: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """The numbered documents; notes the current one and its filter."""
         filter_name = next(self._filters_left, None)
-        for number, doc in super().doc_iterator(**options):
+        for number, doc in documents:
             self._place = number, doc, filter_name
             yield number, doc
 
@@ -301,11 +306,16 @@ def shadowed(lm: Any, replacements: Mapping[str, Callable[..., Any]]) -> Iterato
 
 
 def loaded_tasks(
-    names: str, num_fewshot: int | None = None, include_path: str | Sequence[str] | None = None
+    names: str,
+    num_fewshot: int | None = None,
+    include_path: str | Sequence[str] | None = None,
+    *,
+    stock: bool = True,
 ) -> dict[str, Any]:
     """The tasks of ``NAME,NAME``, tasks or groups, with lm-eval's number and seed of examples.
 
-    A dispersion task's name gives the stock task.
+    A dispersion task's name gives the stock task, unless ``stock`` is False. Each has the alias of the
+    group that holds it, or None, as ``category``.
 
     Raises:
         UsageError: lm-eval has no such task.
@@ -318,21 +328,24 @@ def loaded_tasks(
     theirs = [include_path] if isinstance(include_path, str) else include_path or ()
     manager = TaskManager(include_path=[*ours, *theirs])
     _seed()  # tasks such as gpqa shuffle choices as they are loaded
-    stock = [name.strip().removesuffix("_dispersion") for name in names.split(",")]
-    for name in stock:
+    wanted = [name.strip() for name in names.split(",")]
+    wanted = [name.removesuffix("_dispersion") for name in wanted] if stock else wanted
+    for name in wanted:
         if name not in manager.all_tasks:
             near = difflib.get_close_matches(name, manager.all_tasks, n=3)
             hint = f"did you mean {', '.join(near)}?" if near else "`dispersion run ls tasks` lists them"
             raise UsageError(f"lm-eval has no task {name!r}; {hint}")
     with sentences():
-        tasks: dict[str, Any] = manager.load(stock)["tasks"]
+        loaded = manager.load(wanted)
+    tasks, groups = loaded["tasks"], RunningEvaluation(groups=loaded["groups"])
     for task in tasks.values():
+        task.category = groups.category(task.task_name)
         # A task configured without examples keeps none.
         number = (
             task.config.num_fewshot if num_fewshot is None or task.config.num_fewshot == 0 else num_fewshot
         )
         task.config.num_fewshot = number or 0
-    return tasks
+    return tasks  # type: ignore[no-any-return]
 
 
 def drawn_questions(
@@ -397,7 +410,10 @@ def evaluated(
             docs = [(number, found[0].doc) for number, found in numbered]
             built: Callable[..., Any] = lambda original, **_: None  # noqa: E731
             # lm-eval's iterates over all documents of the split, in every block.
-            asked: Callable[..., Any] = lambda original, docs=docs, **_: iter(docs)  # noqa: E731
+            placed = getattr(task, "placed", iter)
+            asked: Callable[..., Any] = lambda original, docs=docs, by=placed, **_: by(docs)  # noqa: E731
+            if isinstance(task, _Task04):
+                task._selected = chosen
             stack.enter_context(shadowed(task, {"build_all_requests": built, "doc_iterator": asked}))
         stack.enter_context(redirect_stderr(StringIO()))
         _seed()
@@ -503,21 +519,32 @@ def before_weights(check: Callable[[Any, RunningEvaluation], None]) -> Iterator[
         registry.get_model, HFLM._create_tokenizer = get_model, tokenizer
 
 
+def _backend(name: str) -> type:
+    try:
+        return registry.get_model(name)  # type: ignore[no-any-return]
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"lm-eval has no --model {name!r}; see the --model of `lm_eval run --help`"
+        ) from error
+
+
+def is_api(name: str) -> bool:
+    """Whether lm-eval's ``--model`` asks a server, by its names; UsageError for an unknown backend."""
+    return issubclass(_backend(name), TemplateAPI)
+
+
 def loaded_lm(
     name: str, arguments: Mapping[str, Any], more: str, check: Callable[[Any], None], **settings: Any
 ) -> Any:
     """A model of lm-eval, checked before its weights are loaded; UsageError for an unknown backend."""
     disable_progress_bar()
-    try:
-        backend = registry.get_model(name)
-    except (KeyError, ValueError) as error:
-        raise UsageError(
-            f"lm-eval has no --model {name!r}; see the --model of `lm_eval run --help`"
-        ) from error
+    backend = _backend(name)
     if settings.get("device") is None and issubclass(backend, HFLM) and not torch.cuda.is_available():
         settings["device"] = "cpu"  # lm-eval's default is a GPU
     with before_weights(lambda lm, _: check(lm)):
-        return backend.create_from_arg_obj({**arguments, **simple_parse_args_string(more)}, settings)
+        return backend.create_from_arg_obj(  # type: ignore[attr-defined]
+            {**arguments, **simple_parse_args_string(more)}, settings
+        )
 
 
 @contextmanager

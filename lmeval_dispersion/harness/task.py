@@ -37,6 +37,8 @@ class DispersionTask(TaskBase):
     ``dispersion_correct`` (``METRIC`` or ``FILTER/METRIC`` that says what is correct).
     """
 
+    #: Whether each evaluation ends with a store; a race takes the records of each (:meth:`take`) instead.
+    saves = True
     our_metrics = tuple(name + suffix for name in METRICS for suffix in ("", "_stderr"))
 
     def __init__(self, config: Mapping[str, Any] | None = None, **options: Any) -> None:
@@ -76,7 +78,8 @@ class DispersionTask(TaskBase):
             recording.check_model(evaluation.lm, self.task_name)
             resolve(evaluation.lm.model, self._layers)
         self._records, self._summary, self._correct_by = {}, {}, None
-        self._run = saving.begin(self.task_name, metadata, evaluation, options)
+        if self.saves:
+            self._run = saving.begin(self.task_name, metadata, evaluation, options)
 
     def doc_to_text(self, doc: Any, *args: Any, **options: Any) -> Any:
         """As lm-eval's; cached, because rendering a template is slow."""
@@ -145,17 +148,21 @@ class DispersionTask(TaskBase):
 
         lm-eval calls it when all metrics of the task are computed: the run ends here and is saved.
         """
-        if self._records and not self._summary:
-            # Several filters judge the same answers: the judge's counts, or the first.
-            chosen = split_judge(self._judge)[0] or next(iter(self._records))
-            metrics = TaskMetrics(self.task_name, [*self._records[chosen].values()])
-            several = self._correct_by is not None and len(self.filter_names) > 1
-            by = f"{chosen}/{self._correct_by}" if several else self._correct_by
-            self._summary = saving.finish(self._run, self, metrics, by)
+        if self.saves and self._records and not self._summary:
+            records, by = self.take()
+            self._summary = saving.finish(self._run, self, TaskMetrics(self.task_name, records), by)
         config: dict[str, Any] = super().dump_config()
         if self._summary:
             config["metadata"] = {**(config.get("metadata") or {}), "dispersion": self._summary}
         return config
+
+    def take(self) -> tuple[list[DocRecord], str | None]:
+        """The records of what was evaluated, which are kept no longer, and the metric that judged them."""
+        # Several filters judge the same answers: the judge's counts, or the first.
+        chosen = split_judge(self._judge)[0] or next(iter(self._records))
+        several = self._correct_by is not None and len(self.filter_names) > 1
+        records, self._records = [*self._records[chosen].values()], {}
+        return records, f"{chosen}/{self._correct_by}" if several else self._correct_by
 
     @property
     def _judge(self) -> str | None:

@@ -285,12 +285,24 @@ def weights_identity(name: str | Path, commit: str | None = None, gguf: str | No
     if not folder.is_dir():
         known = commit if commit and len(commit) == _COMMIT else cached_commit(str(name), commit, gguf)
         return f"{name}@{known}" if known else None
+    return folder_digest(folder, _loaded_patterns(folder, gguf))
+
+
+def weights_stamp(name: str | Path, gguf: str | None = None) -> list[list[Any]]:
+    """Names, sizes in bytes and times in ns of the same files of a folder, read in no time; else empty."""
+    folder = Path(name).expanduser()
+    files = [(file.name, file.stat()) for file in _files(folder, _loaded_patterns(folder, gguf))]
+    return [[name, about.st_size, about.st_mtime_ns] for name, about in files]
+
+
+def _loaded_patterns(folder: Path, gguf: str | None) -> tuple[str, ...]:
+    """Patterns of the files that loading a folder's checkpoint reads; none without weights."""
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        return folder_digest(folder, _ADAPTER)
+        return _ADAPTER
     if gguf:
-        return folder_digest(folder, (gguf,))
+        return (gguf,)
     weights = next((kind for kind in _WEIGHTS if _files(folder, (kind,))), None)
-    return folder_digest(folder, (*_TEXTS, weights)) if weights else None
+    return (*_TEXTS, weights) if weights else ()
 
 
 def adapter_identity(name: str | Path, commit: str | None = None) -> str | None:

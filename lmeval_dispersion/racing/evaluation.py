@@ -3,14 +3,17 @@
 An :class:`Entrant` is all that a process needs to run one checkpoint: it loads it, asks it, and keeps what it
 answered. Its folder holds what ``lm_eval --log_samples`` writes. A block counts once the results file, which
 is replaced as a whole, says how long the samples' files are; what a killed run left behind that is cut off.
+The states of dispersion tasks are kept by block beside them, until all questions are in a store.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 from itertools import groupby
@@ -18,12 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
 from lmeval_dispersion.harness import seams
 from lmeval_dispersion.harness.failures import checkpoint_failure, failure_sentence
+from lmeval_dispersion.harness.recording import check_model
+from lmeval_dispersion.harness.records import DocRecord, TaskMetrics, load_states, save_states
+from lmeval_dispersion.harness.saving import commit_of, manifest_of, write
+from lmeval_dispersion.harness.task import DispersionTask
+from lmeval_dispersion.model.loading import weights_stamp
 from lmeval_dispersion.output import write_whole
-from lmeval_dispersion.racing.contest import NOTHING, Scores
+from lmeval_dispersion.racing.contest import BLOCK, NOTHING, Scores
 from lmeval_dispersion.store.identity import hashed, prompt_manifest
 from lmeval_dispersion.store.samples import Sample, by_filter, check_judge, correctness, split_judge
 
@@ -43,6 +52,7 @@ class Evaluation:
     Attributes:
         questions: Task and document of each, in order. Their mean score is that of a checkpoint.
         judges: Filter and metric of each task that was asked.
+        recorded: The dispersion tasks, whose hidden states are kept.
 
     Raises:
         UsageError: lm-eval has no such task.
@@ -61,7 +71,10 @@ class Evaluation:
         confirm_run_unsafe_code: bool = False,
     ) -> None:
         self.seed, self._named, self.chat = seed, metric, apply_chat_template
-        self.tasks = seams.loaded_tasks(tasks, num_fewshot, include_path)
+        self.tasks = seams.loaded_tasks(tasks, num_fewshot, include_path, stock=False)
+        self.recorded = {name: t for name, t in self.tasks.items() if isinstance(t, DispersionTask)}
+        for task in self.recorded.values():
+            task.saves = False
         self.questions, _ = seams.drawn_questions(self.tasks, limit, seed)
         self.judges: dict[str, tuple[str, str]] = {}
         self._options = {"apply_chat_template": self.chat, "fewshot_as_multiturn": bool(self.chat)}
@@ -83,13 +96,21 @@ class Evaluation:
 
     def identity(self) -> dict[str, list[str]]:
         """Task -> its version, and hashes of how it asks and of its documents."""
-        shape: dict[str, Any] = {"chat_template": str(self.chat) if self.chat else None, "system": None}
-        shape |= {"multiturn": bool(self.chat), "fewshot_seed": seams.DEFAULT_OTHER_SEED}
-        prompts = {name: prompt_manifest(vars(task.config), **shape) for name, task in self.tasks.items()}
+        prompts = {name: self.prompts(name, str(self.chat) if self.chat else None) for name in self.tasks}
         text = partial(json.dumps, default=lambda value: type(value).__name__)  # an image's has an address
         asked = {name: hashed("".join(map(text, task.eval_docs))) for name, task in self.tasks.items()}
         shown = {name: prompts[name]["prompt_format"] for name in prompts}
         return {name: [str(self.tasks[name].VERSION), shown[name], asked[name]] for name in prompts}
+
+    def prompts(self, name: str, chat_template: str | None) -> dict[str, Any]:
+        """The manifest's keys about a task's prompts, by the hash of the model's chat template."""
+        return prompt_manifest(
+            vars(self.tasks[name].config),
+            fewshot_seed=seams.DEFAULT_OTHER_SEED,
+            chat_template=chat_template,
+            multiturn=bool(self.chat),
+            system=None,
+        )
 
     def ask(self, lm: Any, begin: int, end: int) -> dict[str, Any]:
         """lm-eval's results of a model on the questions ``begin`` to ``end``, samples included."""
@@ -176,12 +197,15 @@ class Entrant:
     ) -> None:
         self.evaluation, self.label, self.known, self.seconds = evaluation, label, NOTHING, 0.0
         self._folder, self._date, self._file = folder, date, folder / f"results_{date}.json"
-        self._backend = model, arguments, model_args
+        self._model, self._given = model, {**arguments, **seams.simple_parse_args_string(model_args)}
+        self._name = self._given.get("pretrained") or self._given["model"]  # the latter of a server
         self._settings = {key: value for key, value in settings.items() if value is not None}
         self._lm: Any = None
         self._halved = False
         self._results: dict[str, Any] = {"date": time.time(), **{key: {} for key in _KEPT}}
         self._sizes: dict[str, int] = {}  # task -> bytes of its samples that count
+        self._weights: list[Any] = []  # what the files of the weights were when they were loaded
+        self._manifest: dict[str, Any] = {}  # of stores, about the model
         self._read()
 
     def ask(self, begin: int, end: int) -> Scores:
@@ -200,7 +224,7 @@ class Entrant:
             }
             self.known += self.evaluation.scores(lines, results["configs"], begin, end)
             self.seconds += time.perf_counter() - start
-            self._keep(results, lines)
+            self._keep(begin, results, lines)
         return Scores(*(part[begin:end] for part in self.known))
 
     def close(self) -> None:
@@ -211,7 +235,7 @@ class Entrant:
     def _asked(self, begin: int, end: int) -> dict[str, Any]:
         try:
             if self._lm is None:
-                self._lm = seams.loaded_lm(*self._backend, lambda lm: None, **self._settings)
+                self._lm = self._loaded()
             return self.evaluation.ask(self._lm, begin, end)
         except UsageError:
             raise
@@ -224,15 +248,39 @@ class Entrant:
         seams.free_memory()  # outside of the handler, whose traceback holds the tensors
         return self._asked(begin, end)
 
+    def _loaded(self) -> Any:
+        """The model; for earlier answers with the weights that gave them, on the Hub by their commit."""
+        places = [self._given[key] for key in ("pretrained", "peft", "delta") if key in self._given]
+        weights = [weights_stamp(place, self._given.get("gguf_file")) for place in places]
+        if len(self.known.score) and weights != self._weights:
+            raise CheckpointError(
+                f"its weights are not those that gave the {len(self.known.score)} answers in {self._folder}; "
+                "remove that folder, and the checkpoint is asked anew"
+            )
+        named = ",".join(self.evaluation.recorded)
+
+        def check(lm: Any) -> None:
+            if named:
+                check_model(lm, named)
+
+        lm = seams.loaded_lm(self._model, self._given, "", check, **self._settings)
+        self._weights = weights
+        if commit := commit_of(self._name, lm, self._given):
+            self._given["revision"] = commit
+        if named:
+            self._manifest = manifest_of(lm, self._given, {"identity": {}}, {}, None)
+        return lm
+
     # --- on disk --------------------------------------------------------------------------------------
 
     def _place(self, task: str) -> Path:
         return self._folder / f"samples_{task}_{self._date}.jsonl"
 
-    def _keep(self, results: Mapping[str, Any], lines: Mapping[str, str]) -> None:
+    def _keep(self, begin: int, results: Mapping[str, Any], lines: Mapping[str, str]) -> None:
         """Append a block's samples, then replace the results, which make it count."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            self._keep_states(begin)
             for task, text in lines.items():
                 with open(self._place(task), "ab") as file:
                     file.write(text.encode("utf-8", "backslashreplace"))
@@ -240,15 +288,60 @@ class Entrant:
                     os.fsync(file.fileno())
                     self._sizes[task] = file.tell()
         except OSError as error:
-            raise DispersionError(
-                f"could not write to {self._folder}: {error.strerror or error}; free some space, and the "
-                "same command goes on"
-            ) from error
+            raise self._unwritten(error) from error
         for key in _KEPT:
             self._results[key] |= results[key]
         self._results |= self._described()
+        self._write()
+
+    def _write(self) -> None:
         text = json.dumps(self._results, indent=1, default=str, ensure_ascii=False)
         write_whole(self._file, text.encode("utf-8", "backslashreplace"))
+
+    def _states(self, begin: int) -> Path:
+        return self._folder / ".states" / f"{begin:06d}.safetensors"
+
+    def _keep_states(self, begin: int) -> None:
+        """Keep the states of a block's dispersion tasks."""
+        asked = {name for name, _ in self.evaluation.questions[begin : begin + BLOCK]}
+        states = list[tuple[Any, Any]]()
+        for name in sorted(asked & {*self.evaluation.recorded}):
+            records, by = self.evaluation.recorded[name].take()
+            states += [(r.state, (name, by, r.doc_id, r.correct, r.filter, r.columns)) for r in records]
+        if self.evaluation.recorded:
+            self._states(begin).parent.mkdir(exist_ok=True)
+            save_states(self._states(begin), states)
+
+    def store(self) -> None:
+        """Make a store of all documents of each dispersion task that were asked so far, unless it is there.
+
+        Raises:
+            HarnessError: The states are not as the race left them.
+            DispersionError: A store could not be written.
+        """
+        n, records = len(self.known.score), defaultdict[tuple[str, str | None], list[DocRecord]](list)
+        if not self.evaluation.recorded or not n or self._results["race"].get("stored") == n:
+            return
+        try:
+            for begin in range(0, n, BLOCK):
+                for state, (name, by, *rest) in load_states(self._states(begin)):
+                    records[name, by].append(DocRecord(state, *rest))
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise self._changed(error) from error
+        for (name, by), found in records.items():
+            task, metrics = self.evaluation.tasks[name], TaskMetrics(name, found)
+            prompts = self.evaluation.prompts(name, self._results["chat_template_sha"])
+            manifest = {**self._manifest, **prompts, "tasks": {name: task.VERSION}}
+            manifest["identity"] = {**self._manifest["identity"], **prompts["identity"]}
+            manifest["figures"] = {**metrics.summary(), "correct_by": by}
+            try:
+                write(self._folder / f"dispersion_{self._date}" / name, metrics, task.category, manifest)
+            except (OSError, SafetensorError) as error:
+                raise self._unwritten(error) from error
+        self._results["race"]["stored"] = n
+        self._write()
+        if n == len(self.evaluation.questions):
+            shutil.rmtree(self._states(0).parent)
 
     def _described(self) -> dict[str, Any]:
         """What lm-eval's results say of the run, each task's figures so far, and where the race stands."""
@@ -260,23 +353,18 @@ class Entrant:
                 figures[task] = {f"{metric},{chosen}": values.mean(), f"{metric}_stderr,{chosen}": error}
                 total = len(self.evaluation.tasks[task].eval_docs)
                 counts[task] = {"original": total, "effective": len(values)}
-        (model, arguments, more), chat = self._backend, self.evaluation.chat
+        given, chat = self._given, self.evaluation.chat
         template = self._lm.chat_template(chat) if chat else None
-        given = {**arguments, **seams.simple_parse_args_string(more)}
-        config = {
-            "model": model,
-            "model_args": given,
-            "model_sha": arguments.get("revision"),
-            **self._settings,
-        }
+        config = {"model": self._model, "model_args": given, "model_sha": given.get("revision")}
         race = {"label": self.label, "questions": n, "of": len(self.evaluation.questions)}
         race |= {"score": self.known.score.mean(), "seconds": round(self.seconds, 3), "bytes": self._sizes}
+        race |= {"weights": self._weights, "manifest": self._manifest}
         return {
             "results": figures,
             "group_subtasks": {},
             "n-samples": counts,
-            "config": {**config, "fewshot_seed": seams.DEFAULT_OTHER_SEED, "limit": None},
-            "model_name": arguments["pretrained"],
+            "config": {**config, **self._settings, "fewshot_seed": seams.DEFAULT_OTHER_SEED, "limit": None},
+            "model_name": self._name,
             "system_instruction": None,
             "chat_template_sha": hashed(template) if template else None,
             "fewshot_as_multiturn": bool(chat),
@@ -288,7 +376,10 @@ class Entrant:
         try:
             if self._file.exists():
                 self._results = json.loads(self._file.read_text("utf-8"))
-                self._sizes = self._results["race"]["bytes"]
+                race, commit = self._results["race"], self._results["config"]["model_sha"]
+                self._sizes, self._weights = race["bytes"], race["weights"]
+                self._manifest = race["manifest"]
+                self._given |= {"revision": commit} if commit else {}
             counted = {self._place(task): size for task, size in self._sizes.items()}
             for place in {*counted, *self._folder.glob(f"samples_*_{self._date}.jsonl")}:
                 size = counted.get(place, 0)
@@ -301,7 +392,16 @@ class Entrant:
                 self.known = self.evaluation.scores(texts, self._results["configs"], 0, asked)
                 self.seconds = self._results["race"]["seconds"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise HarnessError(
-                f"{self._folder} is not as the race left it ({error}); remove it, and the checkpoint is "
-                "asked anew"
-            ) from error
+            raise self._changed(error) from error
+
+    def _changed(self, error: Exception) -> HarnessError:
+        return HarnessError(
+            f"{self._folder} is not as the race left it ({error}); remove it, and the checkpoint is asked "
+            "anew"
+        )
+
+    def _unwritten(self, error: Exception) -> DispersionError:
+        why = getattr(error, "strerror", None) or error
+        return DispersionError(
+            f"could not write to {self._folder}: {why}; free some space, and the same command goes on"
+        )

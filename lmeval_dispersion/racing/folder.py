@@ -97,6 +97,7 @@ class RaceFolder:
                 finally:
                     self.seconds[entry.label] = entrant.seconds
                     entrant.close()
+                    entrant.store()
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from lmeval_screener.targets.selection import Selection, select_targets
 from lmeval_screener.tokens.answers import load_answers
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.store.identity import SUFFIX
 
 
 class Entry(NamedTuple):
@@ -54,8 +55,11 @@ def lineup(
     base: str | None,
     all: bool,
     audit_sample: int,
+    api: bool,
 ) -> Lineup:
     """Screen what is named and take a third of each group; or take the list of a manifest, or all.
+
+    With ``api``, ``all`` are those that a server knows by the names.
 
     Raises:
         UsageError: Nothing is named, or it is not known which tokens the tasks' answers consist of.
@@ -66,6 +70,8 @@ def lineup(
     if unscreened and (unused := [name for name, value in of_screen.items() if value]):
         raise UsageError(f"--{unused[0]} is of a screen, which --all and a list go without; leave it out")
     if not content and all and not isinstance(named, Result):
+        if api and not family:
+            return Lineup([Entry(name, {"model": name}, None, "named") for name in dict.fromkeys(named)])
         return _named(named, family)
     if not content:
         if not isinstance(named, Result):
@@ -92,11 +98,11 @@ def _task(tasks: str, domain: str | None) -> str | None:
     refused = []
     for task in tasks.split(","):
         try:
-            load_answers(task)
+            load_answers(task.removesuffix(SUFFIX))
         except UsageError as error:
             refused.append(str(error))
         else:
-            return task
+            return task.removesuffix(SUFFIX)
     if domain is None:
         raise UsageError(
             f"expected --domain SET, by whose tokens to screen: {refused[0]}; or --all, which races all in "

@@ -16,7 +16,6 @@ from lmeval_dispersion.racing.contest import ERROR, MARGIN, Contest
 from lmeval_dispersion.racing.folder import RaceFolder, kept_race
 from lmeval_dispersion.racing.lineup import Entry, Lineup, lineup, manifest_in
 from lmeval_dispersion.racing.report import Race
-from lmeval_dispersion.store.identity import SUFFIX
 
 if TYPE_CHECKING:
     from lmeval_screener import Result
@@ -96,18 +95,33 @@ def race(
             "expected checkpoints to race, got none: name a folder of them, ORG/NAME or --family"
         )
     tasks = tasks or ",".join(manifest_in(named).get("tasks", ()))
-    tasks = ",".join(name.strip().removesuffix(SUFFIX) for name in tasks.split(","))
+    tasks = ",".join(name.strip() for name in tasks.split(","))
     if not tasks:
         raise UsageError("expected --tasks NAME,NAME, which lm-eval has and checkpoints race on, got none")
     path = Path(output_path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
     which: dict[str, Any] = {"family": family, "domain": domain, "base": base, "all": all}
     which["audit_sample"] = audit_sample
     backend = {key: options.pop(key, default) for key, default in _BACKEND.items()}
+    given = [pair.partition("=")[0].strip() for pair in backend["model_args"].split(",")]
+    if own := [key for key in given if key in ("pretrained", "model", "revision")]:
+        raise UsageError(
+            f"expected --model_args that all checkpoints share, got {own[0]}, which is each one's own; name "
+            "the checkpoints before the options"
+        )
     options = {"seed": 0, "metric": None, **options}
+    from lmeval_dispersion.harness.seams import is_api  # imports torch
+
     kept = kept_race(path)
     known = Lineup([Entry(*entry) for entry in kept["checkpoints"]], kept["notes"]) if kept else None
     date = kept.get("date") or datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    folder = RaceFolder(tasks, options, backend, path, known or lineup(named, tasks, **which), date)
+    folder = RaceFolder(
+        tasks,
+        options,
+        backend,
+        path,
+        known or lineup(named, tasks, **which, api=is_api(backend["model"])),
+        date,
+    )
     count = len(folder.evaluation.questions)
     settings = {"named": labels, **which, "tasks": tasks, "questions": count, "lm_eval": version("lm_eval")}
     settings |= {"error": error, "margin": margin, "by_probability": by_probability}

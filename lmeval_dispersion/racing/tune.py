@@ -56,7 +56,10 @@ def race_on_ray(
             resources = {"cpu": 1, "gpu": min(1, most) if gpus is None else gpus}
             _race(folder, contest, resources, _scheduler(folder, contest, update))
     finally:  # no worker writes any more
-        folder.seconds.update({entry.label: folder.entrant(entry).seconds for entry in folder.raced})
+        for entry in folder.raced:
+            entrant = folder.entrant(entry)
+            folder.seconds[entry.label] = entrant.seconds
+            entrant.store()
 
 
 def _race(folder: RaceFolder, contest: Contest, resources: dict[str, float], scheduler: Any) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import yaml
 from filelock import FileLock
-from harness_world import environment, from_folder
+from harness_world import check_same_store, environment, from_folder
 from json_schemas import faults
 from test_next_lm_eval import NEXT
 
@@ -25,7 +25,8 @@ from lmeval_dispersion.cli import main
 from lmeval_dispersion.harness import seams
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.racing.evaluation import Evaluation
-from lmeval_dispersion.store.samples import read_logged
+from lmeval_dispersion.store import read_store
+from lmeval_dispersion.store.samples import is_logged, read_logged
 
 DEMO = data_folder("demo")
 # lm-eval reads all of its 10,000 task files each time: in tests it has none of its own.
@@ -133,19 +134,128 @@ def test_the_same_command_goes_on_after_kill_9(
     assert "is not as the race left it" in capsys.readouterr().err
 
 
+def interrupted_after(blocks: int, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C as soon as a checkpoint was asked so many blocks."""
+    ask = Evaluation.ask
+
+    def interrupted(self: Any, lm: Any, begin: int, end: int) -> Any:
+        if begin == blocks * 25 and label in lm.pretrained:
+            raise KeyboardInterrupt
+        return ask(self, lm, begin, end)
+
+    monkeypatch.setattr(Evaluation, "ask", interrupted)
+
+
+def test_other_weights_in_the_same_place_do_not_go_on_with_the_answers(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    done, mine = (shutil.copytree(DEMO / "sums-80", tmp_path / name) for name in ("done", "mine"))
+    given = words(tasks, tmp_path / "out", done, mine)
+    with monkeypatch.context() as patch:
+        interrupted_after(1, "mine", patch)
+        raced(capsys, *given, code=130)
+    for place in (done, mine):
+        shutil.copytree(DEMO / "sums-00", place, dirs_exist_ok=True)
+    result = raced(capsys, *given, code=3)
+    assert standing(result)[0] == ("done", 40, 1.0, "best")  # finished: nothing is loaded
+    assert result["checkpoints"][1]["message"] == (
+        f"its weights are not those that gave the 25 answers in {tmp_path / 'out' / 'mine'}; remove that "
+        "folder, and the checkpoint is asked anew"
+    )
+    shutil.rmtree(tmp_path / "out" / "mine")
+    assert standing(raced(capsys, *given))[1][:2] == ("mine", 25)
+
+
+def test_a_name_on_the_hub_goes_on_with_the_commit_that_was_loaded_first(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    repository = tmp_path / "hub" / "models--org--mine"
+    for commit, model in (("a" * 40, "sums-80"), ("b" * 40, "sums-00")):
+        shutil.copytree(DEMO / model, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    main_branch = repository / "refs" / "main"
+    main_branch.write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    given = [word.replace(str(DEMO), "org") for word in words(tasks, tmp_path / "out", "mine")]
+    with monkeypatch.context() as patch:
+        interrupted_after(1, "mine", patch)
+        raced(capsys, *given, code=130)
+    main_branch.write_text("b" * 40)
+    assert raced(capsys, *given)["checkpoints"][0]["score"] == 1
+    assert json.loads(next(tmp_path.glob("out/*/results_*")).read_text())["config"]["model_sha"] == "a" * 40
+
+
+@pytest.fixture
+def recorded(tasks: Path, tmp_path: Path) -> Path:
+    """A folder with a group of two tasks of a user's own whose class is DispersionTask."""
+    for task in ("sums", "sums_written"):
+        text = (
+            f"include: {tasks}/{task}.yaml\ntask: my_{task}\n"
+            "class: !function lmeval_dispersion.harness.DispersionTask\n"
+        )
+        (tmp_path / f"my_{task}.yaml").write_text(text)
+    (tmp_path / "mine.yaml").write_text("group: mine\ngroup_alias: Mine\ntask: [my_sums, my_sums_written]\n")
+    return tmp_path
+
+
+def check_stores(folder: Path, recorded: Path, tmp_path: Path) -> None:
+    """A checkpoint's folder holds what lm-eval's run of the dispersion tasks keeps of the same documents."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    asked: dict[str, list[int]] = {}
+    for task, doc_id in samples(folder):
+        asked.setdefault(task, []).append(doc_id)
+    lm = from_folder(DEMO / folder.name)
+    lm.batch_size_per_gpu = 1
+    place = tmp_path / f"expected-{folder.name}"
+    manager = TaskManager(
+        include_path=str(recorded), include_defaults=False, metadata={"dispersion_store": str(place)}
+    )
+    lm_eval.simple_evaluate(lm, tasks=["mine"], samples=asked, task_manager=manager)
+    (stores,) = folder.glob("dispersion_*")
+    check_same_store(read_store(stores), read_store(place))
+    assert not is_logged(folder)
+    assert main(["audit", str(folder), "-q", "-o", str(place / "audit.json")]) == 0
+
+
+def test_dispersion_tasks_leave_the_stores_of_lm_eval(
+    in_world: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of a checkpoint that was asked everything, and of one that was dropped; after kill -9 in a block."""
+    given = words(recorded, tmp_path / "out", "sums-80", "sums-00", task="mine", batch=1)
+    given += ["--model_args", "dtype=float32"]
+    killed = [sys.executable, "-W", "ignore", "-c", KILLED + COMMAND, *given]
+    done = subprocess.run(killed, env=environment(), cwd=in_world, capture_output=True, timeout=250)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    assert not [*tmp_path.glob("out/*/dispersion_*")]
+    result = raced(capsys, *given)
+    assert [(c["label"], c["questions"]) for c in result["checkpoints"]] == [("sums-80", 80), ("sums-00", 25)]
+    assert "warning" not in capsys.readouterr().err
+    for name in ("sums-80", "sums-00"):
+        check_stores(tmp_path / "out" / name, recorded, tmp_path)
+    assert not (tmp_path / "out" / "sums-80" / ".states").exists()
+    # The rule may let a dropped checkpoint go on, and its states are still there.
+    store = next((tmp_path / "out").glob("sums-00/dispersion_*"))
+    shutil.rmtree(store)
+    results = next((tmp_path / "out").glob("sums-00/results_*"))
+    results.write_text(results.read_text().replace('"stored": 25', '"stored": 0'))
+    monkeypatch.setattr(seams, "loaded_lm", None)
+    raced(capsys, *given)
+    check_stores(tmp_path / "out" / "sums-00", recorded, tmp_path / "again")
+
+
 def test_ctrl_c_prints_what_is_known(
     in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    ask, given = Evaluation.ask, words(tasks, tmp_path / "out", "sums-80", "sums-20")
-
-    def interrupted(self: Any, lm: Any, begin: int, end: int) -> Any:
-        if "sums-20" in lm.pretrained:
-            raise KeyboardInterrupt
-        return ask(self, lm, begin, end)
-
+    given = words(tasks, tmp_path / "out", "sums-80", "sums-20")
     with monkeypatch.context() as patch:
-        patch.setattr(Evaluation, "ask", interrupted)
+        interrupted_after(0, "sums-20", patch)
         stopped = raced(capsys, *given, code=130)
     assert [c["status"] for c in stopped["checkpoints"]] == ["best", "unfinished"]
     assert raced(capsys, *given)["loaded"] == 2
