@@ -57,7 +57,7 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.defaults import DEFAULT_OTHER_SEED as DEFAULT_OTHER_SEED
 from lm_eval.defaults import DEFAULT_RANDOM_SEED
 from lm_eval.evaluator import evaluate
-from lm_eval.models.api_models import TemplateAPI
+from lm_eval.models.api_models import TemplateAPI as TemplateAPI
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import handle_non_serializable, sanitize_list
 from lm_eval.utils import simple_parse_args_string as simple_parse_args_string
@@ -332,7 +332,9 @@ def loaded_tasks(
     wanted = [name.removesuffix("_dispersion") for name in wanted] if stock else wanted
     for name in wanted:
         if name not in manager.all_tasks:
-            near = difflib.get_close_matches(name, manager.all_tasks, n=3)
+            plain = name.removesuffix("_dispersion")
+            near = [plain] if plain in manager.all_tasks else []
+            near = near or difflib.get_close_matches(name, manager.all_tasks, n=3)
             hint = f"did you mean {', '.join(near)}?" if near else "`dispersion run ls tasks` lists them"
             raise UsageError(f"lm-eval has no task {name!r}; {hint}")
     with sentences():
@@ -519,7 +521,8 @@ def before_weights(check: Callable[[Any, RunningEvaluation], None]) -> Iterator[
         registry.get_model, HFLM._create_tokenizer = get_model, tokenizer
 
 
-def _backend(name: str) -> type:
+def backend(name: str) -> type:
+    """lm-eval's class of a ``--model``; UsageError for an unknown one."""
     try:
         return registry.get_model(name)  # type: ignore[no-any-return]
     except (KeyError, ValueError) as error:
@@ -528,21 +531,16 @@ def _backend(name: str) -> type:
         ) from error
 
 
-def is_api(name: str) -> bool:
-    """Whether lm-eval's ``--model`` asks a server, by its names; UsageError for an unknown backend."""
-    return issubclass(_backend(name), TemplateAPI)
-
-
 def loaded_lm(
     name: str, arguments: Mapping[str, Any], more: str, check: Callable[[Any], None], **settings: Any
 ) -> Any:
     """A model of lm-eval, checked before its weights are loaded; UsageError for an unknown backend."""
     disable_progress_bar()
-    backend = _backend(name)
-    if settings.get("device") is None and issubclass(backend, HFLM) and not torch.cuda.is_available():
+    kind = backend(name)
+    if settings.get("device") is None and issubclass(kind, HFLM) and not torch.cuda.is_available():
         settings["device"] = "cpu"  # lm-eval's default is a GPU
     with before_weights(lambda lm, _: check(lm)):
-        return backend.create_from_arg_obj(  # type: ignore[attr-defined]
+        return kind.create_from_arg_obj(  # type: ignore[attr-defined]
             {**arguments, **simple_parse_args_string(more)}, settings
         )
 

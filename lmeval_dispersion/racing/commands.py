@@ -9,6 +9,7 @@ from lmeval_dispersion.options import add_examples, add_lm_eval, add_output, add
 from lmeval_dispersion.output import Output
 from lmeval_dispersion.racing import replay
 from lmeval_dispersion.racing.contest import ERROR, MARGIN
+from lmeval_dispersion.racing.lineup import listed_results
 from lmeval_dispersion.racing.race import race
 
 _ERROR = f"chance, at most, that the best of those raced is dropped (default: {ERROR})"
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'runs/*' --tasks my_task --include_path tasks --domain math -o race.html",
         "list --device cuda:0",
         "--replay results/MODEL_A results/MODEL_B",
+        "list --replay results/*",
         more="\nexit status: 0 raced, 1 none, 2 wrong usage, 3 some failed, 130 interrupted (run it again)\n",
     )
 
@@ -77,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
     if not (args.demo or args.replay):
         return _race(args, output)
     live = ("family", "domain", "base", "tasks", "metric", "limit", "engine", "output_path")
-    if unused := [*args.checkpoints, *(f"--{name}" for name in live if getattr(args, name) is not None)]:
+    unused = [f"--{name}" for name in live if getattr(args, name) is not None]
+    if unused := [*(args.checkpoints if args.demo else ()), *unused]:
         raise UsageError(f"--demo and --replay race what is recorded; leave out {unused[0]}")
     if not (0 < args.error < 1 and 0 <= args.margin < 1 and args.seed >= 0):
         got = f"{args.error}, {args.margin} and {args.seed}"
@@ -86,8 +89,13 @@ def run(args: argparse.Namespace) -> int:
     if args.demo:
         output.write(replay.demo(**rule).document())
     else:
-        shuffled, given = args.replay == sorted(args.replay), replay.read_answers(args.replay)
-        output.write(replay.replay(*given, shuffled=shuffled, quiet=args.quiet, **rule).document())
+        answers, tasks, notes = replay.read_answers(args.replay)
+        listed = listed_results(args.checkpoints, list(answers)) if args.checkpoints else []
+        shuffled = not listed and args.replay == sorted(args.replay)
+        races = replay.replay(
+            answers, tasks, notes, listed=listed, shuffled=shuffled, quiet=args.quiet, **rule
+        )
+        output.write(races.document())
     return 0
 
 

@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lmeval_screener.accuracies import Accuracies, Rated
 from lmeval_screener.result.result import Result
 from lmeval_screener.screening import add_named, screen
 from lmeval_screener.shortlist.choice import shortlist
-from lmeval_screener.shortlist.manifest import FILE, manifest_dict, shortlist_manifest
-from lmeval_screener.targets import labelled
+from lmeval_screener.shortlist.manifest import FILE, Candidate, manifest_dict, shortlist_manifest
+from lmeval_screener.targets import Target, labelled
 from lmeval_screener.targets.selection import Selection, select_targets
 from lmeval_screener.tokens.answers import load_answers
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.store.identity import SUFFIX
 
 
@@ -83,14 +85,42 @@ def lineup(
         content = manifest_dict(
             named.head(), chosen, tasks=tuple(tasks.split(",")), command="dispersion race"
         )
-    candidates = shortlist_manifest(content, FILE).candidates
     entries = [
         Entry(target.label, target.arguments(c.revision), c.rank, "named" if all else c.chosen)
-        for target, c in zip(labelled([c.target for c in candidates]), candidates, strict=True)
+        for target, c in _in_order(content)
     ]
-    # The best of each group first; what was drawn at random comes last.
+    return Lineup(entries, notes, content)
+
+
+def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
+    """Of the models of finished evaluations those that a manifest lists, in its order.
+
+    Raises:
+        UsageError: No manifest is named, a model is not in it, or one that it lists was not evaluated.
+    """
+    if not (content := manifest_in(named)):
+        raise UsageError(f"expected one folder of --emit or of a race with --replay, got {', '.join(named)}")
+    candidates = _in_order(content)
+    # Matched as supplied accuracies are: in place of one, each has its position.
+    rated = [Rated(model, None, position, FILE) for position, model in enumerate(models)]
+    found, targets = Accuracies(tuple(rated), ""), [target for target, _ in candidates]
+    found.check(targets)
+    positions = [target.accuracy for target in found.of(targets)]
+    raced = [(t.label, at) for at, (t, c) in zip(positions, candidates, strict=True) if c.chosen]
+    if missing := [name for name, at in raced if at is None]:
+        raise UsageError(
+            f"expected results of all that the screen of {named[0]} lists, got none of "
+            f"{listed(missing)}; evaluate them"
+        )
+    return [models[int(at)] for _, at in raced if at is not None]
+
+
+def _in_order(content: Mapping[str, Any]) -> list[tuple[Target, Candidate]]:
+    """The best of a manifest's groups first; what was drawn at random comes last, then the others."""
+    candidates = shortlist_manifest(content, FILE).candidates
     last = {"audit": 1, None: 2}
-    return Lineup(sorted(entries, key=lambda e: (last.get(e.chosen, 0), e.rank)), notes, content)
+    pairs = zip(labelled([c.target for c in candidates]), candidates, strict=True)
+    return sorted(pairs, key=lambda pair: (last.get(pair[1].chosen, 0), pair[1].rank))
 
 
 def _task(tasks: str, domain: str | None) -> str | None:

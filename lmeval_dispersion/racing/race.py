@@ -109,8 +109,11 @@ def race(
             "the checkpoints before the options"
         )
     options = {"seed": 0, "metric": None, **options}
-    from lmeval_dispersion.harness.seams import is_api  # imports torch
+    from lmeval_dispersion.harness.recording import check_model  # imports torch
+    from lmeval_dispersion.harness.seams import TemplateAPI
+    from lmeval_dispersion.harness.seams import backend as backend_of
 
+    kind = backend_of(backend["model"])
     kept = kept_race(path)
     known = Lineup([Entry(*entry) for entry in kept["checkpoints"]], kept["notes"]) if kept else None
     date = kept.get("date") or datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
@@ -119,10 +122,12 @@ def race(
         options,
         backend,
         path,
-        known or lineup(named, tasks, **which, api=is_api(backend["model"])),
+        known or lineup(named, tasks, **which, api=issubclass(kind, TemplateAPI)),
         date,
     )
     count = len(folder.evaluation.questions)
+    if recorded := folder.evaluation.recorded:
+        check_model(kind, ",".join(recorded))
     settings = {"named": labels, **which, "tasks": tasks, "questions": count, "lm_eval": version("lm_eval")}
     settings |= {"error": error, "margin": margin, "by_probability": by_probability}
     settings |= {key: (options | backend)[key] for key in ("seed", "metric", "model", "model_args")}

@@ -45,6 +45,7 @@ class Replay(Report):
     tasks: Sequence[str]
     questions: int  # that all have
     orders: int
+    loaded: int  # of all checkpoints: those that a screen lists, or all
     same: int  # orders in which the best was named, or another of its score
     lost: float  # of the score, at most, where another was named
     share: Sequence[float]  # of all questions, that was asked: median, 5th and 95th percentile
@@ -94,12 +95,15 @@ def read_answers(places: Sequence[str]) -> tuple[dict[str, Scores], list[str], l
 
 def replay(
     answers: Mapping[str, Scores], tasks: Sequence[str], notes: Sequence[str] = (), *, orders: int = ORDERS,
-    shuffled: bool = False, seed: int = 0, quiet: bool = True, **settings: Any,
+    listed: Sequence[str] = (), shuffled: bool = False, seed: int = 0, quiet: bool = True, **settings: Any,
 ) -> Replay:  # fmt: skip
-    """Race on answers over random orders of the questions; ``settings`` are those of the contest."""
-    rng, labels = np.random.default_rng(seed), list(answers)
+    """Race on answers over random orders of the questions; ``settings`` are those of the contest.
+
+    Those that a screen has ``listed`` race in its order, and the others are not loaded; without it all do.
+    """
+    rng, labels = np.random.default_rng(seed), list(listed or answers)
     count = len(answers[labels[0]].score)
-    means = {label: float(answers[label].score.mean()) for label in labels}
+    means = {label: float(scores.score.mean()) for label, scores in answers.items()}
     best, races = max(means.values()), list[Contest]()
     with progress_bar(hidden=quiet) as update:
         for i in range(orders):
@@ -110,13 +114,14 @@ def replay(
                 raced({label: answers[label] for label in labels}, rng.permutation(count), **settings)
             )
     named = Counter(str(contest.best) for contest in races)
-    shares = [contest.asked / (count * len(labels)) for contest in races]
+    shares = [contest.asked / (count * len(answers)) for contest in races]
+    asked = {k: sum(len(race.answered[k].score) for race in races) / (count * orders) for k in labels}
     rows = [
-        Replayed(k, means[k], named[k], sum(len(race.answered[k].score) for race in races) / (count * orders))
-        for k in sorted(labels, key=lambda label: (-means[label], label))
+        Replayed(k, means[k], named[k], asked.get(k, 0.0))
+        for k in sorted(answers, key=lambda label: (-means[label], label))
     ]
     return Replay(
-        tasks, count, orders, sum(n for label, n in named.items() if means[label] == best),
+        tasks, count, orders, len(labels), sum(n for label, n in named.items() if means[label] == best),
         max(best - means[label] for label in named), np.quantile(shares, (0.5, 0.05, 0.95)).tolist(),
         shuffled, seed, rows, notes,
     )  # fmt: skip

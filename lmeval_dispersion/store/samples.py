@@ -329,11 +329,15 @@ def options_of(arguments: Sequence[tuple[Any, ...]], output_type: str) -> list[s
 
 
 def _arguments(logged: Any) -> list[tuple[Any, ...]]:
-    """``{"gen_args_0": {"arg_0": …, "arg_1": …}, …}`` as tuples, in order."""
+    """``{"gen_args_0": {"arg_0": …, "arg_1": …}, …}`` as tuples, in order.
+
+    The messages for a server are logged as a list that holds their JSON.
+    """
     if not isinstance(logged, dict):
         return [tuple(arguments) for arguments in logged]
     each = [logged[f"gen_args_{i}"] for i in range(len(logged))]
-    return [tuple(arguments[f"arg_{j}"] for j in range(len(arguments))) for arguments in each]
+    found = [[arguments[f"arg_{j}"] for j in range(len(arguments))] for arguments in each]
+    return [(*(first if isinstance(first, list) else [first]), *rest) for first, *rest in found]
 
 
 def _answer(logged: Any, kind: str) -> tuple[float | str, Any]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -190,10 +193,11 @@ def test_a_name_on_the_hub_goes_on_with_the_commit_that_was_loaded_first(
 
 @pytest.fixture
 def recorded(tasks: Path, tmp_path: Path) -> Path:
-    """A folder with a group of two tasks of a user's own whose class is DispersionTask."""
+    """The tasks, with a group of two of a user's own whose class is DispersionTask."""
+    shutil.copytree(tasks, tmp_path, dirs_exist_ok=True)
     for task in ("sums", "sums_written"):
         text = (
-            f"include: {tasks}/{task}.yaml\ntask: my_{task}\n"
+            f"include: {task}.yaml\ntask: my_{task}\n"
             "class: !function lmeval_dispersion.harness.DispersionTask\n"
         )
         (tmp_path / f"my_{task}.yaml").write_text(text)
@@ -360,6 +364,9 @@ def test_the_screen_comes_first_and_verify_judges_it(
         (["--seed", "-1"], "expected --seed of at least 0, got -1"),
         (["--output_path", "{tasks}/other"], "expected a race in"),
         (["--model", "nothing"], "lm-eval has no --model 'nothing'"),
+        (["--model_args", "dtype=float32, pretrained=a"], "got pretrained, which is each one's own"),
+        (["--tasks", "states", "--model", "local-completions"], "which LocalCompletionsAPI does not give"),
+        (["--tasks", "sums_dispersion"], "lm-eval has no task 'sums_dispersion'; did you mean sums"),
         (["--output_path", "{out}", "--seed", "1"], "is of a race with another seed (0, now 1)"),
         (["--output_path", "{out}", "--num_fewshot", "3"], "is of a race with another prompts"),
         (["--output_path", "{out}", "--limit", "30"], "is of a race with another questions (25, now 30)"),
@@ -374,6 +381,9 @@ def test_what_cannot_be_raced_is_one_sentence(
     lengths |= {"metric_list": [shown], "process_results": "!function lengths.scored"}
     (tmp_path / "lengths.yaml").write_text(yaml.safe_dump(lengths).replace("'!function", "!function").replace(
         "scored'", "scored"))  # fmt: skip
+    (tmp_path / "states.yaml").write_text(
+        "include: sums.yaml\ntask: states\nclass: !function lmeval_dispersion.harness.DispersionTask\n"
+    )
     (tmp_path / "lengths.py").write_text(
         "def scored(doc, results):\n    return {'characters': len(results[0]) + 2.0}"
     )
@@ -387,6 +397,45 @@ def test_what_cannot_be_raced_is_one_sentence(
         given += ["--limit", "25"]
     assert main([*given, *(word.format(out=tmp_path / "out", tasks=tmp_path) for word in more)]) in (1, 2)
     assert sentence in capsys.readouterr().err
+
+
+class Server(BaseHTTPRequestHandler):
+    """Completions and chats as OpenAI's: the model ``right`` knows sums, any other errs."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        text = asked["prompt"] if "prompt" in asked else asked["messages"][-1]["content"]
+        first, second, said = re.search(r"(\d+)\+(\d+)=(\d*)[.]?$", text).groups()
+        total, knows = f"{int(first) + int(second)}", asked["model"] == "lab/right:8b"
+        choice = {"index": 0, "message": {"content": f"{total if knows else 0}."}}
+        # A token a character, and one more that is not asked for.
+        logs = [-float((said == total) != knows)] * (len(text) + 1)
+        choice["logprobs"] = {"token_logprobs": logs, "top_logprobs": [{"a": 0.0}] * len(logs)}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"choices": [choice]}).encode())
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize(("kind", "task"), [("completions", "sums"), ("chat-completions", "sums_written")])
+def test_names_on_a_server_race(
+    kind: str, task: str, in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names that no folder and no repository has."""
+    chats = kind == "chat-completions"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        place = f"base_url=http://127.0.0.1:{server.server_port}"
+        more = "" if chats else f",tokenizer={DEMO / 'sums-80'},tokenized_requests=False"
+        given = words(tasks, tmp_path / "out", "NAMES", task=task, batch=1)
+        at = next(i for i, word in enumerate(given) if word.endswith("NAMES"))
+        given[at : at + 1] = ["wrong", "lab/right:8b"]
+        given += ["--model", f"local-{kind}", "--model_args", place + more]
+        result = raced(capsys, *given, *(["--apply_chat_template"] if chats else []))
+        server.shutdown()
+    assert standing(result) == [("lab/right:8b", 40, 1.0, "best"), ("wrong", 40, 0.0, "behind")]
+    assert read_logged(tmp_path / "out" / "lab_right_8b").model == "lab/right:8b"
 
 
 def test_two_races_do_not_share_a_folder(
@@ -438,10 +487,10 @@ def test_without_known_answer_tokens_a_domain_is_asked_for(capsys: pytest.Captur
 
 @pytest.mark.slow
 @pytest.mark.skipif(not NEXT, reason="LM_EVAL_NEXT names no folder with lm-eval 0.5")
-def test_the_next_lm_eval_races_alike(in_world: Path, tasks: Path, tmp_path: Path) -> None:
+def test_the_next_lm_eval_races_alike(in_world: Path, recorded: Path, tmp_path: Path) -> None:
     results = []
     for name, path in (("now", ""), ("later", NEXT)):
-        given = words(tasks, tmp_path / name, "sums-80", "sums-20", task="sums,sums_written", batch=1)
+        given = words(recorded, tmp_path / name, "sums-80", "sums-20", task="sums_written,mine", batch=1)
         command = [sys.executable, "-W", "ignore", "-c", COMMAND, *given, "--num_fewshot", "2"]
         done = subprocess.run(command, env=environment(path), cwd=in_world, capture_output=True, timeout=250)
         assert done.returncode == 0, done.stderr[-2000:]
@@ -450,3 +499,8 @@ def test_the_next_lm_eval_races_alike(in_world: Path, tasks: Path, tmp_path: Pat
     now, later = (read_logged(tmp_path / name / "sums-80").documents for name in ("now", "later"))
     keys = ["task", "doc_id", "prompt_hash", "correct"]
     assert now[keys].equals(later[keys])
+    for label in ("sums-80", "sums-20"):
+        stores = [
+            read_store(next(tmp_path.glob(f"{name}/{label}/dispersion_*"))) for name in ("now", "later")
+        ]
+        check_same_store(*stores)

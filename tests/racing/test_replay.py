@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import demo_answers
+import lmeval_screener
 import numpy as np
 import pytest
 from json_schemas import faults
+from lmeval_screener.shortlist.manifest import manifest_dict
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.installation import data_folder
@@ -68,6 +70,25 @@ def test_the_sentences_of_a_replay(chances: list[float], shuffled: bool, stands:
     assert faults(result.to_dict()) == []
 
 
+@pytest.mark.parametrize(
+    ("listed", "sentence"),
+    [
+        (["0", "2"], "in 40 of 40 orders, with 38 % of the questions (median; 38 to 38) and 2 of 3 loaded."),
+        (["2", "1"], "another best than 0 in 40 of 40 orders"),
+    ],
+)
+def test_a_screen_leaves_some_unloaded(listed: list[str], sentence: str) -> None:
+    answers = planted(np.random.default_rng(5), [0.9, 0.3, 0.2], 200)
+    result = replay(answers, ["sums"], listed=listed, orders=40)
+    text = " ".join(render(result.document(), "markdown").split())
+    assert sentence in text
+    assert "2 of 3 loaded" in text
+    assert "They were raced in the screen's order; the others count as not loaded." in text
+    assert "each checkpoint is loaded" not in text
+    assert {row.label for row in result.checkpoints if row.asked} == {*listed}
+    assert "loaded." not in " ".join(replay(answers, ["sums"], orders=2).answer())
+
+
 def test_where_the_best_is_never_named_the_sentence_says_so() -> None:
     """The first is better by less than the margin than the second, which comes before it."""
     score = np.zeros(200)
@@ -104,6 +125,23 @@ def test_results_of_lm_eval_are_replayed_and_are_the_bundled_ones(
         assert row["score"] == pytest.approx(known[Path(row["label"]).name])
     assert main(["race", "--replay", *sorted(names), "--format", "json", "-q"]) == 0
     assert json.loads(capsys.readouterr().out)["shuffled"] is True
+
+    screened = lmeval_screener.screen([str(data_folder("demo") / "sums-*")], domain="math")
+    head, of = screened.head(), len(names)
+    (tmp_path / "manifest.json").write_text(
+        json.dumps(manifest_dict(head, screened.shortlist(2), tasks=("sums",), command=""))
+    )
+    listed = ["race", str(tmp_path), "--replay", *names, "--format", "json", "-q"]
+    missing = {c.label for c in screened.shortlist(2).chosen} - {"sums-80"}
+    assert main(listed) == 2
+    assert f"lists, got none of {missing.pop()}" in capsys.readouterr().err
+    (tmp_path / "manifest.json").write_text(
+        json.dumps(manifest_dict(head, screened.shortlist(1), tasks=("sums",), command=""))
+    )
+    assert main(listed) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["loaded"], found["same"], found["shuffled"]) == (1, 200, False)
+    assert found["share"] == pytest.approx([1 / of] * 3)
 
     fewer = tmp_path / "fewer"
     shutil.copytree(results / "sums-00", fewer)
