@@ -38,6 +38,8 @@ def failure_sentence(error: Exception) -> str | None:
         return f"{first}; {hint}"
     if text.startswith("Attempted to load model"):
         return f"{first}; dispersion tasks need --model hf"
+    if "ensure --apply_chat_template is set" in text:
+        return "this --model takes chats alone; add --apply_chat_template"
     if "chat_template" in text or "chat template" in text:
         return f"{first}; leave --apply_chat_template out, or use a model whose tokenizer has a template"
     if isinstance(error, OSError):

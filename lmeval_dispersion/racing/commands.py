@@ -56,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replay",
         nargs="+",
         metavar="RESULTS",
-        help="finished evaluations, one a model: lm-eval's with --log_samples, or stores (default: none)",
+        help="finished evaluations, one a model: lm-eval's with --log_samples, or stores; after --emit's "
+        "folder, by its list (default: none)",
     )
     recorded.add_argument("--demo", action="store_true", help="race the bundled models by recorded answers")
     add_seed(parser)

@@ -329,13 +329,15 @@ class Entrant:
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise self._changed(error) from error
         for (name, by), found in records.items():
-            task, metrics = self.evaluation.tasks[name], TaskMetrics(name, found)
+            task = self.evaluation.tasks[name]
+            metrics = TaskMetrics(task.task_name, found)
             prompts = self.evaluation.prompts(name, self._results["chat_template_sha"])
-            manifest = {**self._manifest, **prompts, "tasks": {name: task.VERSION}}
+            manifest = {**self._manifest, **prompts, "tasks": {task.task_name: task.VERSION}}
             manifest["identity"] = {**self._manifest["identity"], **prompts["identity"]}
             manifest["figures"] = {**metrics.summary(), "correct_by": by}
             try:
-                write(self._folder / f"dispersion_{self._date}" / name, metrics, task.category, manifest)
+                place = self._folder / f"dispersion_{self._date}" / task.task_name
+                write(place, metrics, task.category, manifest)
             except (OSError, SafetensorError) as error:
                 raise self._unwritten(error) from error
         self._results["race"]["stored"] = n

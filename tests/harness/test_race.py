@@ -365,6 +365,7 @@ def test_the_screen_comes_first_and_verify_judges_it(
         (["--output_path", "{tasks}/other"], "expected a race in"),
         (["--model", "nothing"], "lm-eval has no --model 'nothing'"),
         (["--model_args", "dtype=float32, pretrained=a"], "got pretrained, which is each one's own"),
+        (["--tasks", "lengths", "--model", "local-chat-completions"], "add --apply_chat_template"),
         (["--tasks", "states", "--model", "local-completions"], "which LocalCompletionsAPI does not give"),
         (["--tasks", "sums_dispersion"], "lm-eval has no task 'sums_dispersion'; did you mean sums"),
         (["--output_path", "{out}", "--seed", "1"], "is of a race with another seed (0, now 1)"),
