@@ -105,9 +105,11 @@ def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
 
 
 def _counted(args: argparse.Namespace, task: str) -> tuple[dict[str, Any], Any]:
-    from lmeval_dispersion.harness.answers import tasks_of, tokenizer_of
+    from lmeval_dispersion.harness.answers import tokenizer_of
+    from lmeval_dispersion.harness.seams import loaded_tasks
 
-    fields = counted_set(task.removesuffix("_dispersion"), tasks_of(task, args.include_path))
+    tasks = [*loaded_tasks(task, include_path=args.include_path).values()]
+    fields = counted_set(task.removesuffix("_dispersion"), tasks)
     return fields, None if args.tokenizer is None else tokenizer_of(args.tokenizer)
 
 
@@ -116,12 +118,13 @@ def _found(args: argparse.Namespace, task: str | None) -> tuple[dict[str, Any], 
     from lmeval_screener.tokens.answers import COVERED, LEAST
     from lmeval_screener.tokens.sets import MOST
 
-    from lmeval_dispersion.harness.answers import around, mean_next, prompts_of, tasks_of
+    from lmeval_dispersion.harness.answers import around, mean_next, prompts_of
+    from lmeval_dispersion.harness.seams import loaded_tasks
     from lmeval_dispersion.model.loading import load_model
     from lmeval_dispersion.model.texts import Texts
 
     if task:
-        tasks = tasks_of(task, args.include_path)
+        tasks = [*loaded_tasks(task, include_path=args.include_path).values()]
         name, source = task.removesuffix("_dispersion"), f"questions of {task}"
     else:
         texts = [text.text for text in Texts(args.questions, column=args.column)][:QUESTIONS]

@@ -42,8 +42,7 @@ def planted_clusters(rng, count, *, members=20, d=48):
     return within, contributions(centroids)
 
 
-def bootstrap_correlation(x, y, kind="pearson", seed=0):
+def bootstrap_correlation(x, y, seed=0):
     """A correlation with its 95 % interval over the points, as the laboratory gives it."""
-    value = correlation(x, y, kind)
-    samples = resampled_correlations(x, y, kind, seed)
+    value, samples = correlation(x, y), resampled_correlations(x, y, seed)
     return Interval(value, *correlation_bounds(value, samples, len(x)))

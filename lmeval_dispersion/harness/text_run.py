@@ -6,9 +6,7 @@ Columns of a JSONL or parquet file are kept: the file may hold labels (``correct
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,7 +20,7 @@ import torch
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.model.capture import capture, depth, resolve, split_names
 from lmeval_dispersion.model.loading import LoadedModel, load_model
-from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.model.texts import Texts, json_object, lines_of
 from lmeval_dispersion.store import COLUMNS, write_store
 from lmeval_dispersion.store.format import make_folder
 
@@ -166,8 +164,7 @@ def _with_columns(documents: pd.DataFrame, texts: Texts) -> pd.DataFrame:
     if texts.path.suffix == ".parquet":
         frame = pd.read_parquet(texts.path)
     else:
-        with gzip.open(texts.path) if texts.path.suffix == ".gz" else texts.path.open("rb") as lines:
-            frame = pd.DataFrame([_fields(line) for line in lines if line.strip()])
+        frame = pd.DataFrame([json_object(line) or {} for line in lines_of(texts.path) if line.strip()])
     frame = frame.iloc[documents["doc_id"].to_numpy()].reset_index(drop=True)
     for name in frame.columns.difference(
         [*documents.drop(columns=["task", "doc_hash"]), texts.column], sort=False
@@ -181,11 +178,3 @@ def _with_columns(documents: pd.DataFrame, texts: Texts) -> pd.DataFrame:
             raise UsageError(f"expected numbers in [0, 1] in the column `correct` of {texts.source}")
         documents["correct"] = scores
     return documents
-
-
-def _fields(line: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

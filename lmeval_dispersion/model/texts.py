@@ -97,11 +97,11 @@ class Texts:
         elif self.path.suffix == ".parquet":
             yield from self._parquet_values(self.path)
         elif self.continuous:
-            for filled, lines in groupby(_lines(self.path), lambda line: bool(line.strip())):
+            for filled, lines in groupby(lines_of(self.path), lambda line: bool(line.strip())):
                 if filled:
                     yield _decoded(b"".join(lines))
         else:
-            yield from self._column(_json_object(line) for line in _lines(self.path) if line.strip())
+            yield from self._column(json_object(line) for line in lines_of(self.path) if line.strip())
 
     def _column(self, rows: Iterable[dict[str, Any] | None]) -> Iterator[Any]:
         """The column of every row; None for an invalid row."""
@@ -171,7 +171,8 @@ def _file(source: str) -> Path | None:
     return None
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def lines_of(path: Path) -> Iterator[bytes]:
+    """The lines of a file, unpacked where its name ends in ``.gz``; UsageError if it cannot be read."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield from file
@@ -187,7 +188,8 @@ def _decoded(raw: bytes) -> str | None:
         return None
 
 
-def _json_object(line: bytes) -> dict[str, Any] | None:
+def json_object(line: bytes) -> dict[str, Any] | None:
+    """The JSON object in a line; None for anything else."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):  # bad UTF-8 is a ValueError too

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from lmeval_dispersion.errors import (
     require_extra,
 )
 from lmeval_dispersion.store.format import COLUMNS, DOCUMENTS, FORMAT, MANIFEST, ROWS, VECTORS, sha256
-from lmeval_dispersion.store.identity import check_one_model, joint_identity
+from lmeval_dispersion.store.identity import check_one_model, hashed, joint_identity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -272,9 +271,7 @@ def _joint_manifest(folder: Path, manifests: Sequence[dict[str, Any]]) -> dict[s
         "width": {name: first["width"][name] for name in layers},
         "default_layer": default if default in layers else layers[0],
         "tasks": {task: version for m in manifests for task, version in (m.get("tasks") or {}).items()},
-        "prompt_format": formats[0]
-        if len(formats) == 1
-        else hashlib.sha256("\n".join(formats).encode()).hexdigest(),
+        "prompt_format": formats[0] if len(formats) == 1 else hashed("\n".join(formats)),
         "sha256": {},
         "created": max(str(m.get("created", "")) for m in manifests),
     }

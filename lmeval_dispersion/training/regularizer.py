@@ -275,28 +275,18 @@ class DispersionRegularizer:
             self._armed = False
 
     def _hook(self, name: str) -> Any:
-        def collect(state: Tensor) -> Tensor:
-            if self._armed:
-                self._states[name] = state
-            return state
-
-        def inject(state: Tensor) -> Any:
-            if self._armed and torch.is_grad_enabled() and state.requires_grad:
-                return self._with_gradient(name, state)
-            return state
-
-        treat = collect if self.mode == "add" else inject
-
         def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
             state: Tensor = output if isinstance(output, Tensor) else output[0]
-            if self._idle:
-                if self._measured is not None:
-                    self._measure(self._measured[name], state)
+            if self._idle and self._measured is not None:
+                self._measure(self._measured[name], state)
+            if self._idle or not self._armed:
                 return None
-            treated = treat(state)
-            if treated is state:
-                return None
-            return treated if isinstance(output, Tensor) else (treated, *output[1:])
+            if self.mode == "add":
+                self._states[name] = state
+            elif torch.is_grad_enabled() and state.requires_grad:
+                pushed = self._with_gradient(name, state)
+                return pushed if isinstance(output, Tensor) else (pushed, *output[1:])
+            return None
 
         return hook
 
