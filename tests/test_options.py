@@ -43,9 +43,13 @@ def test_the_suffix_chooses_and_the_option_wins(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("x.xlsx", r"\.txt, \.md, \.csv, \.json, \.html, \.htm"), ("x", "suffix"),
-     ("nowhere/x.md", "existing folder"), ("", "folder")],
-)  # fmt: skip
+    [
+        ("x.xlsx", r"\.txt, \.md, \.csv, \.json, \.html, \.htm"),
+        ("x", "suffix"),
+        ("nowhere/x.md", "existing folder"),
+        ("", "folder"),
+    ],
+)
 def test_what_cannot_be_written_is_refused(tmp_path, name, message):
     with pytest.raises(UsageError, match=message):
         output("-o", str(tmp_path / name))

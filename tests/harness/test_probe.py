@@ -148,8 +148,11 @@ def test_the_demo_family_is_ordered_with_labels_and_without(
     without = ("--answers", tasks / "digits.yaml", "--rank-by", "squares", "--format", "csv")
     assert run(tasks, *models, *without, task="sums_written") == 0
     assert [line.split(",")[1] for line in capsys.readouterr().out.splitlines()[1:]] == [
-        "sums-80", "sums-30", "sums-10", "sums-00"
-    ]  # fmt: skip
+        "sums-80",
+        "sums-30",
+        "sums-10",
+        "sums-00",
+    ]
 
 
 def test_one_checkpoint_copies_and_all_questions(
@@ -179,9 +182,13 @@ def test_one_checkpoint_copies_and_all_questions(
     ],
 )
 def test_what_cannot_be_probed_is_one_sentence(
-    more: list[str], sentence: str, in_world: Path, tasks: Path, capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    sentence: str,
+    in_world: Path,
+    tasks: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     assert run(tasks, DEMO / "sums-80", *more) in (1, 2)
     last = capsys.readouterr().err.splitlines()[-1]

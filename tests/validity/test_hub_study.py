@@ -100,9 +100,11 @@ def write_git_scores(folder, tasks):
         file.write_text(json.dumps(content), "utf-8")
     who = ["-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
     for words in (
-        ["init", "-q"], ["config", "uploadpack.allowFilter", "true"], ["add", "-A"],
+        ["init", "-q"],
+        ["config", "uploadpack.allowFilter", "true"],
+        ["add", "-A"],
         [*who, "commit", "-qm", "Results"],
-    ):  # fmt: skip
+    ):
         subprocess.run(["git", *words], cwd=folder, check=True)
 
 

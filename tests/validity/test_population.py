@@ -39,11 +39,15 @@ def tiny(tmp_path_factory) -> Study:
     pairs = [["even", "sums-20"]]
     return changed(
         tmp_path_factory.mktemp("study") / "tiny.yaml",
-        steps=[0, 2, 4], questions=12, side_by_side=2,
+        steps=[0, 2, 4],
+        questions=12,
+        side_by_side=2,
         texts={"vocabulary": 1400, "tokens": 4000, "held_out": 650, "seed": 11},
-        sizes={"small": SHAPE}, settings={"tied": {"tied": True}}, population={"small": small},
+        sizes={"small": SHAPE},
+        settings={"tied": {"tied": True}},
+        population={"small": small},
         trials={"seeds": [0], "recipes": ["even"], "merges": pairs, "fine_tunes": pairs, "steps": 2},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
