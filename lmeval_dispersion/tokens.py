@@ -22,8 +22,7 @@ QUESTIONS = 100
 _SHOWN = 12
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion tokens``."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", nargs="?", metavar="NAME", help="lm-eval's task or group")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="file to write (default: standard output)"
@@ -59,8 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run ``dispersion tokens``."""
+def _run(args: argparse.Namespace) -> int:
     task = args.task or args.named
     if bool(task) == bool(args.questions) or (args.questions and not args.base) or (args.task and args.named):
         raise UsageError("expected the NAME of a task, or --base MODEL with --task NAME or --questions FILE")
@@ -200,4 +198,4 @@ def answer_file(fields: Mapping[str, Any], tokenizer: Any = None) -> tuple[str, 
     return head, f"# {head}\n{body}"
 
 
-COMMANDS = {"tokens": (add_arguments, run)}
+COMMANDS = {"tokens": (_add_arguments, _run)}

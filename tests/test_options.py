@@ -1,7 +1,5 @@
 """Shared options, and where a report goes: refused before the work, written whole, printed anywhere."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json
@@ -20,7 +18,7 @@ from lmeval_dispersion.report import FORMATS, Column, Document, Section, Table
 DOCUMENT = Document("Ränge ± ≈", sections=[Section("s", [Table([{"a": "≈ 1"}], [Column("a", "A")], "c")])])
 
 
-def output(*words: str) -> Output:
+def output(*words):
     parser = argparse.ArgumentParser()
     add_output(parser)
     return Output.of(parser.parse_args(words))
@@ -29,7 +27,7 @@ def output(*words: str) -> Output:
 class Stream(io.StringIO):
     """A stream that says that it is a terminal."""
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 

@@ -65,6 +65,7 @@ class Site:
 class Decoder:
     """The parts of a causal decoder, inside any wrapper (PEFT, DDP, FSDP, ``torch.compile``)."""
 
+    stack: nn.Module  # holds the list of blocks, and is called as a module itself
     blocks: tuple[nn.Module, ...]
     norm: nn.Module | None
     head: nn.Module | None
@@ -87,7 +88,7 @@ class Decoder:
             )
         # max keeps the first of equals: the stack is registered before heads and extras.
         parent, blocks = max(lists, key=lambda pair: (len(pair[1]) == layers, len(pair[1])))
-        return cls(tuple(blocks), final_norm(parent, blocks), head(inner))
+        return cls(parent, tuple(blocks), final_norm(parent, blocks), head(inner))
 
     def __len__(self) -> int:
         """Number of blocks."""

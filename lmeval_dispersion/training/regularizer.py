@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lmeval_dispersion.errors import CaptureError, GeometryError, NonFiniteLossError, UsageError
 from lmeval_dispersion.model import states_after_blocks
-from lmeval_dispersion.model.capture import Decoder, unwrapped
+from lmeval_dispersion.model.capture import Decoder
 from lmeval_dispersion.training.losses import DispersionLoss, push_away
 from lmeval_dispersion.training.pairs import NO_DIRECTION
 
@@ -130,7 +130,7 @@ class DispersionRegularizer:
         self._latest: tuple[Tensor, Tensor | None] | None = None
         self._measured: dict[str, TokenDispersion] | None = None  # while evaluation is measured
         self._unchecked: list[tuple[Tensor, Any, list[str], int]] = []  # losses being copied from a GPU
-        self._model, self._decoder = model, decoder
+        self._decoder = decoder
         self._handles: list[RemovableHandle] = []
         self.attach()
 
@@ -177,11 +177,7 @@ class DispersionRegularizer:
         return values.mean() * self.weight
 
     def describe(
-        self,
-        *,
-        mask: Tensor | None = None,
-        segments: Tensor | None = None,
-        domains: Tensor | None = None,
+        self, *, mask: Tensor | None = None, segments: Tensor | None = None, domains: Tensor | None = None
     ) -> None:
         """Describe the next training forward pass beyond its arguments.
 
@@ -226,7 +222,7 @@ class DispersionRegularizer:
         """Set the hooks again after :meth:`detach`."""
         if self._handles:
             return
-        root = _list_owner(unwrapped(self._model), self._decoder.blocks[0])
+        root = self._decoder.stack
         parameters = inspect.signature(type(root).forward).parameters
         self._names = [name for name in parameters if name != "self"]
         self._handles = [root.register_forward_pre_hook(self._enter, with_kwargs=True)]
@@ -386,15 +382,6 @@ def _check_finite(losses: Tensor, layers: list[str], step: int) -> None:
     for layer, value in zip(layers, losses.tolist(), strict=True):
         if not math.isfinite(value):
             raise NonFiniteLossError(layer, step)
-
-
-def _list_owner(model: nn.Module, block: nn.Module) -> nn.Module:
-    """The module whose list the blocks are in: the decoder itself, always called as a module."""
-    for module in model.modules():
-        for child in module.children():
-            if isinstance(child, nn.ModuleList) and len(child) and child[0] is block:
-                return module
-    raise CaptureError(f"expected decoder blocks in a list inside {type(model).__name__}, got none")
 
 
 def _documents(arguments: dict[str, Any], b: int, t: int) -> Tensor | None:

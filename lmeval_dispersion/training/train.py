@@ -133,8 +133,8 @@ class Settings:
         return self.tokens // (self.block * self.batch_size * self.processes)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``dispersion train``; the result has only the given ones."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The result has only the given options."""
     for setting in fields(Settings):
         if setting.metadata:
             parser.add_argument(
@@ -156,8 +156,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train base and every loss with every seed, and report the comparison."""
+def _run(args: argparse.Namespace) -> int:
     given = {option.name: getattr(args, option.name) for option in fields(Settings) if option.name in args}
     settings = Settings(**given, processes=int(os.environ.get("WORLD_SIZE", "1")))
     output = Output.of(args)
@@ -514,4 +513,4 @@ def _last_checkpoint(here: Path, steps: int) -> Path | None:
     return whole[max(whole)] if whole else None
 
 
-COMMANDS = {"train": (add_arguments, run)}
+COMMANDS = {"train": (_add_arguments, _run)}

@@ -4,8 +4,6 @@ Layouts: those of hub.yaml. DataDecide's configurations and tensors are hf_olmo'
 scores are parquet files with metrics as text, and JSON of lm-eval in a git repository.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess
