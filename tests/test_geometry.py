@@ -1,7 +1,5 @@
 """Geometry, subsets of centred vectors and spectra against slow loops."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The shared statistics against scipy, scikit-learn and slow re-derivations."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

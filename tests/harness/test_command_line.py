@@ -116,15 +116,8 @@ def test_two_processes_give_the_figures_of_one(world, model_folder, tmp_path):
     import transformers
 
     (tmp_path / "two.py").write_text(TWO)
-    launch = (
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-    )
+    launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run"]
+    launch += ["--standalone", "--nproc-per-node=2"]
     child(*launch, tmp_path / "two.py", model_folder, tmp_path, NLTK_DATA=str(nltk.data.path[0]))
     two = json.loads((tmp_path / "results.json").read_text())
     lm = world.lm(transformers.AutoModelForCausalLM.from_pretrained(model_folder).float(), batch_size=3)

@@ -233,26 +233,9 @@ def test_the_worth_of_a_figure_is_said_where_it_was_measured(monkeypatch):
 def test_the_next_lm_eval_gives_the_same_figures(in_world, tasks, tmp_path, task):
     results = []
     for path in ("", NEXT):
-        words = (
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "lmeval_dispersion",
-            "probe",
-            DEMO / "sums-80",
-            DEMO / "sums-10",
-        )
-        more = (
-            "--task",
-            task,
-            "--include_path",
-            tasks,
-            "--answers",
-            tasks / "digits.yaml",
-            "--num_fewshot",
-            2,
-        )
+        command = [sys.executable, "-W", "ignore", "-m", "lmeval_dispersion", "probe"]
+        words = [*command, DEMO / "sums-80", DEMO / "sums-10", "--task", task, "--include_path", tasks]
+        more = ["--answers", tasks / "digits.yaml", "--num_fewshot", 2]
         file = tmp_path / f"{len(results)}.json"
         child(*words, *more, "-o", file, path=path, cwd=in_world)
         results.append(json.loads(file.read_text()))
