@@ -24,12 +24,10 @@ K = TypeVar("K", bound=Hashable)
 NORMAL_975 = 1.959963984540054  # 97.5 % point of the normal distribution
 REPEATS = 2000  # bootstrap samples
 LEVEL = 0.95
-FEWEST_PAIRS = 8  # for an interval of a rank correlation
 
 _COUNTS = 2**21  # resampling counts held at a time: 16 MB
 _EXACT_UP_TO = 9  # 9! = 362,880 orders are enumerated; larger strata are sampled
 _DRAWS = 9_999
-_SEED = 20260501
 
 
 class Bounds(NamedTuple):
@@ -128,7 +126,7 @@ def spearman_bounds(rho: float, n: int) -> Bounds:
 
     Source: Bonett and Wright, Psychometrika 65 (2000).
     """
-    if n < FEWEST_PAIRS or np.isnan(rho):
+    if n < 8 or np.isnan(rho):
         return UNDEFINED
     next_to_one = 1 - 12 / (n * (n * n - 1))  # two neighbours swapped
     inner = float(np.clip(rho, -next_to_one, next_to_one))
@@ -525,7 +523,7 @@ def rank_agreement(strata: Sequence[tuple[ArrayLike, ArrayLike]]) -> RankAgreeme
         count = math.prod(math.factorial(len(x)) for x, _ in used)
         p = _share([y[_all_orders(len(x))] @ x for x, y in used], abs(products))
     else:
-        rng, count = np.random.default_rng(_SEED), _DRAWS
+        rng, count = np.random.default_rng(20260501), _DRAWS
         drawn = np.sum([_drawn_products(x, y, rng) for x, y in used], axis=0)
         p = (1 + int((np.abs(drawn) >= abs(products)).sum())) / (1 + _DRAWS)
     return RankAgreement(products / math.sqrt(size_x * size_y), p, exact, count)

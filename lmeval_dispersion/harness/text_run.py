@@ -24,9 +24,6 @@ from lmeval_dispersion.model.texts import Texts, json_object, lines_of
 from lmeval_dispersion.store import COLUMNS, write_store
 from lmeval_dispersion.store.format import make_folder
 
-_BATCH_TOKENS = 2048
-_NO_LIMIT = 10**6  # tokenizers without a limit say 1e30
-
 
 def embed(
     model: str,
@@ -143,7 +140,7 @@ def _batches(encoded: list[tuple[int, list[int]]]) -> Iterator[list[tuple[int, l
     """Rows and tokens of batches of similar length, at most about 2,048 tokens with padding."""
     batch: list[tuple[int, list[int]]] = []
     for row, ids in sorted(encoded, key=lambda text: (len(text[1]), text[0])):
-        if batch and len(ids) * (len(batch) + 1) > _BATCH_TOKENS:
+        if batch and len(ids) * (len(batch) + 1) > 2048:
             yield batch
             batch = []
         batch.append((row, ids))
@@ -154,7 +151,7 @@ def _longest(loaded: LoadedModel) -> int:
     config = loaded.model.config
     text_config = getattr(config, "text_config", None) or config
     known = [getattr(text_config, "max_position_embeddings", None), loaded.tokenizer.model_max_length]
-    return min([int(n) for n in known if n and 0 < n < _NO_LIMIT], default=2048)
+    return min([int(n) for n in known if n and 0 < n < 10**6], default=2048)  # 1e30: no limit
 
 
 def _with_columns(documents: pd.DataFrame, texts: Texts) -> pd.DataFrame:

@@ -38,7 +38,6 @@ from torch.utils.hooks import RemovableHandle
 from lmeval_dispersion.errors import CaptureError, UsageError
 from lmeval_dispersion.model import NAME
 
-Sink = Callable[[str, Tensor], None]
 _PARTS = ("attn", "ffn")
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
 
@@ -142,7 +141,9 @@ def resolve(model: nn.Module, names: Sequence[str]) -> list[Site]:
 
 
 @contextmanager
-def capture(model: nn.Module, names: Sequence[str], sink: Sink | None = None) -> Iterator[dict[str, Tensor]]:
+def capture(
+    model: nn.Module, names: Sequence[str], sink: Callable[[str, Tensor], None] | None = None
+) -> Iterator[dict[str, Tensor]]:
     """Capture the states of ``names`` in every forward pass inside the block; hooks are always removed.
 
     Args:

@@ -29,7 +29,6 @@ from lmeval_dispersion.errors import UsageError, require_extra
 
 FILE_KINDS = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 
-_PARQUET_ROWS = 1024  # rows decoded at a time
 _HUB = re.compile(r"(?P<id>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
 
 
@@ -145,7 +144,7 @@ class Texts:
         try:
             with parquet.ParquetFile(path) as file:
                 self._check_column(file.schema_arrow.names)
-                for batch in file.iter_batches(_PARQUET_ROWS, columns=[self.column]):
+                for batch in file.iter_batches(1024, columns=[self.column]):
                     yield from batch.column(0).to_pylist()
         except pyarrow.ArrowInvalid as error:
             raise UsageError(f"expected a parquet file, got {path}: {str(error).splitlines()[0]}") from error

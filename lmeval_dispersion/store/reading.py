@@ -25,9 +25,6 @@ from lmeval_dispersion.store.identity import check_one_model, hashed, joint_iden
 if TYPE_CHECKING:
     import pandas as pd
 
-_OF_A_BLOCK = re.compile(r"layer\.(-?\d+)(?:(\.attn)|\.ffn)?")
-_PLACES = ("*", "dispersion_*/*", "*/dispersion_*/*")  # patterns of sub-folders that may hold a store
-
 
 @dataclass(frozen=True, repr=False)
 class Store:
@@ -135,7 +132,7 @@ class Store:
             StoreError: No such layer.
         """
         given = self.default_layer if layer is None else layer
-        name, block = given, _OF_A_BLOCK.fullmatch(given)
+        name, block = given, re.fullmatch(r"layer\.(-?\d+)(?:(\.attn)|\.ffn)?", given)
         if block and given not in self.layers:
             number, depth = int(block[1]), self.manifest.get("depth") or 0
             name = f"layer.{number + depth if number < 0 else number}{block[2] or ''}"
@@ -183,7 +180,8 @@ def places_of(folder: Path) -> list[Path]:
     if any((folder / name).exists() for name in (MANIFEST, VECTORS, DOCUMENTS)):
         return [folder]
     # Other tools also write a manifest.json: below the named folder it is not a store.
-    patterns = [f"{place}/{name}" for place in _PLACES for name in (VECTORS, DOCUMENTS)]
+    places = ("*", "dispersion_*/*", "*/dispersion_*/*")
+    patterns = [f"{place}/{name}" for place in places for name in (VECTORS, DOCUMENTS)]
     return sorted({file.parent for pattern in patterns for file in folder.glob(pattern)})
 
 

@@ -28,10 +28,6 @@ from lmeval_dispersion.model.capture import Decoder
 from lmeval_dispersion.training.losses import DispersionLoss, push_away
 from lmeval_dispersion.training.pairs import NO_DIRECTION
 
-Mode = Literal["add", "inject"]
-# Arguments of a forward pass with the real tokens and their documents.
-_LAYOUT_ARGUMENTS = ("attention_mask", "position_ids", "seq_idx", "cu_seq_lens_q")
-
 # Numbers of states in a call of the loss. Large stacks of layers save a GPU many small kernels; on a CPU only
 # toy models gain, and larger stacks would leave its cache.
 _STACKED_NUMBERS, _STACKED_NUMBERS_CPU = 1 << 26, 1 << 16
@@ -105,7 +101,7 @@ class DispersionRegularizer:
         layers: str | Sequence[str | int] = "last",
         weight: float = 0.1,
         *,
-        mode: Mode = "add",
+        mode: Literal["add", "inject"] = "add",
         seed: int = 0,
         **options: Any,
     ) -> None:
@@ -249,7 +245,8 @@ class DispersionRegularizer:
     def _enter(self, root: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self._idle = not (root.training and torch.is_grad_enabled())
         given = dict(zip(self._names, args, strict=False)) | kwargs
-        arguments = {name: given[name] for name in _LAYOUT_ARGUMENTS if given.get(name) is not None}
+        layout_names = ("attention_mask", "position_ids", "seq_idx", "cu_seq_lens_q")
+        arguments = {name: given[name] for name in layout_names if given.get(name) is not None}
         if self._idle:
             if self._measured is not None:
                 self._idle_arguments = arguments

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 Blocks = NDArray[np.int32]
 _FULL_DISK = ("No space left", "Disk quota exceeded", "inline_container.cc")  # the last is torch.save's
-_HELD_OUT_TOKENS = 50_000  # of each domain, at most
 
 
 def _option(metavar: str | None, help: str, default: Any = MISSING, type: Any = str, **more: Any) -> Any:
@@ -272,7 +271,7 @@ def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tupl
     path = folder / "blocks.npz"
     if not path.is_file():
         need = -(-(settings.tokens // len(settings.data) + 1) // settings.block)
-        held = -(-_HELD_OUT_TOKENS // settings.block)
+        held = -(-50_000 // settings.block)  # of each domain, at most
         parts: dict[str, Blocks] = {}
         for number, source in enumerate(settings.data):
             held_source, least = source, "two blocks"
