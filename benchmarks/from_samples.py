@@ -108,19 +108,10 @@ def measure(arguments: argparse.Namespace, folder: Path) -> int:
 
     tasks = arguments.tasks.split(",")
     shared = [
-        "lm_eval",
-        "--model",
-        "hf",
-        "--model_args",
-        f"pretrained={arguments.model},dtype={arguments.dtype}",
-        "--device",
-        arguments.device,
-        "--batch_size",
-        arguments.batch_size,
-        "--limit",
-        arguments.limit,
+        "lm_eval", "--model", "hf", "--model_args", f"pretrained={arguments.model},dtype={arguments.dtype}",
+        "--device", arguments.device, "--batch_size", arguments.batch_size, "--limit", arguments.limit,
         "--confirm_run_unsafe_code",
-    ]
+    ]  # fmt: skip
     if arguments.fewshot:
         shared += ["--num_fewshot", arguments.fewshot]
     if arguments.gen_kwargs:
@@ -129,37 +120,17 @@ def measure(arguments: argparse.Namespace, folder: Path) -> int:
     run("stock task", [*shared, "--tasks", ",".join(tasks), "--log_samples", "--output_path", str(stock)])
     run(
         "dispersion task",
-        [
-            *shared,
-            "--tasks",
-            ",".join(f"{task}_dispersion" for task in tasks),
-            "--include_path",
-            str(install.tasks_path()),
-            "--metadata",
-            f"dispersion_layers={'+'.join(_LAYERS)}",
-            f"dispersion_store={ours}",
-        ],
-    )
+        [*shared, "--tasks", ",".join(f"{task}_dispersion" for task in tasks), "--include_path",
+         str(install.tasks_path()), "--metadata", f"dispersion_layers={'+'.join(_LAYERS)}",
+         f"dispersion_store={ours}"],
+    )  # fmt: skip
     layers = [part for layer in _LAYERS for part in ("--layer", layer)]
     run(
         "store from samples",
-        [
-            "lmeval_dispersion",
-            "embed",
-            arguments.model,
-            "--from-samples",
-            str(stock),
-            "--dtype",
-            arguments.dtype,
-            "--device",
-            arguments.device,
-            "--model-args",
-            f"batch_size={arguments.samples_batch_size or arguments.batch_size}",
-            *layers,
-            "-o",
-            str(theirs),
-        ],
-    )
+        ["lmeval_dispersion", "embed", arguments.model, "--from-samples", str(stock),
+         "--dtype", arguments.dtype, "--device", arguments.device, "--model-args",
+         f"batch_size={arguments.samples_batch_size or arguments.batch_size}", *layers, "-o", str(theirs)],
+    )  # fmt: skip
     stores = [place for place in sorted(theirs.iterdir()) if place.is_dir()]
     return int(any([compared(ours / place.name, place) for place in stores]))
 

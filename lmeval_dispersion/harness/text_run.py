@@ -20,7 +20,7 @@ import torch
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.model.capture import capture, depth, resolve, split_names
 from lmeval_dispersion.model.loading import LoadedModel, load_model
-from lmeval_dispersion.model.texts import Texts, json_object, lines_of
+from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.store import COLUMNS, write_store
 from lmeval_dispersion.store.format import make_folder
 
@@ -161,7 +161,7 @@ def _with_columns(documents: pd.DataFrame, texts: Texts) -> pd.DataFrame:
     if texts.path.suffix == ".parquet":
         frame = pd.read_parquet(texts.path)
     else:
-        frame = pd.DataFrame([json_object(line) or {} for line in lines_of(texts.path) if line.strip()])
+        frame = pd.DataFrame([row or {} for row in texts.objects()])
     frame = frame.iloc[documents["doc_id"].to_numpy()].reset_index(drop=True)
     for name in frame.columns.difference(
         [*documents.drop(columns=["task", "doc_hash"]), texts.column], sort=False

@@ -89,6 +89,11 @@ class Texts:
         parts = [f"{count} {reason}" for reason, count in self.skipped.items() if count]
         return f"{self.source}: skipped {' and '.join(parts)} of {self.read} texts" if parts else None
 
+    def objects(self) -> Iterator[dict[str, Any] | None]:
+        """The JSON object in each filled line of a JSONL file; None where there is another value."""
+        assert self.path is not None
+        return (_json_object(line) for line in _lines(self.path) if line.strip())
+
     def _values(self) -> Iterator[Any]:
         """Every text; a value that is not a string if one cannot be decoded."""
         if self.path is None:
@@ -96,11 +101,11 @@ class Texts:
         elif self.path.suffix == ".parquet":
             yield from self._parquet_values(self.path)
         elif self.continuous:
-            for filled, lines in groupby(lines_of(self.path), lambda line: bool(line.strip())):
+            for filled, lines in groupby(_lines(self.path), lambda line: bool(line.strip())):
                 if filled:
                     yield _decoded(b"".join(lines))
         else:
-            yield from self._column(json_object(line) for line in lines_of(self.path) if line.strip())
+            yield from self._column(self.objects())
 
     def _column(self, rows: Iterable[dict[str, Any] | None]) -> Iterator[Any]:
         """The column of every row; None for an invalid row."""
@@ -170,8 +175,7 @@ def _file(source: str) -> Path | None:
     return None
 
 
-def lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file, unpacked where its name ends in ``.gz``; UsageError if it cannot be read."""
+def _lines(path: Path) -> Iterator[bytes]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield from file
@@ -187,8 +191,7 @@ def _decoded(raw: bytes) -> str | None:
         return None
 
 
-def json_object(line: bytes) -> dict[str, Any] | None:
-    """The JSON object in a line; None for anything else."""
+def _json_object(line: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):  # bad UTF-8 is a ValueError too
