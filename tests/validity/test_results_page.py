@@ -190,17 +190,10 @@ def test_an_unfinished_population_keeps_whole_seeds_and_says_so():
 @pytest.mark.parametrize(("moved", "verdict"), [(0.0, HOLDS), (0.4, FAILS)])
 def test_the_gauge_claim_follows_the_trials(moved, verdict):
     figures = {"cosine_math": 1.0, "euclidean_math": 1.0, "ratio_folded_math": 1.0}
-    rows = [
-        {"kind": "none", "change": "unchanged", "of": "text", "seed": 0, "figures": figures},
-        {
-            "kind": "same",
-            "change": "common vector",
-            "of": "text",
-            "seed": 0,
-            "shift": 1e-7,
-            "figures": figures | {"cosine_math": 1 + moved},
-        },
-    ]
+    trial = {"of": "text", "seed": 0, "figures": figures}
+    changed = {"kind": "same", "change": "common vector", "shift": 1e-7}
+    rows = [trial | {"kind": "none", "change": "unchanged"}, trial | changed]
+    rows[1]["figures"] = figures | {"cosine_math": 1 + moved}
     data = HandMade(FULL, planted(FULL, law=1.0), rows)
     assert {line.verdict for line in verdicts(data) if "no prediction" in line.claim} == {verdict}
 
