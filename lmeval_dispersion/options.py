@@ -148,9 +148,9 @@ def add_format(
     parser.set_defaults(formats=tuple(formats))
 
 
-def add_output(parser: argparse._ActionsContainer) -> None:
+def add_output(parser: argparse._ActionsContainer, formats: Sequence[str] = FORMATS) -> None:
     """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; ``Output.of`` reads them."""
-    add_format(parser)
+    add_format(parser, formats)
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="file to write (default: standard output)"
     )
