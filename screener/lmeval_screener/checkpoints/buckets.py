@@ -11,9 +11,8 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from lmeval_screener.checkpoints.http import offline
+from lmeval_screener.checkpoints.http import Account
 from lmeval_screener.checkpoints.hub import Hub, ResolvedSnapshot, items
-from lmeval_screener.checkpoints.limits import Account
 from lmeval_screener.checkpoints.snapshot import FileEntry, Snapshot
 from lmeval_screener.checkpoints.stores import Bucket, FolderListing
 from lmeval_screener.errors import ScreeningError
@@ -24,8 +23,7 @@ class HubBucket(Bucket):
 
     async def listed(self, path: str, account: Account) -> FolderListing:
         """Files and folders in a folder, page by page; see `Bucket.listed`."""
-        if self.hub.transport is None:
-            raise offline(self.address)
+        account.online(self.address)
         below = f"/{quote(path, safe='')}" if path else ""
         name = self.address.removeprefix("hf://buckets/")
         url = f"{self.hub.endpoint}/api/buckets/{name}/tree{below}?recursive=false"
@@ -56,7 +54,7 @@ class HubBucket(Bucket):
 
 
 class _HubBucketSnapshot(ResolvedSnapshot):
-    """A checkpoint in a bucket; see `Snapshot`."""
+    """A checkpoint in a bucket."""
 
     def __init__(
         self, hub: Hub, repo: str, folder: str, path: str, files: Mapping[str, FileEntry], account: Account

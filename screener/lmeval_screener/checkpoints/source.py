@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshot import SERVICES, FileEntry, Meter, Snapshot
+from lmeval_screener.checkpoints.snapshot import SERVICES, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import Target, parse_target
 from lmeval_screener.weights.formats import GGUF
@@ -65,7 +63,8 @@ class Sources:
             or all(path.endswith(GGUF.suffix) for path in files)
         ):
             return snapshot
-        return WithTokenizer(snapshot, *await self.tokenizer(target.tokenizer))
+        snapshot.borrow(*await self.tokenizer(target.tokenizer))
+        return snapshot
 
     async def _opened(self, target: Target, budget: Budget) -> Snapshot:
         if target.scheme is not None:
@@ -127,33 +126,3 @@ class Sources:
                     )
                 self._tokenizers[text] = snapshot, names
             return self._tokenizers[text]
-
-
-class WithTokenizer:
-    """A checkpoint with a tokenizer from elsewhere; see `Snapshot`."""
-
-    def __init__(self, checkpoint: Snapshot, other: Snapshot, names: Mapping[str, str]) -> None:
-        self.repo, self.revision = checkpoint.repo, checkpoint.revision
-        added = {name: replace(other.files[there], path=name) for name, there in names.items()}
-        self.files: Mapping[str, FileEntry] = {**checkpoint.files, **added}
-        self.meter: Meter = checkpoint.meter
-        self.parameters, self.is_local = checkpoint.parameters, checkpoint.is_local
-        self.base = checkpoint.base
-        self.cache: Cache | None = checkpoint.cache
-        self.checkpoint, self._other, self._names = checkpoint, other, dict(names)
-
-    async def look_up(self, path: str) -> FileEntry:
-        """A file; see `Snapshot.look_up`."""
-        if path not in self._names:
-            self.files = {**self.files, path: await self.checkpoint.look_up(path)}
-        return self.files[path]
-
-    async def small_file(self, path: str) -> bytes:
-        """Whole content of a file; see `Snapshot.small_file`."""
-        if path in self._names:
-            return await self._other.small_file(self._names[path])
-        return await self.checkpoint.small_file(path)
-
-    async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes of a file of the checkpoint; see `Snapshot.ranges`."""
-        return await self.checkpoint.ranges(path, ranges)

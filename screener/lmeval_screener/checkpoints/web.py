@@ -15,10 +15,9 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.http import Transport, contradiction, drained, offline, retried
+from lmeval_screener.checkpoints.http import Account, Transport, contradiction, drained, retried
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Account, Budget
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.ranged import FilePlace, RemoteSnapshot
 from lmeval_screener.checkpoints.snapshot import PART, FileEntry, Snapshot, side_by_side
 from lmeval_screener.checkpoints.stores import changed, version_digest
@@ -57,12 +56,11 @@ class WebServers:
 
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
         """A file with the files next to it, or a folder; see `Source.snapshot`."""
-        transport = self._hub.transport
-        if transport is None:
-            raise offline(target.shown)
+        account = self._hub.account(budget)
+        transport = account.online(target.shown)
         url = URL(target.repo, encoded="%" in target.repo and target.repo.isascii())
         file = url.name if url.name.endswith((*SUFFIXES, ".json")) else ""
-        base, account = url.parent if file else url, self._hub.account(budget)
+        base = url.parent if file else url
 
         async def probed(name: str) -> WebFile | None:
             is_named = name == file
@@ -74,7 +72,7 @@ class WebServers:
             return {file.entry.path: file for file in files if file is not None}
 
         def snapshot_of(files: Mapping[str, WebFile]) -> WebSnapshot:
-            return WebSnapshot(transport, target.shown, files, account, self._hub.cache)
+            return WebSnapshot(target.shown, files, account)
 
         if file:
             names = [file]
@@ -99,18 +97,10 @@ class WebServers:
 
 
 class WebSnapshot(RemoteSnapshot):
-    """Files at addresses; see `Snapshot`. Each is read at the address where it was probed."""
+    """Files at addresses. Each is read at the address where it was probed."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        repo: str,
-        files: Mapping[str, WebFile],
-        account: Account,
-        cache: Cache,
-    ) -> None:
-        entries = {path: file.entry for path, file in files.items()}
-        super().__init__(transport, repo, entries, account, cache)
+    def __init__(self, repo: str, files: Mapping[str, WebFile], account: Account) -> None:
+        super().__init__(repo, {path: file.entry for path, file in files.items()}, account)
         self._web_files = files
         self._places = {path: FilePlace(etag=file.etag) for path, file in files.items()}
 

@@ -68,7 +68,7 @@ class RawServer(Loopback):
         async def work(hub, budget):
             url = URL(f"{self.endpoint}/file?signature=a%2Fb", encoded=True)
             files = {"file": WebFile(url, FileEntry("file", len(FILE), None), None)}
-            snapshot = WebSnapshot(hub.transport, "m", files, hub.account(budget), hub.cache)
+            snapshot = WebSnapshot("m", files, hub.account(budget))
             bodies = []
             for span in spans:
                 try:
