@@ -343,9 +343,18 @@ class ResolvedSnapshot(RemoteSnapshot):
 
     _redirects = True
 
-    def __init__(self, hub: Hub, repo: str, files: Mapping[str, FileEntry], account: Account) -> None:
-        super().__init__(repo, files, account)
-        self._hub = hub
+    def __init__(
+        self,
+        hub: Hub,
+        repo: str,
+        files: Mapping[str, FileEntry],
+        account: Account,
+        url: Callable[[str], URL],
+        revision: str | None = None,
+    ) -> None:
+        refused = partial(hub.refusal, repo=repo, revision=revision or "main")
+        super().__init__(repo, files, account, url, refused)
+        self._hub, self.revision = hub, revision
 
     async def _resolved(self, path: str) -> URL:
         """The address of a file, by HEAD."""
@@ -373,17 +382,18 @@ class ResolvedSnapshot(RemoteSnapshot):
             checked(response, final=True)
             return response.url
 
-    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
-        return self._hub.refusal(response, self.repo, self.revision or "main")
-
 
 class HubSnapshot(ResolvedSnapshot):
     """A checkpoint on the Hub at one commit."""
 
     def __init__(self, hub: Hub, listing: RepoFiles, account: Account) -> None:
-        super().__init__(hub, listing.repo, listing.files, account)
-        self.revision, self.parameters, self._listing = listing.commit, listing.parameters, listing
-        self.base = listing.base
+        folder = f"{hub.endpoint}/{listing.repo}/resolve/{listing.commit}"
+
+        def url(path: str) -> URL:
+            return url_of(f"{folder}/{quote(path)}")
+
+        super().__init__(hub, listing.repo, listing.files, account, url, listing.commit)
+        self.parameters, self.base, self._listing = listing.parameters, listing.base, listing
         self.cache = hub.cache  # files of a commit never change, with or without a digest
 
     def _keep(self) -> None:
@@ -444,9 +454,6 @@ class HubSnapshot(ResolvedSnapshot):
         folder = self._hub.downloads / f"models--{self.repo.replace('/', '--')}"
         place = folder / "blobs" / entry.digest.partition(":")[2]
         return place if place.is_file() and place.stat().st_size == entry.size else None
-
-    def _url(self, path: str) -> URL:
-        return url_of(f"{self._hub.endpoint}/{self.repo}/resolve/{self.revision}/{quote(path)}")
 
 
 def understood(body: bytes, asked: str, parse: Callable[[Any], T]) -> T:

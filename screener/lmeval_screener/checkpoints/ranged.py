@@ -8,7 +8,7 @@ by itself. A range has no checksum, so only `range_problem` protects from a faul
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,36 +130,45 @@ class FilePlace:
 
 
 class RemoteSnapshot(RangedSnapshot):
-    """Files at addresses. Subclasses define a file's address and the errors."""
+    """Files at addresses.
+
+    Args:
+        repo: Name for messages.
+        files: Every file by path.
+        account: What they are read with.
+        url: The address that a file is requested from, by its path.
+        refused: The error of a response with a final status.
+        etags: ETags of files; their ranges are requested on condition of these.
+    """
 
     #: Whether a file's address leads to another one, which may expire: the file is then resolved again.
     _redirects = False
 
-    def __init__(self, repo: str, files: Mapping[str, FileEntry], account: Account) -> None:
+    def __init__(
+        self,
+        repo: str,
+        files: Mapping[str, FileEntry],
+        account: Account,
+        url: Callable[[str], URL],
+        refused: Callable[[aiohttp.ClientResponse], ScreeningError],
+        etags: Mapping[str, str | None] | None = None,
+    ) -> None:
         super().__init__(repo, files, account)
+        self._url, self._refused, self._etags = url, refused, etags or {}
         self._places: dict[str, FilePlace] = {}
-
-    def _url(self, path: str) -> URL:
-        """The address that a file is requested from."""
-        raise NotImplementedError
-
-    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
-        """The error of a final status."""
-        raise NotImplementedError
 
     async def _resolved(self, path: str) -> URL:
         """The address for a file's ranges, in one attempt."""
         return self._url(path)
 
-    def _conditions(self, place: FilePlace) -> Mapping[str, str]:
-        """Headers of a range request besides Range."""
-        return {}
-
     async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
         """Append bytes ``[begin, end)``, as many as arrive, if the response matches the request."""
         transport, entry = self._online(path), self.entry(path)
-        place = self._places.setdefault(path, FilePlace())
-        headers = {"Range": f"bytes={begin}-{end - 1}", **self._conditions(place)}
+        etag = self._etags.get(path)
+        place = self._places.setdefault(path, FilePlace(etag=etag))
+        headers = {"Range": f"bytes={begin}-{end - 1}"}
+        if etag and not etag.startswith("W/"):
+            headers["If-Match"] = etag
         resolved = await self._address(path, place) if place.refused < 2 else None
         url = resolved or self._url(path)
         async with await transport.followed("GET", url, headers, self._account) as response:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hub_client import ours
+from hub_client import ours, unread
 from lmeval_screener import screening
 from lmeval_screener.weights import rows as reader
 from safetensors.torch import load_file
@@ -91,8 +91,7 @@ def test_shards_by_their_index(tmp_path):
     assert ours.file == f"{names[1]}.bin"
     assert ours.gaps["cosine"].mean == theirs.gaps["cosine"].mean
     (place / f"{names[1]}.bin").unlink()
-    (failed,) = screening.screen([str(place)]).failed
-    assert failed.error == "BadIndex"
+    unread(place, "BadIndex", names[1])
 
 
 def test_a_tied_head_is_the_embedding_stored_once(tmp_path):
@@ -117,6 +116,4 @@ def test_from_afar_a_transposed_matrix_that_is_large_is_refused(hub, tmp_path, m
     hub.add("org/model", folder(tmp_path / "bin", pytorch_model=state))
     monkeypatch.setattr(screening, "Hub", lambda **options: ours(hub, tmp_path / "cache"))
     monkeypatch.setattr(reader, "MOST_SCATTERED", 1000)
-    (failed,) = screening.screen(["org/model"]).failed
-    assert failed.error == "ScatteredRows"
-    assert "download the checkpoint" in failed.message
+    unread("org/model", "ScatteredRows", "download the checkpoint")
