@@ -155,6 +155,7 @@ def test_packed_figures_keep_another_number_of_tokens_for_the_ratio():
     again, back = figures_of(packed, 10, 40, 4)
     np.testing.assert_array_equal(numbers_of(again, back), packed)
     assert (back.marks == both[1].marks).all()
+    assert figures_of(numbers_of(both[0], None), 10, 40, 4)[1] is None
     # What an earlier version wrote ends before the marks.
     old = figures_of(packed[: -3 - len(back.marks)], 10, 40, 4)[1]
     assert (old.mean, old.marks.size) == (back.mean, 0)

@@ -213,7 +213,14 @@ class Hub:
             body, response = await transport.body(
                 url, account, _LISTING_LIMIT, partial(self.refusal, repo=what, revision=revision)
             )
-            return understood(body, what, parse), response
+            try:
+                return parse(json.loads(body)), response
+            except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+                error = ScreeningError(
+                    "BadResponse",
+                    f"the server's answer about {what} is not the Hub's JSON; check HF_ENDPOINT and any proxy",
+                )
+                raise RetryError(error, attempts=CONTRADICTIONS) from None
 
         return await retried(attempt, account.budget)
 
@@ -456,18 +463,6 @@ class HubSnapshot(ResolvedSnapshot):
         return place if place.is_file() and place.stat().st_size == entry.size else None
 
 
-def understood(body: bytes, asked: str, parse: Callable[[Any], T]) -> T:
-    """Parse an API response; raises `RetryError` if it is not the Hub's JSON."""
-    try:
-        return parse(json.loads(body))
-    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        error = ScreeningError(
-            "BadResponse",
-            f"the server's answer about {asked} is not the Hub's JSON; check HF_ENDPOINT and any proxy",
-        )
-        raise RetryError(error, attempts=CONTRADICTIONS) from None
-
-
 def parse_listing(info: Any) -> RepoFiles:
     """Files from ``/api/models/{repo}/revision/{revision}?blobs=true``."""
     if not _COMMIT.fullmatch(info["sha"]):
@@ -504,14 +499,14 @@ def file_entry(item: Any) -> FileEntry:
 
 
 def text(value: Any) -> str:
-    """A non-empty string of a response; see `understood`."""
+    """A non-empty string of a response; see `Hub.api`."""
     if not isinstance(value, str) or not value:
         raise TypeError("expected a text")
     return value
 
 
 def items(value: Any) -> list[Any]:
-    """A list of a response; see `understood`."""
+    """A list of a response; see `Hub.api`."""
     if not isinstance(value, list):
         raise TypeError("expected a list")
     return value

@@ -63,7 +63,7 @@ class WeightFiles:
             from lmeval_screener.weights import torch_archive
 
             file = WeightFile(self.snapshot, await self.snapshot.look_up(path))
-            tensor = await torch_archive.locate(file, tensor)
+            tensor = await torch_archive.locate(file, tensor, *tensor.entry)
             file.keep()
         shape = tensor.shape if len(tensor.shape) == 2 else (tensor.elements, 1)
         if tensor.strides is not None and len(tensor.strides) == 1 and tensor.strides != (1,):

@@ -226,10 +226,8 @@ def test_settings_and_downloads_of_the_real_huggingface_hub(hub, add, tmp_path):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
     env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     env |= {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", DOWNLOAD, str(tmp_path / "cache")],
-        capture_output=True, text=True, timeout=120, env=env,
-    )  # fmt: skip
+    command = [sys.executable, "-c", DOWNLOAD, str(tmp_path / "cache")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 0, done.stderr
     folder, offline, online = done.stdout.splitlines()
     assert folder == str(home / "hub")

@@ -80,8 +80,8 @@ def test_rows_of_one_direction_or_outside_the_matrix_are_no_result(tmp_path, len
 def read(hub, tmp_path):
     """Reads rows of org/m from the loopback Hub with a cache: rows and meter."""
 
-    def rows(ids, repo="org/m", offline=False):
-        found = hub_client.read(hub, tmp_path / "cache", repo, ids=tuple(ids), offline=offline)
+    def rows(ids, repo="org/m"):
+        found = hub_client.read(hub, tmp_path / "cache", repo, ids=tuple(ids))
         return found.rows, found.snapshot.meter
 
     return rows
@@ -112,15 +112,6 @@ def test_rows_read_once_are_never_read_again(hub, tmp_path, read):
     np.testing.assert_array_equal(got, expected[[1, 2, 50, 90]])
     asked = {request.part for request in hub.requests[before:]}
     assert asked <= {"api", "resolve"}, "the same file by its digest"
-
-    before = len(hub.requests)
-    got, meter = read([50, 90, 1], offline=True)
-    np.testing.assert_array_equal(got, expected[[50, 90, 1]])
-    assert (len(hub.requests), meter.requests, meter.bytes_read) == (before, 0, 0)
-    for ids, repo in (([77], "org/m"), ([1], "org/never")):
-        with pytest.raises(ScreeningError, match="HF_HUB_OFFLINE") as refusal:
-            read(ids, repo=repo, offline=True)
-        assert refusal.value.code == "Offline"
 
     # An entry that is damaged counts as missing, in each of the ways of test_cache.
     places = [place for place in (tmp_path / "cache").rglob("*") if place.is_file()]
