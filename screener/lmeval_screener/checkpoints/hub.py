@@ -216,10 +216,8 @@ class Hub:
             try:
                 return parse(json.loads(body)), response
             except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-                error = ScreeningError(
-                    "BadResponse",
-                    f"the server's answer about {what} is not the Hub's JSON; check HF_ENDPOINT and any proxy",
-                )
+                why = f"the server's answer about {what} is not the Hub's JSON"
+                error = ScreeningError("BadResponse", f"{why}; check HF_ENDPOINT and any proxy")
                 raise RetryError(error, attempts=CONTRADICTIONS) from None
 
         return await retried(attempt, account.budget)

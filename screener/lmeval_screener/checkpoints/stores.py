@@ -102,8 +102,7 @@ class BucketSource:
                     f"nothing matches {target.repo}; check the address (a * stands for a name between "
                     "slashes)",
                 )
-            works = (self._checkpoints(store, place, budget) for place in places)
-            checkpoints = await side_by_side(works, min(LISTINGS, len(places)))
+            checkpoints = await side_by_side(self._checkpoints(store, place, budget) for place in places)
         paths = dict.fromkeys(path for run in checkpoints for path in run)
         return [replace(target, repo=joined(store.address, path)) for path in paths]
 
