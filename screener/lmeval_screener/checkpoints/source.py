@@ -17,10 +17,8 @@ from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import SERVICES, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import Target, parse_target
+from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 from lmeval_screener.weights.formats import GGUF
-
-#: Tokenizer files, best first.
-_TOKENIZERS = ("tokenizer.json", "vocab.json")
 
 
 class Source(Protocol):
@@ -59,7 +57,7 @@ class Sources:
         files = snapshot.files
         if (
             target.tokenizer is None
-            or any(name in files for name in _TOKENIZERS)
+            or any(name in files for name in TOKENIZER_FILES)
             or all(path.endswith(GGUF.suffix) for path in files)
         ):
             return snapshot
@@ -104,25 +102,28 @@ class Sources:
         """The opened place of a tokenizer, shared by all checkpoints, and its files by their usual names."""
         async with self._locks.setdefault(text, asyncio.Lock()):
             if text not in self._tokenizers:
-                folder, slash, name = text.rpartition("/") if text.endswith(".json") else (text, "", "")
-                target = parse_target(folder or slash or ".") if name else parse_target(text)
-                if target.scheme in ("http", "https"):
-                    target = parse_target(text)  # web servers list no folders
-                try:
-                    if target.refused is not None:
-                        raise ScreeningError(*target.refused)
-                    # Not one checkpoint's budget: all share it, and each reads it within its own time.
-                    snapshot = await self._opened(target, Budget(math.inf))
-                except ScreeningError as error:
-                    hub = "expected an existing folder or file, or a repository of the Hub: "
-                    said = f"--tokenizer {text}: {hub * target.on_hub}{error}"
-                    raise ScreeningError(error.code, said) from error
-                names = {_TOKENIZERS[0]: name} if name else {n: n for n in _TOKENIZERS if n in snapshot.files}
-                if not names or not set(names.values()) <= set(snapshot.files):
-                    raise ScreeningError(
-                        "TokenizerNotFound",
-                        f"--tokenizer {text} has no {name or ' or '.join(_TOKENIZERS)}; name a repository, "
-                        "folder or file that has one",
-                    )
-                self._tokenizers[text] = snapshot, names
+                self._tokenizers[text] = await self._found(text)
             return self._tokenizers[text]
+
+    async def _found(self, text: str) -> tuple[Snapshot, dict[str, str]]:
+        folder, slash, name = text.rpartition("/") if text.endswith(".json") else (text, "", "")
+        target = parse_target(folder or slash or ".") if name else parse_target(text)
+        if target.scheme in ("http", "https"):
+            target = parse_target(text)  # web servers list no folders
+        try:
+            if target.refused is not None:
+                raise ScreeningError(*target.refused)
+            # Not one checkpoint's budget: all share it, and each reads it within its own time.
+            snapshot = await self._opened(target, Budget(math.inf))
+        except ScreeningError as error:
+            hub = "expected an existing folder or file, or a repository of the Hub: "
+            raise ScreeningError(error.code, f"--tokenizer {text}: {hub * target.on_hub}{error}") from error
+        usual = {file: file for file in TOKENIZER_FILES if file in snapshot.files}
+        names = {TOKENIZER_FILES[0]: name} if name else usual
+        if not names or not set(names.values()) <= set(snapshot.files):
+            raise ScreeningError(
+                "TokenizerNotFound",
+                f"--tokenizer {text} has no {name or ' or '.join(TOKENIZER_FILES)}; name a repository, "
+                "folder or file that has one",
+            )
+        return snapshot, names

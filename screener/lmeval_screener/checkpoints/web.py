@@ -24,12 +24,13 @@ from lmeval_screener.checkpoints.snapshot import PART, FileEntry, Snapshot, side
 from lmeval_screener.checkpoints.stores import changed, version_digest
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import Target
+from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 from lmeval_screener.weights.formats import SUFFIXES, TRANSFORMERS
 
 if TYPE_CHECKING:
     import aiohttp
 
-_SMALL = ("config.json", "tokenizer.json", "vocab.json")
+_SMALL = ("config.json", *TOKENIZER_FILES)
 
 
 class WebFile(NamedTuple):
