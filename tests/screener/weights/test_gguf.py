@@ -177,6 +177,10 @@ def corruptions(data: bytes) -> dict[str, bytes]:
             struct.pack("<Q", 13) + b"output.weight" + data[second : second + 4],
         ),
         "key twice": data.replace(b"general.architecture", b"tokenizer.ggml.model", 1),
+        "no vocabulary": data.replace(b"ggml.tokens", b"ggml.tokenz"),
+        "a vocabulary of numbers": data.replace(b"ggml.tokens", b"ggml.tokenz").replace(
+            b"ggml.scores", b"ggml.tokens"
+        ),
         "cut in the header": data[: out - 40],
         "cut in the data": data[:-100],
         "empty": b"",
