@@ -124,7 +124,7 @@ def difference(a: _Figure, b: _Figure) -> FigureDifference:
     Raises:
         GeometryError: The two are in different metrics or over different tokens.
     """
-    check_pairs(a, b)
+    check_same_tokens(a, b)
     return paired_difference(
         a.mean - b.mean,
         a.left_out_domain - b.left_out_domain,
@@ -132,7 +132,7 @@ def difference(a: _Figure, b: _Figure) -> FigureDifference:
     )
 
 
-def check_pairs(a: Gap | Ratio, b: Gap | Ratio) -> None:
+def check_same_tokens(a: Gap | Ratio, b: Gap | Ratio) -> None:
     """Check that two figures have the same metric and numbers of tokens; a GeometryError if not."""
     same = a.left_out_domain.shape == b.left_out_domain.shape
     same = same and a.left_out_reference.shape == b.left_out_reference.shape

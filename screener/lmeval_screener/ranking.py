@@ -29,7 +29,7 @@ from lmeval_dispersion.geometry import Array, Metric
 from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.figures import Gap, Ratio, check_pairs, difference, rank_places
+from lmeval_screener.figures import Gap, Ratio, check_same_tokens, difference, rank_places
 from lmeval_screener.screened import (
     RANK_BY,
     TOKENIZER,
@@ -203,7 +203,7 @@ def rank_gaps(
     count = len(gaps)
     # `difference` refuses gaps of other tokens or another metric; checking one of them is enough.
     for gap in gaps:
-        check_pairs(gap, gaps[0])
+        check_same_tokens(gap, gaps[0])
     means = np.array([gap.mean for gap in gaps])
     order = np.argsort(-means, kind="stable")
     keys = means

@@ -17,7 +17,7 @@ from lmeval_screener.errors import ScreeningError
 from yarl import URL
 
 FILE = bytes(random.Random(0).randbytes(100_000))
-CHUNKED, INTERIM = "Transfer-Encoding: chunked", b"HTTP/1.1 102 Processing\r\n\r\n"
+CHUNKED = "Transfer-Encoding: chunked"
 #: Steps of a raw server beside sending bytes; numbers are seconds of silence, IDLE lasts until the
 #: client has the answer.
 CLOSE, RESET, IDLE, HANG = "close", "reset", "idle", 60.0
@@ -102,13 +102,9 @@ def read(tmp_path, monkeypatch):
 ANSWERS = {
     "usual": (lambda a, b: [answer(a, b)], 1),
     "close": (lambda a, b: [answer(a, b, "Connection: close"), CLOSE], 4),
-    "interim": (lambda a, b: [INTERIM, b"HTTP/1.1 100 Continue\r\n\r\n", answer(a, b)], 1),
     "chunked": (lambda a, b: [answer(a, b, CHUNKED, length=False, body=chunked(FILE[a:b]))], 1),
-    "until close": (lambda a, b: [answer(a, b, length=False), CLOSE], 4),
-    "closed when idle": (lambda a, b: [answer(a, b), CLOSE], 4),
     "bytes after the body": (lambda a, b: [answer(a, b) + b"HTTP/1.1 206 OK\r\n\r\nx"], 4),
     "bytes when idle": (lambda a, b: [answer(a, b), IDLE, b"garbage"], 4),
-    "HTTP/1.0": (lambda a, b: [answer(a, b).replace(b"HTTP/1.1", b"HTTP/1.0"), CLOSE], 4),
     "long head": (lambda a, b: [answer(a, b, *[f"X-{i}: {'y' * 200}" for i in range(100)])], 1),
 }
 
