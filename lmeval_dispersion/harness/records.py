@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lm_eval.utils import handle_non_serializable
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save
@@ -21,7 +20,6 @@ from lmeval_dispersion.geometry import Estimate, streamed_dispersion_estimate, v
 from lmeval_dispersion.harness.seams import Pooled
 from lmeval_dispersion.output import write_whole
 from lmeval_dispersion.store.format import CORRECT_ABOVE
-from lmeval_dispersion.store.samples import document_columns
 
 Vectors = NDArray[np.float32]
 
@@ -92,35 +90,6 @@ class DocRecord:
     def __repr__(self) -> str:
         # lm-eval writes str() of every metric's value into the samples file: no vectors there.
         return f"<state of document {self.doc_id}>"
-
-
-def record_of(
-    doc: Any,
-    prompt: Any,
-    answers: Sequence[Any],
-    *,
-    doc_id: int,
-    correct: float,
-    target: Any,
-    options: Sequence[str],
-    alias: str | None,
-    filter_name: str,
-) -> DocRecord:
-    """The record of one document.
-
-    ``prompt`` is its first request, which holds its state; the others are for :func:`document_columns`.
-    """
-    columns = document_columns(
-        doc,
-        prompt.args[0],
-        answers,
-        target=target,
-        options=options,
-        alias=alias,
-        encode=handle_non_serializable,
-    )
-    columns["text"] = prompt.query
-    return DocRecord(prompt.dispersion_state, doc_id, correct, filter_name, columns)
 
 
 @dataclass(frozen=True)
