@@ -85,22 +85,22 @@ class Evaluation:
     @property
     def metric(self) -> str:
         """What scored, as audits call it: the metric, with the filter where a task has several."""
-        judged = {
-            name: (task, *self.judges[name]) for name, task in self.tasks.items() if name in self.judges
-        }
-        names = [
-            metric if len(seams.filters_of(task)) < 2 else f"{chosen}/{metric}"
-            for task, chosen, metric in judged.values()
-        ]
-        return ", ".join(dict.fromkeys(names))
+        names = dict[str, None]()
+        for name, task in self.tasks.items():
+            if name in self.judges:
+                chosen, metric = self.judges[name]
+                names[metric if len(seams.filters_of(task)) < 2 else f"{chosen}/{metric}"] = None
+        return ", ".join(names)
 
     def identity(self) -> dict[str, list[str]]:
         """Task -> its version, and hashes of how it asks and of its documents."""
-        prompts = {name: self.prompts(name, str(self.chat) if self.chat else None) for name in self.tasks}
         text = partial(json.dumps, default=lambda value: type(value).__name__)  # an image's has an address
-        asked = {name: hashed("".join(map(text, task.eval_docs))) for name, task in self.tasks.items()}
-        shown = {name: prompts[name]["prompt_format"] for name in prompts}
-        return {name: [str(self.tasks[name].VERSION), shown[name], asked[name]] for name in prompts}
+        found = {}
+        for name, task in self.tasks.items():
+            prompts = self.prompts(name, str(self.chat) if self.chat else None)
+            asked = hashed("".join(map(text, task.eval_docs)))
+            found[name] = [str(task.VERSION), prompts["prompt_format"], asked]
+        return found
 
     def prompts(self, name: str, chat_template: str | None) -> dict[str, Any]:
         """The manifest's keys about a task's prompts, by the hash of the model's chat template."""

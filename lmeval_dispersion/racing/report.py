@@ -150,9 +150,9 @@ def race_of(
 ) -> Race:  # fmt: skip
     """The result of a contest, interrupted or not, whose arguments are attributes of :class:`Race`.
 
-    By label, ``ranks`` are those of the screen, ``seconds`` those to load and ask (their sum is the race's
-    without ``wall``), and ``failed`` says why, in a sentence; ``waiting`` were to be asked when the race was
-    interrupted; ``not_loaded`` is in the screen's order.
+    By label, ``ranks`` are those of the screen, ``seconds`` those to load and ask, and ``failed`` says why,
+    in a sentence; ``waiting`` were to be asked when the race was interrupted; ``not_loaded`` is in the
+    screen's order.
     """
     best, rows = contest.best, []
     for label in {**contest.answered, **dict.fromkeys([*failed, *waiting, *not_loaded])}:
@@ -169,10 +169,9 @@ def race_of(
     last = ["failed", "not loaded"]
     rows.sort(key=lambda row: (1 + last.index(row.status),) if row.status in last else (0, -(row.score or 0)))
     rows.sort(key=lambda row: row.label != best)
-    took = sum(seconds.values()) if wall is None and seconds else wall
     return Race(
         best, task, metric, contest.error, contest.margin, contest.by_probability, len(contest.answered), of,
-        contest.asked, of * contest.questions, took, seed, rows, list(audit_sample), list(notes),
+        contest.asked, of * contest.questions, wall, seed, rows, list(audit_sample), list(notes),
         dict(contest.answered),
     )  # fmt: skip
 

@@ -53,7 +53,7 @@ ALL = {
     "never": race(NEVER), "alone": race({"a": WON["a"]}),
     "quick": race(WON, options={"by_probability": True}),
     "listed": race(WON, **LISTED),
-    "timed": race(WON, seconds={"a": 200.0, "b": 40.0}), "short": race(WON, wall=35.2),
+    "timed": race(WON, wall=240.0), "short": race(WON, wall=35.2),
     "failed": race(WON, failed={"x": "It has no weights."}), "noted": race(WON, notes=["Recorded."]),
     "partial": race(WON, scale=0.5),
     "sampled": race(WON, **LISTED, audit_sample=["c"]),
