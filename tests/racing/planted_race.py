@@ -64,6 +64,9 @@ class Entrant:
     def close(self) -> None:
         self._log(f"{self.label} closed")
 
+    def store(self) -> None:
+        """Answers without states have none."""
+
 
 @dataclass
 class RaceFolder:

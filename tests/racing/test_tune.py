@@ -15,6 +15,7 @@ import pytest
 from processes import environment
 
 from lmeval_dispersion.installation import data_folder
+from lmeval_dispersion.store import read_store
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="without the extra [ray]"),
@@ -150,8 +151,10 @@ def test_what_cannot_be_raced_ends_in_one_sentence(tmp_path, address, gpus, labe
 @pytest.mark.slow
 def test_models_race_by_the_command_and_one_by_one_nothing_is_left_to_ask(tmp_path):
     demo_answers.write_task(tmp_path)
+    states = "include: sums.yaml\ntask: states\nclass: !function lmeval_dispersion.harness.DispersionTask\n"
+    (tmp_path / "states.yaml").write_text(states)
     models = [str(data_folder("demo") / name) for name in ("sums-45", "wrong-sums-45")]
-    words = ["race", *models, "--all", "--tasks", "sums", "--include_path", ".", "--limit", "50"]
+    words = ["race", *models, "--all", "--tasks", "states", "--include_path", ".", "--limit", "50"]
     results = []
     for engine in (["--engine", "ray"], []):
         done = subprocess.run(
@@ -160,8 +163,11 @@ def test_models_race_by_the_command_and_one_by_one_nothing_is_left_to_ask(tmp_pa
             cwd=tmp_path, text=True, capture_output=True, timeout=PATIENCE * 2, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        samples = {path: path.read_bytes() for path in tmp_path.glob("race-sums/*/samples_*")}
+        samples = {path: path.read_bytes() for path in tmp_path.glob("race-states/*/samples_*")}
         results.append((samples, json.loads(done.stdout)))
+        for row in results[-1][1]["checkpoints"]:
+            store = next(tmp_path.glob(f"race-states/{row['label']}/dispersion_*"))
+            assert len(read_store(store).documents) >= row["questions"]
     (before, beside), (after, alone) = results
     assert len(before) == 2
     assert before == after
