@@ -212,6 +212,22 @@ def add_seed(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all draws (default: 0)")
 
 
+def add_model_args(parser: argparse._ActionsContainer) -> None:
+    """Add ``--model_args`` and ``--device`` for a model of `model.loading.chosen_model`."""
+    parser.add_argument(
+        "--model_args",
+        default="",
+        metavar="K=V,K=V",
+        help="as of lm-eval's hf model: dtype, load_in_4bit, load_in_8bit, peft, revision, "
+        "trust_remote_code (default: none)",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="cpu, cuda, cuda:1; auto spreads the model (default: the first GPU, else the CPU)",
+    )
+
+
 def add_lm_eval(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
     """Add lm_eval's options for loading and prompting a model, with its names; returns their group."""
     group = parser.add_argument_group("as for lm_eval")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate
 from lmeval_dispersion.auditing.calibrating.calibrator import CLUSTERS, FEATURES
 from lmeval_dispersion.auditing.calibrating.prediction import predict
-from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.auditing.ranking import rank
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import read_run
@@ -36,7 +36,7 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="RUN",
         help="folder of a finished run (its store, or lm-eval's results with --log_samples), or of several "
-        "of one model; a second RUN is compared with the first",
+        "of one model",
     )
     parser.add_argument(
         "--demo", action="store_true", help="audit the bundled run: 204 questions of MMLU, by a tiny model"
@@ -52,7 +52,7 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
     add_metrics(parser)
     add_output(parser)
     add_seed(parser)
-    add_examples(parser, "--demo", "RUN -o report.html", "RUN --worst 20", "BASELINE_RUN RUN")
+    add_examples(parser, "--demo", "RUN -o report.html", "RUN --worst 20")
 
 
 def run_audit(args: argparse.Namespace) -> int:
@@ -64,16 +64,13 @@ def run_audit(args: argparse.Namespace) -> int:
         raise UsageError("expected a RUN, the folder of a finished run; --demo audits the bundled one")
     if args.worst is not None and args.worst < 1:
         raise UsageError(f"expected --worst to be 1 or more, got {args.worst}")
-    path, *others = [data_folder("demo_run")] if args.demo else args.runs
-    if others:
-        if args.worst or args.metrics == "all" or len(args.slice) > 1:
-            raise UsageError(f"--worst, --metrics and several --slice are for one run, got {len(args.runs)}")
-        by = args.slice[0] if args.slice else "subject"
-        output.write(compare_runs(args.runs, by=by, layer=args.layer, short=output.short).document())
-        return 0
+    if len(args.runs) > 1:
+        raise UsageError(
+            f"expected one RUN, got {len(args.runs)}; run: dispersion compare {shlex.join(args.runs)}"
+        )
     if args.worst and (args.slice or args.metrics == "all"):
         raise UsageError("--slice and --metrics change nothing in the order of --worst; leave them out")
-    run = read_run(path, args.layer)
+    run = read_run(data_folder("demo_run") if args.demo else args.runs[0], args.layer)
     if args.worst:
         output.write(rank(run, count=args.worst, seed=args.seed).document())
         return 0
