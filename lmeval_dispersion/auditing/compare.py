@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from lmeval_dispersion.auditing.figures import RunReport, both_ends, dots, interval_text, without_nan
+from lmeval_dispersion.auditing.figures import RunReport, both_ends, interval_text, without_nan
 from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, read_run
 from lmeval_dispersion.auditing.slices import Slice, by_column
 from lmeval_dispersion.errors import MixedStoresError, UsageError
@@ -26,6 +26,7 @@ from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.cells import short_names, shown
 from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
+from lmeval_dispersion.report.vega import dots
 from lmeval_dispersion.statistics import (
     LEVEL,
     Interval,

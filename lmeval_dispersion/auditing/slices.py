@@ -14,12 +14,13 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.figures import ENDS, SHOWN, axis, without_nan
+from lmeval_dispersion.auditing.figures import ENDS, SHOWN, without_nan
 from lmeval_dispersion.auditing.run import Array, AuditRun, Missing, Rows
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Spectrum, spectrum
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.declared import count
+from lmeval_dispersion.report.vega import Spec, mark, numeric, span
 from lmeval_dispersion.statistics import (
     UNDEFINED,
     Bounds,
@@ -428,11 +429,11 @@ def slice_chart(name: str, table: SliceTable) -> Chart | None:
     )
 
 
-def _points(name: str, rows: Sequence[SliceRow]) -> dict[str, Any]:
+def _points(name: str, rows: Sequence[SliceRow]) -> Spec:
     keys = ("slice", "documents", "dispersion", "accuracy", "accuracy_low", "accuracy_high")
     values = [{key: getattr(row, key) for key in keys} | dispersion_bounds(row)._asdict() for row in rows]
-    x = axis("dispersion", "dispersion (mean cosine distance)", axis={"tickCount": 6})
-    y = axis("accuracy", "accuracy", axis={"format": "%"})
+    x = numeric("dispersion", "dispersion (mean cosine distance)", axis={"tickCount": 6})
+    y = numeric("accuracy", "accuracy", axis={"format": "%"})
     faint = {"type": "rule", "opacity": 0.35, "color": "var(--series-1)"}
     hover = [
         {"field": "slice", "type": "nominal", "title": name},
@@ -444,14 +445,8 @@ def _points(name: str, rows: Sequence[SliceRow]) -> dict[str, Any]:
         "data": {"values": values},
         "height": _HEIGHT,
         "layer": [
-            {"mark": faint, "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y}},
-            {
-                "mark": faint,
-                "encoding": {"x": x, "y": {**y, "field": "accuracy_low"}, "y2": {"field": "accuracy_high"}},
-            },
-            {
-                "mark": {"type": "point", "color": "var(--series-1)", "size": 70},
-                "encoding": {"x": x, "y": y, "tooltip": hover},
-            },
+            mark(faint, **span("x", {**x, "field": "low"}, "high"), y=y),
+            mark(faint, x=x, **span("y", {**y, "field": "accuracy_low"}, "accuracy_high")),
+            mark({"type": "point", "color": "var(--series-1)", "size": 70}, x=x, y=y, tooltip=hover),
         ],
     }

@@ -28,11 +28,12 @@ from lmeval_dispersion.auditing.calibrating.calibrator import (
     slice_features,
     vector_clusters,
 )
-from lmeval_dispersion.auditing.figures import RunReport, axis, both_ends, dots
+from lmeval_dispersion.auditing.figures import RunReport, both_ends
 from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, rows_where
 from lmeval_dispersion.auditing.slices import Slice, by_column
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Chart, Col, Table
+from lmeval_dispersion.report.vega import dots, numeric
 from lmeval_dispersion.statistics import student_quantile
 from lmeval_dispersion.store import read_store
 
@@ -40,7 +41,7 @@ _ATC = "Share of documents more confident than the labelled accuracy's threshold
 _KNOWN = {  # crosses at known accuracies
     "transform": [{"filter": "isValid(datum.true)"}],
     "mark": {"type": "point", "shape": "cross", "angle": 45, "filled": True, "color": "var(--series-2)"},
-    "encoding": {"x": axis("true")},
+    "encoding": {"x": numeric("true")},
 }
 
 
