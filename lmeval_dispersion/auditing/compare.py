@@ -44,6 +44,30 @@ FEWEST = 5  # fewest shared documents for an interval: below, neither test can b
 
 _KEY = ["task", "doc_id"]
 _PROBABILITY = "Difference of the mean probability of the right answer, ± one paired standard error."
+_LINE = {"slice": Col("Slice"), "documents": Col("Docs", "d", drop=1)}
+_RIGHT = {"probability_difference": Col("Δ right answer", "+.3f", error="probability_se", drop=10)}
+# The columns of a short table by the difference that it draws.
+_SHORT = {
+    "dispersion": {
+        **_LINE,
+        "dispersion_difference": Col(
+            "Δ dispersion", "+.4f", error="reach", dots="both", reach="dispersion_low dispersion_high"
+        ),
+        "accuracy": Col("Δ acc. (95 %)"),
+        "accuracy_p": Col("p", "p-value", drop=9),
+        **_RIGHT,
+    },
+    "accuracy": {
+        **_LINE,
+        "accuracy_difference": Col(
+            "Δ accuracy", "+.1%", error="reach", dots="both", reach="accuracy_low accuracy_high"
+        ),
+        "gained": Col("Gained", "d", drop=9),
+        "lost": Col("Lost", "d", drop=9),
+        "accuracy_p": Col("p", "p-value"),
+        **_RIGHT,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -95,45 +119,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class DifferenceLine:
-    """One slice in the short table; ``aside``: its dot does not stretch the axis."""
-
-    slice: Annotated[str, Col("Slice")]
-    documents: Annotated[int, Col("Docs", "d", drop=1)]
-    dispersion: Annotated[
-        float | None, Col("Δ dispersion", "+.4f", error="reach", dots="both", reach="low high")
-    ]
-    low: float
-    high: float
-    reach: float
-    accuracy: Annotated[str, Col("Δ acc. (95 %)")]
-    p: Annotated[float | None, Col("p", "p-value", drop=9)]
-    probability: Annotated[float | None, Col("Δ right answer", "+.3f", error="probability_se", drop=10)]
-    probability_se: float | None
-    aside: bool
-
-
-@dataclass(frozen=True)
-class AccuracyDifference:
-    """One slice in the short table of runs without vectors."""
-
-    slice: Annotated[str, Col("Slice")]
-    documents: Annotated[int, Col("Docs", "d", drop=1)]
-    difference: Annotated[
-        float | None, Col("Δ accuracy", "+.1%", error="reach", dots="both", reach="low high")
-    ]
-    low: float
-    high: float
-    reach: float
-    gained: Annotated[int | None, Col("Gained", "d", drop=9)]
-    lost: Annotated[int | None, Col("Lost", "d", drop=9)]
-    p: Annotated[float | None, Col("p", "p-value")]
-    probability: Annotated[float | None, Col("Δ right answer", "+.3f", error="probability_se", drop=10)]
-    probability_se: float | None
-    aside: bool
-
-
-@dataclass(frozen=True)
 class Compared:
     """One run against the first; all documents first, then slices by falling difference."""
 
@@ -177,16 +162,18 @@ class Comparison(RunReport):
         return {f"run-{i}": self._table(other.slices) for i, other in enumerate(self.others)}
 
     def _table(self, slices: Sequence[Difference]) -> Table:
-        lines: list[Any] = [without_nan(row) for row in slices]
-        if self._short:
-            vectors = any(not math.isnan(row.dispersion_difference) for row in slices)
-            line = _dispersion_line if vectors else _accuracy_line
-            lines = [without_nan(line(row, aside=i == 0)) for i, row in enumerate(slices)]
+        caption = f"{count(len(slices) - 1, 'slice')} by {self.by}, after all documents"
+        headings = {"slice": self.by.capitalize()}
+        if not self._short:
+            return Table.of([without_nan(row) for row in slices], caption, headings=headings)
+        vectors = any(not math.isnan(row.dispersion_difference) for row in slices)
+        name = "dispersion" if vectors else "accuracy"
         return Table.of(
-            lines,
-            f"{count(len(slices) - 1, 'slice')} by {self.by}, after all documents",
-            headings={"slice": self.by.capitalize()},
-            excerpt=both_ends(len(slices)) if self._short else (),
+            [_short_line(row, name, aside=i == 0) for i, row in enumerate(slices)],
+            caption,
+            columns=_SHORT[name],
+            headings=headings,
+            excerpt=both_ends(len(slices)),
         )
 
     def charts(self) -> dict[str, Chart]:
@@ -288,23 +275,18 @@ def _points(share: float) -> str:
     return shown(100 * share, "+.1f")
 
 
-def _dispersion_line(row: Difference, aside: bool) -> DifferenceLine:
-    low, high, value = row.dispersion_low, row.dispersion_high, row.dispersion_difference
+def _short_line(row: Difference, name: str, aside: bool) -> dict[str, Any]:
+    """A slice in the short table; ``aside``: its dot does not stretch the axis."""
+    low, high, value = (getattr(row, f"{name}_{part}") for part in ("low", "high", "difference"))
+    line = {**fields_of(without_nan(row)), "reach": max(high - value, value - low), "aside": aside}
+    if name == "accuracy":
+        return {**line, "documents": row.labelled}
     accuracy = ""
     if not math.isnan(row.accuracy_difference):
         ends = (shown(100 * end, "+.0f") for end in (row.accuracy_low, row.accuracy_high))
         interval = "" if math.isnan(row.accuracy_low) else f" ({' to '.join(ends)})"
         accuracy = f"{shown(100 * row.accuracy_difference, '+.0f')}{interval}"
-    reach = max(high - value, value - low)
-    more = (row.accuracy_p, row.probability_difference, row.probability_se)
-    return DifferenceLine(row.slice, row.documents, value, low, high, reach, accuracy, *more, aside)
-
-
-def _accuracy_line(row: Difference, aside: bool) -> AccuracyDifference:
-    low, high, value = row.accuracy_low, row.accuracy_high, row.accuracy_difference
-    reach = max(high - value, value - low)
-    counts = (row.gained, row.lost, row.accuracy_p, row.probability_difference, row.probability_se)
-    return AccuracyDifference(row.slice, row.labelled, value, low, high, reach, *counts, aside)
+    return {**line, "accuracy": accuracy}
 
 
 def compare_runs(

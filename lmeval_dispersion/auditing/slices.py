@@ -20,6 +20,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Spectrum, spectrum
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.declared import count
+from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.report.vega import Spec, mark, numeric, span
 from lmeval_dispersion.statistics import (
     UNDEFINED,
@@ -46,6 +47,23 @@ _DISPERSION = (
 )
 _PROBABILITY = "Mean probability of the right answer among the choices."
 _SHORT_DISPERSION = "mean cosine distance of the documents' vectors, with 95 % intervals."
+_LINE = {"slice": Col("Slice"), "documents": Col("Docs", "d")}
+_RIGHT = {"probability": Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)}
+# The columns of a short table by the number that it draws.
+_SHORT = {
+    "dispersion": {
+        **_LINE,
+        "dispersion": Col("Dispersion", ".4f", dots="both", reach="low high", hint=_SHORT_DISPERSION),
+        "accuracy": Col("Accuracy (95 %)"),
+        **_RIGHT,
+    },
+    "accuracy": {
+        **_LINE,
+        "accuracy": Col("Accuracy", ".1%", dots="both", reach="accuracy_low accuracy_high"),
+        **_RIGHT,
+        "confidence": Col("Confidence", ".1%"),
+    },
+}
 
 
 class Slice(NamedTuple):
@@ -166,35 +184,6 @@ class SpectrumRow(SliceRow):
     effective_rank: Annotated[float, Col("Effective rank", ".4g", drop=6)]
     participation_ratio: Annotated[float, Col("Participation ratio", ".4g", drop=7)]
     stable_rank: Annotated[float, Col("Stable rank", ".4g", drop=8)]
-
-
-@dataclass(frozen=True)
-class SliceLine:
-    """One slice in the short table; ``aside``: its dot does not stretch the axis."""
-
-    slice: Annotated[str, Col("Slice")]
-    documents: Annotated[int, Col("Docs", "d")]
-    dispersion: Annotated[
-        float | None, Col("Dispersion", ".4f", dots="both", reach="low high", hint=_SHORT_DISPERSION)
-    ]
-    low: float
-    high: float
-    accuracy: Annotated[str, Col("Accuracy (95 %)")]
-    probability: Annotated[float | None, Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)]
-    aside: bool
-
-
-@dataclass(frozen=True)
-class AccuracyLine:
-    """One slice in the short table of a run without vectors."""
-
-    slice: Annotated[str, Col("Slice")]
-    documents: Annotated[int, Col("Docs", "d")]
-    accuracy: Annotated[float | None, Col("Accuracy", ".1%", dots="both", reach="low high")]
-    low: float
-    high: float
-    probability: Annotated[float | None, Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)]
-    confidence: Annotated[float | None, Col("Confidence", ".1%")]
 
 
 @dataclass(frozen=True)
@@ -349,24 +338,24 @@ def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow, *, short:
     caption = f"{count(len(rows), 'slice')} by {name}, least {'dispersed' if vectors else 'accurate'} first"
     heading, anchor = {"slice": name.capitalize()}, f"slices-{name}"
     every = [*ordered, whole]
+    lines = [without_nan(row) for row in every]
     if not short:
-        return Table.of([without_nan(row) for row in every], caption, name=anchor, headings=heading)
-    lines: list[Any] = [
-        SliceLine(
-            *(row.slice, row.documents, row.dispersion, *dispersion_bounds(row)),
-            *(_accuracy(row), row.probability, row is whole),
-        )
-        if vectors
-        else AccuracyLine(
-            *(row.slice, row.documents, row.accuracy, row.accuracy_low, row.accuracy_high),
-            *(row.probability, row.confidence),
-        )
-        for row in every
-    ]
+        return Table.of(lines, caption, name=anchor, headings=heading)
     last = len(rows)
-    some = [*range(ENDS), *range(last - ENDS, last + 1)] if last + 1 > SHOWN else []
-    lines = [without_nan(line) for line in lines]
-    return Table.of(lines, caption, name=anchor, headings=heading, excerpt=some)
+    return Table.of(
+        [_short_line(row, aside=row is whole) for row in every] if vectors else lines,
+        caption,
+        columns=_SHORT[key],
+        name=anchor,
+        headings=heading,
+        excerpt=[*range(ENDS), *range(last - ENDS, last + 1)] if last + 1 > SHOWN else [],
+    )
+
+
+def _short_line(row: SliceRow, *, aside: bool) -> dict[str, Any]:
+    """A slice in the short table; ``aside``: its dot does not stretch the axis."""
+    bounds = dispersion_bounds(row)._asdict()
+    return {**fields_of(without_nan(row)), **bounds, "accuracy": _accuracy(row), "aside": aside}
 
 
 def dispersion_bounds(row: SliceRow) -> Bounds:

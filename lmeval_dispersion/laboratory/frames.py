@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -54,12 +53,7 @@ def table(
     if 0 < most < len(frame):
         more = f"{most} of {len(frame)} rows; --details shows all."
         frame = frame.iloc[np.linspace(0, len(frame) - 1, most).round().astype(int)]
-    shown = [
-        replace(column, key=name)
-        for name, column in columns.items()
-        if name in frame and frame[name].astype(str).ne("").any()
-    ]
-    return Table(records(frame), shown, caption, more=more)
+    return Table.of(records(frame), caption, columns=columns, more=more)
 
 
 def bounded(
