@@ -163,9 +163,7 @@ def run_predict(args: argparse.Namespace) -> int:
         raise UsageError(
             f"expected CALIBRATOR and RUN, got no {lacking}; `dispersion calibrate` writes a calibrator"
         )
-    result = predict(
-        args.calibrator, args.run, where=args.where, by=args.slice, force=args.force, short=output.short
-    )
+    result = predict(args.calibrator, args.run, where=args.where, by=args.slice, force=args.force)
     output.write(result.document())
     refused = [row.reason is not None for row in result.slices]
     return 1 if all(refused) else 3 if any(refused) else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -146,7 +146,6 @@ class Comparison(RunReport):
     left_out: Sequence[int]
     others: Sequence[Compared]
     notes: Sequence[str]
-    _short: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -164,17 +163,17 @@ class Comparison(RunReport):
     def _table(self, slices: Sequence[Difference]) -> Table:
         caption = f"{count(len(slices) - 1, 'slice')} by {self.by}, after all documents"
         headings = {"slice": self.by.capitalize()}
-        if not self._short:
-            return Table.of([without_nan(row) for row in slices], caption, headings=headings)
         vectors = any(not math.isnan(row.dispersion_difference) for row in slices)
         name = "dispersion" if vectors else "accuracy"
-        return Table.of(
+        brief = Table.of(
             [_short_line(row, name, aside=i == 0) for i, row in enumerate(slices)],
             caption,
             columns=_SHORT[name],
             headings=headings,
             excerpt=both_ends(len(slices)),
         )
+        every = Table.of([without_nan(row) for row in slices], caption, headings=headings)
+        return replace(every, brief=brief)
 
     def charts(self) -> dict[str, Chart]:
         """Differences with their intervals, in the order of the table; none where none is known."""
@@ -289,16 +288,13 @@ def _short_line(row: Difference, name: str, aside: bool) -> dict[str, Any]:
     return {**line, "accuracy": accuracy}
 
 
-def compare_runs(
-    paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None, short: bool = False
-) -> Comparison:
+def compare_runs(paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None) -> Comparison:
     """Compare runs with the first, with paired intervals, as ``dispersion compare`` does.
 
     Args:
         paths: Folders of two runs or more.
         by: Column of the documents that makes the slices.
         layer: Layer of all of them; default: each store's own.
-        short: Whether texts show only the slices that differ most.
 
     Raises:
         UsageError: Fewer than two runs.
@@ -326,7 +322,6 @@ def compare_runs(
         left_out=[len(run) - len(rows[0]) for run in runs],
         others=others,
         notes=list(dict.fromkeys([*notes, *more])),
-        _short=short,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Annotated, Any, NamedTuple
 
@@ -330,7 +330,7 @@ def _mean(values: Array) -> float:
     return float(known.mean()) if known.size else math.nan
 
 
-def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow, *, short: bool = False) -> Table:
+def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow) -> Table:
     """The slices, least dispersed (or, without vectors, least accurate) first, then all documents."""
     vectors = not math.isnan(whole.dispersion)
     key = "dispersion" if vectors else "accuracy"
@@ -339,10 +339,8 @@ def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow, *, short:
     heading, anchor = {"slice": name.capitalize()}, f"slices-{name}"
     every = [*ordered, whole]
     lines = [without_nan(row) for row in every]
-    if not short:
-        return Table.of(lines, caption, name=anchor, headings=heading)
     last = len(rows)
-    return Table.of(
+    brief = Table.of(
         [_short_line(row, aside=row is whole) for row in every] if vectors else lines,
         caption,
         columns=_SHORT[key],
@@ -350,6 +348,8 @@ def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow, *, short:
         headings=heading,
         excerpt=[*range(ENDS), *range(last - ENDS, last + 1)] if last + 1 > SHOWN else [],
     )
+    every_line = Table.of(lines, caption, name=anchor, headings=heading)
+    return replace(every_line, brief=brief if rows else None)
 
 
 def _short_line(row: SliceRow, *, aside: bool) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class Table:
         more: A sentence on rows that were left out; else empty.
         excerpt: Positions of the rows that texts (terminal, Markdown) show; empty for all. They give the
             total; pages show all.
+        brief: The table that a terminal shows in its place without ``--details``; None for the same.
     """
 
     rows: Sequence[Row]
@@ -89,6 +90,7 @@ class Table:
     name: str = ""
     more: str = ""
     excerpt: Sequence[int] = ()
+    brief: Table | None = None
 
     @classmethod
     def of(

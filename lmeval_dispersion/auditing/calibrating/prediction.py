@@ -93,14 +93,13 @@ class Predictions(RunReport):
     used: Sequence[str]
     validation: Validation
     slices: Sequence[Prediction]
-    _short: bool = False
 
     def tables(self) -> dict[str, Table]:
         """The slices."""
         headings = {"slice": self.by.capitalize(), "low": f"{100 * self.level:.0f} % from"}
         caption = f"Estimated accuracy by {self.by}"
-        some = both_ends(len(self.slices)) if self._short else []
-        return {"slices": Table.of(self.slices, caption, name="slices", headings=headings, excerpt=some)}
+        table = Table.of(self.slices, caption, name="slices", headings=headings)
+        return {"slices": replace(table, brief=replace(table, excerpt=both_ends(len(self.slices))))}
 
     def charts(self) -> dict[str, Chart]:
         """The estimates with their intervals; empty without estimates."""
@@ -140,7 +139,6 @@ def predict(
     where: str | None = None,
     by: str | None = None,
     force: bool = False,
-    short: bool = False,
 ) -> Predictions:
     """Estimate the accuracy of every slice from its features, as ``dispersion predict`` does.
 
@@ -153,7 +151,6 @@ def predict(
         by: Column of the documents that makes the slices; default: that of the calibrator.
         force: Whether to estimate although the calibrator did not beat the labelled accuracy, or the slices
             differ from the labelled ones.
-        short: Whether texts show only the slices of the lowest and the highest estimates.
 
     Raises:
         UsageError: The calibrator does not fit the run or did not beat the labelled accuracy, or there is no
@@ -204,7 +201,6 @@ def predict(
         used=calibrator.used,
         validation=calibrator.validation,
         slices=[whole, *(slices if len(slices) > 1 else [])],
-        _short=short,
     )
 
 
