@@ -137,23 +137,18 @@ def add_version(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_format(
+def add_output(
     parser: argparse._ActionsContainer,
-    formats: Sequence[str] = FORMATS,
     *,
-    default: str = "by the suffix of --output, else table",
+    file: str = "file to write (default: standard output)",
+    form: str = "by the suffix of --output, else table",
 ) -> None:
-    """Add ``--format``; ``default`` describes the default."""
-    parser.add_argument("--format", choices=formats, help=f"form of the report (default: {default})")
-    parser.set_defaults(formats=tuple(formats))
+    """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; ``Output.of`` reads them.
 
-
-def add_output(parser: argparse._ActionsContainer, formats: Sequence[str] = FORMATS) -> None:
-    """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; ``Output.of`` reads them."""
-    add_format(parser, formats)
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="file to write (default: standard output)"
-    )
+    ``file`` is the help of ``--output``, ``form`` the default of ``--format`` in words.
+    """
+    parser.add_argument("--format", choices=FORMATS, help=f"form of the report (default: {form})")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=file)
     parser.add_argument("--details", action="store_true", help="show every table on the terminal")
     add_quiet(parser)
 

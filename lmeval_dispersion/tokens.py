@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--include_path", metavar="FOLDER", help="as for lm-eval: a folder of more tasks (default: none)"
     )
-    parser.set_defaults(format="table", formats=())
+    parser.set_defaults(format="table")
     add_quiet(parser)
     base = parser.add_argument_group(f"from a base model, run on {QUESTIONS} questions without answers")
     base.add_argument("--base", metavar="MODEL", help="Hub id or folder (default: count the task's answers)")

@@ -16,12 +16,10 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.options import (
     add_examples,
-    add_format,
     add_layer,
     add_metrics,
     add_one_slice,
     add_output,
-    add_quiet,
     add_seed,
     add_slice,
 )
@@ -94,16 +92,11 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run", metavar="RUN", help="folder of a finished run (its store), or of several of one model"
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="file of the calibrator, JSON (default: report its worth, write nothing)",
+    add_output(
+        parser,
+        file="file of the calibrator, JSON (default: report its worth, write nothing)",
+        form="table",
     )
-    add_format(parser, default="table")
-    parser.add_argument("--details", action="store_true", help="show every table on the terminal")
-    add_quiet(parser)
     _add_where(parser, "learn only from these documents")
     add_one_slice(parser, default=None, otherwise=f"subject; {CLUSTERS} where too few")
     parser.add_argument(
