@@ -19,6 +19,8 @@ from lmeval_dispersion.report.document import SITE
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 # Common wrong names -> the option.
 _OTHER_NAMES = {"--top": "--shortlist", "--layers": "--layer", "--seeds": "--seed", "--batch": "--batch-size"}
+# Options that lm-eval has as keys of --model_args -> the key.
+_KEYS = {"--dtype": "dtype", "--quantize": "load_in_4bit", "--adapter": "peft", "--revision": "revision"}
 # Removed options -> what to use instead.
 _GONE = {
     "--search": "name an organisation and a pattern, such as 'Qwen/*Math*', or use --author and --tag",
@@ -75,6 +77,8 @@ class _Parser(argparse.ArgumentParser):
             at = self._words.index(option) + 1 if option in self._words else len(self._words)
             after = [value] if value else self._words[at : at + 1]
             return " ".join([str(other), *(text for text in after if text and text[0] != "-")])
+        if option in _KEYS and "--model_args" in known:
+            return f"--model_args {_KEYS[option]}=…"
         place = option.removeprefix("--").upper()
         if any(action.metavar == place for action in self._get_positional_actions()):
             return f"{place} without {option}"

@@ -71,6 +71,8 @@ def test_no_option_can_be_abbreviated_and_none_has_another_name(name):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
+        ("inspect law m --data t --dtype=bfloat16", "; did you mean --model_args dtype=…?"),
+        ("embed m t.txt -o run --adapter x", "; did you mean --model_args peft=…?"),
         ("screen --demo --json", "; did you mean --format json?"),
         ("audit RUN --csv", "; did you mean --format csv?"),
         ("embed --model m t.txt -o run", "; did you mean MODEL without --model?"),
