@@ -29,7 +29,6 @@ from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_dispersion.installation import __version__
 from lmeval_screener.checkpoints.folder import LocalSnapshot
 from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import figures_of, numbers_of
 from lmeval_screener.screened import Reading
@@ -533,7 +532,7 @@ def folder_is_gone(identity: str) -> bool:
 
 def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> str:
     """The state that shows whether a checkpoint is unchanged, with its base and a named tokenizer."""
-    states = [_state(snapshot.checkpoint if isinstance(snapshot, WithTokenizer) else snapshot)]
+    states = [_state(snapshot)]
     if base is not None:
         states.append(_state(base))
     if target.tokenizer is not None:
@@ -552,6 +551,8 @@ def _state(snapshot: Snapshot) -> str:
         return snapshot.revision
     lines = []
     for path, entry in sorted(snapshot.files.items()):
+        if path in snapshot.borrowed:
+            continue
         changed: float | None = None
         if isinstance(snapshot, LocalSnapshot):
             with contextlib.suppress(OSError):
@@ -589,13 +590,16 @@ def last_seen(
         # A folder or repository that was once screened in a family stays in it when it is named alone.
         "SELECT * FROM (SELECT *, coalesce(family, max(family) OVER same) AS of_family, "
         "coalesce(scale, max(scale) OVER same) AS of_scale, max(negative_control) OVER same AS control, "
+        "min(first) OVER same AS known, "
         "first_value(error) OVER latest AS last_error, first_value(message) OVER latest AS last_message, "
         f"row_number() OVER (PARTITION BY identity, requested, file "
         f"ORDER BY coalesce(error, '') IN ({_OTHERS}), first DESC) AS age "
         f"FROM sightings WHERE tokens = ? AND first <= ? {'' if identity is None else 'AND identity = ?'} "
         "WINDOW same AS (PARTITION BY identity), "
         "latest AS (PARTITION BY identity, requested, file ORDER BY first DESC)) "
-        "WHERE age = 1 ORDER BY identity, requested, file",
+        # Of copies, that of the earliest run is the original.
+        "WHERE age = 1 ORDER BY coalesce((SELECT min(ended) FROM runs WHERE ended >= known), '9'), "
+        "identity, requested, file",
         [tokens, until, *([] if identity is None else [identity])],
     )
     latest = []
