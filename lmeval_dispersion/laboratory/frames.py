@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from lmeval_dispersion.report import Col, Report, Table, nullable
+from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.report.document import Column
 from lmeval_dispersion.report.vega import (
     DASHED,
@@ -35,10 +35,6 @@ class FrameReport(Report):
     def rows(self) -> list[dict[str, Any]]:
         """Its rows."""
         return records(getattr(self, self.main))
-
-    def to_frame(self) -> pd.DataFrame:
-        """The frame, tidy."""
-        return nullable(getattr(self, self.main))
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

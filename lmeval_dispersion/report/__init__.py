@@ -6,7 +6,7 @@ every format comes from these three. The modules are private; the names are here
 
 from __future__ import annotations
 
-from lmeval_dispersion.report.declared import Report, nullable
+from lmeval_dispersion.report.declared import Report
 from lmeval_dispersion.report.document import (
     Chart,
     Col,
@@ -37,7 +37,6 @@ __all__ = [
     "Section",
     "Table",
     "Text",
-    "nullable",
     "render",
     "require",
 ]

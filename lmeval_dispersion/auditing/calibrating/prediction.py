@@ -23,7 +23,6 @@ from lmeval_dispersion.auditing.calibrating.calibrator import (
     check_worth,
     documents_digest,
     fitted_elsewhere,
-    read_calibrator,
     rows_of_ids,
     slice_features,
     vector_clusters,
@@ -160,7 +159,7 @@ def predict(
     if isinstance(calibrator, Calibration):
         calibrator = calibrator.calibrator
     elif not isinstance(calibrator, Calibrator):
-        name, calibrator = calibrator, read_calibrator(calibrator)
+        name, calibrator = calibrator, Calibrator.read(calibrator)
     run = _run_for(calibrator, run)
     notes = check_fits(calibrator, run)
     if not force:
