@@ -40,7 +40,6 @@ _DISTINCT = 12  # a numeric column with more values than this is cut into bands
 _BANDED = ("length", "confidence")  # numbers of a :class:`AuditRun` that slice it by bands
 _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
 _FEWEST_OF_A_TASK = 4  # fewest slices of a task for a correlation inside it
-_HEIGHT = 230  # height of the chart, which shares the first screen with the answer
 _DISPERSION = (
     "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error; 0 all alike, "
     "1 orthogonal."
@@ -432,7 +431,7 @@ def _points(name: str, rows: Sequence[SliceRow]) -> Spec:
     ]
     return {
         "data": {"values": values},
-        "height": _HEIGHT,
+        "height": 230,  # it shares the first screen with the answer
         "layer": [
             mark(faint, **span("x", {**x, "field": "low"}, "high"), y=y),
             mark(faint, x=x, **span("y", {**y, "field": "accuracy_low"}, "accuracy_high")),

@@ -22,9 +22,6 @@ from lmeval_dispersion.options import (
 )
 from lmeval_dispersion.output import Output
 
-_STUDIES = "dispersion-runs"
-_LAYERS = "last, all, or a name such as layer.3 or layer.-1.attn"
-
 
 def _numbers(text: str) -> tuple[int, ...]:
     try:
@@ -122,7 +119,8 @@ def _add_arguments(kind: str, parser: argparse.ArgumentParser) -> None:
     add_column(text)
     text.add_argument("--pack", action="store_true", help="join all texts into one stream (.txt always is)")
     if analysis.layers:
-        add_layers(protocol, what=_LAYERS, default=" and ".join(analysis.layers))
+        about = "last, all, or a name such as layer.3 or layer.-1.attn"
+        add_layers(protocol, what=about, default=" and ".join(analysis.layers))
     about = "folder of the study; the same command resumes it (default: in the user's cache)"
     study.add_argument("--study", type=Path, metavar="FOLDER", help=about)
     add_seed(study)
@@ -154,7 +152,7 @@ def _run(kind: str, args: argparse.Namespace) -> int:
         Texts(args.data, column=args.column),
         pack=args.pack,
         seed=args.seed,
-        folder=args.study or StudyRoot(cache_folder(_STUDIES)),
+        folder=args.study or StudyRoot(cache_folder("dispersion-runs")),
         quiet=args.quiet,
         **options,
     )
