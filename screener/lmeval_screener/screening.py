@@ -159,10 +159,6 @@ def session_in(
         from lmeval_screener.registry import open_session
 
         return open_session(registry, *sets, refresh=refresh, since=since, **run)
-    if since is not None:
-        raise UsageError(
-            "expected --registry FILE with --since, got none; the registry holds earlier results"
-        )
     if refresh:
         raise UsageError(
             "expected --registry FILE with --refresh, got none; without a registry everything is read"
@@ -278,9 +274,8 @@ class Screening:
         result, session = results[0], self.session
         if session is None:
             return result
-        session.bases = "\n".join(c.place for c in result.checkpoints if c.is_base)
         session.finish(
-            screened=len(result.checkpoints),
+            result.checkpoints,
             failed=len(result.failed),
             bytes_read=result.bytes_read,
             requests=result.requests,
@@ -292,15 +287,8 @@ class Screening:
 
         # Only now: news that another run announced meanwhile are not repeated.
         since = since_time(session.connection, self.since, session.tokens, self.metric)
-        moved = news(
-            session.connection,
-            session.tokens,
-            since,
-            self.metric,
-            until=session.ended,
-            rank_by=self.rank_by,
-        )
-        return replace(result, news=moved)
+        among = session.connection, session.tokens, since, self.metric, self.rank_by
+        return replace(result, news=news(*among, until=session.ended))
 
     async def _screened(self, selected: Selected) -> Result:
         start = time.perf_counter()

@@ -20,7 +20,6 @@ from faulty_proxy import WebServer
 from hub_faults import status
 from lmeval_screener import News, screen
 from lmeval_screener.cli import main as screen_checkpoints
-from lmeval_screener.errors import SCREENING_CODES
 from lmeval_screener.registry import database
 from safetensors.torch import load_file, save_file
 
@@ -344,14 +343,6 @@ def test_python_has_the_news_of_the_command(night, tmp_path, hub):
     assert screen(names, registry=tmp_path / "p.db").news is None
     with pytest.raises(UsageError, match="expected registry="):
         screen(names, since="last")
-
-
-def test_every_error_says_something_of_the_weights_or_nothing():
-    gone = {"RepoNotFound", "RevisionNotFound", "FolderNotFound"}
-    never_kept = {"BadName", "TokenizerMismatch", "Interrupted"}
-    told = {"FileNotFound"}  # without a file that it needs a checkpoint is not what it was
-    parts = [database.NOT_OF_WEIGHTS, database.LASTING, gone, never_kept, told]
-    assert sorted(itertools.chain(*parts)) == sorted(SCREENING_CODES)
 
 
 def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):

@@ -98,7 +98,7 @@ _C = CheckpointColumn
 COLUMNS = (
     _C("label", str, "name in the report, unique in it; options take it too", shown=Col("Checkpoint")),
     _C("repo", str, "repository after renames, or the folder"),
-    _C("requested_revision", str | None, "as asked for; null: the default branch"),
+    _C("requested_revision", str | None, "as asked for; null: the default branch", "target.revision"),
     _C("revision", str | None, "the commit that was read, 40 hex digits; null for a folder",
        shown=Column("commit", "Commit", drop=3)),
     _C("family", str, "family, or `tokenizer:<hash>` for checkpoints given by name"),

@@ -27,7 +27,7 @@ SCHEMA = "screen-checkpoints-shortlist/2"
 FILE = "manifest.json"
 _RUN = """\
 #!/usr/bin/env bash
-# Races the short list of @MANIFEST@ on lm-eval's tasks; `dispersion verify race` judges the screen by it.
+# Races the short list of manifest.json on lm-eval's tasks; `dispersion verify race` judges the screen by it.
 # Arguments go to `dispersion race`: bash run.sh --device cuda:0 --limit 400
 # A Slurm array that evaluates the whole list in full (after `dispersion enable`):
 #   sbatch --array=1-@COUNT@ --gres=gpu:1 \\
@@ -69,13 +69,13 @@ def emit(
     commit that was screened; ``run.sh`` races them, ``manifest.json`` comes last.
     """
     members = chosen.chosen
-    width, count = max(3, len(str(len(members)))), len(members)
+    width = max(3, len(str(len(members))))
     files: dict[str, str] = {}
     for number, c in enumerate(members, start=1):
         name = f"{number:0{width}d}-{_file_name(c)}"
         config = yaml.safe_dump(_config(c, tasks, f"results/{name}"), sort_keys=False, allow_unicode=True)
         files[f"models/{name}.yaml"] = config
-    files["run.sh"] = _RUN.replace("@MANIFEST@", FILE).replace("@COUNT@", str(count))
+    files["run.sh"] = _RUN.replace("@COUNT@", str(len(members)))
     content = manifest_dict(head, chosen, tasks=tasks, command=command)
     files[FILE] = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:
@@ -166,6 +166,11 @@ class Candidate:
     rank: int
     G: float
     ratio: float | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """Its result; NaN for none."""
+        return math.nan if self.target.accuracy is None else self.target.accuracy
 
 
 @dataclass(frozen=True)
