@@ -16,7 +16,8 @@ import pytest
 from checkpoints import slow_gap, write_checkpoint, write_qwen_7b
 from hub_faults import stalled, status
 from lmeval_screener.reading import Reader
-from lmeval_screener.tokens import load_token_set, resolve_tokens
+from lmeval_screener.tokens.resolution import resolve_tokens
+from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
 TOKENIZERS = Path(__file__).parent.parent / "data" / "tokenizers"

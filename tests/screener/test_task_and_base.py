@@ -17,9 +17,10 @@ from lmeval_screener.figures import figures_of, gaps, numbers_of, ratio
 from lmeval_screener.ranking import against_base, rank_gaps, ranked
 from lmeval_screener.registry import queries
 from lmeval_screener.registry.database import to_read
-from lmeval_screener.result import Gate
+from lmeval_screener.result.result import Gate
 from lmeval_screener.screened import RANK_BY, Screened
-from lmeval_screener.tokens import load_domain, load_token_set, resolve_tokens
+from lmeval_screener.tokens.resolution import load_domain, resolve_tokens
+from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.projection import FinalNorm
 from scipy.spatial.distance import pdist

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from lmeval_screener.screened import Ranks
 from lmeval_screener.shortlist.manifest import check_emit, emit, read_shortlist_manifest
-from lmeval_screener.targets import Target
-from lmeval_screener.tokens import load_domain
+from lmeval_screener.targets.names import Target
+from lmeval_screener.tokens.resolution import load_domain
 from screenings import COMMIT, failed, result, screened
 
 from lmeval_dispersion.errors import UsageError
