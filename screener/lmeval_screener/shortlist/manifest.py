@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +93,10 @@ def emit(
 
 def _config(c: Screened, tasks: Sequence[str], output: str) -> dict[str, Any]:
     """lm-eval's configuration of one checkpoint."""
-    arguments = {"pretrained": _place(c)}
-    if c.revision is not None:
-        arguments["revision"] = c.revision
-    if c.file.endswith(".gguf"):
-        arguments["gguf_file"] = c.file
+    read = replace(c.target, repo=c.repo, file=c.file if c.file.endswith(".gguf") else None)
     return {
         "model": "hf",
-        "model_args": arguments,
+        "model_args": read.arguments(c.revision),
         "tasks": list(tasks),
         "batch_size": "auto",
         "output_path": output,
