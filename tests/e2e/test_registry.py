@@ -238,20 +238,6 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
     assert [line.split(",")[0] for line in best] == ["checkpoint", "org/best"]
 
 
-def test_since_answers_what_is_new_and_worth_evaluating(run, tmp_path):
-    folders = [write_with_words(tmp_path / str(number), number, 1.0 - number / 2) for number in range(2)]
-    words = [*folders, "--registry", tmp_path / "s.db", "--since"]
-    document = json.loads(run(*words, "yesterday", "--format", "json").stdout)
-    assert document["answer"][0] == "Best of a new group: 1 (rank 1)."
-    rows = [(row["checkpoint"], row["what"], row["rank"], row["standing"]) for row in document["rows"]]
-    assert rows == [("1", "new", 1, "first"), ("0", "new", 2, "first")]
-    # Nothing is read, and nothing is lost, where the time is none.
-    soon = run(*words, "soon")
-    assert soon.returncode == 2
-    assert "expected --since as last, yesterday, a date, a time or a run" in soon.stderr
-    assert run(*words, "yesterday", "--shortlist", "1").returncode == 2
-
-
 def test_sql_is_read_only_and_shows_every_column(add, run, registry, tmp_path):
     store, other = tmp_path / "s.db", tmp_path / "other.txt"
     add("org/a")

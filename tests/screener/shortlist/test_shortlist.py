@@ -153,20 +153,15 @@ def test_what_cannot_be_emitted_is_said_before_the_screening(tmp_path):
     assert check_emit(tmp_path / "new", None, load_domain(task="humaneval"), []) == ("humaneval",)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    for folder in (tmp_path / "full", tmp_path / "full" / "x"):
-        with pytest.raises(UsageError, match="new or empty folder"):
-            check_emit(folder, None, MATH, [])
-    with pytest.raises(UsageError, match="--tasks NAME,NAME with --emit for the domain mine"):
-        check_emit(tmp_path / "new", None, MINE, [])
-    with pytest.raises(UsageError, match="got s3://b/x, which lm-eval cannot read"):
-        check_emit(
-            tmp_path / "new",
-            None,
-            MATH,
-            [Target("s3://b/x"), Target("s3://b/y"), Target("a/b")],
-        )
-    with pytest.raises(UsageError, match="got models:/sums/2, which lm-eval cannot read"):
-        check_emit(tmp_path / "new", None, MATH, [Target("a/b"), Target("models:/sums/2")])
+    for folder, domain, names, message in (
+        ("full", MATH, [], "new or empty folder"),
+        ("full/x", MATH, [], "new or empty folder"),
+        ("new", MINE, [], "--tasks NAME,NAME with --emit for the domain mine"),
+        ("new", MATH, ["s3://b/x", "s3://b/y", "a/b"], "got s3://b/x, which lm-eval cannot read"),
+        ("new", MATH, ["a/b", "models:/sums/2"], "got models:/sums/2, which lm-eval cannot read"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            check_emit(tmp_path / folder, None, domain, [Target(name) for name in names])
 
 
 HEAD = '"schema": "screen-checkpoints-shortlist/2", "candidates": []'
