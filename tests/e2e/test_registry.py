@@ -54,9 +54,12 @@ def start(hub, tmp_path):
     def popen(*args):
         process = subprocess.Popen(
             [sys.executable, "-m", "lmeval_screener", *map(str, args)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
             env=env | {"HF_HOME": str(tmp_path / f"hf-{len(begun)}")},
-        )  # fmt: skip
+        )
         begun.append(process)
         return process
 
@@ -223,12 +226,13 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
     assert run("org/a", "org/b", "org/gone", "org/new", "org/best", "--registry", store).returncode == 3
     document = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)
     assert {row["checkpoint"]: (row["what"], row["rank"], row["standing"]) for row in document["rows"]} == {
-        "org/best": ("new", 1, "above"), "org/new": ("new", 4, "below"),
-        "org/b": ("changed", 2, "above"), "org/gone": ("deleted", None, None),
-    }  # fmt: skip
-    assert {row["checkpoint"]: row["gain"] > 0 for row in document["rows"] if row["gain"]} == {
-        "org/best": True, "org/new": False, "org/b": True,
-    }  # fmt: skip
+        "org/best": ("new", 1, "above"),
+        "org/new": ("new", 4, "below"),
+        "org/b": ("changed", 2, "above"),
+        "org/gone": ("deleted", None, None),
+    }
+    gains = {row["checkpoint"]: row["gain"] > 0 for row in document["rows"] if row["gain"]}
+    assert gains == {"org/best": True, "org/new": False, "org/b": True}
     assert document["answer"][0] == (
         "Worth evaluating, above the former best: org/best (rank 1) and org/b (rank 2, changed)."
     )
@@ -285,9 +289,8 @@ def test_a_deleted_folder_is_marked_and_does_not_rank(add, run, registry, tmp_pa
     shutil.rmtree(folders[1])
     for _ in range(2):  # before and after a run notices
         rows = json.loads(registry("query", store, "--format", "json").stdout)["rows"]
-        assert {row["checkpoint"]: (row["rank"], row["note"]) for row in rows} == {
-            "0": (2, None), "1": (None, "deleted"), "2": (1, None),
-        }  # fmt: skip
+        found = {(row["checkpoint"], row["rank"], row["note"]) for row in rows}
+        assert found == {("0", 2, None), ("1", None, "deleted"), ("2", 1, None)}
         assert run(folders[0], folders[2], "--registry", store).returncode == 0
     (last,) = rows_of(store, "SELECT run FROM runs ORDER BY started")[0]
     moved = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)["rows"]

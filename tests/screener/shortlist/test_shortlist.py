@@ -112,9 +112,8 @@ def test_configurations_are_pinned_and_the_manifest_holds_everyone(tmp_path):
     chosen = result_of(*members).shortlist(3)
     place = emit(tmp_path / "list", result_of(*members).head(), chosen, tasks=("gsm8k",), command="screen …")
     files = sorted((tmp_path / "list" / "models").iterdir())
-    assert [file.name for file in files] == [
-        "001-org_a-step1000.yaml", "002-models_of_mine.yaml", "003-org_b-GGUF-b-Q4_K_M.gguf.yaml",
-    ]  # fmt: skip
+    stems = ["001-org_a-step1000", "002-models_of_mine", "003-org_b-GGUF-b-Q4_K_M.gguf"]
+    assert [file.name for file in files] == [f"{stem}.yaml" for stem in stems]
     configs = [yaml.safe_load(file.read_text()) for file in files]
     assert [config["model_args"] for config in configs] == [
         {"pretrained": "org/a", "revision": COMMIT},
