@@ -7,6 +7,7 @@ module. Every format of the report is made of these three.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
+from lmeval_dispersion.installation import cache_folder
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.document import (
     Chart,
@@ -258,6 +260,18 @@ def _finalized(context: jinja2.runtime.Context, value: Any) -> Any:
 def _environment(folder: Path) -> jinja2.Environment:
     import jinja2
 
+    class Compiled(jinja2.FileSystemBytecodeCache):
+        """Compiled templates in the user's cache, if it can be read and written."""
+
+        def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+            with contextlib.suppress(OSError):
+                super().load_bytecode(bucket)
+
+        def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+            with contextlib.suppress(OSError):
+                Path(self.directory).mkdir(parents=True, exist_ok=True)
+                super().dump_bytecode(bucket)
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
@@ -265,7 +279,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=jinja2.pass_context(_finalized),
         autoescape=False,
-        optimized=False,  # a command renders each template once
+        bytecode_cache=Compiled(str(cache_folder("templates"))),
     )
     environment.filters.update(shown=shown, listed=listed, count=count)
     environment.globals.update(

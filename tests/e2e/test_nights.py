@@ -347,6 +347,14 @@ def test_python_has_the_news_of_the_command(night, tmp_path, hub):
         screen(names, since="last")
 
 
+def test_of_copies_the_registry_calls_the_earlier_the_original(night, tmp_path):
+    known = model(tmp_path / "known", "low")
+    night(known)
+    night(shutil.copytree(known, tmp_path / "a-copy"), known)
+    rows = json.loads(night.ask("query", "--format", "json").stdout)["rows"]
+    assert {row["checkpoint"]: row["copy_of"] for row in rows} == {"known": None, "a-copy": "known"}
+
+
 def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
     """In another type, beside it or in its place; and a registry from before sketches claims nothing."""
     known = model(tmp_path / "known", "low")

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Chart, Col, Document, Note, Report, Table, Text, render
+from lmeval_dispersion.report.declared import _environment
 from lmeval_dispersion.report.document import Column
 from lmeval_dispersion.report.terminal import axis_of
 
@@ -44,6 +46,19 @@ class Ranked(Report):
 
 HIDDEN = "[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ue000-\ue003]+"
 ROWS = [Row("a", 1.25, 0.01), Row("b", 1.0, 0.02), Row("c", 0.75, math.nan)]
+
+
+def test_templates_are_compiled_once_where_the_users_cache_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").touch()
+    for place, kept in (("cache", 1), ("file", 0)):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / place))
+        _environment.cache_clear()
+        for _ in range(2):
+            assert Ranked("math", ROWS).document().answer == ["Best: a.", "a, b and c 3 rows."]
+            assert len([*(tmp_path / place).rglob("*.cache")]) == kept
+    _environment.cache_clear()
 
 
 def test_the_template_becomes_a_document():

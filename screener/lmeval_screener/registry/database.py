@@ -600,13 +600,16 @@ def last_seen(
         # A folder or repository that was once screened in a family stays in it when it is named alone.
         "SELECT * FROM (SELECT *, coalesce(family, max(family) OVER same) AS of_family, "
         "coalesce(scale, max(scale) OVER same) AS of_scale, max(negative_control) OVER same AS control, "
+        "min(first) OVER same AS known, "
         "first_value(error) OVER latest AS last_error, first_value(message) OVER latest AS last_message, "
         f"row_number() OVER (PARTITION BY identity, requested, file "
         f"ORDER BY coalesce(error, '') IN ({_OTHERS}), first DESC) AS age "
         f"FROM sightings WHERE tokens = ? AND first <= ? {'' if identity is None else 'AND identity = ?'} "
         "WINDOW same AS (PARTITION BY identity), "
         "latest AS (PARTITION BY identity, requested, file ORDER BY first DESC)) "
-        "WHERE age = 1 ORDER BY identity, requested, file",
+        # Of copies, that of the earliest run is the original.
+        "WHERE age = 1 ORDER BY coalesce((SELECT min(ended) FROM runs WHERE ended >= known), '9'), "
+        "identity, requested, file",
         [tokens, until, *([] if identity is None else [identity])],
     )
     latest = []
