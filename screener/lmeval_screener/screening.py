@@ -27,6 +27,7 @@ from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ranked
 from lmeval_screener.reading import Reader
+from lmeval_screener.registry import open_session
 from lmeval_screener.result.result import Gate, Result
 from lmeval_screener.screened import RANK_BY, RANKED, Failed, RankBy, Reading
 from lmeval_screener.targets.families import demo_targets, load_family
@@ -116,7 +117,6 @@ def screen(
     selection = selection_of(author, tag, base_model, since, limit, registry=registry)
     allowance = Allowance(max_requests)
     selected = run_sync(lambda: select_targets(names, selection, allowance=allowance, tokenizer=tokenizer))
-    since = None if registry is None else since
     add_named(selected, family, demo=demo)
     accuracies = None
     if accuracy is not None:
@@ -126,7 +126,9 @@ def screen(
     sets = load_domain(domain, task), load_token_set(reference, "reference")
     place = None if registry is None else Path(registry)
     with (
-        session_in(place, *sets, metric=metric, refresh=refresh, since=since, command="screen()") as session,
+        open_session(
+            place, *sets, refresh=refresh, since=since, metric=metric, command="screen()"
+        ) as session,
         progress_bar(hidden=progress is not None) as bar,
     ):
         run = Screening(
@@ -136,7 +138,6 @@ def screen(
             tokenizer=tokenizer,
             accuracies=accuracies,
             session=session,
-            since=since,
             allowance=allowance,
             base=base,
             rank_by=rank_by,
@@ -144,26 +145,9 @@ def screen(
         report = progress or bar
         run.on_done = lambda outcome, done, count: report(done, count, outcome.label)
         result = run.result(selected)
-        if session is not None:
-            session.announced()
-            if session.loss:
-                warnings.warn(session.loss, stacklevel=2)
-        return result
-
-
-def session_in(
-    registry: Path | None, *sets: TokenSet, refresh: bool, since: str | None = None, **run: Any
-) -> Any:
-    """A context with a registry's session, or with None if no registry is given."""
-    if registry is not None:
-        from lmeval_screener.registry import open_session
-
-        return open_session(registry, *sets, refresh=refresh, since=since, **run)
-    if refresh:
-        raise UsageError(
-            "expected --registry FILE with --refresh, got none; without a registry everything is read"
-        )
-    return contextlib.nullcontext()
+    if session is not None and session.loss:
+        warnings.warn(session.loss, stacklevel=2)
+    return result
 
 
 def add_named(selected: Selected, family: str | None, *, demo: bool) -> None:
@@ -223,7 +207,6 @@ class Screening:
         fail_if_below: The checkpoint that no other may fall behind, by its label or name.
         base: The checkpoint that the others were trained from, likewise.
         session: The registry's session, which gives known readings and keeps new ones.
-        since: Start of the registry's news; None for no news.
         keep_on_interrupt: Whether Ctrl-C and SIGTERM return the results so far (main thread only).
     """
 
@@ -235,7 +218,6 @@ class Screening:
     accuracies: Accuracies | None = None
     fail_if_below: str | None = None
     session: Session | None = None
-    since: str | None = None
     allowance: Allowance | None = None
     keep_on_interrupt: bool = False
     base: str | None = None
@@ -281,12 +263,12 @@ class Screening:
             requests=result.requests,
             seconds=result.seconds,
         )
-        if self.since is None:
+        if session.since is None:
             return result
         from lmeval_screener.registry.news import news, since_time
 
         # Only now: news that another run announced meanwhile are not repeated.
-        since = since_time(session.connection, self.since, session.tokens, self.metric)
+        since = since_time(session.connection, session.since, session.tokens, self.metric)
         among = session.connection, session.tokens, since, self.metric, self.rank_by
         return replace(result, news=news(*among, until=session.ended))
 

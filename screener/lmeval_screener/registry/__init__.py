@@ -96,19 +96,29 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def open_session(
-    registry: Path, domain: TokenSet, reference: TokenSet, *, since: str | None = None, **run: Any
-) -> Iterator[Session]:
-    """A run's session; ``since`` is checked before anything is read, and makes the run end with news."""
+    registry: Path | None, *sets: TokenSet, refresh: bool, since: str | None, **run: Any
+) -> Iterator[Session | None]:
+    """A run's session, or None without a registry; with ``since``, which is checked first, it ends with news.
+
+    The news count as announced once the block has ended without an error: else they must be sent again.
+    """
+    if registry is None:
+        if refresh:
+            raise UsageError(
+                "expected --registry FILE with --refresh, got none; without a registry everything is read"
+            )
+        yield None
+        return
     from lmeval_screener.registry.database import Session, to_write
-    from lmeval_screener.registry.news import NIGHTLY, since_time
+    from lmeval_screener.registry.news import since_time
 
     with to_write(registry) as connection:
-        announces = since in NIGHTLY
-        session = Session(connection, domain, reference, path=registry, announces=announces, **run)
+        session = Session(connection, *sets, path=registry, refresh=refresh, since=since, **run)
         try:
             if since is not None:
                 since_time(connection, since, session.tokens, session.metric)
             yield session
+            session.announced()
         finally:
             session.connection.close()
 

@@ -38,6 +38,8 @@ from lmeval_screener.tokens.resolution import Resolution
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 
+#: Words of --since that mean the end of an earlier run; its answer is given once.
+NIGHTLY = ("last", "yesterday")
 #: Raised when G or the rule that picks rows changes: results of an older method are read again.
 METHOD = 2
 _OTHERS = ", ".join(f"'{code}'" for code in sorted(NOT_OF_WEIGHTS))
@@ -279,7 +281,7 @@ class Session:
         command: str = "",
         refresh: bool = False,
         path: Path = Path(),
-        announces: bool = False,
+        since: str | None = None,
     ) -> None:
         self.connection, self.metric, self._refresh, self._path = connection, metric, refresh, path
         # Everything that decides which rows are read.
@@ -289,7 +291,7 @@ class Session:
         self._resolutions: dict[str, Resolution] = {}
         self._opened: dict[Target, tuple[str, str]] = {}
         self._taken: set[Target] = set()
-        self.ended, self._announces = "", announces
+        self.ended, self.since = "", since
         (stored,) = connection.execute("SELECT file FROM pragma_database_list")
         self._full_since = "" if stored["file"] else _now()
         values = {
@@ -301,7 +303,7 @@ class Session:
             "reference": reference.name,
             "metric": metric,
             "tokens": self.tokens,
-            "announced": "" if announces else None,
+            "announced": "" if since in NIGHTLY else None,
         }
         self._write(lambda: self._put("runs", values))
 
@@ -502,7 +504,7 @@ class Session:
         since = datetime.datetime.fromisoformat(self.ended) - datetime.timedelta(seconds=ANSWER)
         where = "tokens = ? AND metric = ? AND announced = '' AND ended > ? AND ended < ?"
         others = [self.tokens, self.metric, f"{since:{_STAMP}}", self.ended]
-        deadline = time.monotonic() + ANSWER * self._announces
+        deadline = time.monotonic() + ANSWER * (self.since in NIGHTLY)
         while (
             time.monotonic() < deadline
             and self.connection.execute(f"SELECT 1 FROM runs WHERE {where}", others).fetchone()

@@ -24,13 +24,11 @@ from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.copies import originals
 from lmeval_screener.figures import difference, numbers_of
 from lmeval_screener.ranking import clear_above
-from lmeval_screener.registry.database import Seen, last_seen
+from lmeval_screener.registry.database import NIGHTLY, Seen, last_seen
 from lmeval_screener.registry.queries import bases_among, is_gone, named, ranked_rows
 from lmeval_screener.result.answer import unknown
 from lmeval_screener.screened import RANK_BY, RankBy, Screened, grouped
 
-#: Words of --since that mean the end of an earlier run; its answer is given once.
-NIGHTLY = ("last", "yesterday")
 _KINDS = ("new", "changed", "recovered", "copy", "deleted", "failed")
 
 
