@@ -133,8 +133,8 @@ def manifest_dict(
                 "family": c.family,
                 "scale": c.scale,
                 "rank": c.rank,
-                "chosen": choice.why.get(c),
-                "inclusion_probability": choice.probability(c),
+                "chosen": c.chosen,
+                "inclusion_probability": c.inclusion_probability,
                 "G": c.gaps[head["metric"]].mean,
                 "ratio": None if c.ratio is None else c.ratio.mean,
             }

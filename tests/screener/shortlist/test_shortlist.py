@@ -52,7 +52,7 @@ def test_a_list_takes_the_best_and_what_is_tied_with_the_last_of_them(k, ties, l
     assert names(choice.listed) == list(listed)
     assert choice.sentence() == sentence
     why = ["rank"] * len(choice.of("rank")) + ["tied"] * len(choice.of("tied"))
-    assert [choice.why[c] for c in choice.listed] == why
+    assert [c.chosen for c in choice.listed] == why
 
 
 def test_a_tie_counts_only_where_the_two_are_tied():
@@ -70,7 +70,7 @@ def test_every_other_is_drawn_with_the_probability_that_is_recorded():
         (choice,) = result.shortlist(2, audit_sample=2, seed=seed).groups
         counts.update(names(choice.audit))
         assert len(set(names(choice.chosen))) == 5
-    assert [choice.probability(c) for c in choice.group.checkpoints] == [1, 1, 1] + [2 / 5] * 5
+    assert [c.inclusion_probability for c in choice.group.checkpoints] == [1, 1, 1] + [2 / 5] * 5
     # Binomial: 600 expected of 1,500, standard deviation 19.
     assert sorted(counts) == ["4", "5", "6", "7", "8"]
     assert all(abs(count - 600) < 90 for count in counts.values())
@@ -87,9 +87,9 @@ def test_the_sample_of_a_group_does_not_depend_on_the_other_groups_nor_on_the_or
     assert names(alone.audit) != names(other.audit)
     # An audit of more than there are takes all; without one the others have no chance.
     (choice,) = result_of(*group(5)).shortlist(2, audit_sample=9).groups
-    assert (names(choice.audit), choice.probability(choice.audit[0])) == (["3", "4", "5"], 1.0)
+    assert (names(choice.audit), choice.audit[0].inclusion_probability) == (["3", "4", "5"], 1.0)
     (choice,) = result_of(*group(5)).shortlist(2).groups
-    assert [choice.probability(c) for c in choice.group.checkpoints] == [1, 1, 0, 0, 0]
+    assert [c.inclusion_probability for c in choice.group.checkpoints] == [1, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("k", "audit", "message"), [(0, 0, "k= of"), (1, -1, "audit_sample= of")])
