@@ -134,8 +134,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
 
     from lmeval_screener.checkpoints.limits import Allowance
-    from lmeval_screener.registry import open_session
-    from lmeval_screener.screening import Screening, add_named, floor_among
+    from lmeval_screener.screening import Screening, add_named, floor_among, open_session
     from lmeval_screener.targets.selection import select_targets, selection_of
     from lmeval_screener.tokens.resolution import load_domain
     from lmeval_screener.tokens.sets import load_token_set

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from lmeval_dispersion.geometry import Array
 from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.figures import relative_error, storage_error
+from lmeval_screener.weights.tensors import PLAIN_DTYPES
 
 if TYPE_CHECKING:
     from lmeval_screener.screened import Reading, Screened
@@ -37,12 +38,6 @@ _PAIRS = np.triu_indices(_SIDES, 1)  # no squares: noise adds to them
 _WITHIN = 1.5  # times the expected rounding within which two Gram matrices are equal; measured: 0.6 to 1.3
 _FAR = 20.0  # times the expected rounding from which stored numbers are different, not only moved a little
 _FLOAT32 = 3e-7  # share by which arithmetic and the sketch's own float32 may move it
-_PLAIN = (
-    "F64",
-    "F32",
-    "F16",
-    "BF16",
-)  # types in which siblings are trained and published; others are quantised
 _BLOCK = 256  # readings for which distances are computed at once
 _SHOWN = 5  # originals that a sentence names
 
@@ -91,17 +86,10 @@ def _marks(numbers: NDArray[Any], kind: bytes) -> bytes:
     return b"".join(hashlib.blake2b((x + 0).tobytes() + kind, digest_size=_MARK).digest() for x in kept)
 
 
-class _Key(NamedTuple):
-    """The hash of rows and that of γ."""
-
-    rows: bytes
-    weight: bytes
-
-
-def _keys(sketch: bytes) -> list[_Key]:
-    """The numbers as they are, then all roundings of rows and γ."""
+def _keys(sketch: bytes) -> list[bytes]:
+    """The hash of rows with that of γ: of the numbers as they are, then of all roundings."""
     marks = [sketch[at * _MARK : (at + 1) * _MARK] for at in range(6)]
-    return [_Key(rows, weight) for rows in marks[:3] for weight in marks[3:]]
+    return [rows + weight for rows in marks[:3] for weight in marks[3:]]
 
 
 class Original(NamedTuple):
@@ -120,10 +108,10 @@ def originals(members: Sequence[Reading]) -> list[Original]:
     result = list(range(len(members)))
     order = sorted(
         (place for place, member in enumerate(members) if member.sketch),
-        key=lambda place: (members[place].dtype not in _PLAIN, relative_error(members[place].dtype)),
+        key=lambda place: (members[place].dtype not in PLAIN_DTYPES, relative_error(members[place].dtype)),
     )
-    exact: dict[_Key, int] = {}
-    rounded: dict[_Key, int] = {}
+    exact: dict[bytes, int] = {}
+    rounded: dict[bytes, int] = {}
     for place in order:
         keys = _keys(members[place].sketch)
         same = next((exact[key] for key in keys if key in exact), rounded.get(keys[0], place))
@@ -152,7 +140,7 @@ def _merged(members: Sequence[Reading]) -> NDArray[np.intp]:
     raw, gram = raw[order], (gram - gram.mean(axis=0))[order]
     far, near = _RAW * np.square(_FAR * raw_error[order, 0]), np.square(reach[order])
     types = np.array([members[place].dtype for place in order])
-    coarse = ~np.isin(types, _PLAIN)
+    coarse = ~np.isin(types, PLAIN_DTYPES)
     alike: list[NDArray[np.intp]] = []
     for begin in range(0, len(members), _BLOCK):
         a, b = slice(begin, begin + _BLOCK), slice(begin, ends[begin : begin + _BLOCK].max())

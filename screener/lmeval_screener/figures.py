@@ -17,7 +17,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,6 +45,7 @@ _SIGMAS = 3  # standard deviations of rounding that a difference must exceed
 _SIGNIFICAND = {"F64": 24, "F32": 24, "F16": 11, "BF16": 8, "F8_E4M3": 4, "F8_E5M2": 3}  # read as float32
 _BLOCK = 32  # numbers that share a scale
 _NONE = np.zeros(0)
+_Figure = TypeVar("_Figure", "Gap", "Ratio")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,15 +72,6 @@ class Gap:
     within_reference: PairMean
     left_out_domain: Array
     left_out_reference: Array
-
-    def check_comparable(self, other: Gap) -> None:
-        """Check that both have the same metric and numbers of tokens."""
-        same = self.left_out_domain.shape == other.left_out_domain.shape
-        same = same and self.left_out_reference.shape == other.left_out_reference.shape
-        if self.metric != other.metric or not same:
-            raise GeometryError(
-                "expected two gaps in the same metric over the same tokens; screen both with the same sets"
-            )
 
 
 def gap(domain: ArrayLike, reference: ArrayLike, metric: Metric = "cosine") -> Gap:
@@ -123,18 +115,31 @@ class FigureDifference(NamedTuple):
         return student_p(abs(self.mean) / self.se, self.freedom) if self.se > 0 else 0.0
 
 
-def difference(a: Gap, b: Gap) -> FigureDifference:
+def difference(a: _Figure, b: _Figure) -> FigureDifference:
     """``a`` minus ``b``, paired: the same token is left out of both.
 
     Tokens that are far from others in one checkpoint are also far in its siblings: independent errors
     would hide real differences.
+
+    Raises:
+        GeometryError: The two are in different metrics or over different tokens.
     """
-    a.check_comparable(b)
+    check_same_tokens(a, b)
     return paired_difference(
         a.mean - b.mean,
         a.left_out_domain - b.left_out_domain,
         a.left_out_reference - b.left_out_reference,
     )
+
+
+def check_same_tokens(a: Gap | Ratio, b: Gap | Ratio) -> None:
+    """Check that two figures have the same metric and numbers of tokens; a GeometryError if not."""
+    same = a.left_out_domain.shape == b.left_out_domain.shape
+    same = same and a.left_out_reference.shape == b.left_out_reference.shape
+    if getattr(a, "metric", None) != getattr(b, "metric", None) or not same:
+        raise GeometryError(
+            "expected two figures in the same metric over the same tokens; screen both with the same sets"
+        )
 
 
 def paired_difference(mean: float, *left_out: Array) -> FigureDifference:
@@ -173,16 +178,6 @@ class Ratio:
     left_out_reference: Array
     shares: Array = field(default_factory=lambda: _NONE)
     marks: Array = field(default_factory=lambda: _NONE)
-
-    def minus(self, other: Ratio) -> FigureDifference:
-        """This figure minus another checkpoint's, paired over tokens; a GeometryError for other tokens."""
-        if self.left_out_domain.shape != other.left_out_domain.shape:
-            raise GeometryError("expected two ratios over the same tokens; screen both with the same sets")
-        return paired_difference(
-            self.mean - other.mean,
-            self.left_out_domain - other.left_out_domain,
-            self.left_out_reference - other.left_out_reference,
-        )
 
     def above(self, other: Ratio) -> bool:
         """Whether it exceeds another checkpoint's by more than the rounding of both."""

@@ -29,7 +29,7 @@ from lmeval_dispersion.geometry import Array, Metric
 from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.figures import Gap, Ratio, difference, rank_places
+from lmeval_screener.figures import Gap, Ratio, check_same_tokens, difference, rank_places
 from lmeval_screener.screened import (
     RANK_BY,
     TOKENIZER,
@@ -203,7 +203,7 @@ def rank_gaps(
     count = len(gaps)
     # `difference` refuses gaps of other tokens or another metric; checking one of them is enough.
     for gap in gaps:
-        gap.check_comparable(gaps[0])
+        check_same_tokens(gap, gaps[0])
     means = np.array([gap.mean for gap in gaps])
     order = np.argsort(-means, kind="stable")
     keys = means
@@ -266,7 +266,7 @@ def against_base(base: Ratio, ratios: Mapping[K, Ratio], copies: Collection[K] =
     A side is clear by a paired difference, corrected for all comparisons (Holm), that rounding cannot
     explain. Copies, and checkpoints with the base's rows bit for bit, are equal to it.
     """
-    gains = {key: ratio.minus(base) for key, ratio in ratios.items()}
+    gains = {key: difference(ratio, base) for key, ratio in ratios.items()}
     clear = holm({key: gain.p for key, gain in gains.items()})
     against = {}
     for key, ratio in ratios.items():

@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,11 +65,18 @@ class Reader:
         start = time.perf_counter()
         if target.refused is not None:
             raise ScreeningError(*target.refused)
-        snapshot, adapter, base, known = await self._opened(target, budget, ask=over is None)
-        named = snapshot.base
-        if adapter is not None and base is not None:
-            at = _base_target(adapter, target)
-            named = str(Path(at.repo).resolve()) if at.local else label(base.repo, at.revision)
+        snapshot = await self._open(target, budget)
+        base, named, find = None, snapshot.base, partial(find_projection, snapshot)
+        if target.file is None and "adapter_config.json" in snapshot.files:
+            from lmeval_screener.weights.adapters import adapted_projection, is_adapter, read_adapter
+
+            if is_adapter(snapshot):
+                adapter = await read_adapter(snapshot)
+                at = _base_target(adapter, target)
+                base = await self._open(at, budget)
+                named = str(Path(at.repo).resolve()) if at.local else label(base.repo, at.revision)
+                find = partial(adapted_projection, adapter, base)
+        known = self._known(target, snapshot, base) if over is None and self._known is not None else None
         if known is not None:
             return replace(known, base=named)
         if base is None and _is_gguf(snapshot, target):
@@ -80,11 +88,11 @@ class Reader:
         else:
             holder = snapshot if base is None or _tokenizer_file(snapshot) else base
             if _tokenizer_file(holder) is None:
-                await _projection(snapshot, adapter, base)  # without weights, that is the error to raise
+                await find()  # without weights, that is the error to raise
             file, digest = await _tokenizer(holder)
             projection, resolution = await side_by_side(
                 [
-                    _projection(snapshot, adapter, base),
+                    find(),
                     self._resolution(digest, lambda: _vocabulary(holder, file), over),
                 ]
             )
@@ -113,20 +121,6 @@ class Reader:
             sketch=sketch if base is None else b"",
             base=named,
         )
-
-    async def _opened(
-        self, target: Target, budget: Budget, *, ask: bool
-    ) -> tuple[Snapshot, Adapter | None, Snapshot | None, Reading | None]:
-        """The opened checkpoint, an adapter with its base if it is one, and its known reading if ``ask``."""
-        snapshot = await self._open(target, budget)
-        adapter = None
-        if target.file is None and "adapter_config.json" in snapshot.files:
-            from lmeval_screener.weights.adapters import is_adapter, read_adapter
-
-            adapter = await read_adapter(snapshot) if is_adapter(snapshot) else None
-        base = await self._open(_base_target(adapter, target), budget) if adapter else None
-        known = self._known(target, snapshot, base) if ask and self._known is not None else None
-        return snapshot, adapter, base, known
 
     async def _open(self, target: Target, budget: Budget) -> Snapshot:
         snapshot = await self.sources.snapshot(target, budget)
@@ -208,14 +202,6 @@ def _base_target(adapter: Adapter, target: Target) -> Target:
             "screen the result",
         )
     return Target(adapter.base, adapter.revision)
-
-
-async def _projection(snapshot: Snapshot, adapter: Adapter | None, base: Snapshot | None) -> OutputProjection:
-    if adapter is None or base is None:
-        return await find_projection(snapshot)
-    from lmeval_screener.weights.adapters import adapted_projection
-
-    return await adapted_projection(adapter, base)
 
 
 async def _vocabulary(snapshot: Snapshot, file: str) -> Vocabulary:

@@ -354,7 +354,7 @@ class Group:
         best = max(among, key=lambda c: c.ratio.mean if c.ratio else -math.inf, default=None)
         if not (first and first.ratio and best and best.ratio) or not best.ratio.above(first.ratio):
             return ()
-        tests = difference(first.gaps[metric], best.gaps[metric]), best.ratio.minus(first.ratio)
+        tests = difference(first.gaps[metric], best.gaps[metric]), difference(best.ratio, first.ratio)
         level = (1 - LEVEL) / math.comb(len(among), 2)
         return (first, best) if all(test.p < level for test in tests) else ()
 

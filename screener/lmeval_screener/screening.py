@@ -27,7 +27,6 @@ from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ranked
 from lmeval_screener.reading import Reader
-from lmeval_screener.registry import open_session
 from lmeval_screener.result.result import Gate, Result
 from lmeval_screener.screened import RANK_BY, RANKED, Failed, RankBy, Reading
 from lmeval_screener.targets.families import demo_targets, load_family
@@ -148,6 +147,35 @@ def screen(
     if session is not None and session.loss:
         warnings.warn(session.loss, stacklevel=2)
     return result
+
+
+@contextlib.contextmanager
+def open_session(
+    registry: Path | None, *sets: TokenSet, refresh: bool, since: str | None, **run: Any
+) -> Iterator[Session | None]:
+    """A run's session, or None without a registry; with ``since``, which is checked first, it ends with news.
+
+    The news count as announced once the block has ended without an error: else they must be sent again.
+    """
+    if registry is None:
+        if refresh:
+            raise UsageError(
+                "expected --registry FILE with --refresh, got none; without a registry everything is read"
+            )
+        yield None
+        return
+    from lmeval_screener.registry.database import Session, to_write
+    from lmeval_screener.registry.news import since_time
+
+    with to_write(registry) as connection:
+        session = Session(connection, *sets, path=registry, refresh=refresh, since=since, **run)
+        try:
+            if since is not None:
+                since_time(connection, since, session.tokens, session.metric)
+            yield session
+            session.announced()
+        finally:
+            session.connection.close()
 
 
 def add_named(selected: Selected, family: str | None, *, demo: bool) -> None:

@@ -116,18 +116,21 @@ def write_qwen_7b(folder: Path, *, rows: Mapping[int, Matrix]) -> Path:
     The last shard holds the last six blocks, and `rows` of lm_head.weight; all else is zero.
     """
     v, d, inner, kv, blocks = 152_064, 3584, 18_944, 512, 28
-    config = {
-        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": d, "vocab_size": v,
-        "num_hidden_layers": blocks, "num_attention_heads": 28, "num_key_value_heads": 4,
-        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    }  # fmt: skip
+    config = {"model_type": "qwen2", "hidden_size": d, "vocab_size": v, "tie_word_embeddings": False}
     parts: dict[str, Sequence[int]] = {
-        "input_layernorm.weight": (d,), "mlp.down_proj.weight": (d, inner),
-        "mlp.gate_proj.weight": (inner, d), "mlp.up_proj.weight": (inner, d),
-        "post_attention_layernorm.weight": (d,), "self_attn.k_proj.bias": (kv,),
-        "self_attn.k_proj.weight": (kv, d), "self_attn.o_proj.weight": (d, d), "self_attn.q_proj.bias": (d,),
-        "self_attn.q_proj.weight": (d, d), "self_attn.v_proj.bias": (kv,), "self_attn.v_proj.weight": (kv, d),
-    }  # fmt: skip
+        "input_layernorm.weight": (d,),
+        "mlp.down_proj.weight": (d, inner),
+        "mlp.gate_proj.weight": (inner, d),
+        "mlp.up_proj.weight": (inner, d),
+        "post_attention_layernorm.weight": (d,),
+        "self_attn.k_proj.bias": (kv,),
+        "self_attn.k_proj.weight": (kv, d),
+        "self_attn.o_proj.weight": (d, d),
+        "self_attn.q_proj.bias": (d,),
+        "self_attn.q_proj.weight": (d, d),
+        "self_attn.v_proj.bias": (kv,),
+        "self_attn.v_proj.weight": (kv, d),
+    }
     shards = [f"model-{number:05d}-of-00004.safetensors" for number in (1, 2, 3, 4)]
     here: dict[str, Sequence[int]] = {"lm_head.weight": (v, d)}
     weight_map = {"model.embed_tokens.weight": shards[0]}

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import slow_gap
+from lmeval_screener import screen
 from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.screened import Failed
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows
 from numpy.typing import NDArray
 
@@ -27,8 +29,9 @@ FILE = "model.safetensors"
 NO_HUB = "http://127.0.0.1:9"
 #: Bits of exponent and mantissa.
 FORMATS = {
-    "F64": (11, 52), "F32": (8, 23), "F16": (5, 10), "BF16": (8, 7), "F8_E4M3": (4, 3), "F8_E5M2": (5, 2),
-}  # fmt: skip
+    **{"F64": (11, 52), "F32": (8, 23), "F16": (5, 10), "BF16": (8, 7)},
+    **{"F8_E4M3": (4, 3), "F8_E5M2": (5, 2)},
+}
 
 
 @dataclass
@@ -73,11 +76,22 @@ def read(
     return within(work, cache, endpoint=hub.endpoint, **settings)
 
 
-def refused(work: Callable[..., Any], *args: Any, **settings: Any) -> ScreeningError:
-    """The error that some work ends in."""
+def refused(
+    work: Callable[..., Any], *args: Any, code: str = "", says: str = "", **settings: Any
+) -> ScreeningError:
+    """The error that some work ends in, of this code and with these words if they are given."""
     with pytest.raises(ScreeningError) as raised:
         work(*args, **settings)
+    assert raised.value.code == (code or raised.value.code)
+    assert says in str(raised.value)
     return raised.value
+
+
+def unread(name: object, code: str, says: str, **settings: Any) -> Failed:
+    """The failure of a checkpoint that is screened alone, of this code and with these words."""
+    (failed,) = screen([str(name)], **settings).failed
+    assert (failed.error, says in failed.message) == (code, True), failed
+    return failed
 
 
 async def read_of(snapshot: Snapshot, ids: tuple[int, ...] = IDS) -> Read:

@@ -13,6 +13,7 @@ import test_figures as planted
 from checkpoints import write_checkpoint
 from lmeval_screener import screen
 from lmeval_screener.copies import originals, sketch
+from lmeval_screener.ranking import rank_gaps
 from lmeval_screener.targets.names import Target
 from lmeval_screener.weights.projection import FinalNorm
 from screenings import ranked, screened
@@ -42,9 +43,15 @@ def places(*members):
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 @pytest.mark.parametrize(
     ("kind", "dtype", "how"),
-    [("safetensors", "F32", ""), ("safetensors", "BF16", ""), ("bin", "F16", ""), ("gguf", "F16", ""),
-     ("gguf", "Q8_0", " but for rounding (Q8_0)"), ("gguf", "Q4_0", " but for rounding (Q4_0)")],
-)  # fmt: skip
+    [
+        ("safetensors", "F32", ""),
+        ("safetensors", "BF16", ""),
+        ("bin", "F16", ""),
+        ("gguf", "F16", ""),
+        ("gguf", "Q8_0", " but for rounding (Q8_0)"),
+        ("gguf", "Q4_0", " but for rounding (Q4_0)"),
+    ],
+)
 def test_every_format_and_change_that_moves_no_prediction(tmp_path, kind, dtype, how, norm):
     copies = {"converted": (HEAD, GAMMA), **SAME, norm: OF_NORM[norm]}
     exact = "gguf" if kind == "gguf" else "safetensors", "F32", norm
@@ -59,6 +66,17 @@ def test_every_format_and_change_that_moves_no_prediction(tmp_path, kind, dtype,
     assert {stands[name].rank for name in (*copies, "first")} != {stands["other"].rank}
     assert len({stands[name].rank for name in (*copies, "first")}) == 1
     assert stands["first"].tied_with in ((), (stands["other"].rank,))
+    if dtype == "F32":
+        # By G alone they have an order: the vector moves the cosine by far more than its error.
+        members = [stands[name] for name in ("first", *copies)]
+        alone = rank_gaps([c.gaps["cosine"] for c in members])
+        assert any(len({*s.ties, s.rank}) < len(members) for s in alone)
+        seen = HEAD * GAMMA
+        seen = seen - seen.mean(axis=1, keepdims=True) if norm == "layer" else seen
+        slow = planted.mean_distance(seen[T]) / planted.mean_distance(seen[R])
+        for c in members:
+            assert c.ratio.mean == pytest.approx(slow, rel=1e-5)
+            assert c.ratio.rounding < 1e-4 * slow
     text = " ".join(result.to_markdown().split())
     assert f" of {label}{how}" in text
     entries = {c["label"]: c["copy_of"] for c in result.to_dict()["checkpoints"]}

@@ -13,7 +13,7 @@ from checkpoints import slow_gap, write_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener import screen
-from lmeval_screener.figures import difference, figures_of, gap, gaps, numbers_of, ratio
+from lmeval_screener.figures import difference, gap, gaps, ratio
 from lmeval_screener.ranking import rank_gaps
 from lmeval_screener.tokens.resolution import resolve_tokens
 from lmeval_screener.tokens.sets import load_token_set
@@ -149,33 +149,6 @@ def rounded(values, dtype):
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).view("<f4")
 
 
-@pytest.mark.parametrize("norm", ["rms", "layer"])
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [("safetensors", "F32"), ("safetensors", "BF16"), ("safetensors", "F16"), ("bin", "BF16"),
-     ("gguf", "F16"), ("gguf", "Q8_0"), ("gguf", "Q4_0")],
-)  # fmt: skip
-def test_copies_that_predict_the_same_have_no_order(tmp_path, kind, dtype, norm):
-    copies = {"as it is": (HEAD, GAMMA), **SAME, norm: OF_NORM[norm]}
-    names = [write(tmp_path / name, kind, dtype, norm, *copy) for name, copy in copies.items()]
-    result = screen(names)
-    assert not result.failed, result.failed
-    (group,) = result.groups
-    assert all(c.ratio is not None for c in group.checkpoints), [c.no_ratio for c in group.checkpoints]
-    ranks = {c.rank for c in group.checkpoints}
-    assert [set(c.tied_with) | {c.rank} for c in group.checkpoints] == [ranks] * len(names)
-    if dtype == "F32":
-        # By G alone they would be: the vector moves the cosine by far more than its error.
-        alone = rank_gaps([c.gaps["cosine"] for c in group.checkpoints])
-        assert any(len({*s.ties, s.rank}) < len(names) for s in alone)
-        seen = HEAD * GAMMA
-        seen = seen - seen.mean(axis=1, keepdims=True) if norm == "layer" else seen
-        slow = mean_distance(seen[T]) / mean_distance(seen[R])
-        for c in group.checkpoints:
-            assert c.ratio.mean == pytest.approx(slow, rel=1e-5)
-            assert c.ratio.rounding < 1e-4 * slow
-
-
 def test_without_a_known_norm_g_stands_alone_and_the_report_says_so(tmp_path):
     heads = {"a": HEAD + VECTOR, "b": HEAD}
     for name, head in heads.items():
@@ -192,16 +165,6 @@ def test_without_a_known_norm_g_stands_alone_and_the_report_says_so(tmp_path):
 def figures(draw, tokens=(10, 40), d=24):
     domain, reference = (draw.normal(size=(n, d)).astype("f4") + 0.3 for n in tokens)
     return gaps(domain, reference), ratio(domain, reference, FinalNorm("n", np.ones(d), "rms"), "BF16")
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_packed_figures_are_those_that_went_in(known):
-    gap, second = figures(np.random.default_rng(1))
-    packed = numbers_of(gap, second if known else None)
-    again, back = figures_of(packed, 10, 40, 10)
-    np.testing.assert_array_equal(numbers_of(again, back), packed)
-    assert (back is not None) == known
-    assert len(again["cosine"].left_out_domain) == len((back or second).left_out_domain) == 10
 
 
 @settings(max_examples=15, deadline=None)

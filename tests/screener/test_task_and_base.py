@@ -13,7 +13,7 @@ from checkpoints import write_checkpoint, write_safetensors
 from lmeval_screener import screen
 from lmeval_screener.cli import main
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.figures import figures_of, gaps, numbers_of, ratio
+from lmeval_screener.figures import difference, figures_of, gaps, numbers_of, ratio
 from lmeval_screener.ranking import against_base, rank_gaps, ranked
 from lmeval_screener.registry import queries
 from lmeval_screener.registry.database import to_read
@@ -122,7 +122,7 @@ def test_the_ratio_is_over_the_answers_and_g_over_its_t(tmp_path, task, capsys):
         assert c.ratio.mean != pytest.approx(of[c.label].ratio.mean, rel=1e-3)
         assert c.gaps["cosine"].mean == of[c.label].gaps["cosine"].mean
         with pytest.raises(GeometryError, match="same tokens"):
-            c.ratio.minus(of[c.label].ratio)
+            difference(c.ratio, of[c.label].ratio)
     content = found.to_dict()
     assert (content["domain"], content["task"]) == ("math", "snippets")
     assert content["answers"] == {"name": "snippets", "tokens": {found.best.family: 4}}
@@ -163,6 +163,7 @@ def test_packed_figures_keep_another_number_of_tokens_for_the_ratio():
     again, back = figures_of(packed, 10, 40, 4)
     np.testing.assert_array_equal(numbers_of(again, back), packed)
     assert (back.marks == both[1].marks).all()
+    assert figures_of(numbers_of(both[0], None), 10, 40, 4)[1] is None
     # What an earlier version wrote ends before the marks.
     old = figures_of(packed[: -3 - len(back.marks)], 10, 40, 4)[1]
     assert (old.mean, old.marks.size) == (back.mean, 0)

@@ -7,16 +7,18 @@ the same hash, so a file that is replaced in between is an error.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from yarl import URL
-
-from lmeval_screener.checkpoints.http import offline
-from lmeval_screener.checkpoints.hub import Hub, ResolvedSnapshot, items
-from lmeval_screener.checkpoints.limits import Account
+from lmeval_screener.checkpoints.http import Account, url_of
+from lmeval_screener.checkpoints.hub import ResolvedSnapshot, items
 from lmeval_screener.checkpoints.snapshot import FileEntry, Snapshot
 from lmeval_screener.checkpoints.stores import Bucket, FolderListing
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.targets.runs import joined
+
+if TYPE_CHECKING:
+    from yarl import URL
 
 
 class HubBucket(Bucket):
@@ -24,8 +26,7 @@ class HubBucket(Bucket):
 
     async def listed(self, path: str, account: Account) -> FolderListing:
         """Files and folders in a folder, page by page; see `Bucket.listed`."""
-        if self.hub.transport is None:
-            raise offline(self.address)
+        account.online(self.address)
         below = f"/{quote(path, safe='')}" if path else ""
         name = self.address.removeprefix("hf://buckets/")
         url = f"{self.hub.endpoint}/api/buckets/{name}/tree{below}?recursive=false"
@@ -51,18 +52,9 @@ class HubBucket(Bucket):
 
     def opened(self, repo: str, path: str, files: Mapping[str, FileEntry], account: Account) -> Snapshot:
         """A checkpoint of listed files; see `Bucket.opened`."""
-        folder = f"{self.hub.endpoint}/{self.address.removeprefix('hf://')}/resolve/"
-        return _HubBucketSnapshot(self.hub, repo, folder, path, files, account)
+        bucket = f"{self.hub.endpoint}/{self.address.removeprefix('hf://')}/resolve/"
 
+        def url(file: str) -> URL:
+            return url_of(bucket + quote(joined(path, file), safe=""))
 
-class _HubBucketSnapshot(ResolvedSnapshot):
-    """A checkpoint in a bucket; see `Snapshot`."""
-
-    def __init__(
-        self, hub: Hub, repo: str, folder: str, path: str, files: Mapping[str, FileEntry], account: Account
-    ) -> None:
-        super().__init__(hub, repo, files, account)
-        self._folder, self._path = folder, f"{path}/" if path else ""
-
-    def _url(self, path: str) -> URL:
-        return URL(self._folder + quote(self._path + path, safe=""), encoded=True)
+        return ResolvedSnapshot(self.hub, repo, files, account, url)

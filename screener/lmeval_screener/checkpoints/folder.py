@@ -7,43 +7,29 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Meter, entry_of, single_file
+from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Snapshot, single_file
 from lmeval_screener.errors import ScreeningError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LFS, _POINTER = b"version https://git-lfs", 1024  # how a git-lfs pointer begins, and its largest size
 
 
-@dataclass
-class LocalSnapshot:
-    """A checkpoint in a folder; see `Snapshot`. It needs no network and no cache."""
+class LocalSnapshot(Snapshot):
+    """A checkpoint in a folder. It needs no network and no cache."""
 
-    repo: str
-    folder: Path
-    files: Mapping[str, FileEntry]
-    revision: str | None = None
-    meter: Meter = field(default_factory=Meter)
-    parameters: int | None = None
-    base: str = ""
-    is_local: bool = True
-    cache: Cache | None = None
+    is_local = True
 
-    async def look_up(self, path: str) -> FileEntry:
-        """A file; see `Snapshot.look_up`."""
-        return entry_of(self, path)
-
-    async def small_file(self, path: str) -> bytes:
-        """Whole content of a file; see `Snapshot.small_file`."""
-        (body,) = await self.ranges(path, [(0, entry_of(self, path).size)])
-        return body
+    def __init__(
+        self, repo: str, folder: Path, files: Mapping[str, FileEntry], revision: str | None = None
+    ) -> None:
+        super().__init__(repo, files, revision)
+        self.folder = folder
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
-        return await asyncio.to_thread(read_ranges, self.folder / entry_of(self, path).path, ranges)
+        return await asyncio.to_thread(read_ranges, self.folder / self.entry(path).path, ranges)
 
 
 def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:

@@ -16,12 +16,14 @@ import re
 import ssl
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.limits import (
     LONGEST_WAIT,
-    Account,
     Allowance,
     Budget,
     Quota,
@@ -79,15 +81,6 @@ def contradiction(what: str, code: str = "BadResponse") -> RetryError:
     return RetryError(ScreeningError(code, what), attempts=CONTRADICTIONS)
 
 
-def offline(what: str) -> ScreeningError:
-    """The error of an item that is not cached, in offline mode."""
-    return ScreeningError(
-        "Offline",
-        f"offline mode is on and {what} is not in the cache; screen it once with a network, or unset "
-        "HF_HUB_OFFLINE",
-    )
-
-
 def untrusted(host: str | None, reason: str = "") -> ScreeningError:
     """The error of an untrusted certificate."""
     return ScreeningError(
@@ -120,6 +113,33 @@ async def retried(attempt: Callable[[], Awaitable[T]], budget: Budget) -> T:
             if failures >= retry.attempts or wait > budget.remaining:
                 raise retry.error from retry
         await asyncio.sleep(wait)
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one checkpoint is read with: its time budget, its traffic, the cache and the connections.
+
+    Without connections (offline mode), everything has to come from the cache.
+    """
+
+    budget: Budget
+    meter: Meter
+    cache: Cache
+    transport: Transport | None
+
+    def online(self, what: str) -> Transport:
+        """The connections, to request an item that is not cached; a ScreeningError in offline mode."""
+        if self.transport is None:
+            raise ScreeningError(
+                "Offline",
+                f"offline mode is on and {what} is not in the cache; screen it once with a network, or unset "
+                "HF_HUB_OFFLINE",
+            )
+        return self.transport
+
+    def share(self) -> AbstractContextManager[int]:
+        """How many ranges a checkpoint may request at a time."""
+        return contextlib.nullcontext(RANGES) if self.transport is None else self.transport.share()
 
 
 class Transport:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
@@ -30,17 +29,17 @@ from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.folder import open_download
 from lmeval_screener.checkpoints.http import (
     CONTRADICTIONS,
+    Account,
     RetryError,
     Transport,
     contradiction,
     is_redirect,
-    offline,
     retried,
     url_of,
 )
-from lmeval_screener.checkpoints.limits import Account, Allowance, Budget
+from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.checkpoints.ranged import FilePlace, RemoteSnapshot
-from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Meter, Snapshot, entry_of
+from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Meter, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import Listed
 from lmeval_screener.targets.runs import matching, step_key
@@ -133,16 +132,14 @@ class Hub:
             self.transport = Transport(self.endpoint, token, agent, self.allowance)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close every connection."""
         if self.transport:
             await self.transport.close()
 
-    def account(self, budget: Budget) -> Account:
-        """A checkpoint's account, whose traffic is added to this hub's."""
-        return Account(budget, Meter(above=self.meter))
+    def account(self, budget: Budget, meter: Meter | None = None) -> Account:
+        """A checkpoint's account, whose traffic is added to this hub's; or that of lists, by their meter."""
+        return Account(budget, meter or Meter(above=self.meter), self.cache, self.transport)
 
     def has_token(self) -> bool:
         """Whether requests carry a token."""
@@ -161,11 +158,10 @@ class Hub:
             raise ScreeningError("RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it")
         asked = listed.commit if listed else revision or "main"
         listing = self._kept(repo, asked)
-        if self.transport is None and listing is None:
-            if (downloaded := open_download(self.downloads, repo, asked)) is None:
-                raise offline(f"{repo} at revision {asked}")
-            return downloaded
         if listing is None:
+            if self.transport is None and (downloaded := open_download(self.downloads, repo, asked)):
+                return downloaded
+            account.online(f"{repo} at revision {asked}")
             if listed is None:
                 listing = await self._listing(repo, asked, account)
             elif listed.gated and not self.has_token():
@@ -182,13 +178,11 @@ class Hub:
     ) -> tuple[T, str | None]:
         """One parsed page of a list (of repositories, of branches), and the next page's address."""
         address = address if "://" in address else f"{self.endpoint}{address}"
-        if self.transport is None:
-            kept = self.cache.read("pages", address)
-            if kept is None:
-                raise offline(f"the list {address}")
+        account = self.account(budget, self.meter)
+        if self.transport is None and (kept := self.cache.read("pages", address)) is not None:
             following, content = json.loads(kept)
             return parse(content), following
-        account = Account(budget, self.meter)
+        account.online(f"the list {address}")
         (page, content), response = await self.api(
             address, what, "main", account, lambda content: (parse(content), content)
         )
@@ -213,14 +207,18 @@ class Hub:
         self, address: str, what: str, revision: str, account: Account, parse: Callable[[Any], T]
     ) -> tuple[T, aiohttp.ClientResponse]:
         """Request an address of the API and parse its JSON; a reply that is not the Hub's JSON is retried."""
-        transport, url = self.transport, url_of(address)
-        assert transport is not None
+        transport, url = account.online(address), url_of(address)
 
         async def attempt() -> tuple[T, aiohttp.ClientResponse]:
             body, response = await transport.body(
                 url, account, _LISTING_LIMIT, partial(self.refusal, repo=what, revision=revision)
             )
-            return understood(body, what, parse), response
+            try:
+                return parse(json.loads(body)), response
+            except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+                why = f"the server's answer about {what} is not the Hub's JSON"
+                error = ScreeningError("BadResponse", f"{why}; check HF_ENDPOINT and any proxy")
+                raise RetryError(error, attempts=CONTRADICTIONS) from None
 
         return await retried(attempt, account.budget)
 
@@ -348,16 +346,27 @@ class Hub:
 class ResolvedSnapshot(RemoteSnapshot):
     """Files of a repository or bucket that the Hub resolves to other addresses."""
 
-    def __init__(self, hub: Hub, repo: str, files: Mapping[str, FileEntry], account: Account) -> None:
-        super().__init__(hub.transport, repo, files, account, hub.cache)
-        self._hub = hub
+    _redirects = True
+
+    def __init__(
+        self,
+        hub: Hub,
+        repo: str,
+        files: Mapping[str, FileEntry],
+        account: Account,
+        url: Callable[[str], URL],
+        revision: str | None = None,
+    ) -> None:
+        refused = partial(hub.refusal, repo=repo, revision=revision or "main")
+        super().__init__(repo, files, account, url, refused)
+        self._hub, self.revision = hub, revision
 
     async def _resolved(self, path: str) -> URL:
         """The address of a file, by HEAD."""
         transport = self._online(path)
 
         def checked(response: aiohttp.ClientResponse, *, final: bool) -> FileEntry:
-            entry = entry_of(self, path)
+            entry = self.entry(path)
             if problem := resolve_problem(response.headers, entry, self.revision, final=final):
                 raise contradiction(f"{path} of {self.repo} resolves wrongly: {problem}")
             if entry.size < 0:
@@ -378,40 +387,39 @@ class ResolvedSnapshot(RemoteSnapshot):
             checked(response, final=True)
             return response.url
 
-    def _is_final(self, url: URL) -> bool:
-        return self._transport is not None and self._transport.is_hub(url)
-
-    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
-        return self._hub.refusal(response, self.repo, self.revision or "main")
-
 
 class HubSnapshot(ResolvedSnapshot):
-    """A checkpoint on the Hub at one commit; see `Snapshot`."""
+    """A checkpoint on the Hub at one commit."""
 
     def __init__(self, hub: Hub, listing: RepoFiles, account: Account) -> None:
-        super().__init__(hub, listing.repo, listing.files, account)
-        self.revision, self.parameters, self._listing = listing.commit, listing.parameters, listing
-        self.base = listing.base
+        folder = f"{hub.endpoint}/{listing.repo}/resolve/{listing.commit}"
+
+        def url(path: str) -> URL:
+            return url_of(f"{folder}/{quote(path)}")
+
+        super().__init__(hub, listing.repo, listing.files, account, url, listing.commit)
+        self.parameters, self.base, self._listing = listing.parameters, listing.base, listing
         self.cache = hub.cache  # files of a commit never change, with or without a digest
 
     def _keep(self) -> None:
         """Keep the resolver's entries of texts, whose digests are checked, and of weights that were read."""
         if self.files is not self._listing.files:
-            right = {p: e for p, e in self.files.items() if p in self._proven or p.endswith(".json")}
+            own = {path: entry for path, entry in self.files.items() if path not in self.borrowed}
+            right = {p: e for p, e in own.items() if p in self._proven or p.endswith(".json")}
             self._hub.keep(replace(self._listing, files={**self._listing.files, **right}), self.repo)
 
     async def look_up(self, path: str) -> FileEntry:
         """A file with the resolver's size and digest; see `Snapshot.look_up`."""
-        if not is_known(entry_of(self, path)):
+        if path not in self.borrowed and not is_known(self.entry(path)):
             await self._address(path, self._places.setdefault(path, FilePlace()))
             if not is_known(self.files[path]):
                 what = f"the server gives neither size nor digest (ETag) of {path} of {self.repo}"
                 raise ScreeningError("BadResponse", f"{what}; check HF_ENDPOINT and any proxy")
         return self.files[path]
 
-    async def _text(self, path: str) -> bytes:
+    async def _fetched(self, path: str) -> bytes:
         """A small file; its digest comes with it if the listing has none."""
-        entry, transport = entry_of(self, path), self._online(path)
+        entry, transport = self.entry(path), self._online(path)
         if (entry.digest or "").startswith("sha256:"):
             body = await self._range(path, 0, entry.size)
         else:
@@ -452,21 +460,6 @@ class HubSnapshot(ResolvedSnapshot):
         place = folder / "blobs" / entry.digest.partition(":")[2]
         return place if place.is_file() and place.stat().st_size == entry.size else None
 
-    def _url(self, path: str) -> URL:
-        return url_of(f"{self._hub.endpoint}/{self.repo}/resolve/{self.revision}/{quote(path)}")
-
-
-def understood(body: bytes, asked: str, parse: Callable[[Any], T]) -> T:
-    """Parse an API response; raises `RetryError` if it is not the Hub's JSON."""
-    try:
-        return parse(json.loads(body))
-    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        error = ScreeningError(
-            "BadResponse",
-            f"the server's answer about {asked} is not the Hub's JSON; check HF_ENDPOINT and any proxy",
-        )
-        raise RetryError(error, attempts=CONTRADICTIONS) from None
-
 
 def parse_listing(info: Any) -> RepoFiles:
     """Files from ``/api/models/{repo}/revision/{revision}?blobs=true``."""
@@ -504,14 +497,14 @@ def file_entry(item: Any) -> FileEntry:
 
 
 def text(value: Any) -> str:
-    """A non-empty string of a response; see `understood`."""
+    """A non-empty string of a response; see `Hub.api`."""
     if not isinstance(value, str) or not value:
         raise TypeError("expected a text")
     return value
 
 
 def items(value: Any) -> list[Any]:
-    """A list of a response; see `understood`."""
+    """A list of a response; see `Hub.api`."""
     if not isinstance(value, list):
         raise TypeError("expected a list")
     return value

@@ -13,7 +13,6 @@ import math
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lmeval_dispersion.errors import UsageError
@@ -92,14 +91,6 @@ class Budget:
     def _elapsed(self) -> float:
         running = 0.0 if self._since is None or self._pauses else time.monotonic() - self._since
         return self._spent + running
-
-
-@dataclass(frozen=True)
-class Account:
-    """One checkpoint's account: its time budget and its traffic."""
-
-    budget: Budget
-    meter: Meter
 
 
 class Quota:

@@ -16,9 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.installation import __version__
-from lmeval_screener.checkpoints.http import CONNECTIONS, SILENCE, RetryError, contradiction, untrusted
+from lmeval_screener.checkpoints.http import (
+    CONNECTIONS,
+    SILENCE,
+    Account,
+    RetryError,
+    contradiction,
+    untrusted,
+)
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Account
 from lmeval_screener.checkpoints.snapshot import SERVICES, FileEntry, Meter
 from lmeval_screener.checkpoints.stores import Bucket, FolderListing, changed, in_thread, version_digest
 from lmeval_screener.errors import ScreeningError

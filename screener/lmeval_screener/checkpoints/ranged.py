@@ -8,57 +8,42 @@ by itself. A range has no checksum, so only `range_problem` protects from a faul
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.folder import read_ranges
 from lmeval_screener.checkpoints.http import (
     ATTEMPTS,
-    RANGES,
+    Account,
     RetryError,
-    Transport,
     contradiction,
     drained,
-    offline,
     piece_of,
     retried,
     unpacked,
 )
-from lmeval_screener.checkpoints.limits import Account
-from lmeval_screener.checkpoints.snapshot import (
-    SMALL,
-    FileEntry,
-    content_key,
-    entry_of,
-    side_by_side,
-)
+from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Snapshot, side_by_side
 from lmeval_screener.errors import ScreeningError
 
 if TYPE_CHECKING:
     import aiohttp
     from yarl import URL
 
+    from lmeval_screener.checkpoints.http import Transport
+
 #: A file up to this size is accepted whole from a server that ignores Range.
 WHOLE = 4 * 2**20
 
 
-class RangedSnapshot:
-    """Listed files, read by ranges with retries; see `Snapshot`. Subclasses define one attempt."""
+class RangedSnapshot(Snapshot):
+    """Listed files, read by ranges with retries. Subclasses define one attempt."""
 
-    def __init__(self, repo: str, files: Mapping[str, FileEntry], account: Account, cache: Cache) -> None:
-        self.repo = repo
-        self.revision: str | None = None
-        self.files = files
-        self.meter = account.meter
-        self.parameters: int | None = None
-        self.base = ""
-        self.is_local = False
+    def __init__(self, repo: str, files: Mapping[str, FileEntry], account: Account) -> None:
         # A file without a version may change.
-        self.cache: Cache | None = cache if all(entry.digest for entry in files.values()) else None
+        cache = account.cache if all(entry.digest for entry in files.values()) else None
+        super().__init__(repo, files, None, account.meter, cache)
         self._account = account
         self._text_locks: dict[str, asyncio.Lock] = {}
         self._proven: set[str] = set()  # files with a range that was correct
@@ -68,10 +53,9 @@ class RangedSnapshot:
         """Append bytes ``[begin, end)`` of a file to ``received``, as many as arrive; one attempt."""
         raise NotImplementedError
 
-    async def _text(self, path: str) -> bytes:
-        """A small file from the network."""
-        (body,) = await self.ranges(path, [(0, entry_of(self, path).size)])
-        return body
+    async def _fetched(self, path: str) -> bytes:
+        """A small file from the network, in one attempt."""
+        return await super()._text(path)
 
     def _on_disk(self, entry: FileEntry) -> Path | None:
         """The file on this disk, if another program has downloaded it."""
@@ -80,27 +64,22 @@ class RangedSnapshot:
     def _keep(self) -> None:
         """Keep a server's entries of files, now that another file was correct."""
 
-    async def look_up(self, path: str) -> FileEntry:
-        """A file; see `Snapshot.look_up`."""
-        return entry_of(self, path)
-
-    async def small_file(self, path: str) -> bytes:
-        """Whole content of a small file; see `Snapshot.small_file`."""
+    async def _text(self, path: str) -> bytes:
         async with self._text_locks.setdefault(path, asyncio.Lock()):
-            entry = entry_of(self, path)
+            entry = self.entry(path)
             if entry.size > SMALL:
                 raise ScreeningError(
                     "BadResponse",
                     f"{path} of {self.repo} has {entry.size} bytes, too many for its kind; check the file",
                 )
-            if self.cache and (kept := self.cache.read("files", content_key(self, path))) is not None:
+            if self.cache and (kept := self.cache.read("files", self.content_key(path))) is not None:
                 return kept
             place = self._on_disk(entry)
             if place and entry.fits(stored := await asyncio.to_thread(place.read_bytes)):
                 return stored
-            body = await retried(lambda: self._text(path), self._account.budget)
+            body = await retried(lambda: self._fetched(path), self._account.budget)
             if self.cache:
-                self.cache.write("files", content_key(self, path), body)  # the digest may be new
+                self.cache.write("files", self.content_key(path), body)  # the digest may be new
             return body
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -108,12 +87,8 @@ class RangedSnapshot:
         if place := self._on_disk(await self.look_up(path)):
             return await asyncio.to_thread(read_ranges, place, ranges)
         works = (self._range(path, begin, end) for begin, end in ranges)
-        with self._share(path) as most:
+        with self._account.share() as most:
             return await side_by_side(works, min(most, len(ranges)))
-
-    def _share(self, path: str) -> AbstractContextManager[int]:
-        """How many ranges of a file may be read at a time."""
-        return nullcontext(RANGES)
 
     async def _range(self, path: str, begin: int, end: int) -> bytes:
         """One range; a body that breaks is resumed where it broke."""
@@ -155,45 +130,45 @@ class FilePlace:
 
 
 class RemoteSnapshot(RangedSnapshot):
-    """Files at addresses; see `Snapshot`. Subclasses define a file's address and the errors."""
+    """Files at addresses.
+
+    Args:
+        repo: Name for messages.
+        files: Every file by path.
+        account: What they are read with.
+        url: The address that a file is requested from, by its path.
+        refused: The error of a response with a final status.
+        etags: ETags of files; their ranges are requested on condition of these.
+    """
+
+    #: Whether a file's address leads to another one, which may expire: the file is then resolved again.
+    _redirects = False
 
     def __init__(
         self,
-        transport: Transport | None,
         repo: str,
         files: Mapping[str, FileEntry],
         account: Account,
-        cache: Cache,
+        url: Callable[[str], URL],
+        refused: Callable[[aiohttp.ClientResponse], ScreeningError],
+        etags: Mapping[str, str | None] | None = None,
     ) -> None:
-        super().__init__(repo, files, account, cache)
-        self._transport = transport
+        super().__init__(repo, files, account)
+        self._url, self._refused, self._etags = url, refused, etags or {}
         self._places: dict[str, FilePlace] = {}
-
-    def _url(self, path: str) -> URL:
-        """The address that a file is requested from."""
-        raise NotImplementedError
-
-    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
-        """The error of a final status."""
-        raise NotImplementedError
 
     async def _resolved(self, path: str) -> URL:
         """The address for a file's ranges, in one attempt."""
         return self._url(path)
 
-    def _conditions(self, place: FilePlace) -> Mapping[str, str]:
-        """Headers of a range request besides Range."""
-        return {}
-
-    def _is_final(self, url: URL) -> bool:
-        """Whether a refusal from this address is final, or the file may be resolved again."""
-        return True
-
     async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
         """Append bytes ``[begin, end)``, as many as arrive, if the response matches the request."""
-        transport, entry = self._online(path), entry_of(self, path)
-        place = self._places.setdefault(path, FilePlace())
-        headers = {"Range": f"bytes={begin}-{end - 1}", **self._conditions(place)}
+        transport, entry = self._online(path), self.entry(path)
+        etag = self._etags.get(path)
+        place = self._places.setdefault(path, FilePlace(etag=etag))
+        headers = {"Range": f"bytes={begin}-{end - 1}"}
+        if etag and not etag.startswith("W/"):
+            headers["If-Match"] = etag
         resolved = await self._address(path, place) if place.refused < 2 else None
         url = resolved or self._url(path)
         async with await transport.followed("GET", url, headers, self._account) as response:
@@ -224,7 +199,7 @@ class RemoteSnapshot(RangedSnapshot):
                 received += body[begin:end]
             else:
                 await drained(response, self.meter)
-                if self._is_final(response.url):
+                if not self._redirects or transport.is_hub(response.url):
                     raise self._refused(response)
                 if response.status not in (401, 403):
                     what = f"{host} answered {response.status} to a range of {path} of {self.repo}"
@@ -243,15 +218,8 @@ class RemoteSnapshot(RangedSnapshot):
                     place.address = await retried(lambda: self._resolved(path), self._account.budget)
         return place.address
 
-    def _share(self, path: str) -> AbstractContextManager[int]:
-        """See `RangedSnapshot._share`."""
-        return self._online(path).share()
-
     def _online(self, path: str) -> Transport:
-        """The pool."""
-        if self._transport is None:
-            raise offline(f"{path} of {self.repo}")
-        return self._transport
+        return self._account.online(f"{path} of {self.repo}")
 
 
 def range_problem(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.errors import ScreeningError
@@ -79,58 +79,78 @@ class Meter:
             self.above.add(bytes_read=bytes_read, requests=requests)
 
 
-class Snapshot(Protocol):
-    """One checkpoint at one revision.
+class Snapshot:
+    """One checkpoint at one revision; each storage reads its files in its own way.
 
     Attributes:
         repo: ``org/name`` after renames were followed; the path for a folder, the address for a storage.
-        revision: The commit, 40 hex digits; None for a folder and a storage.
         files: Every file by path.
+        revision: The commit, 40 hex digits; None for a folder and a storage.
         meter: Its traffic so far.
+        cache: Where rows and headers are kept; None for a folder, and for files without a version.
         parameters: Parameters as the Hub counts them from the safetensors headers; None if it does not say.
         base: The repository that it was trained from, by the Hub's listing; empty if that names none.
+        borrowed: Files that belong to another snapshot, which is given with their paths there.
         is_local: Whether its files are on this machine, where reading costs nothing.
-        cache: Where rows and headers are kept; None for a folder, and for files without a version.
     """
 
-    repo: str
-    revision: str | None
-    files: Mapping[str, FileEntry]
-    meter: Meter
-    parameters: int | None
-    base: str
-    is_local: bool
-    cache: Cache | None
+    parameters: int | None = None
+    base = ""
+    is_local = False
+
+    def __init__(
+        self,
+        repo: str,
+        files: Mapping[str, FileEntry],
+        revision: str | None = None,
+        meter: Meter | None = None,
+        cache: Cache | None = None,
+    ) -> None:
+        self.repo, self.files, self.revision = repo, files, revision
+        self.meter, self.cache = meter or Meter(), cache
+        self.borrowed: dict[str, tuple[Snapshot, str]] = {}
+
+    def borrow(self, other: Snapshot, names: Mapping[str, str]) -> None:
+        """Add files of another checkpoint, given by their paths here, with their paths there."""
+        added = {path: replace(other.files[at], path=path) for path, at in names.items()}
+        self.files = {**self.files, **added}
+        self.borrowed |= {path: (other, at) for path, at in names.items()}
+
+    def entry(self, path: str) -> FileEntry:
+        """A file as listed; a ScreeningError if it is not there."""
+        if (entry := self.files.get(path)) is None:
+            at = f" at revision {self.revision}" if self.revision else ""
+            raise ScreeningError("FileNotFound", f"{self.repo} has no {path}{at}; {self.next_step}")
+        return entry
+
+    @property
+    def next_step(self) -> str:
+        """The next step for a user whose stored files are broken."""
+        return "choose another revision" if self.revision else "copy, download or upload it again"
+
+    def content_key(self, path: str) -> str:
+        """The cache key of a file: by its content, else by commit and path."""
+        return self.entry(path).digest or f"{self.repo}@{self.revision}/{path}"
 
     async def look_up(self, path: str) -> FileEntry:
         """A file with its digest and, for weights, its size; requested if the listing lacks them."""
-        ...
+        return self.entry(path)
 
     async def small_file(self, path: str) -> bytes:
         """Whole content of a small file (config, index, tokenizer), checked against its digest."""
-        ...
+        if path in self.borrowed:
+            other, at = self.borrowed[path]
+            return await other.small_file(at)
+        return await self._text(path)
+
+    async def _text(self, path: str) -> bytes:
+        """Whole content of a small file of its own."""
+        (body,) = await self.ranges(path, [(0, self.entry(path).size)])
+        return body
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes ``[begin, end)`` of a file for each range, in the order given, read concurrently."""
-        ...
-
-
-def entry_of(snapshot: Snapshot, path: str) -> FileEntry:
-    """A file of a checkpoint, which has to be there."""
-    if (entry := snapshot.files.get(path)) is None:
-        at = f" at revision {snapshot.revision}" if snapshot.revision else ""
-        raise ScreeningError("FileNotFound", f"{snapshot.repo} has no {path}{at}; {elsewhere(snapshot)}")
-    return entry
-
-
-def elsewhere(snapshot: Snapshot) -> str:
-    """The next step for a checkpoint whose stored files are broken."""
-    return "choose another revision" if snapshot.revision else "copy, download or upload it again"
-
-
-def content_key(snapshot: Snapshot, path: str) -> str:
-    """The cache key of a file: by its content, else by commit and path."""
-    return entry_of(snapshot, path).digest or f"{snapshot.repo}@{snapshot.revision}/{path}"
+        raise NotImplementedError
 
 
 def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:

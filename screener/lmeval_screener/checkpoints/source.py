@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshot import SERVICES, FileEntry, Meter, Snapshot
+from lmeval_screener.checkpoints.snapshot import SERVICES, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import Target, parse_target
+from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 from lmeval_screener.weights.formats import GGUF
-
-#: Tokenizer files, best first.
-_TOKENIZERS = ("tokenizer.json", "vocab.json")
 
 
 class Source(Protocol):
@@ -61,11 +57,12 @@ class Sources:
         files = snapshot.files
         if (
             target.tokenizer is None
-            or any(name in files for name in _TOKENIZERS)
+            or any(name in files for name in TOKENIZER_FILES)
             or all(path.endswith(GGUF.suffix) for path in files)
         ):
             return snapshot
-        return WithTokenizer(snapshot, *await self.tokenizer(target.tokenizer))
+        snapshot.borrow(*await self.tokenizer(target.tokenizer))
+        return snapshot
 
     async def _opened(self, target: Target, budget: Budget) -> Snapshot:
         if target.scheme is not None:
@@ -105,55 +102,28 @@ class Sources:
         """The opened place of a tokenizer, shared by all checkpoints, and its files by their usual names."""
         async with self._locks.setdefault(text, asyncio.Lock()):
             if text not in self._tokenizers:
-                folder, slash, name = text.rpartition("/") if text.endswith(".json") else (text, "", "")
-                target = parse_target(folder or slash or ".") if name else parse_target(text)
-                if target.scheme in ("http", "https"):
-                    target = parse_target(text)  # web servers list no folders
-                try:
-                    if target.refused is not None:
-                        raise ScreeningError(*target.refused)
-                    # Not one checkpoint's budget: all share it, and each reads it within its own time.
-                    snapshot = await self._opened(target, Budget(math.inf))
-                except ScreeningError as error:
-                    hub = "expected an existing folder or file, or a repository of the Hub: "
-                    said = f"--tokenizer {text}: {hub * target.on_hub}{error}"
-                    raise ScreeningError(error.code, said) from error
-                names = {_TOKENIZERS[0]: name} if name else {n: n for n in _TOKENIZERS if n in snapshot.files}
-                if not names or not set(names.values()) <= set(snapshot.files):
-                    raise ScreeningError(
-                        "TokenizerNotFound",
-                        f"--tokenizer {text} has no {name or ' or '.join(_TOKENIZERS)}; name a repository, "
-                        "folder or file that has one",
-                    )
-                self._tokenizers[text] = snapshot, names
+                self._tokenizers[text] = await self._found(text)
             return self._tokenizers[text]
 
-
-class WithTokenizer:
-    """A checkpoint with a tokenizer from elsewhere; see `Snapshot`."""
-
-    def __init__(self, checkpoint: Snapshot, other: Snapshot, names: Mapping[str, str]) -> None:
-        self.repo, self.revision = checkpoint.repo, checkpoint.revision
-        added = {name: replace(other.files[there], path=name) for name, there in names.items()}
-        self.files: Mapping[str, FileEntry] = {**checkpoint.files, **added}
-        self.meter: Meter = checkpoint.meter
-        self.parameters, self.is_local = checkpoint.parameters, checkpoint.is_local
-        self.base = checkpoint.base
-        self.cache: Cache | None = checkpoint.cache
-        self.checkpoint, self._other, self._names = checkpoint, other, dict(names)
-
-    async def look_up(self, path: str) -> FileEntry:
-        """A file; see `Snapshot.look_up`."""
-        if path not in self._names:
-            self.files = {**self.files, path: await self.checkpoint.look_up(path)}
-        return self.files[path]
-
-    async def small_file(self, path: str) -> bytes:
-        """Whole content of a file; see `Snapshot.small_file`."""
-        if path in self._names:
-            return await self._other.small_file(self._names[path])
-        return await self.checkpoint.small_file(path)
-
-    async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes of a file of the checkpoint; see `Snapshot.ranges`."""
-        return await self.checkpoint.ranges(path, ranges)
+    async def _found(self, text: str) -> tuple[Snapshot, dict[str, str]]:
+        folder, slash, name = text.rpartition("/") if text.endswith(".json") else (text, "", "")
+        target = parse_target(folder or slash or ".") if name else parse_target(text)
+        if target.scheme in ("http", "https"):
+            target = parse_target(text)  # web servers list no folders
+        try:
+            if target.refused is not None:
+                raise ScreeningError(*target.refused)
+            # Not one checkpoint's budget: all share it, and each reads it within its own time.
+            snapshot = await self._opened(target, Budget(math.inf))
+        except ScreeningError as error:
+            hub = "expected an existing folder or file, or a repository of the Hub: "
+            raise ScreeningError(error.code, f"--tokenizer {text}: {hub * target.on_hub}{error}") from error
+        usual = {file: file for file in TOKENIZER_FILES if file in snapshot.files}
+        names = {TOKENIZER_FILES[0]: name} if name else usual
+        if not names or not set(names.values()) <= set(snapshot.files):
+            raise ScreeningError(
+                "TokenizerNotFound",
+                f"--tokenizer {text} has no {name or ' or '.join(TOKENIZER_FILES)}; name a repository, "
+                "folder or file that has one",
+            )
+        return snapshot, names

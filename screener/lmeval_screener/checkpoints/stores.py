@@ -19,15 +19,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from lmeval_screener.checkpoints.http import RetryError, retried
+from lmeval_screener.checkpoints.http import Account, RetryError, retried
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Account, Budget
+from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.ranged import RangedSnapshot
 from lmeval_screener.checkpoints.snapshot import (
     FileEntry,
     Meter,
     Snapshot,
-    entry_of,
     side_by_side,
     single_file,
 )
@@ -103,8 +102,7 @@ class BucketSource:
                     f"nothing matches {target.repo}; check the address (a * stands for a name between "
                     "slashes)",
                 )
-            works = (self._checkpoints(store, place, budget) for place in places)
-            checkpoints = await side_by_side(works, min(LISTINGS, len(places)))
+            checkpoints = await side_by_side(self._checkpoints(store, place, budget) for place in places)
         paths = dict.fromkeys(path for run in checkpoints for path in run)
         return [replace(target, repo=joined(store.address, path)) for path in paths]
 
@@ -155,7 +153,8 @@ class BucketSource:
         async def listed(path: str) -> FolderListing:
             fresh = Budget(budget.seconds)
             async with self._slots:
-                return await fresh.bounded(self._listed(store, path, Account(fresh, self._hub.meter)))
+                account = self._hub.account(fresh, self._hub.meter)
+                return await fresh.bounded(self._listed(store, path, account))
 
         return await side_by_side(listed(path) for path in paths)
 
@@ -196,12 +195,12 @@ class BucketSource:
 
 
 class BucketSnapshot(RangedSnapshot):
-    """A checkpoint in a store; see `Snapshot`."""
+    """A checkpoint in a store."""
 
     def __init__(
         self, store: Bucket, repo: str, path: str, files: Mapping[str, FileEntry], account: Account
     ) -> None:
-        super().__init__(repo, files, account, store.hub.cache)
+        super().__init__(repo, files, account)
         self._store, self._path = store, path
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -214,7 +213,7 @@ class BucketSnapshot(RangedSnapshot):
 
     async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
         self._store.hub.allowance.begin(self.meter)
-        entry = entry_of(self, path)
+        entry = self.entry(path)
         await self._store.read(joined(self._path, path), entry, begin, end, received, self.meter)
 
 

@@ -10,26 +10,27 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from yarl import URL
 
-from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.http import Transport, contradiction, drained, offline, retried
+from lmeval_screener.checkpoints.http import Account, Transport, contradiction, drained, retried
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Account, Budget
-from lmeval_screener.checkpoints.ranged import FilePlace, RemoteSnapshot
+from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.ranged import RemoteSnapshot
 from lmeval_screener.checkpoints.snapshot import PART, FileEntry, Snapshot, side_by_side
 from lmeval_screener.checkpoints.stores import changed, version_digest
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import Target
+from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 from lmeval_screener.weights.formats import SUFFIXES, TRANSFORMERS
 
 if TYPE_CHECKING:
     import aiohttp
 
-_SMALL = ("config.json", "tokenizer.json", "vocab.json")
+_SMALL = ("config.json", *TOKENIZER_FILES)
 
 
 class WebFile(NamedTuple):
@@ -57,12 +58,11 @@ class WebServers:
 
     async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
         """A file with the files next to it, or a folder; see `Source.snapshot`."""
-        transport = self._hub.transport
-        if transport is None:
-            raise offline(target.shown)
+        account = self._hub.account(budget)
+        transport = account.online(target.shown)
         url = URL(target.repo, encoded="%" in target.repo and target.repo.isascii())
         file = url.name if url.name.endswith((*SUFFIXES, ".json")) else ""
-        base, account = url.parent if file else url, self._hub.account(budget)
+        base = url.parent if file else url
 
         async def probed(name: str) -> WebFile | None:
             is_named = name == file
@@ -73,9 +73,6 @@ class WebServers:
             files = await side_by_side(probed(name) for name in dict.fromkeys(names))
             return {file.entry.path: file for file in files if file is not None}
 
-        def snapshot_of(files: Mapping[str, WebFile]) -> WebSnapshot:
-            return WebSnapshot(transport, target.shown, files, account, self._hub.cache)
-
         if file:
             names = [file]
             if not url.query_string:  # a signature covers one file, no file next to it
@@ -83,45 +80,28 @@ class WebServers:
                 if part := PART.search(file):
                     stem, parts = file.removesuffix(part[0]), min(int(part[2]), 1000)
                     names += [f"{stem}-{number:05d}-of-{part[2]}.gguf" for number in range(1, parts + 1)]
-            return snapshot_of(await existing(names))
+            return web_snapshot(target.shown, await existing(names), account)
         usual = [*(kind.single for kind in TRANSFORMERS), *(k.index for k in TRANSFORMERS if k.index)]
         files = await existing([*_SMALL, *usual])
         for kind in TRANSFORMERS:
             if kind.single in files:
-                return snapshot_of(files)
+                return web_snapshot(target.shown, files, account)
             if kind.index in files:
-                shards = _shards(await snapshot_of(files).small_file(kind.index))
-                return snapshot_of(files | await existing(shards))
+                index = await web_snapshot(target.shown, files, account).small_file(kind.index)
+                files |= await existing(_shards(index))
+                return web_snapshot(target.shown, files, account)
         raise ScreeningError(
             "FolderNotFound",
             f"{target.shown} has none of {', '.join(usual)}; name the folder that has one, or a weights file",
         )
 
 
-class WebSnapshot(RemoteSnapshot):
-    """Files at addresses; see `Snapshot`. Each is read at the address where it was probed."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        repo: str,
-        files: Mapping[str, WebFile],
-        account: Account,
-        cache: Cache,
-    ) -> None:
-        entries = {path: file.entry for path, file in files.items()}
-        super().__init__(transport, repo, entries, account, cache)
-        self._web_files = files
-        self._places = {path: FilePlace(etag=file.etag) for path, file in files.items()}
-
-    def _url(self, path: str) -> URL:
-        return self._web_files[path].url
-
-    def _conditions(self, place: FilePlace) -> Mapping[str, str]:
-        return {"If-Match": place.etag} if place.etag and not place.etag.startswith("W/") else {}
-
-    def _refused(self, response: aiohttp.ClientResponse) -> ScreeningError:
-        return _refusal(response, self.repo)
+def web_snapshot(repo: str, files: Mapping[str, WebFile], account: Account) -> RemoteSnapshot:
+    """A checkpoint of files, each of which is read at the address where it was probed."""
+    entries = {path: file.entry for path, file in files.items()}
+    etags = {path: file.etag for path, file in files.items()}
+    refused = partial(_refusal, what=repo)
+    return RemoteSnapshot(repo, entries, account, lambda path: files[path].url, refused, etags)
 
 
 async def _probe(

@@ -29,7 +29,6 @@ from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_dispersion.installation import __version__
 from lmeval_screener.checkpoints.folder import LocalSnapshot
 from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.checkpoints.source import WithTokenizer
 from lmeval_screener.errors import NOT_OF_WEIGHTS, OF_WEIGHTS, ScreeningError
 from lmeval_screener.figures import figures_of, numbers_of
 from lmeval_screener.screened import Reading, Screened
@@ -540,7 +539,7 @@ def folder_is_gone(identity: str) -> bool:
 
 def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> str:
     """The state that shows whether a checkpoint is unchanged, with its base and a named tokenizer."""
-    states = [_state(snapshot.checkpoint if isinstance(snapshot, WithTokenizer) else snapshot)]
+    states = [_state(snapshot)]
     if base is not None:
         states.append(_state(base))
     if target.tokenizer is not None:
@@ -559,6 +558,8 @@ def _state(snapshot: Snapshot) -> str:
         return snapshot.revision
     lines = []
     for path, entry in sorted(snapshot.files.items()):
+        if path in snapshot.borrowed:
+            continue
         changed: float | None = None
         if isinstance(snapshot, LocalSnapshot):
             with contextlib.suppress(OSError):

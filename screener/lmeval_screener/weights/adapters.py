@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.architectures import EMBEDDINGS, FINAL_NORMS, HEADS, NOT_THE_MODEL, WRAPPERS
+from lmeval_screener.weights.architectures import EMBEDDINGS, FINAL_NORMS, HEADS, WRAPPERS, is_of_model
 from lmeval_screener.weights.formats import ADAPTERS, SAFETENSORS, TRANSFORMERS, safetensors_files
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm, find_projection, read_json
 from lmeval_screener.weights.rows import Matrix, Rows, WeightFiles
@@ -282,16 +282,11 @@ def _split(name: str) -> tuple[str, str] | None:
 
 
 def _is_head(module: str) -> bool:
-    return _of_model(module) and (module in _HEADS or module.endswith(".lm_head"))
+    return is_of_model(module) and (module in _HEADS or module.endswith(".lm_head"))
 
 
 def _is_embedding(module: str) -> bool:
-    return _of_model(module) and (module in _EMBEDDINGS or module.rpartition(".")[2] in _EMBEDDING_WORDS)
-
-
-def _of_model(module: str) -> bool:
-    others = any(word in module for word in NOT_THE_MODEL)
-    return not others and not any(part.isdigit() for part in module.split("."))
+    return is_of_model(module) and (module in _EMBEDDINGS or module.rpartition(".")[2] in _EMBEDDING_WORDS)
 
 
 def _of_module(stated: Any, module: str) -> Any:

@@ -143,6 +143,11 @@ def levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [config, *(level for level in inner if isinstance(level, dict))]
 
 
+def is_of_model(name: str) -> bool:
+    """Whether a tensor or module is the model's own: no draft, no tower for pictures, in no layer."""
+    return not any(word in name for word in NOT_THE_MODEL) and not any(map(str.isdigit, name.split(".")))
+
+
 def cannot(code: str, reason: str, step: str) -> ScreeningError:
     """The error of a checkpoint that cannot be read: the reason and the next step."""
     return ScreeningError(code, f"cannot be screened because {reason}; {step}")
@@ -160,13 +165,7 @@ def _packed(stored: set[str], candidates: tuple[str, ...]) -> str | None:
 
 def _only_head(stored: set[str]) -> str | None:
     """A head under an unknown wrapper, if there is exactly one."""
-    heads = [
-        name
-        for name in stored
-        if name.endswith(".lm_head.weight")
-        and not any(word in name for word in NOT_THE_MODEL)
-        and not any(part.isdigit() for part in name.split("."))
-    ]
+    heads = [name for name in stored if name.endswith(".lm_head.weight") and is_of_model(name)]
     return heads[0] if len(heads) == 1 else None
 
 

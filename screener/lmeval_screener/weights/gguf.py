@@ -28,7 +28,7 @@ from lmeval_screener.tokens.vocabulary import Kind, Vocabulary
 from lmeval_screener.weights.architectures import TABLES, NormKind, cannot, head_bias
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm
 from lmeval_screener.weights.rows import Matrix, WeightFiles
-from lmeval_screener.weights.tensors import Header, Tensor, WeightFile
+from lmeval_screener.weights.tensors import PLAIN_DTYPES, Header, Tensor, WeightFile
 
 _LONGEST = 256 * 2**20  # most bytes of a header, which holds the whole vocabulary
 _PIECE = 2**20  # bytes of one request while the header is walked
@@ -36,7 +36,6 @@ _MOST = 2**24  # pairs, tensors: far beyond any model, and small enough to count
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _KEPT = re.compile(r"general\.(architecture|alignment)|tokenizer\.ggml\.(model|pre|tokens|token_type)")
-_PLAIN = ("F32", "F16", "BF16", "F64")
 _INTEGERS = ("I8", "I16", "I32", "I64")
 #: Pre-tokenizers of llama.cpp that split numbers into single digits, whatever the vocabulary holds.
 _SINGLE_DIGITS = {"qwen2", "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
@@ -189,7 +188,7 @@ async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
         raise ScreeningError("BadTokenizer", f"expected a vocabulary in {what}, got none")
     vocabulary = _vocabulary_pairs(holders[0], what)
     digest = hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
-    plain, shape = tensor.dtype in _PLAIN, (tensor.shape[0], tensor.shape[1])
+    plain, shape = tensor.dtype in PLAIN_DTYPES, (tensor.shape[0], tensor.shape[1])
     quantised = f"quantised: {head} is stored as {tensor.dtype}; G uses the dequantised rows"
     projection = OutputProjection(
         name=head,
@@ -217,7 +216,7 @@ def _final_norm(files: WeightFiles, headers: Mapping[str, Header], places: Mappi
         )
     if file is None and architecture == _NORM_WITHOUT_WEIGHT:
         return StoredNorm(files, kind=kind)
-    if file is None or headers[file].tensors[name].dtype not in _PLAIN:
+    if file is None or headers[file].tensors[name].dtype not in PLAIN_DTYPES:
         return StoredNorm(files, reason=f"the GGUF file holds no {name} in plain numbers")
     return StoredNorm(files, name, (file,), kind)
 

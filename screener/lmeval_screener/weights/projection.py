@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints.snapshot import Snapshot, elsewhere, side_by_side
+from lmeval_screener.checkpoints.snapshot import Snapshot, side_by_side
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import architectures as names
 from lmeval_screener.weights.formats import (
@@ -341,7 +341,7 @@ def _bad_index(snapshot: Snapshot, name: str | None, reason: str) -> ScreeningEr
         if snapshot.is_local
         else "the index is stale or the upload incomplete"
     )
-    return ScreeningError("BadIndex", f"{name} of {snapshot.repo} {reason}: {why}; {elsewhere(snapshot)}")
+    return ScreeningError("BadIndex", f"{name} of {snapshot.repo} {reason}: {why}; {snapshot.next_step}")
 
 
 async def _parameters(
@@ -400,7 +400,7 @@ async def read_json(snapshot: Snapshot, path: str, code: str) -> Mapping[str, An
     except (ValueError, RecursionError) as error:
         fields, reason = {}, f"is not valid JSON ({error})"
     if reason:
-        raise ScreeningError(code, f"{path} of {snapshot.repo} {reason}; {elsewhere(snapshot)}")
+        raise ScreeningError(code, f"{path} of {snapshot.repo} {reason}; {snapshot.next_step}")
     return dict(fields)
 
 

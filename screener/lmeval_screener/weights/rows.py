@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints.snapshot import Snapshot, content_key, side_by_side
+from lmeval_screener.checkpoints.snapshot import Snapshot, side_by_side
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.formats import format_of, safetensors_files
 from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor, WeightFile, decode_rows
@@ -63,7 +63,7 @@ class WeightFiles:
             from lmeval_screener.weights import torch_archive
 
             file = WeightFile(self.snapshot, await self.snapshot.look_up(path))
-            tensor = await torch_archive.locate(file, tensor)
+            tensor = await torch_archive.locate(file, tensor, *tensor.entry)
             file.keep()
         shape = tensor.shape if len(tensor.shape) == 2 else (tensor.elements, 1)
         if tensor.strides is not None and len(tensor.strides) == 1 and tensor.strides != (1,):
@@ -111,7 +111,7 @@ class Matrix:
     async def _stored(self, ids: Sequence[int]) -> dict[int, bytes]:
         """Bytes of each row, from the cache if possible."""
         width, begin, cache = self.row_bytes, self.tensor.begin, self.snapshot.cache
-        key = f"{content_key(self.snapshot, self.file)}#{self.tensor.name}#{begin}#{width}"
+        key = f"{self.snapshot.content_key(self.file)}#{self.tensor.name}#{begin}#{width}"
         content = cache.read("rows", key) if cache else None
         known: dict[int, bytes] = {}
         if content is not None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints.snapshot import FileEntry, Snapshot, content_key
+from lmeval_screener.checkpoints.snapshot import FileEntry, Snapshot
 
 #: Bits per element of every dtype of the format.
 DTYPE_BITS = {
@@ -21,10 +21,12 @@ DTYPE_BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-#: Dtypes whose numbers are the weights themselves. All others are packed or scaled.
-FLOAT_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+#: Dtypes in which models are trained and published. Others are quantised.
+PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")
 #: Dtypes that may have separate scales.
 SCALED_DTYPES = ("F8_E4M3", "F8_E5M2")
+#: Dtypes whose numbers are the weights themselves. All others are packed or scaled.
+FLOAT_DTYPES = PLAIN_DTYPES + SCALED_DTYPES
 
 
 class Tensor(NamedTuple):
@@ -84,7 +86,7 @@ class WeightFile:
 
     async def read(self, begin: int, end: int) -> bytes:
         """The bytes ``[begin, end)``."""
-        cache, key = self.snapshot.cache, f"{content_key(self.snapshot, self.path)}[{begin}:{end}]"
+        cache, key = self.snapshot.cache, f"{self.snapshot.content_key(self.path)}[{begin}:{end}]"
         body = cache.read("headers", key) if cache else None
         if body is None:
             (body,) = await self.snapshot.ranges(self.path, [(begin, end)])

@@ -79,11 +79,8 @@ async def read_header(file: WeightFile) -> Header:
     raise _bad(what, "it holds no named tensors: check that it is a state dictionary")
 
 
-async def locate(file: WeightFile, tensor: Tensor) -> Tensor:
+async def locate(file: WeightFile, tensor: Tensor, offset: int, name: str) -> Tensor:
     """A tensor of an archive with its exact bytes, by a small range: its entry's local header."""
-    if tensor.entry is None:
-        return tensor
-    offset, name = tensor.entry
     shift = await _start(file, offset, name) - _least_start(offset, name)
     located = tensor._replace(begin=tensor.begin + shift, end=tensor.end + shift, entry=None)
     if located.end > file.size:

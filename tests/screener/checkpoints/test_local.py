@@ -47,9 +47,9 @@ def test_a_folder_as_transformers_saves_it(tmp_path, shards):
 
 def test_a_file_that_disappears_or_shrinks_while_it_is_read(folder):
     snapshot = open_folder(folder)
-    error = refused(read_ranges, folder / FILE, [(0, 8), (0, 10**6)])
-    assert error.code == "BadResponse"
-    assert "wait until it is written" in str(error)
+    refused(
+        read_ranges, folder / FILE, [(0, 8), (0, 10**6)], code="BadResponse", says="wait until it is written"
+    )
     shutil.rmtree(folder)
     for work in (snapshot.small_file("config.json"), snapshot.ranges(FILE, [(0, 8)])):
         assert refused(asyncio.run, work).code == "FileNotFound"
@@ -61,9 +61,7 @@ def test_a_file_that_may_not_be_read_is_no_defect_of_ours(folder, monkeypatch):
         raise PermissionError(13, "Permission denied", str(place))
 
     monkeypatch.setattr("pathlib.Path.read_bytes", read_bytes)
-    error = refused(open_folder, folder)
-    assert error.code == "FileNotFound"
-    assert "config.json" in str(error)
+    refused(open_folder, folder, code="FileNotFound", says="config.json")
 
 
 def test_a_file_on_disk(folder, tmp_path):
@@ -102,9 +100,7 @@ def test_a_signed_address_of_one_file(folder, tmp_path):
         np.testing.assert_array_equal(read(address, tmp_path).rows, truth(folder))
         assert {request.path for request in web.requests} == {f"/m/{FILE}"}
         expired = address.replace("s3cret", "exp1red")
-        error = refused(read, expired, tmp_path)
-        assert error.code == "AccessDenied"
-        assert "ask for a new one" in str(error)
+        error = refused(read, expired, tmp_path, code="AccessDenied", says="ask for a new one")
         result = screen([address, expired])
         assert len(result.failed) == 2, "this one has no tokenizer"
         for secret in ("s3cret", "exp1red"):
@@ -135,8 +131,7 @@ def test_a_password_reaches_every_file_and_no_message(folder, tmp_path):
             assert {"config.json", FILE} <= set(found.snapshot.files)
             assert "ssw0rd" not in found.snapshot.repo
         for name in ("none", f"none/{FILE}"):
-            error = refused(read, f"{address}/{name}", tmp_path)
-            assert web.endpoint in str(error)
+            error = refused(read, f"{address}/{name}", tmp_path, says=web.endpoint)
             assert "ssw0rd" not in str(error)
 
 
@@ -172,23 +167,24 @@ def test_a_web_page_is_no_file(folder, tmp_path, monkeypatch):
         web.fault("*", status(200), match="*.index.json")
         np.testing.assert_array_equal(read(f"{web.endpoint}/m", tmp_path).rows, truth(folder))
         web.fault("*", status(200))
-        error = refused(read, f"{web.endpoint}/m/{FILE}", tmp_path)
-    assert error.code == "BadResponse"
-    assert "with a web page" in str(error)
+        refused(read, f"{web.endpoint}/m/{FILE}", tmp_path, code="BadResponse", says="with a web page")
 
 
 def test_addresses_that_no_storage_serves(folder, tmp_path):
     assert refused(read, "http://127.0.0.1:9/m", tmp_path, timeout=1.0).code == "Unreachable"
     assert refused(read, "nonsense://disk/none", tmp_path).code == "BadName"
-    error = refused(expand, "http://127.0.0.1:9/run/checkpoint-*", tmp_path)
-    assert error.code == "BadName"
-    assert "lists no folders" in str(error)
+    refused(expand, "http://127.0.0.1:9/run/checkpoint-*", tmp_path, code="BadName", says="lists no folders")
 
 
 def test_a_bucket(hub, folder, tmp_path):
-    error = refused(read, "hf://buckets/org/box/m", tmp_path, endpoint=hub.endpoint)
-    assert error.code == "RepoNotFound"
-    assert "hf://buckets/org/box" in str(error)
+    refused(
+        read,
+        "hf://buckets/org/box/m",
+        tmp_path,
+        endpoint=hub.endpoint,
+        code="RepoNotFound",
+        says="hf://buckets/org/box",
+    )
     address = hub.add_bucket("org/box", folder.parent)
     shutil.copytree(folder, folder.parent / "run" / "checkpoint-5")
     found = read(f"{address}/m", tmp_path, endpoint=hub.endpoint)

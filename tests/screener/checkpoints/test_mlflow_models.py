@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from faulty_proxy import FaultyProxy
-from hub_client import whole_gap
+from hub_client import unread, whole_gap
 from lmeval_screener import screen
 from storages import expand, process
 
@@ -76,9 +76,7 @@ def test_versions_of_a_real_registry(registry, tmp_path):
         ("models:/sums/Staging", "no version Staging"),
         ("models:/nothing/*", "no version of the model nothing, nor any other"),
     ):
-        (failed,) = screen([text], timeout=60).failed
-        assert failed.error == "RepoNotFound"
-        assert says in failed.message
+        failed = unread(text, "RepoNotFound", says, timeout=60)
         assert "MLFLOW_TRACKING_URI" in failed.message
 
 
@@ -113,23 +111,19 @@ def test_a_version_as_the_flavour_of_transformers_saves_it_and_a_plain_one(versi
 )
 def test_what_cannot_be_read_by_ranges_is_never_downloaded(version_at, place, code, says):
     version_at(place)
-    (failed,) = screen(["models:/sums/1"]).failed
-    assert (failed.error, says in failed.message) == (code, True), failed.message
+    unread("models:/sums/1", code, says)
 
 
 def test_a_server_that_is_not_there_is_named_at_once(monkeypatch):
     pytest.importorskip("mlflow")
     server = "http://user:secret@127.0.0.1:9"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    (failed,) = screen(["models:/sums/*"], timeout=20).failed
-    assert failed.error == "Unreachable"
-    for said in (server.replace("user:secret@", ""), "refused", "MLFLOW_TRACKING_URI"):
+    failed = unread("models:/sums/*", "Unreachable", server.replace("user:secret@", ""), timeout=20)
+    for said in ("refused", "MLFLOW_TRACKING_URI"):
         assert said in failed.message
     assert "secret" not in failed.message
 
 
 def test_a_package_that_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    (failed,) = screen(["models:/sums"]).failed
-    assert failed.error == "MissingExtra"
-    assert "lmeval-dispersion[mlflow]" in failed.message
+    unread("models:/sums", "MissingExtra", "lmeval-dispersion[mlflow]")

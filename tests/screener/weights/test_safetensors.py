@@ -9,6 +9,7 @@ import struct
 import numpy as np
 import pytest
 from checkpoints import head_and_embedding, header, write_checkpoint
+from hub_client import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from lmeval_screener.checkpoints.folder import open_folder
@@ -73,9 +74,7 @@ def test_a_good_header_gives_absolute_places_and_parameters():
     ],
 )
 def test_a_corrupt_header_is_refused(fields):
-    with pytest.raises(ScreeningError, match="broken") as refusal:
-        parsed(fields)
-    assert refusal.value.code == "BadHeader"
+    refused(parsed, fields, code="BadHeader", says="broken")
 
 
 def opened(folder, guess=65_536):
@@ -91,9 +90,7 @@ def test_a_length_that_is_a_little_off_is_refused(tmp_path, off):
     padded = head[8:].rstrip() + b" " * 40
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(padded) + off) + padded + b" " * 64)
     assert length < len(padded)
-    with pytest.raises(ScreeningError) as refusal:
-        asyncio.run(read_header(opened(tmp_path)))
-    assert refusal.value.code == "BadHeader"
+    refused(asyncio.run, read_header(opened(tmp_path)), code="BadHeader")
 
 
 @given(st.binary(max_size=80), st.integers(0, 200))

@@ -1,14 +1,15 @@
-"""Files of torch.save: what torch itself loads, and no pickle that runs."""
+"""Files of torch.save: what torch itself loads, no pickle that runs, one G with the safetensors sibling."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
 import io
+import json
 import os
 import pickle
-import random
 import re
+import shutil
 import struct
 import zipfile
 from pathlib import Path
@@ -17,12 +18,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hub_client import refused
+from hub_client import ours, refused, unread
+from lmeval_screener import screen, screening
 from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights import rows
 from lmeval_screener.weights.rows import WeightFiles
 from lmeval_screener.weights.tensors import DTYPE_BITS, WeightFile
 from lmeval_screener.weights.torch_archive import locate
+from safetensors.torch import load_file
+
+from lmeval_dispersion.installation import data_folder
 
 FILE = "pytorch_model.bin"
 TORCH = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -36,12 +42,12 @@ def read(folder):
 def placed(folder, tensor):
     """A described tensor with its exact bytes."""
     snapshot = open_folder(folder)
-    return asyncio.run(locate(WeightFile(snapshot, snapshot.files[FILE]), tensor))
+    return asyncio.run(locate(WeightFile(snapshot, snapshot.files[FILE]), tensor, *tensor.entry))
 
 
-def refusal(folder: Path, content: bytes) -> ScreeningError:
+def refusal(folder: Path, content: bytes, **expected: str) -> ScreeningError:
     (folder / FILE).write_bytes(content)
-    return refused(read, folder)
+    return refused(read, folder, **expected)
 
 
 def values(folder: Path, tensor: Any) -> np.ndarray:
@@ -232,6 +238,7 @@ def corruptions(good: bytes) -> dict[str, bytes]:
         "directory overwritten": patch(directory, "I", 0),
         "entry outside": patch(directory + 42, "I", 2**31),
         "encrypted": patch(directory + 8, "H", 1),
+        "a later version of zip": patch(directory + 6, "H", 99),
         "offset of another": patch(directory + 42, "I", 8),
         "not a zip": b"MZ" + good[2:],
         "a page": b"<!doctype html>" * 40,
@@ -249,27 +256,152 @@ def test_a_broken_archive_is_named(tmp_path, good):
 def test_a_bare_pickle_says_what_to_do(tmp_path):
     body = io.BytesIO()
     torch.save({"a": torch.zeros(2, 2)}, body, _use_new_zipfile_serialization=False)
-    error = refusal(tmp_path, body.getvalue())
-    assert error.code == "LegacyPickle"
-    assert "save_pretrained" in str(error)
+    refusal(tmp_path, body.getvalue(), code="LegacyPickle", says="save_pretrained")
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_flipped_bytes_end_in_a_named_error_or_the_same_place(tmp_path, good, seed):
-    (tmp_path / FILE).write_bytes(good)
-    right = placed(tmp_path, read(tmp_path)["lm_head.weight"])
-    draw = random.Random(seed)
-    data = bytearray(good)
-    for _ in range(draw.randint(1, 3)):
-        place = draw.randrange(len(data))
-        if not right.begin <= place < right.end:
-            data[place] = draw.randrange(256)
-    (tmp_path / FILE).write_bytes(data)
-    try:
-        found = read(tmp_path)
-        moved = placed(tmp_path, found["lm_head.weight"]) if "lm_head.weight" in found else right
-    except ScreeningError as error:
-        codes = ("BadArchive", "UnsafePickle", "LegacyPickle")
-        assert error.code in codes  # noqa: PT017
-        return
-    assert (moved.end - moved.begin) * 8 <= 8 * len(data)
+class _WithStorages(pickle.Pickler):
+    """Writes (key, elements) in a named tuple as torch writes a storage of float32."""
+
+    def persistent_id(self, thing: Any) -> Any:
+        return (
+            ("storage", torch.FloatStorage, thing.key, "cpu", thing.elements)
+            if type(thing) is Stored
+            else None
+        )
+
+
+Stored = collections.namedtuple("Stored", "key elements")
+
+
+@pytest.mark.parametrize(
+    ("storage", "offset", "shape", "strides"),
+    [
+        (Stored("0", 32), -1, (8, 4), (4, 1)),
+        (Stored("0", 32), 1, (8, 4), (4, 1)),
+        (Stored("0", 32), 0, (8, 4.0), (4, 1)),
+        (Stored("0", 32), 0, (8, 4), (4,)),
+        (Stored("0", 32), 0, (8, 4), (2**50, 1)),
+        (Stored("0", 33), 0, (8, 4), (4, 1)),
+        (Stored("0", -32), 0, (8, 4), (4, 1)),
+        (Stored("../0", 32), 0, (8, 4), (4, 1)),
+        (Stored(0, 32), 0, (8, 4), (4, 1)),
+        (7, 0, (8, 4), (4, 1)),
+    ],
+)
+def test_numbers_that_no_tensor_has_are_refused(tmp_path, good, storage, offset, shape, strides):
+    def with_program(*arguments: Any) -> bytes:
+        body, build = io.BytesIO(), torch._utils._rebuild_tensor_v2
+        tensor = _Runs(build, *arguments, False, collections.OrderedDict())
+        _WithStorages(body, 2).dump({"lm_head.weight": tensor})
+        program = body.getvalue()
+        return zipped(good, lambda t, n, c: t.writestr(n, program if n.endswith(".pkl") else c))
+
+    refusal(tmp_path, with_program(storage, offset, shape, strides), code="BadArchive")
+    (tmp_path / FILE).write_bytes(with_program(Stored("0", 32), 0, (8, 4), (4, 1)))
+    assert read(tmp_path)["lm_head.weight"].shape == (8, 4)
+
+
+# --- checkpoints of such files ----------------------------------------------------------------------------
+
+DEMO = data_folder("demo") / "sums-20"
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {k: v for file in sorted(DEMO.glob("*.safetensors")) for k, v in load_file(file).items()}
+
+
+def archived(place: Path, **files: Any) -> Path:
+    """The demo checkpoint with its weights in archives: file name -> state dictionary."""
+    place.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, place / name)
+    for name, content in files.items():
+        torch.save(content, place / f"{name}.bin")
+    return place
+
+
+def screened(*names: Path) -> Any:
+    result = screen([str(name) for name in names])
+    assert not result.failed, result.failed
+    return result.checkpoints
+
+
+LAYOUTS = {
+    "whole": lambda head: head,
+    "a transposed matrix": lambda head: head.t().contiguous().t(),
+    "a part of a wider matrix": lambda head: torch.cat([head.flip(1), head], dim=1)[:, head.shape[1] :],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_g_with_the_safetensors_sibling(tmp_path, layout):
+    state = tensors()
+    state["lm_head.weight"] = LAYOUTS[layout](state["lm_head.weight"])
+    found = {c.file: c for c in screened(archived(tmp_path / "bin", pytorch_model=state), DEMO)}
+    ours, theirs = found["pytorch_model.bin"], found["model-00001-of-00002.safetensors"]
+    for kind in ("cosine", "euclidean"):
+        assert ours.gaps[kind].mean == theirs.gaps[kind].mean
+    assert ours.ratio.mean == theirs.ratio.mean
+    assert (ours.scale, ours.dtype, ours.shape) == (theirs.scale, "BF16", theirs.shape)
+    assert not ours.notes
+
+
+def test_of_an_archive_only_what_is_read_is_located(hub, tmp_path, monkeypatch):
+    """A hundred matrices cost no requests of their own: bytes stay within 1.5 of what is needed."""
+    state = tensors() | {f"model.layers.9.{n}.weight": torch.randn(64, 64) for n in range(100)}
+    d = 1024
+    state["lm_head.weight"] = torch.randn(len(state["lm_head.weight"]), d).bfloat16()
+    place = archived(tmp_path / "bin", pytorch_model=state)
+    hub.add("org/model", place)
+    monkeypatch.setattr(screening, "Hub", lambda **options: ours(hub, tmp_path / "cache"))
+    (found,) = screen(["org/model"]).checkpoints
+    rows = len(found.resolution.domain) + len(found.resolution.reference)
+    with zipfile.ZipFile(place / "pytorch_model.bin") as archive:
+        directory = sum(46 + len(entry.filename) + len(entry.extra) for entry in archive.infolist())
+        program = archive.getinfo("pytorch_model/data.pkl").file_size
+    files = sum((place / name).stat().st_size for name in ("config.json", "tokenizer.json"))
+    needed = rows * d * 2 + directory + program + files
+    assert needed < found.bytes_read < 1.5 * needed
+    assert found.requests < rows + 20
+
+
+def test_shards_by_their_index(tmp_path):
+    state = tensors()
+    head = {"lm_head.weight": state.pop("lm_head.weight")}
+    names = ["pytorch_model-00001-of-00002", "pytorch_model-00002-of-00002"]
+    place = archived(tmp_path / "bin", **dict(zip(names, (state, head), strict=True)))
+    weights = dict.fromkeys(state, f"{names[0]}.bin") | {"lm_head.weight": f"{names[1]}.bin"}
+    index = {"metadata": {"total_size": 1}, "weight_map": weights}
+    (place / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    (ours, theirs) = sorted(screened(place, DEMO), key=lambda c: c.file, reverse=True)
+    assert ours.file == f"{names[1]}.bin"
+    assert ours.gaps["cosine"].mean == theirs.gaps["cosine"].mean
+    (place / f"{names[1]}.bin").unlink()
+    unread(place, "BadIndex", names[1])
+
+
+def test_a_tied_head_is_the_embedding_stored_once(tmp_path):
+    state = tensors()
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    place = archived(tmp_path / "bin", pytorch_model=state)
+    config = json.loads((place / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (place / "config.json").write_text(json.dumps(config))
+    (found,) = screened(place)
+    assert found.tied
+    assert not found.notes, "nothing contradicts anything"
+    own = archived(
+        tmp_path / "own", pytorch_model=state | {"lm_head.weight": state["lm_head.weight"].clone()}
+    )
+    (place / "config.json").replace(own / "config.json")
+    (found,) = screened(own)
+    assert not found.tied
+    assert "tied" in found.notes[0]
+
+
+def test_from_afar_a_transposed_matrix_that_is_large_is_refused(hub, tmp_path, monkeypatch):
+    state = tensors()
+    state["lm_head.weight"] = LAYOUTS["a transposed matrix"](state["lm_head.weight"])
+    hub.add("org/model", archived(tmp_path / "bin", pytorch_model=state))
+    monkeypatch.setattr(screening, "Hub", lambda **options: ours(hub, tmp_path / "cache"))
+    monkeypatch.setattr(rows, "MOST_SCATTERED", 1000)
+    unread("org/model", "ScatteredRows", "download the checkpoint")
