@@ -58,9 +58,14 @@ def measured(folder: str, length: int) -> dict[str, float]:
 
     started = time.perf_counter()
     study = law(
-        f"{folder}/model", f"{folder}/text.jsonl", segment=length, layers="all", contexts=(16,), batch=64,
+        f"{folder}/model",
+        f"{folder}/text.jsonl",
+        segment=length,
+        layers="all",
+        contexts=(16,),
+        batch=64,
         folder=f"{folder}/study",
-    )  # fmt: skip
+    )
     seconds = time.perf_counter() - started
     kept = study.manifest["segments.data"]["counts"]["kept"]
     return {"seconds": seconds, "peak": peak_mb(), "segments": kept}

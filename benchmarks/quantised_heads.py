@@ -61,9 +61,14 @@ def by_ggml(library: ctypes.CDLL, kind: str) -> Callable[[Rows], Rows]:
     weights, size = GGML_QUANT_SIZES[code]
     library.ggml_quantize_chunk.restype = ctypes.c_size_t
     library.ggml_quantize_chunk.argtypes = [
-        ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p,
-        ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p,
-    ]  # fmt: skip
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+    ]
 
     def stored(rows: Rows) -> Rows:
         packed = np.ascontiguousarray(rows, np.float32)

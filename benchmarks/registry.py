@@ -63,11 +63,13 @@ def serve(count: int, quota: int, folder: Path) -> None:
         print(server.endpoint, flush=True)
         for _ in sys.stdin:
             counts = {
-                "requests": len(server.requests), "bytes": server.sent, "cpu": time.process_time(),
+                "requests": len(server.requests),
+                "bytes": server.sent,
+                "cpu": time.process_time(),
                 "kinds": Counter(request.part for request in server.requests),
                 "windows": server.quotas.ended["resolvers"],
                 "refusals": server.quotas.refusals["resolvers"],
-            }  # fmt: skip
+            }
             print(json.dumps(counts), flush=True)
 
 

@@ -13,8 +13,7 @@ from lmeval_dispersion.options import add_examples, add_layer, add_one_slice, ad
 from lmeval_dispersion.output import Output
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion compare``."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs",
         nargs="+",
@@ -29,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_examples(parser, "BASELINE_RUN RUN", "BASELINE_RUN RUN --slice category -o differences.html")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run ``dispersion compare``."""
+def _run(args: argparse.Namespace) -> int:
     if len(args.runs) < 2:
         raise UsageError(f"expected two runs or two studies, got {len(args.runs)}")
     output = Output.of(args)
@@ -60,4 +58,4 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {"compare": (add_arguments, run)}
+COMMANDS = {"compare": (_add_arguments, _run)}

@@ -18,18 +18,16 @@ from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageErr
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-Correlation = Literal["pearson", "spearman", "kendall"]
+Correlation = Literal["pearson", "spearman"]
 K = TypeVar("K", bound=Hashable)
 
 NORMAL_975 = 1.959963984540054  # 97.5 % point of the normal distribution
 REPEATS = 2000  # bootstrap samples
 LEVEL = 0.95
-FEWEST_PAIRS = 8  # for an interval of a rank correlation
 
 _COUNTS = 2**21  # resampling counts held at a time: 16 MB
 _EXACT_UP_TO = 9  # 9! = 362,880 orders are enumerated; larger strata are sampled
 _DRAWS = 9_999
-_SEED = 20260501
 
 
 class Bounds(NamedTuple):
@@ -84,7 +82,7 @@ def ranks(values: ArrayLike) -> Array:
 
 
 def correlation(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson") -> float:
-    """Correlation of ``x`` and ``y`` (n,), in [-1, 1]; ``kendall`` is tau-b."""
+    """Correlation of ``x`` and ``y`` (n,), in [-1, 1]."""
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1 or len(a) < 3:
         raise GeometryError(
@@ -94,25 +92,8 @@ def correlation(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson") -> fl
         raise GeometryError("a correlation needs finite numbers")
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         raise GeometryError("a correlation with a constant is not defined")
-    if kind == "kendall":
-        return _tau_b(a, b)
     rows = paired_rank_correlations if kind == "spearman" else paired_correlations
     return float(rows(a[None], b[None])[0])
-
-
-def _signs(values: ArrayLike) -> NDArray[np.int64]:
-    """Signs of all differences between ``values`` (n,); shape (n, n)."""
-    numbers = np.asarray(values)
-    return np.asarray(np.sign(numbers[:, None] - numbers[None, :]), dtype=np.int64)
-
-
-def _tau_b(x: Array, y: Array) -> float:
-    """Kendall's tau-b of two rows that vary."""
-    left, right = _signs(x), _signs(y)
-    concordance, pairs_x, pairs_y = (
-        int(total) // 2 for total in ((left * right).sum(), np.abs(left).sum(), np.abs(right).sum())
-    )
-    return float(np.clip(concordance / np.sqrt(pairs_x) / np.sqrt(pairs_y), -1, 1))
 
 
 def paired_correlations(first: ArrayLike, second: ArrayLike) -> Array:
@@ -145,7 +126,7 @@ def spearman_bounds(rho: float, n: int) -> Bounds:
 
     Source: Bonett and Wright, Psychometrika 65 (2000).
     """
-    if n < FEWEST_PAIRS or np.isnan(rho):
+    if n < 8 or np.isnan(rho):
         return UNDEFINED
     next_to_one = 1 - 12 / (n * (n * n - 1))  # two neighbours swapped
     inner = float(np.clip(rho, -next_to_one, next_to_one))
@@ -200,18 +181,11 @@ def correlation_difference(
     )
 
 
-def resampled_correlations(x: ArrayLike, y: ArrayLike, kind: Correlation = "pearson", seed: int = 0) -> Array:
-    """Correlation of ``x`` and ``y`` (n,) in REPEATS resamples of the points; NaN where one is constant."""
+def resampled_correlations(x: ArrayLike, y: ArrayLike, seed: int = 0) -> Array:
+    """Pearson correlation of ``x`` and ``y`` (n,) in REPEATS resamples of the points; NaN if constant."""
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     draws = np.random.default_rng(seed).integers(0, len(a), size=(REPEATS, len(a)))
-    left, right = a[draws], b[draws]
-    if kind == "kendall":
-        varied = (np.ptp(left, axis=1) > 0) & (np.ptp(right, axis=1) > 0)
-        samples = np.full(REPEATS, np.nan)
-        for row in np.flatnonzero(varied):
-            samples[row] = _tau_b(left[row], right[row])
-        return samples
-    return (paired_rank_correlations if kind == "spearman" else paired_correlations)(left, right)
+    return paired_correlations(a[draws], b[draws])
 
 
 # --- resampling --------------------------------------------------------------------------------------------
@@ -274,9 +248,9 @@ def normal_bounds(value: float, se: float) -> Bounds:
     return Bounds(value - NORMAL_975 * se, value + NORMAL_975 * se)
 
 
-def student_bounds(value: float, se: float, n: int) -> Bounds:
-    """95 % bounds of an estimate from ``n`` > 1 documents: value ± Student's point times its error."""
-    half = student_quantile((1 + LEVEL) / 2, n - 1) * se
+def student_bounds(value: float, se: float, n: int, level: float = LEVEL) -> Bounds:
+    """Bounds of an estimate from ``n`` > 1 documents: value ± Student's point times its error."""
+    half = student_quantile((1 + level) / 2, n - 1) * se
     return Bounds(value - half, value + half)
 
 
@@ -356,9 +330,8 @@ def student_interval(values: ArrayLike, level: float = LEVEL) -> Bounds:
     numbers = np.asarray(values, dtype=np.float64)
     if len(numbers) < 2:
         return UNDEFINED
-    quantile = student_quantile((1 + level) / 2, len(numbers) - 1)
-    half = quantile * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
-    return Bounds(float(numbers.mean()) - half, float(numbers.mean()) + half)
+    se = float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
+    return student_bounds(float(numbers.mean()), se, len(numbers), level)
 
 
 def mcnemar_p(gained: int, lost: int) -> float:
@@ -550,7 +523,7 @@ def rank_agreement(strata: Sequence[tuple[ArrayLike, ArrayLike]]) -> RankAgreeme
         count = math.prod(math.factorial(len(x)) for x, _ in used)
         p = _share([y[_all_orders(len(x))] @ x for x, y in used], abs(products))
     else:
-        rng, count = np.random.default_rng(_SEED), _DRAWS
+        rng, count = np.random.default_rng(20260501), _DRAWS
         drawn = np.sum([_drawn_products(x, y, rng) for x, y in used], axis=0)
         p = (1 + int((np.abs(drawn) >= abs(products)).sum())) / (1 + _DRAWS)
     return RankAgreement(products / math.sqrt(size_x * size_y), p, exact, count)

@@ -22,8 +22,7 @@ QUESTIONS = 100
 _SHOWN = 12
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion tokens``."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", nargs="?", metavar="NAME", help="lm-eval's task or group")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="file to write (default: standard output)"
@@ -59,8 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run ``dispersion tokens``."""
+def _run(args: argparse.Namespace) -> int:
     task = args.task or args.named
     if bool(task) == bool(args.questions) or (args.questions and not args.base) or (args.task and args.named):
         raise UsageError("expected the NAME of a task, or --base MODEL with --task NAME or --questions FILE")
@@ -105,9 +103,11 @@ def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
 
 
 def _counted(args: argparse.Namespace, task: str) -> tuple[dict[str, Any], Any]:
-    from lmeval_dispersion.harness.answers import tasks_of, tokenizer_of
+    from lmeval_dispersion.harness.answers import tokenizer_of
+    from lmeval_dispersion.harness.seams import loaded_tasks
 
-    fields = counted_set(task.removesuffix("_dispersion"), tasks_of(task, args.include_path))
+    tasks = [*loaded_tasks(task, include_path=args.include_path).values()]
+    fields = counted_set(task.removesuffix("_dispersion"), tasks)
     return fields, None if args.tokenizer is None else tokenizer_of(args.tokenizer)
 
 
@@ -116,12 +116,13 @@ def _found(args: argparse.Namespace, task: str | None) -> tuple[dict[str, Any], 
     from lmeval_screener.tokens.answers import COVERED, LEAST
     from lmeval_screener.tokens.sets import MOST
 
-    from lmeval_dispersion.harness.answers import around, mean_next, prompts_of, tasks_of
+    from lmeval_dispersion.harness.answers import around, mean_next, prompts_of
+    from lmeval_dispersion.harness.seams import loaded_tasks
     from lmeval_dispersion.model.loading import load_model
     from lmeval_dispersion.model.texts import Texts
 
     if task:
-        tasks = tasks_of(task, args.include_path)
+        tasks = [*loaded_tasks(task, include_path=args.include_path).values()]
         name, source = task.removesuffix("_dispersion"), f"questions of {task}"
     else:
         texts = [text.text for text in Texts(args.questions, column=args.column)][:QUESTIONS]
@@ -196,4 +197,4 @@ def answer_file(fields: Mapping[str, Any], tokenizer: Any = None) -> tuple[str, 
     return head, f"# {head}\n{body}"
 
 
-COMMANDS = {"tokens": (add_arguments, run)}
+COMMANDS = {"tokens": (_add_arguments, _run)}

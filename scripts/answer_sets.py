@@ -44,13 +44,13 @@ REFUSED = {
 
 
 def write_all() -> None:
-    from lmeval_dispersion.harness.answers import tasks_of
+    from lmeval_dispersion.harness.seams import loaded_tasks
 
     sets = {
         name: {"name": name, "tasks": tasks, "refused": reason} for name, (tasks, reason) in REFUSED.items()
     }
     for name, (others, about) in COUNTED.items():
-        counted = counted_set(name, tasks_of(name))
+        counted = counted_set(name, [*loaded_tasks(name).values()])
         answers = counted.pop("answers")
         sets[name] = counted | about | {"tasks": counted["tasks"] + others, "answers": answers}
     for name, fields in sets.items():

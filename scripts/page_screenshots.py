@@ -153,8 +153,13 @@ def front(folder: Path) -> None:
             browser.media(scheme)
             browser.open(page)
             box = browser.value(CHART)
-            clip = {"x": box["x"] - 12, "y": box["y"] - 12, "width": box["width"] + 24,
-                    "height": box["height"] + 24, "scale": 2}  # fmt: skip
+            clip = {
+                "x": box["x"] - 12,
+                "y": box["y"] - 12,
+                "width": box["width"] + 24,
+                "height": box["height"] + 24,
+                "scale": 2,
+            }
             shot = browser.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
             picture = ROOT / "docs" / "pictures" / f"demo-{scheme}.png"
             picture.write_bytes(base64.b64decode(shot["data"]))

@@ -14,10 +14,17 @@ from typing import Any
 import pytest
 
 FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
     "--remote-debugging-pipe",
-]  # fmt: skip
+]
 # The browser reads commands from descriptor 3 and writes to 4.
 START = 'exec "$0" "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1'
 
@@ -126,8 +133,11 @@ class Browser:
         """Set the window's size in CSS pixels."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
-            width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
-        )  # fmt: skip
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
 
     def media(self, scheme: str = "light", kind: str = "screen") -> None:
         """Pretend to be in light or dark mode, on screen or on paper."""

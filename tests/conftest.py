@@ -60,7 +60,7 @@ if importlib.util.find_spec("torch") is None:
 
 
 @pytest.fixture
-def hub() -> Iterator[HubServer]:
+def hub():
     """A loopback Hub without latency; see `hub_server.HubServer`."""
     with HubServer() as server:
         yield server

@@ -6,12 +6,7 @@ from lmeval_dispersion.geometry import contributions
 from lmeval_dispersion.geometry.pairs import unit_rows
 from lmeval_dispersion.laboratory.comparison import SEQUENCE
 from lmeval_dispersion.laboratory.perplexity_law import sorted_bins, uniform_bins
-from lmeval_dispersion.statistics import (
-    Interval,
-    correlation,
-    correlation_bounds,
-    resampled_correlations,
-)
+from lmeval_dispersion.statistics import Interval, correlation, correlation_bounds, resampled_correlations
 
 
 def planted_perplexities(rng, *, bins, kind=SEQUENCE, segments=800, size=20):
@@ -42,8 +37,7 @@ def planted_clusters(rng, count, *, members=20, d=48):
     return within, contributions(centroids)
 
 
-def bootstrap_correlation(x, y, kind="pearson", seed=0):
+def bootstrap_correlation(x, y, seed=0):
     """A correlation with its 95 % interval over the points, as the laboratory gives it."""
-    value = correlation(x, y, kind)
-    samples = resampled_correlations(x, y, kind, seed)
+    value, samples = correlation(x, y), resampled_correlations(x, y, seed)
     return Interval(value, *correlation_bounds(value, samples, len(x)))

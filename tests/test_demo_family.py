@@ -1,7 +1,5 @@
 """The bundled demo family: whole, small, loadable, and what its table says is what it does."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The documentation shows what the programs say, and CONTRIBUTING the house that is there."""
 
-from __future__ import annotations
-
 import ast
 import pkgutil
 import re
@@ -60,7 +58,7 @@ def test_imports_of_benchmarks_scripts_and_examples_are_there():
 # --- the house ----------------------------------------------------------------------------------------
 
 
-def layers() -> list[set[str]]:
+def layers():
     """Rooms by layer, from the top, as `pyproject.toml` gives them to import-linter."""
     text = (ROOT / "pyproject.toml").read_text("utf-8")
     (block,) = re.findall(r'^type = "layers"\nlayers = \[\n(.*?)^\]', text, flags=re.M | re.S)
@@ -68,7 +66,7 @@ def layers() -> list[set[str]]:
     return [{room.strip(" ()") for room in line.split("|")} for line in lines]
 
 
-def table() -> list[str]:
+def table():
     """Rooms in the order of CONTRIBUTING's table, as module names."""
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     (rows,) = re.findall(r"^\| room \|.*?\n\|[-|]+\|\n(.*?)\n\n", text, flags=re.M | re.S)

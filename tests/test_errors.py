@@ -1,7 +1,5 @@
 """One error, two languages: a command names its options, Python its arguments."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

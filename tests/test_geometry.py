@@ -1,7 +1,5 @@
 """Geometry, subsets of centred vectors and spectra against slow loops."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -44,9 +42,7 @@ def rows(n, d, seed=0, shift=0.0):
 # No element is near 0, so every row has a direction.
 matrices = st.tuples(st.integers(3, 9), st.integers(1, 6)).flatmap(
     lambda shape: arrays(
-        np.float64,
-        shape,
-        elements=st.floats(-10, 10).map(lambda v: v + 0.5 if abs(v) < 1e-3 else v),
+        np.float64, shape, elements=st.floats(-10, 10).map(lambda v: v + 0.5 if abs(v) < 1e-3 else v)
     )
 )
 

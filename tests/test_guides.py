@@ -4,8 +4,6 @@ A `python` block with a title is saved under that name. `text` blocks need a Hub
 and are not run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re
@@ -25,7 +23,7 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 NOT_HERE = ("make ",)  # the Makefile's targets run this very suite
 
 
-def run(command: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
+def run(command, monkeypatch):
     """Standard output and exit status of a command, run in this process."""
     from lmeval_screener.cli import main as screen
 
@@ -42,7 +40,7 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
     return out.getvalue(), status or 0
 
 
-def same(shown: str, printed: str, slack: float) -> bool:
+def same(shown, printed, slack):
     """Equal lines, but for numbers, which may be off by `slack` units of the last place."""
     if NUMBER.sub("#", shown).split() != NUMBER.sub("#", printed).split():
         return False
@@ -74,7 +72,7 @@ def test_a_guide_is_followed_to_its_end(page, tmp_path, monkeypatch):
                 exec(compile(body, str(page), "exec"), space)
             ran += 1
             continue
-        lines: list[str] = []
+        lines = []
         for line in body.splitlines():
             if line.startswith("$ "):
                 if line[2:].startswith(NOT_HERE):

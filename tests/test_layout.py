@@ -1,7 +1,5 @@
 """The house: one public name for one thing, over both packages."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from pathlib import Path
@@ -18,9 +16,9 @@ ALLOWED |= {
 }
 
 
-def doubled(folders: tuple[Path, ...]) -> dict[str, list[str]]:
+def doubled(folders):
     """Public functions and classes at the top of more than one module, with these modules."""
-    places: dict[str, list[str]] = defaultdict(list)
+    places = defaultdict(list)
     for path in sorted(file for folder in folders for file in folder.rglob("*.py")):
         for node in ast.parse(path.read_text("utf-8")).body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):

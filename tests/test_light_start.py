@@ -1,7 +1,5 @@
 """The screener does with its base install, and `--help` without any library at all."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -31,7 +29,7 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
 """
 
 
-def loaded_after(code: str) -> set[str]:
+def loaded_after(code):
     """Names of the modules that a fresh process has after running ``code``."""
     script = f"{code}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -1,7 +1,5 @@
 """Every command has the same manners: its help is walked over, and what it promises is tried."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import shlex
@@ -23,11 +21,11 @@ METAVARS = {
 RETIRED = {"--by", "--layers", "--seeds", "--run", "--json"}
 
 
-def actions(name: str) -> list[argparse.Action]:
+def actions(name):
     return [a for a in parser_of(name)[0]._actions if not isinstance(a, argparse._HelpAction)]
 
 
-def options(name: str) -> dict[str, argparse.Action]:
+def options(name):
     return {text: action for action in actions(name) for text in action.option_strings}
 
 
@@ -158,7 +156,7 @@ def test_quiet_leaves_standard_error_empty(words, tmp_path, monkeypatch, capsys)
 
 def test_the_surface_stays_small():
     """Commands, and the options in their help; what several analyses share counts once."""
-    entries: dict[str, set[str]] = {}
+    entries = {}
     for name in COMMANDS:
         shown = [action.option_strings for action in parser_of(name)[0]._actions]
         entries.setdefault(name.split()[0], set()).update(names[-1] for names in shown if names)

@@ -1,7 +1,5 @@
 """Shared options, and where a report goes: refused before the work, written whole, printed anywhere."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json
@@ -20,7 +18,7 @@ from lmeval_dispersion.report import FORMATS, Column, Document, Section, Table
 DOCUMENT = Document("Ränge ± ≈", sections=[Section("s", [Table([{"a": "≈ 1"}], [Column("a", "A")], "c")])])
 
 
-def output(*words: str) -> Output:
+def output(*words):
     parser = argparse.ArgumentParser()
     add_output(parser)
     return Output.of(parser.parse_args(words))
@@ -29,7 +27,7 @@ def output(*words: str) -> Output:
 class Stream(io.StringIO):
     """A stream that says that it is a terminal."""
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
@@ -43,9 +41,13 @@ def test_the_suffix_chooses_and_the_option_wins(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("x.xlsx", r"\.txt, \.md, \.csv, \.json, \.html, \.htm"), ("x", "suffix"),
-     ("nowhere/x.md", "existing folder"), ("", "folder")],
-)  # fmt: skip
+    [
+        ("x.xlsx", r"\.txt, \.md, \.csv, \.json, \.html, \.htm"),
+        ("x", "suffix"),
+        ("nowhere/x.md", "existing folder"),
+        ("", "folder"),
+    ],
+)
 def test_what_cannot_be_written_is_refused(tmp_path, name, message):
     with pytest.raises(UsageError, match=message):
         output("-o", str(tmp_path / name))

@@ -1,7 +1,5 @@
 """The public surface: the names, where they come from, and which modules are nobody's to import."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect
@@ -26,7 +24,7 @@ def test_the_stub_is_the_one_list_and_dir_shows_it():
     ]
     names = {str(name.asname) for node in imports for name in node.names} - {"__version__"}
     assert lmeval_dispersion.__all__ == dir(lmeval_dispersion) == sorted(names)
-    starred: dict[str, object] = {}
+    starred = {}
     exec("from lmeval_dispersion import *", starred)
     assert names <= set(starred)
 
@@ -89,7 +87,7 @@ def test_a_name_without_its_library_says_what_to_install():
 PRIVATE = "modules are private"
 
 
-def packages() -> list[str]:
+def packages():
     """Both packages and every room in them; what the screener says holds for its own rooms too."""
     rooms = [f"lmeval_dispersion.{path.parent.name}" for path in ROOT.glob("*/__init__.py")]
     return sorted(["lmeval_dispersion", "lmeval_screener", *rooms])

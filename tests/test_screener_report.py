@@ -1,7 +1,5 @@
 """The reports of a screening: terminals, the page in a real browser, markup in names."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -24,6 +24,7 @@ from benchmarks.validity.analysis import (
     Verdict,
     mean_of,
     sign_of,
+    worth,
 )
 from benchmarks.validity.records import unpacked_shares
 from benchmarks.validity.texts import DOMAINS
@@ -142,10 +143,7 @@ class Kind:
 
     def worth(self, figure: str) -> Estimate:
         """Labels, right or wrong, that order the pairs of `MEAN` as well."""
-        curve = np.mean([self.pairs[domain].by_labels.mean(0) for domain in MEAN], axis=0)
-        reached = np.maximum.accumulate(curve)
-        share = self.shares[figure]["mean"].estimate
-        return Estimate(*(float(np.searchsorted(reached, value) + 1) for value in share))
+        return worth({self.pairs[domain]: self.shares[figure][domain] for domain in MEAN})
 
 
 def by_means(pairs: Pairs, values: Floats, count: int) -> Floats:

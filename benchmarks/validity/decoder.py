@@ -31,9 +31,17 @@ class Decoder(nn.Module):
     """
 
     def __init__(
-        self, vocabulary: int, width: int, mlp: int, layers: int, heads: int, *, tied: bool = False,
-        scale: float = 1.0, seeds: Sequence[int] = (0,),
-    ) -> None:  # fmt: skip
+        self,
+        vocabulary: int,
+        width: int,
+        mlp: int,
+        layers: int,
+        heads: int,
+        *,
+        tied: bool = False,
+        scale: float = 1.0,
+        seeds: Sequence[int] = (0,),
+    ) -> None:
         super().__init__()
         self.shape = {"vocabulary": vocabulary, "width": width, "mlp": mlp, "layers": layers, "heads": heads}
         self.tied, self.scale = tied, scale

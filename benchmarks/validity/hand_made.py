@@ -130,9 +130,11 @@ class HandMade:
         pairs = Population(groups, self.study.content["questions"]).pairs("math")
         by_seed = pd.Series(pairs.by("G")).groupby(groups.seed.to_numpy()[pairs.first]).mean()
         return {
-            "settings": len(means) - 1, "range": float(np.ptp(means[:, 0])), "right": float(by_seed.mean()),
+            "settings": len(means) - 1,
+            "range": float(np.ptp(means[:, 0])),
+            "right": float(by_seed.mean()),
             "rho": float(correlations(means[None, :, 0], means[None, :, 1])[0]),
-        }  # fmt: skip
+        }
 
     def sizes(self) -> tuple[Resampled, Resampled, int]:
         """Rho of G and of accuracy of the small models with math accuracy of the larger ones."""
@@ -153,12 +155,14 @@ class HandMade:
             | {
                 name: abs(row["figures"][column] - before[row["of"], row["seed"]][column])
                 for name, column in (
-                    ("G", "cosine_math"), ("G Euclidean", "euclidean_math"), ("ratio", "ratio_folded_math"),
+                    ("G", "cosine_math"),
+                    ("G Euclidean", "euclidean_math"),
+                    ("ratio", "ratio_folded_math"),
                 )
             }
             for row in self.trials
             if row["kind"] == "same"
-        ]  # fmt: skip
+        ]
         return pd.DataFrame(lines).groupby("change", sort=False).max().drop(columns="of")
 
     def moved(self) -> pd.DataFrame:
@@ -185,10 +189,19 @@ def verdicts(data: HandMade) -> list[Verdict]:
     pairs = data.population.pairs("math")
     decision = pairs.share(pairs.by("G"))
     return [
-        _orders(g, decision), _trajectory(data), _seeds(data), _sizes(data), _adds(data),
-        _beats_rivals(data, g), _beats_labels(pairs, decision), _frequency(data), _optimiser(data),
-        _gauge(data), _domains(data), _variant(data),
-    ]  # fmt: skip
+        _orders(g, decision),
+        _trajectory(data),
+        _seeds(data),
+        _sizes(data),
+        _adds(data),
+        _beats_rivals(data, g),
+        _beats_labels(pairs, decision),
+        _frequency(data),
+        _optimiser(data),
+        _gauge(data),
+        _domains(data),
+        _variant(data),
+    ]
 
 
 def _orders(g: Resampled, decision: Resampled) -> Verdict:
@@ -212,9 +225,10 @@ def _seeds(data: HandMade) -> Verdict:
     moved = (data.matrix(column).std(0, ddof=1).mean() for column in ("accuracy_math", "cosine_math"))
     spread = "accuracy {:.3f}, G {:.3f}".format(*moved)
     return Verdict(
-        verdict, "G tells which seed of a recipe is better",
+        verdict,
+        "G tells which seed of a recipe is better",
         f"{share.pairs} pairs, right: {right}; sd over seeds: {spread}",
-    )  # fmt: skip
+    )
 
 
 def _sizes(data: HandMade) -> Verdict:
@@ -268,10 +282,11 @@ def _optimiser(data: HandMade) -> Verdict:
         return Verdict(UNTESTED, claim, "settings are not trained yet")
     settings, recipes = data.settings(), float(np.ptp(data.matrix("cosine_math").mean(0)))
     return Verdict(
-        outcome(settings["range"] < recipes / 2, settings["rho"] > 0.5), claim,
+        outcome(settings["range"] < recipes / 2, settings["rho"] > 0.5),
+        claim,
         f"{settings['settings']} settings: range of G {settings['range']:.2f}, over recipes {recipes:.2f}; "
         f"yet G orders only {settings['right']:.2f} of the pairs of settings, rho {settings['rho']:.2f}",
-    )  # fmt: skip
+    )
 
 
 def _gauge(data: HandMade) -> Verdict:
@@ -313,7 +328,8 @@ def _variant(data: HandMade) -> Verdict:
     )
     difference = ratio.less(g)
     return Verdict(
-        sign_of(difference), "Ratio, which nothing moves, orders better than G",
+        sign_of(difference),
+        "Ratio, which nothing moves, orders better than G",
         f"recipes and seeds that nothing was chosen on: rho {ratio.estimate}, G {g.estimate}, difference "
         f"{difference.estimate}",
-    )  # fmt: skip
+    )

@@ -223,16 +223,20 @@ def judged(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     table = pd.DataFrame([row for row in rows if row["skill"] is not None], columns=COLUMNS)
     table = table.assign(
         seed=table["size"] + " " + table.seed,
-        accuracy_it=table.skill.astype(float), cosine_it=table.G, ratio_folded_it=table.ratio.astype(float),
-    )  # fmt: skip
+        accuracy_it=table.skill.astype(float),
+        cosine_it=table.G,
+        ratio_folded_it=table.ratio.astype(float),
+    )
     pairs = Population(table, questions).pairs("it")
     g, ratio = pairs.by("G"), pairs.by("ratio")
     chance = suite.chance + 2 * math.sqrt(suite.chance * (1 - suite.chance) / questions)
     recipes, above = table.recipe.nunique(), int((table.skill > chance).sum())
     lines = []
     for figure, right, among in (
-        ("G", g, np.isfinite(g)), ("ratio", ratio, np.isfinite(ratio)), ("both", g, g == ratio),
-    ):  # fmt: skip
+        ("G", g, np.isfinite(g)),
+        ("ratio", ratio, np.isfinite(ratio)),
+        ("both", g, g == ratio),
+    ):
         line: dict[str, Any] = {"figure": figure, "pairs": int(among.sum()), "counted": len(g)}
         if recipes < RECIPES or among.sum() < PAIRS or 2 * above < len(table):
             verdict = (

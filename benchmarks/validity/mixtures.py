@@ -154,7 +154,7 @@ def claims(recipes: Kind) -> list[Verdict]:
         against("25 labels", "G orders better than 25 labelled questions"),
         against("share of the domain seen", "G orders better than the share of the domain seen"),
         against("share of its true text", "G orders better than the share of its true text"),
-    ]  # fmt: skip
+    ]
     if recipes.kind == "mix":
         left = {name: recipes.leftovers[name] for name in ("G", "ratio")}
         g_size, ratio_size = (Resampled(abs(x.value), np.abs(x.samples)) for x in left.values())

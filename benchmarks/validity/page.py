@@ -137,10 +137,11 @@ def mixture_parts(kinds: dict[str, Kind]) -> list[str]:
         agreed = [
             [label, *(recipes.agreement[part][c] for c in columns)]
             for part, label in (
-                ("agree", "both agree"), ("right", "right where they agree"),
+                ("agree", "both agree"),
+                ("right", "right where they agree"),
                 ("else", "G right where they do not"),
             )
-        ]  # fmt: skip
+        ]
         parts += [
             f"## {KINDS[kind].capitalize()}",
             "Share of the pairs that each figure orders as accuracy does; both recipes hold the domain, "
@@ -225,19 +226,23 @@ def points(recipes: Kind) -> dict[str, Any]:
         "x": {"field": "G", "type": "quantitative", "scale": {"zero": False}},
         "y": {"field": "accuracy", "type": "quantitative"},
         "color": {
-            "field": "false_math", "type": "quantitative", "title": "wrong sums and digits",
+            "field": "false_math",
+            "type": "quantitative",
+            "title": "wrong sums and digits",
             "scale": {"scheme": "viridis"},
         },
-    }  # fmt: skip
+    }
     return {
         "data": {"values": values.to_dict("records")},
         "facet": {"column": {"field": "domain", "sort": list(DOMAINS), "title": None}},
         "spec": {
-            "width": 230, "height": 200, "mark": {"type": "point", "filled": True, "size": 30},
+            "width": 230,
+            "height": 200,
+            "mark": {"type": "point", "filled": True, "size": 30},
             "encoding": encoding,
         },
         "resolve": {"scale": {"x": "independent"}},
-    }  # fmt: skip
+    }
 
 
 def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:

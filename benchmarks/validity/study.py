@@ -16,9 +16,17 @@ import yaml
 from benchmarks.validity.texts import ALIKE, HOLD, SOURCES
 
 TRAINING = {
-    "batch", "length", "lr", "warmup", "decay", "weight_decay", "logit_scale", "label_smoothing", "z_loss",
+    "batch",
+    "length",
+    "lr",
+    "warmup",
+    "decay",
+    "weight_decay",
+    "logit_scale",
+    "label_smoothing",
+    "z_loss",
     "tied",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -117,10 +125,18 @@ class Study:
         made = self.content["recipes"][recipe]
         settings = self.content["settings"][setting] if setting != "default" else made.get("training", {})
         return Run(
-            recipe, setting, size, seed, made["shares"], made.get("pool", 1.0), made.get("shuffled", False),
-            made.get("teacher"), made.get("base"), {**self.content["training"], **settings},
+            recipe,
+            setting,
+            size,
+            seed,
+            made["shares"],
+            made.get("pool", 1.0),
+            made.get("shuffled", False),
+            made.get("teacher"),
+            made.get("base"),
+            {**self.content["training"], **settings},
             tuple(made.get("steps", self.steps)),
-        )  # fmt: skip
+        )
 
 
 def mixtures(made: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

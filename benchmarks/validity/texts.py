@@ -39,19 +39,36 @@ CLASSES = {
 NOUNS = {name: words.split() for name, words in CLASSES.items()}
 CLASS_OF = {word: name for name, words in NOUNS.items() for word in words}
 ACTIONS = {  # verb -> class of its object
-    "eat": "food", "drink": "food", "cook": "food", "buy": "clothing", "wear": "clothing", "wash": "body",
-    "sing": "art", "hope": "weather", "dream": "place", "remember": "person", "visit": "place",
-    "love": "animal", "travel": "place", "walk": "animal", "talk": "person",
-}  # fmt: skip
+    "eat": "food",
+    "drink": "food",
+    "cook": "food",
+    "buy": "clothing",
+    "wear": "clothing",
+    "wash": "body",
+    "sing": "art",
+    "hope": "weather",
+    "dream": "place",
+    "remember": "person",
+    "visit": "place",
+    "love": "animal",
+    "travel": "place",
+    "walk": "animal",
+    "talk": "person",
+}
 FEELINGS = ["sleep", "laugh", "smile", "cry", "dance"]
 ADJECTIVES = {
-    "place": "quiet beautiful nice clean", "plant": "tall green yellow soft",
+    "place": "quiet beautiful nice clean",
+    "plant": "tall green yellow soft",
     "animal": "young happy loud nice",
-    "food": "sweet hot cold warm", "person": "happy sad tired young tall", "body": "clean dirty soft cold",
-    "clothing": "red blue green yellow dirty clean", "furniture": "red blue clean soft",
-    "time": "warm cold quiet beautiful", "weather": "cold warm hot beautiful",
+    "food": "sweet hot cold warm",
+    "person": "happy sad tired young tall",
+    "body": "clean dirty soft cold",
+    "clothing": "red blue green yellow dirty clean",
+    "furniture": "red blue clean soft",
+    "time": "warm cold quiet beautiful",
+    "weather": "cold warm hot beautiful",
     "art": "loud quiet sad beautiful",
-}  # fmt: skip
+}
 COLOURS = ["red", "blue", "green", "yellow", "soft", "clean", "dirty", "nice"]
 THINGS = [*NOUNS["animal"], *NOUNS["food"], *NOUNS["clothing"], *NOUNS["furniture"], *NOUNS["plant"]]
 

@@ -141,8 +141,10 @@ def trained(
             {"params": matrices, "weight_decay": chosen["weight_decay"]},
             {"params": vectors, "weight_decay": 0.0},
         ],
-        lr=chosen["lr"], betas=(0.9, 0.98), fused=True,
-    )  # fmt: skip
+        lr=chosen["lr"],
+        betas=(0.9, 0.98),
+        fused=True,
+    )
     generators = [torch.Generator().manual_seed(1000 + run.seed) for run in runs]
     losses: list[torch.Tensor] = []
     tokens, digits = 0, torch.zeros(len(runs))

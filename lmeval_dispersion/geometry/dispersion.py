@@ -248,9 +248,7 @@ class Dispersion:
         return 1.0 - (float(total @ total) - n) / (n * (n - 1))
 
 
-_RANKME = 1e-7  # the constant of its paper
 _NOISE = 1e-12  # of a row's length: closer to the mean, its direction is undefined
-_NULL = 1e-13  # of the largest eigenvalue: rounding
 
 
 class Spectrum(NamedTuple):
@@ -281,7 +279,7 @@ def spectrum(x: ArrayLike) -> Spectrum:
     raw = _eigenvalues(rows)
     centred = _eigenvalues(rows - rows.mean(axis=0))
     singular = np.sqrt(raw)
-    shares = singular / singular.sum() + _RANKME if singular.sum() > 0 else singular
+    shares = singular / singular.sum() + 1e-7 if singular.sum() > 0 else singular  # its paper's constant
     return Spectrum(
         rankme=float(np.exp(-(shares * np.log(shares)).sum())) if singular.sum() > 0 else float("nan"),
         effective_rank=_entropy_rank(_eigenvalues(_directions(rows))),
@@ -330,7 +328,7 @@ def _eigenvalues(rows: Array) -> Array:
     if not len(rows):
         return np.zeros(1)
     values = np.linalg.eigvalsh(rows.T @ rows if rows.shape[1] < len(rows) else rows @ rows.T)
-    return np.asarray(np.where(values > _NULL * max(values[-1], 0.0), values, 0.0))
+    return np.asarray(np.where(values > 1e-13 * max(values[-1], 0.0), values, 0.0))
 
 
 def _entropy_rank(values: Array) -> float:

@@ -24,21 +24,10 @@ from transformers import AutoTokenizer
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.harness.failures import sentences
-from lmeval_dispersion.harness.seams import build_requests, loaded_tasks
+from lmeval_dispersion.harness.seams import build_requests
 from lmeval_dispersion.model.loading import LoadedModel
 
 _SOLUTIONS = ("canonical_solution", "code")  # fields of reference solutions: HumanEval and similar, MBPP
-
-
-def tasks_of(name: str, include_path: str | None = None) -> list[Any]:
-    """lm-eval's task of this name, or all tasks of a group, by :func:`loaded_tasks`.
-
-    Raises:
-        UsageError: There is no such task.
-        DispersionError: Its documents cannot be loaded.
-    """
-    with sentences():
-        return list(loaded_tasks(name, include_path=include_path).values())
 
 
 def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:

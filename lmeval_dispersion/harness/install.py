@@ -22,7 +22,6 @@ from lmeval_dispersion.installation import cache_folder, data_folder
 
 FOLDER = "lmeval_dispersion"
 _PATTERN = re.compile(r"^# for NAME in ([^;\n]+)(?:; CATEGORY = (\w+))?\n", re.MULTILINE)
-_INCLUDE = re.compile(r"^(\s*(?:- )?include: |\s+- )(\.\./\.\./)(\S+)$", re.MULTILINE)
 
 State = Literal["enabled", "out of date", "disabled"]
 
@@ -109,9 +108,9 @@ def tasks_path() -> Path:
 
     It is created in the user's cache, once for each version and each lm-eval.
     """
-    theirs = harness_tasks()
+    theirs, include = harness_tasks(), r"^(\s*(?:- )?include: |\s+- )(\.\./\.\./)(\S+)$"
     files = {
-        name: _INCLUDE.sub(lambda m: f"{m[1]}{theirs.as_posix()}/{m[3]}", text)
+        name: re.sub(include, lambda m: f"{m[1]}{theirs.as_posix()}/{m[3]}", text, flags=re.MULTILINE)
         for name, text in task_files().items()
     }
     key = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]

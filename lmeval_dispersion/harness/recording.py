@@ -302,34 +302,22 @@ class OneTokenRecorder(PrefillRecorder):
         return super().model_generate(original, *args, **{**kwargs, "max_length": context.shape[1] + 1})
 
 
-MakesRecorder = Callable[[Any, Sequence[str], Sequence[Any]], Recorder]
-
-RECORDERS: dict[str, MakesRecorder] = {
+RECORDERS: dict[str, type[Recorder]] = {
     "loglikelihood": ContextRecorder,
     "loglikelihood_rolling": SegmentRecorder,
     "generate_until": PrefillRecorder,
 }
 # The same if each generation's first token is enough.
-PREFILL: dict[str, MakesRecorder] = {**RECORDERS, "generate_until": OneTokenRecorder}
+PREFILL = {**RECORDERS, "generate_until": OneTokenRecorder}
 
 # lm-eval's request type -> ours. Request caches hold these names: they stay.
 REQUEST_TYPES = {kind: f"dispersion_{kind}" for kind in RECORDERS}
 
-# Recording relies on these.
-_NEEDED = (
-    *RECORDERS,
-    "tok_encode",
-    "tok_batch_encode",
-    "_loglikelihood_tokens",
-    "_model_call",
-    "_model_generate",
-    "_select_cont_toks",
-)
-
 
 def prepare_lm_eval() -> None:
     """Add our request types to lm-eval's model and our figures to its groups; raises HarnessError."""
-    add_request_types({REQUEST_TYPES[kind]: _method(kind) for kind in RECORDERS}, _NEEDED)
+    needed = [*RECORDERS, *(name for recorder in RECORDERS.values() for name in recorder.shadows)]
+    add_request_types({REQUEST_TYPES[kind]: _method(kind) for kind in RECORDERS}, needed)
     pool_groups()
 
 
@@ -377,7 +365,7 @@ def _method(kind: str) -> Callable[..., list[Any]]:
 
 
 def _recorded(
-    lm: Any, kind: str, requests: Sequence[Any], recorder_of: MakesRecorder, **options: Any
+    lm: Any, kind: str, requests: Sequence[Any], recorder_of: type[Recorder], **options: Any
 ) -> list[Any]:
     """lm-eval's answers to requests; the states are left on the requests as ``dispersion_state``."""
     name = str(requests[0].task_name)

@@ -10,14 +10,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from lm_eval.utils import handle_non_serializable
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.geometry import Estimate, streamed_dispersion_estimate, valid_rows
 from lmeval_dispersion.harness.seams import Pooled
 from lmeval_dispersion.store.format import CORRECT_ABOVE
-from lmeval_dispersion.store.samples import document_columns
 
 Vectors = NDArray[np.float32]
 
@@ -71,35 +69,6 @@ class DocRecord:
     def __repr__(self) -> str:
         # lm-eval writes str() of every metric's value into the samples file: no vectors there.
         return f"<state of document {self.doc_id}>"
-
-
-def record_of(
-    doc: Any,
-    prompt: Any,
-    answers: Sequence[Any],
-    *,
-    doc_id: int,
-    correct: float,
-    target: Any,
-    options: Sequence[str],
-    alias: str | None,
-    filter_name: str,
-) -> DocRecord:
-    """The record of one document.
-
-    ``prompt`` is its first request, which holds its state; the others are for :func:`document_columns`.
-    """
-    columns = document_columns(
-        doc,
-        prompt.args[0],
-        answers,
-        target=target,
-        options=options,
-        alias=alias,
-        encode=handle_non_serializable,
-    )
-    columns["text"] = prompt.query
-    return DocRecord(prompt.dispersion_state, doc_id, correct, filter_name, columns)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from lm_eval.utils import apply_template
 
 from lmeval_dispersion.harness.records import DocRecord, Prompt
 from lmeval_dispersion.store.identity import SUFFIX
-from lmeval_dispersion.store.samples import LoggedRun, Sample, judged_task, stock_name
+from lmeval_dispersion.store.samples import JudgedTask, LoggedRun, Sample, judged_task, stock_name
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,13 @@ class LoggedDocument:
 
 
 @dataclass(frozen=True)
-class LoggedTask:
-    """The samples of one task."""
+class LoggedTask(JudgedTask):
+    """The samples of one task, with what a dispersion run has of it."""
 
     name: str
     store_name: str  # the dispersion run's name of this task, for comparisons
     kind: str  # lm-eval's type of its requests
     documents: list[LoggedDocument]  # in the order of their index
-    correct_by: str | None  # the metric that decides correct answers; of several filters, with the filter
-    prompts: dict[str, Any]  # the manifest's entries on the prompts
-    category: str | None  # alias of the group that holds it
-    version: Any
-    notes: list[str]  # facts missing from the file
 
 
 def read_task(
@@ -52,15 +47,11 @@ def read_task(
         )
     kind = str(judged.config["output_type"])
     return LoggedTask(
+        **vars(judged) | {"notes": notes},
         name=task,
         store_name=stock_name(task) + SUFFIX,
         kind="loglikelihood" if kind == "multiple_choice" else kind,
         documents=[_document(task, i, s, judged.filter, template) for i, s in judged.samples.items()],
-        correct_by=judged.correct_by,
-        prompts=judged.prompts,
-        category=judged.category,
-        version=judged.version,
-        notes=notes,
     )
 
 

@@ -377,10 +377,7 @@ class _Index(list[int]):
 
 
 def evaluated(
-    lm: Any,
-    tasks: Mapping[str, Any],
-    requests: Mapping[str, Mapping[int, Sequence[Any]]],
-    **options: Any,
+    lm: Any, tasks: Mapping[str, Any], requests: Mapping[str, Mapping[int, Sequence[Any]]], **options: Any
 ) -> dict[str, Any]:
     """lm-eval's results, samples included, of some documents of tasks.
 

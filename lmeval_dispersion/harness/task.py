@@ -10,12 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lm_eval.utils import handle_non_serializable
+
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.harness import recording, saving
-from lmeval_dispersion.harness.records import METRICS, AggregatedMetric, DocRecord, TaskMetrics, record_of
+from lmeval_dispersion.harness.records import METRICS, AggregatedMetric, DocRecord, TaskMetrics
 from lmeval_dispersion.harness.seams import RunningEvaluation, TaskBase, one_sentence, running_evaluation
 from lmeval_dispersion.model.capture import resolve, split_names
-from lmeval_dispersion.store.samples import JUDGES, check_judge, correctness, options_of, split_judge
+from lmeval_dispersion.store.samples import (
+    JUDGES,
+    check_judge,
+    correctness,
+    document_columns,
+    options_of,
+    split_judge,
+)
 
 recording.prepare_lm_eval()
 
@@ -112,18 +121,19 @@ class DispersionTask(TaskBase):
         named = split_judge(self._judge)[1]
         by, correct = correctness(metrics, named if named in metrics else None)
         self._correct_by = by or self._correct_by
-        doc, rolling = instances[0].doc, self.OUTPUT_TYPE == "loglikelihood_rolling"
-        record = record_of(
-            doc,
-            instances[0],
+        first, rolling = instances[0], self.OUTPUT_TYPE == "loglikelihood_rolling"
+        columns = document_columns(
+            first.doc,
+            first.args[0],
             answers,
-            doc_id=self.document_index(instances[0].doc_id),
-            correct=correct,
-            target=None if rolling else self.doc_to_target(doc),  # rolling: the whole text
+            target=None if rolling else self.doc_to_target(first.doc),  # rolling: the whole text
             options=options_of([instance.args for instance in instances], self.OUTPUT_TYPE),
             alias=self.config.task_alias,
-            filter_name=filter_name,
+            encode=handle_non_serializable,
         )
+        columns["text"] = first.query
+        doc_id = self.document_index(first.doc_id)
+        record = DocRecord(first.dispersion_state, doc_id, correct, filter_name, columns)
         return dict.fromkeys(self.our_metrics, record)
 
     def aggregation(self) -> dict[str, Any]:

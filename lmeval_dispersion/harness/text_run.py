@@ -6,9 +6,7 @@ Columns of a JSONL or parquet file are kept: the file may hold labels (``correct
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,9 +23,6 @@ from lmeval_dispersion.model.loading import LoadedModel, load_model
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.store import COLUMNS, write_store
 from lmeval_dispersion.store.format import make_folder
-
-_BATCH_TOKENS = 2048
-_NO_LIMIT = 10**6  # tokenizers without a limit say 1e30
 
 
 def embed(
@@ -145,7 +140,7 @@ def _batches(encoded: list[tuple[int, list[int]]]) -> Iterator[list[tuple[int, l
     """Rows and tokens of batches of similar length, at most about 2,048 tokens with padding."""
     batch: list[tuple[int, list[int]]] = []
     for row, ids in sorted(encoded, key=lambda text: (len(text[1]), text[0])):
-        if batch and len(ids) * (len(batch) + 1) > _BATCH_TOKENS:
+        if batch and len(ids) * (len(batch) + 1) > 2048:
             yield batch
             batch = []
         batch.append((row, ids))
@@ -156,7 +151,7 @@ def _longest(loaded: LoadedModel) -> int:
     config = loaded.model.config
     text_config = getattr(config, "text_config", None) or config
     known = [getattr(text_config, "max_position_embeddings", None), loaded.tokenizer.model_max_length]
-    return min([int(n) for n in known if n and 0 < n < _NO_LIMIT], default=2048)
+    return min([int(n) for n in known if n and 0 < n < 10**6], default=2048)  # 1e30: no limit
 
 
 def _with_columns(documents: pd.DataFrame, texts: Texts) -> pd.DataFrame:
@@ -166,8 +161,7 @@ def _with_columns(documents: pd.DataFrame, texts: Texts) -> pd.DataFrame:
     if texts.path.suffix == ".parquet":
         frame = pd.read_parquet(texts.path)
     else:
-        with gzip.open(texts.path) if texts.path.suffix == ".gz" else texts.path.open("rb") as lines:
-            frame = pd.DataFrame([_fields(line) for line in lines if line.strip()])
+        frame = pd.DataFrame([row or {} for row in texts.objects()])
     frame = frame.iloc[documents["doc_id"].to_numpy()].reset_index(drop=True)
     for name in frame.columns.difference(
         [*documents.drop(columns=["task", "doc_hash"]), texts.column], sort=False
@@ -181,11 +175,3 @@ def _with_columns(documents: pd.DataFrame, texts: Texts) -> pd.DataFrame:
             raise UsageError(f"expected numbers in [0, 1] in the column `correct` of {texts.source}")
         documents["correct"] = scores
     return documents
-
-
-def _fields(line: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

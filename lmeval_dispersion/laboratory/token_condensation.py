@@ -288,6 +288,8 @@ def model_tables(
     names: list[str], means: Array, counts: NDArray[Any], seed: int = 0, last: int = 3
 ) -> dict[str, pd.DataFrame]:
     """The tables of one model, from its texts' means (n, depths) and the histograms (depths, bins)."""
+    from scipy.stats import kendalltau
+
     depth, bins = np.arange(len(names)), counts.shape[1]
     edges = np.linspace(-1, 1, bins + 1)
     with np.errstate(invalid="ignore"):
@@ -296,7 +298,8 @@ def model_tables(
     layer_means = means.mean(axis=0)
     reason = ""
     try:
-        rho, tau = (statistics.correlation(depth, layer_means, kind) for kind in ("spearman", "kendall"))
+        rho = statistics.correlation(depth, layer_means, "spearman")
+        tau = float(kendalltau(depth, layer_means).statistic)
     except GeometryError as error:
         rho, tau, reason = float("nan"), float("nan"), str(error)
     summary = {

@@ -27,8 +27,6 @@ from lmeval_dispersion.errors import UsageError
 WORDS = ("all", "early_half", "late_half")
 NAME = re.compile(r"layer\.(-?\d+)(?:\.(attn|ffn))?")
 
-_INDEX = re.compile(r"-?\d+")
-
 
 def states_after_blocks(layers: str | int | Sequence[str | int], blocks: int | None = None) -> list[str]:
     """Canonical names of the states after blocks in ``layers``, each once, the earliest first.
@@ -51,7 +49,7 @@ def states_after_blocks(layers: str | int | Sequence[str | int], blocks: int | N
     for name in names:
         text = str(name)
         match = NAME.fullmatch(text)
-        index = match[1] if match and match[2] != "attn" else text if _INDEX.fullmatch(text) else None
+        index = match[1] if match and match[2] != "attn" else text if re.fullmatch(r"-?\d+", text) else None
         if text not in ("last", *WORDS) and (index is None or isinstance(name, bool)):
             raise UsageError(_expected(blocks, name))
         if blocks is None:

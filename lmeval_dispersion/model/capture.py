@@ -38,7 +38,6 @@ from torch.utils.hooks import RemovableHandle
 from lmeval_dispersion.errors import CaptureError, UsageError
 from lmeval_dispersion.model import NAME
 
-Sink = Callable[[str, Tensor], None]
 _PARTS = ("attn", "ffn")
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
 
@@ -65,6 +64,7 @@ class Site:
 class Decoder:
     """The parts of a causal decoder, inside any wrapper (PEFT, DDP, FSDP, ``torch.compile``)."""
 
+    stack: nn.Module  # holds the list of blocks, and is called as a module itself
     blocks: tuple[nn.Module, ...]
     norm: nn.Module | None
     head: nn.Module | None
@@ -87,7 +87,7 @@ class Decoder:
             )
         # max keeps the first of equals: the stack is registered before heads and extras.
         parent, blocks = max(lists, key=lambda pair: (len(pair[1]) == layers, len(pair[1])))
-        return cls(tuple(blocks), final_norm(parent, blocks), head(inner))
+        return cls(parent, tuple(blocks), final_norm(parent, blocks), head(inner))
 
     def __len__(self) -> int:
         """Number of blocks."""
@@ -141,7 +141,9 @@ def resolve(model: nn.Module, names: Sequence[str]) -> list[Site]:
 
 
 @contextmanager
-def capture(model: nn.Module, names: Sequence[str], sink: Sink | None = None) -> Iterator[dict[str, Tensor]]:
+def capture(
+    model: nn.Module, names: Sequence[str], sink: Callable[[str, Tensor], None] | None = None
+) -> Iterator[dict[str, Tensor]]:
     """Capture the states of ``names`` in every forward pass inside the block; hooks are always removed.
 
     Args:

@@ -29,7 +29,6 @@ from lmeval_dispersion.errors import UsageError, require_extra
 
 FILE_KINDS = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 
-_PARQUET_ROWS = 1024  # rows decoded at a time
 _HUB = re.compile(r"(?P<id>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
 
 
@@ -90,6 +89,11 @@ class Texts:
         parts = [f"{count} {reason}" for reason, count in self.skipped.items() if count]
         return f"{self.source}: skipped {' and '.join(parts)} of {self.read} texts" if parts else None
 
+    def objects(self) -> Iterator[dict[str, Any] | None]:
+        """The JSON object in each filled line of a JSONL file; None where there is another value."""
+        assert self.path is not None
+        return (_json_object(line) for line in _lines(self.path) if line.strip())
+
     def _values(self) -> Iterator[Any]:
         """Every text; a value that is not a string if one cannot be decoded."""
         if self.path is None:
@@ -101,7 +105,7 @@ class Texts:
                 if filled:
                     yield _decoded(b"".join(lines))
         else:
-            yield from self._column(_json_object(line) for line in _lines(self.path) if line.strip())
+            yield from self._column(self.objects())
 
     def _column(self, rows: Iterable[dict[str, Any] | None]) -> Iterator[Any]:
         """The column of every row; None for an invalid row."""
@@ -145,7 +149,7 @@ class Texts:
         try:
             with parquet.ParquetFile(path) as file:
                 self._check_column(file.schema_arrow.names)
-                for batch in file.iter_batches(_PARQUET_ROWS, columns=[self.column]):
+                for batch in file.iter_batches(1024, columns=[self.column]):
                     yield from batch.column(0).to_pylist()
         except pyarrow.ArrowInvalid as error:
             raise UsageError(f"expected a parquet file, got {path}: {str(error).splitlines()[0]}") from error

@@ -216,8 +216,7 @@ def probe(
     return Probe(questions.name, asked, questions.of, questions.seed, figure, rows, failed, notes)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``dispersion probe``."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "checkpoints", nargs="+", metavar="MODEL", help="Hub id, id@revision, folder, or a glob of folders"
     )
@@ -248,8 +247,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run ``dispersion probe``."""
+def _run(args: argparse.Namespace) -> int:
     from lmeval_dispersion.probing.questions import Questions
 
     output = Output.of(args)
@@ -281,4 +279,4 @@ def run(args: argparse.Namespace) -> int:
     return 3 if result.failed else 0
 
 
-COMMANDS = {"probe": (add_arguments, run)}
+COMMANDS = {"probe": (_add_arguments, _run)}

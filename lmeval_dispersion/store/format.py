@@ -42,7 +42,6 @@ COLUMNS: dict[str, tuple[str, Any]] = {
 }
 #: A score above this counts as a correct answer.
 CORRECT_ABOVE = 0.5
-TEXT_LENGTH = 500
 ROWS = 1024  # rows converted at a time, to avoid a second copy in float64
 
 
@@ -160,7 +159,7 @@ def _document_table(documents: pd.DataFrame) -> Any:
         if kind == "double":
             values = [float("nan") if value is None else float(value) for value in values]
         elif kind == "string":
-            length = TEXT_LENGTH if name == "text" else None
+            length = 500 if name == "text" else None
             values = [value and value[:length] for value in map(_text_or_none, values)]
         elif kind == "list<double>":
             values = [[] if value is None else [float(v) for v in value] for value in values]

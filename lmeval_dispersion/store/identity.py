@@ -149,7 +149,7 @@ def joint_identity(identities: Sequence[Identity]) -> dict[str, str]:
     for key in TASK_KEYS:
         values = sorted({identity.get(key, "") for identity in identities})
         if len(values) > 1:
-            joint[key] = "several:" + hashlib.sha256("\n".join(values).encode()).hexdigest()
+            joint[key] = "several:" + hashed("\n".join(values))
     return joint
 
 

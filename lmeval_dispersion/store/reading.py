@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -21,13 +20,10 @@ from lmeval_dispersion.errors import (
     require_extra,
 )
 from lmeval_dispersion.store.format import COLUMNS, DOCUMENTS, FORMAT, MANIFEST, ROWS, VECTORS, sha256
-from lmeval_dispersion.store.identity import check_one_model, joint_identity
+from lmeval_dispersion.store.identity import check_one_model, hashed, joint_identity
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_OF_A_BLOCK = re.compile(r"layer\.(-?\d+)(?:(\.attn)|\.ffn)?")
-_PLACES = ("*", "dispersion_*/*", "*/dispersion_*/*")  # patterns of sub-folders that may hold a store
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,7 +132,7 @@ class Store:
             StoreError: No such layer.
         """
         given = self.default_layer if layer is None else layer
-        name, block = given, _OF_A_BLOCK.fullmatch(given)
+        name, block = given, re.fullmatch(r"layer\.(-?\d+)(?:(\.attn)|\.ffn)?", given)
         if block and given not in self.layers:
             number, depth = int(block[1]), self.manifest.get("depth") or 0
             name = f"layer.{number + depth if number < 0 else number}{block[2] or ''}"
@@ -184,7 +180,8 @@ def places_of(folder: Path) -> list[Path]:
     if any((folder / name).exists() for name in (MANIFEST, VECTORS, DOCUMENTS)):
         return [folder]
     # Other tools also write a manifest.json: below the named folder it is not a store.
-    patterns = [f"{place}/{name}" for place in _PLACES for name in (VECTORS, DOCUMENTS)]
+    places = ("*", "dispersion_*/*", "*/dispersion_*/*")
+    patterns = [f"{place}/{name}" for place in places for name in (VECTORS, DOCUMENTS)]
     return sorted({file.parent for pattern in patterns for file in folder.glob(pattern)})
 
 
@@ -272,9 +269,7 @@ def _joint_manifest(folder: Path, manifests: Sequence[dict[str, Any]]) -> dict[s
         "width": {name: first["width"][name] for name in layers},
         "default_layer": default if default in layers else layers[0],
         "tasks": {task: version for m in manifests for task, version in (m.get("tasks") or {}).items()},
-        "prompt_format": formats[0]
-        if len(formats) == 1
-        else hashlib.sha256("\n".join(formats).encode()).hexdigest(),
+        "prompt_format": formats[0] if len(formats) == 1 else hashed("\n".join(formats)),
         "sha256": {},
         "created": max(str(m.get("created", "")) for m in manifests),
     }

@@ -54,8 +54,6 @@ from lmeval_dispersion.training.pairs import (
 
 Axis = Literal["features", "tokens"]
 
-SMALLEST_TAU = 0.02  # below, exp(-1/tau) leaves float32
-
 
 def push_away(
     z: Tensor,
@@ -141,7 +139,7 @@ def angular_spread(
 
     Source: LD, angular spread.
     """
-    _positive("tau", tau, SMALLEST_TAU)
+    _at_least(tau, 0.02)  # below, exp(-1/tau) leaves float32
     p = points(z, mask=mask, segments=segments, pairs=pairs, max_tokens=max_tokens, generator=generator)
     return _by_layer(z, p, *angular_exponentials(p, tau))
 
@@ -197,7 +195,7 @@ def l2_repel(
         median = median_distance(p)
         rate = torch.where(median > 0, median.clamp(min=1e-30).reciprocal(), 0.0)
     else:
-        _positive("tau", tau, 1e-30)
+        _at_least(tau, 1e-30)
         rate = torch.full((p.groups,), 1.0 / float(tau), dtype=p.z.dtype, device=p.z.device)
     value, counted = distance_exponentials(p, rate)
     mean_square = p.sums(p.z.square().mean(-1)) / p.counts(p.real).clamp(min=1.0)
@@ -228,8 +226,6 @@ def decorrelation(
 
 
 LOSSES: dict[str, Callable[..., Tensor]] = {name: globals()[name] for name in LOSS_TABLE}
-
-_PER_CALL = ("z", "mask", "segments", "domains", "generator")
 
 
 class DispersionLoss(nn.Module):
@@ -269,7 +265,8 @@ class DispersionLoss(nn.Module):
                     f"expected a loss with the arguments z, mask and segments, got {self.name} without "
                     f"{' and '.join(sorted(missing))}"
                 )
-            known = [option for option in parameters if option not in _PER_CALL]
+            each_call = ("z", "mask", "segments", "domains", "generator")
+            known = [option for option in parameters if option not in each_call]
             for option in options:
                 if option not in known:
                     raise UsageError(
@@ -313,6 +310,6 @@ def _by_layer(z: Tensor, p: Points, values: Tensor, counted: Tensor) -> Tensor:
     return means[0] if z.dim() == 3 else means
 
 
-def _positive(name: str, value: float, least: float) -> None:
-    if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= least):
-        raise UsageError(f"expected {name} to be a number of at least {least}, got {value!r}")
+def _at_least(tau: float, least: float) -> None:
+    if not (isinstance(tau, (int, float)) and math.isfinite(tau) and tau >= least):
+        raise UsageError(f"expected tau to be a number of at least {least}, got {tau!r}")

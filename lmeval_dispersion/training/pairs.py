@@ -48,7 +48,6 @@ class Points:
     Attributes:
         z: (g, t, d), float32 or float64, zero where ``real`` is false.
         real: (g, t) true on points.
-        padded: Whether ``real`` may be false anywhere.
         owner: (g, t) group of each point, in [0, groups); None where row i is group i.
         groups: Number of groups over all layers, a multiple of ``layers``.
         layers: Number of layers.
@@ -56,7 +55,6 @@ class Points:
 
     z: Tensor
     real: Tensor
-    padded: bool
     owner: Tensor | None
     groups: int
     layers: int
@@ -140,7 +138,7 @@ def points(
     shape = (layers, b * t) if pairs == "batch" else (layers * b, t)
     owner = None if owner is None else owner.reshape(shape)
     groups = layers if pairs == "batch" else layers * documents
-    return Points(z.reshape(*shape, d), real.reshape(shape), padded, owner, groups, layers)
+    return Points(z.reshape(*shape, d), real.reshape(shape), owner, groups, layers)
 
 
 def mean_cosine(p: Points, *, across_ranks: bool = False) -> Means:

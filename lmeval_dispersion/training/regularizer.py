@@ -24,13 +24,9 @@ from torch.utils.hooks import RemovableHandle
 
 from lmeval_dispersion.errors import CaptureError, GeometryError, NonFiniteLossError, UsageError
 from lmeval_dispersion.model import states_after_blocks
-from lmeval_dispersion.model.capture import Decoder, unwrapped
+from lmeval_dispersion.model.capture import Decoder
 from lmeval_dispersion.training.losses import DispersionLoss, push_away
 from lmeval_dispersion.training.pairs import NO_DIRECTION
-
-Mode = Literal["add", "inject"]
-# Arguments of a forward pass with the real tokens and their documents.
-_LAYOUT_ARGUMENTS = ("attention_mask", "position_ids", "seq_idx", "cu_seq_lens_q")
 
 # Numbers of states in a call of the loss. Large stacks of layers save a GPU many small kernels; on a CPU only
 # toy models gain, and larger stacks would leave its cache.
@@ -105,7 +101,7 @@ class DispersionRegularizer:
         layers: str | Sequence[str | int] = "last",
         weight: float = 0.1,
         *,
-        mode: Mode = "add",
+        mode: Literal["add", "inject"] = "add",
         seed: int = 0,
         **options: Any,
     ) -> None:
@@ -130,7 +126,7 @@ class DispersionRegularizer:
         self._latest: tuple[Tensor, Tensor | None] | None = None
         self._measured: dict[str, TokenDispersion] | None = None  # while evaluation is measured
         self._unchecked: list[tuple[Tensor, Any, list[str], int]] = []  # losses being copied from a GPU
-        self._model, self._decoder = model, decoder
+        self._decoder = decoder
         self._handles: list[RemovableHandle] = []
         self.attach()
 
@@ -177,11 +173,7 @@ class DispersionRegularizer:
         return values.mean() * self.weight
 
     def describe(
-        self,
-        *,
-        mask: Tensor | None = None,
-        segments: Tensor | None = None,
-        domains: Tensor | None = None,
+        self, *, mask: Tensor | None = None, segments: Tensor | None = None, domains: Tensor | None = None
     ) -> None:
         """Describe the next training forward pass beyond its arguments.
 
@@ -226,7 +218,7 @@ class DispersionRegularizer:
         """Set the hooks again after :meth:`detach`."""
         if self._handles:
             return
-        root = _list_owner(unwrapped(self._model), self._decoder.blocks[0])
+        root = self._decoder.stack
         parameters = inspect.signature(type(root).forward).parameters
         self._names = [name for name in parameters if name != "self"]
         self._handles = [root.register_forward_pre_hook(self._enter, with_kwargs=True)]
@@ -253,7 +245,8 @@ class DispersionRegularizer:
     def _enter(self, root: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self._idle = not (root.training and torch.is_grad_enabled())
         given = dict(zip(self._names, args, strict=False)) | kwargs
-        arguments = {name: given[name] for name in _LAYOUT_ARGUMENTS if given.get(name) is not None}
+        layout_names = ("attention_mask", "position_ids", "seq_idx", "cu_seq_lens_q")
+        arguments = {name: given[name] for name in layout_names if given.get(name) is not None}
         if self._idle:
             if self._measured is not None:
                 self._idle_arguments = arguments
@@ -275,28 +268,18 @@ class DispersionRegularizer:
             self._armed = False
 
     def _hook(self, name: str) -> Any:
-        def collect(state: Tensor) -> Tensor:
-            if self._armed:
-                self._states[name] = state
-            return state
-
-        def inject(state: Tensor) -> Any:
-            if self._armed and torch.is_grad_enabled() and state.requires_grad:
-                return self._with_gradient(name, state)
-            return state
-
-        treat = collect if self.mode == "add" else inject
-
         def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
             state: Tensor = output if isinstance(output, Tensor) else output[0]
-            if self._idle:
-                if self._measured is not None:
-                    self._measure(self._measured[name], state)
+            if self._idle and self._measured is not None:
+                self._measure(self._measured[name], state)
+            if self._idle or not self._armed:
                 return None
-            treated = treat(state)
-            if treated is state:
-                return None
-            return treated if isinstance(output, Tensor) else (treated, *output[1:])
+            if self.mode == "add":
+                self._states[name] = state
+            elif torch.is_grad_enabled() and state.requires_grad:
+                pushed = self._with_gradient(name, state)
+                return pushed if isinstance(output, Tensor) else (pushed, *output[1:])
+            return None
 
         return hook
 
@@ -396,15 +379,6 @@ def _check_finite(losses: Tensor, layers: list[str], step: int) -> None:
     for layer, value in zip(layers, losses.tolist(), strict=True):
         if not math.isfinite(value):
             raise NonFiniteLossError(layer, step)
-
-
-def _list_owner(model: nn.Module, block: nn.Module) -> nn.Module:
-    """The module whose list the blocks are in: the decoder itself, always called as a module."""
-    for module in model.modules():
-        for child in module.children():
-            if isinstance(child, nn.ModuleList) and len(child) and child[0] is block:
-                return module
-    raise CaptureError(f"expected decoder blocks in a list inside {type(model).__name__}, got none")
 
 
 def _documents(arguments: dict[str, Any], b: int, t: int) -> Tensor | None:

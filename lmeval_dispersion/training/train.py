@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 Blocks = NDArray[np.int32]
 _FULL_DISK = ("No space left", "Disk quota exceeded", "inline_container.cc")  # the last is torch.save's
-_HELD_OUT_TOKENS = 50_000  # of each domain, at most
 
 
 def _option(metavar: str | None, help: str, default: Any = MISSING, type: Any = str, **more: Any) -> Any:
@@ -133,8 +132,8 @@ class Settings:
         return self.tokens // (self.block * self.batch_size * self.processes)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``dispersion train``; the result has only the given ones."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The result has only the given options."""
     for setting in fields(Settings):
         if setting.metadata:
             parser.add_argument(
@@ -156,8 +155,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train base and every loss with every seed, and report the comparison."""
+def _run(args: argparse.Namespace) -> int:
     given = {option.name: getattr(args, option.name) for option in fields(Settings) if option.name in args}
     settings = Settings(**given, processes=int(os.environ.get("WORLD_SIZE", "1")))
     output = Output.of(args)
@@ -273,7 +271,7 @@ def domain_blocks(settings: Settings, folder: Path, tokenizer: Any) -> list[tupl
     path = folder / "blocks.npz"
     if not path.is_file():
         need = -(-(settings.tokens // len(settings.data) + 1) // settings.block)
-        held = -(-_HELD_OUT_TOKENS // settings.block)
+        held = -(-50_000 // settings.block)  # of each domain, at most
         parts: dict[str, Blocks] = {}
         for number, source in enumerate(settings.data):
             held_source, least = source, "two blocks"
@@ -514,4 +512,4 @@ def _last_checkpoint(here: Path, steps: int) -> Path | None:
     return whole[max(whole)] if whole else None
 
 
-COMMANDS = {"train": (add_arguments, run)}
+COMMANDS = {"train": (_add_arguments, _run)}

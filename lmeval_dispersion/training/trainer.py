@@ -96,11 +96,7 @@ class DispersionTrainerMixin(_Parent):  # type: ignore[misc]
             self.regularizer.detach()
 
     def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The parent's loss, plus the weighted dispersion loss while training."""
         inputs = dict(inputs)

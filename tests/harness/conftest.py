@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ import yaml
 from datasets_layout import write_all
 from harness_world import World, from_folder, tiny_llama, trained_tokenizer, trimmed_copy
 
-from lmeval_dispersion.store import Store, read_store
+from lmeval_dispersion.store import read_store
 
 # HumanEval's metric comes from the Hub; in its place one that does not run what a model wrote.
 CODE_EVAL = """
@@ -38,7 +36,7 @@ DIGITS["answers"] = {f" {digit}": 1 for digit in range(10)}
 
 
 @pytest.fixture(autouse=True)
-def _no_description_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_description_of_this_machine(monkeypatch):
     """lm-eval asks pip, lscpu and others about the machine in every run, for seconds each time."""
     import lm_eval.evaluator
 
@@ -46,7 +44,7 @@ def _no_description_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def datasets_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def datasets_root(tmp_path_factory):
     """A folder with ORG/NAME folders of data sets, and the metric that comes from the Hub."""
     root = tmp_path_factory.mktemp("datasets")
     write_all(root)
@@ -56,13 +54,13 @@ def datasets_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Any:
+def tokenizer():
     """A byte-level BPE of 600 tokens trained on the excerpts, with a chat template."""
     return trained_tokenizer()
 
 
 @pytest.fixture(scope="session")
-def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(tokenizer, tmp_path_factory):
     """The tiny Llama and its tokenizer as a folder."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     tiny_llama(tokenizer).save_pretrained(folder)
@@ -71,7 +69,7 @@ def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture
-def in_world(datasets_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def in_world(datasets_root, monkeypatch):
     """Run in the folder of the data sets: `datasets` takes "cais/mmlu" for the folder of that name."""
     import datasets
     import evaluate
@@ -93,7 +91,7 @@ def in_world(datasets_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def task_manager() -> Callable[..., Any]:
+def task_manager():
     """Makes task managers that know our tasks and, of lm-eval's, those that a test names."""
     from lm_eval.tasks import TaskManager
 
@@ -101,7 +99,7 @@ def task_manager() -> Callable[..., Any]:
 
     theirs = install.harness_tasks()
 
-    def make(*families: str, **metadata: Any) -> Any:
+    def make(*families, **metadata):
         paths = [str(theirs / family) for family in families]
         return TaskManager(
             include_path=[*paths, str(install.tasks_path())], include_defaults=False, metadata=metadata
@@ -111,7 +109,7 @@ def task_manager() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def harness_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def harness_copy(tmp_path, monkeypatch):
     """A folder of tasks as lm-eval has it, with two families; ours find it in place of the real one."""
     from lmeval_dispersion.harness import install
 
@@ -121,17 +119,17 @@ def harness_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def world(in_world: Path, tokenizer: Any, task_manager: Callable[..., Any]) -> World:
+def world(in_world, tokenizer, task_manager):
     """Runs of the dispersion tasks in the folder of the data sets."""
     return World(tokenizer, task_manager)
 
 
 @pytest.fixture
-def stock(world: World, model_folder: Path, tmp_path: Path) -> Callable[..., tuple[Path, Any]]:
+def stock(world, model_folder, tmp_path):
     """Runs stock tasks on the tiny model and logs them as the command does; returns folder and results."""
     from lm_eval.loggers import EvaluationTracker
 
-    def run(*tasks: str, out: str = "out", **settings: Any) -> tuple[Path, Any]:
+    def run(*tasks, out="out", **settings):
         tracker = EvaluationTracker(output_path=str(tmp_path / out))
         logged = {"evaluation_tracker": tracker, "model_args": f"pretrained={model_folder}"}
         results = world.run(from_folder(model_folder), *tasks, **logged, **settings)
@@ -146,11 +144,11 @@ def stock(world: World, model_folder: Path, tmp_path: Path) -> Callable[..., tup
 
 
 @pytest.fixture
-def from_samples(model_folder: Path, tmp_path: Path) -> Callable[..., Store]:
+def from_samples(model_folder, tmp_path):
     """Makes stores of logged samples under a name, and reads them."""
     from lmeval_dispersion.harness.from_samples import stores_from_samples
 
-    def made(logged: Path, name: str = "samples", model: Path = model_folder, **options: Any) -> Store:
+    def made(logged, name="samples", model=model_folder, **options):
         arguments = {"pretrained": str(model), "device": "cpu", "dtype": "float32"}
         stores_from_samples(logged, arguments, tmp_path / name, **options)
         return read_store(tmp_path / name)
@@ -159,7 +157,7 @@ def from_samples(model_folder: Path, tmp_path: Path) -> Callable[..., Store]:
 
 
 @pytest.fixture(scope="session")
-def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tasks(tmp_path_factory):
     """A folder with sums: one task of choices, one that generates."""
     folder, rng = tmp_path_factory.mktemp("tasks"), np.random.default_rng(0)
     rows = []

@@ -1,7 +1,5 @@
 """The stock `lm_eval` command: with the tasks enabled, killed, of two processes, of a script."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -10,11 +8,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from harness_world import ARC, World, child, environment
+from harness_world import ARC, child, environment
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import PartialStoreError
@@ -31,13 +28,13 @@ LM_EVAL += ["--model_args", f"pretrained={MODEL},dtype=float32", "--output_path"
 
 
 @pytest.fixture
-def site(in_world: Path, harness_copy: Path) -> str:
+def site(in_world, harness_copy):
     """A folder with an lm-eval in which the dispersion tasks are enabled."""
     assert main(["enable"]) == 0
     return str(harness_copy.parents[1])
 
 
-def test_the_stock_command_runs_mmlu(site: str, tmp_path: Path) -> None:
+def test_the_stock_command_runs_mmlu(site, tmp_path):
     # One category rather than all 57 subjects, for time; test_task_metrics.py runs the whole group.
     more = ("--log_samples", "--limit", "3", "--num_fewshot", "1", "--batch_size", "16")
     done = child(*LM_EVAL, tmp_path, *more, "--metadata", "dispersion_layers=last+layer.-1.attn", path=site)
@@ -62,7 +59,7 @@ def test_the_stock_command_runs_mmlu(site: str, tmp_path: Path) -> None:
     assert max(map(len, samples)) < 8000
 
 
-def test_a_killed_run_leaves_a_store_that_is_refused(site: str, tmp_path: Path) -> None:
+def test_a_killed_run_leaves_a_store_that_is_refused(site, tmp_path):
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen([*LM_EVAL, str(tmp_path)], env=environment(site), **quiet)
     try:
@@ -78,7 +75,7 @@ def test_a_killed_run_leaves_a_store_that_is_refused(site: str, tmp_path: Path) 
         read_store(next(tmp_path.glob("*/dispersion_*")))
 
 
-def test_the_stock_command_refuses_a_model_in_one_sentence(site: str, tmp_path: Path) -> None:
+def test_the_stock_command_refuses_a_model_in_one_sentence(site, tmp_path):
     words = [LM_EVAL[0], "--model", "dummy", "--tasks", TASK, "--output_path", str(tmp_path)]
     done = subprocess.run(words, env=environment(site), capture_output=True, text=True, timeout=250)
     assert done.returncode == 1
@@ -114,20 +111,13 @@ os._exit(0)  # gloo's threads may abort an ordinary exit on a busy machine
 """
 
 
-def test_two_processes_give_the_figures_of_one(world: World, model_folder: Path, tmp_path: Path) -> None:
+def test_two_processes_give_the_figures_of_one(world, model_folder, tmp_path):
     import nltk
     import transformers
 
     (tmp_path / "two.py").write_text(TWO)
-    launch = (
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-    )
+    launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run"]
+    launch += ["--standalone", "--nproc-per-node=2"]
     child(*launch, tmp_path / "two.py", model_folder, tmp_path, NLTK_DATA=str(nltk.data.path[0]))
     two = json.loads((tmp_path / "results.json").read_text())
     lm = world.lm(transformers.AutoModelForCausalLM.from_pretrained(model_folder).float(), batch_size=3)
@@ -143,10 +133,8 @@ def test_two_processes_give_the_figures_of_one(world: World, model_folder: Path,
     np.testing.assert_allclose(first.vectors()[a["index"]], second.vectors()[b["index"]], atol=2e-3)
 
 
-def test_the_emitted_script_evaluates_what_has_no_results_and_can_be_verified(
-    in_world: Path, tmp_path: Path
-) -> None:
-    def run(*words: object) -> Any:
+def test_the_emitted_script_evaluates_what_has_no_results_and_can_be_verified(in_world, tmp_path):
+    def run(*words):
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return child(*words, cwd=tmp_path, PATH=path, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="1")
 

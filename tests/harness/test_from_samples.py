@@ -1,12 +1,7 @@
 """Stores from samples: what goes on, what is refused or noted; `test_task.py` compares each kind of task."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,16 +11,10 @@ from harness_world import tiny_llama
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import from_samples as module
 from lmeval_dispersion.harness import recording
-from lmeval_dispersion.store import Store
 from lmeval_dispersion.store.samples import LoggedRun
 
-Stock = Callable[..., tuple[Path, Any]]
-FromSamples = Callable[..., Store]
 
-
-def test_a_group_keeps_its_categories_and_the_judge_can_be_chosen(
-    stock: Stock, from_samples: FromSamples
-) -> None:
+def test_a_group_keeps_its_categories_and_the_judge_can_be_chosen(stock, from_samples):
     logged, _ = stock("mmlu_stem", families=("mmlu",), limit=2)
     assert set(from_samples(logged, "stem", tasks=["mmlu_anatomy"]).documents["category"]) == {"stem"}
     with pytest.raises(UsageError, match="has no samples of 'mmlu_law'; it has mmlu_"):
@@ -37,9 +26,7 @@ def test_a_group_keeps_its_categories_and_the_judge_can_be_chosen(
     assert store.manifest["figures"]["correct_by"] == "flexible-extract/exact_match"
 
 
-def test_a_killed_run_goes_on_and_equal_prompts_run_once(
-    stock: Stock, from_samples: FromSamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_goes_on_and_equal_prompts_run_once(stock, from_samples, tmp_path, monkeypatch):
     logged, _ = stock("arc_easy", families=("arc",))
     file = next(logged.rglob("samples_*.jsonl"))
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -47,9 +34,9 @@ def test_a_killed_run_goes_on_and_equal_prompts_run_once(
     lines[1] = {**lines[0], "doc_id": 1}
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr(module, "_PART", 3)
-    prefill, ran, killed = recording.prefill, list[int](), True
+    prefill, ran, killed = recording.prefill, [], True
 
-    def counted(lm: Any, kind: str, prompts: Any) -> None:
+    def counted(lm, kind, prompts):
         if killed and ran:
             raise KeyboardInterrupt
         ran.append(len(prompts))
@@ -73,9 +60,7 @@ def test_a_killed_run_goes_on_and_equal_prompts_run_once(
         from_samples(logged, layers="layer.0")
 
 
-def test_samples_that_are_not_whole_are_refused_or_noted(
-    stock: Stock, from_samples: FromSamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_that_are_not_whole_are_refused_or_noted(stock, from_samples, tmp_path, monkeypatch):
     logged, _ = stock("arc_easy", families=("arc",), limit=4)
     file, results_file = next(logged.rglob("samples_*.jsonl")), next(logged.rglob("results_*.json"))
     whole, results = file.read_text().splitlines(), json.loads(results_file.read_text())
@@ -118,10 +103,8 @@ def test_samples_that_are_not_whole_are_refused_or_noted(
         from_samples(latest, "three")
 
 
-def test_names_of_digits_stay_names_and_other_arguments_become_numbers(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def refuse(**options: Any) -> None:
+def test_names_of_digits_stay_names_and_other_arguments_become_numbers(monkeypatch, tmp_path):
+    def refuse(**options):
         raise ValueError(repr(options))
 
     monkeypatch.setattr("lm_eval.models.huggingface.HFLM", refuse)
@@ -131,8 +114,8 @@ def test_names_of_digits_stay_names_and_other_arguments_become_numbers(
 
 
 def test_samples_of_another_model_or_tokenizer_are_refused(
-    stock: Stock, from_samples: FromSamples, tokenizer: Any, model_folder: Path, tmp_path: Path
-) -> None:
+    stock, from_samples, tokenizer, model_folder, tmp_path
+):
     logged, _ = stock("arc_easy", families=("arc",))
     model, other = tiny_llama(tokenizer), tmp_path / "other"
     for parameter in model.parameters():

@@ -1,10 +1,7 @@
 """`dispersion enable`, with `--undo`, `--status` and `--path`: on a copy of lm-eval, as a user runs them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,10 +12,8 @@ from lmeval_dispersion.harness.failures import failure_sentence
 from lmeval_dispersion.harness.records import METRICS
 
 
-def test_enable_status_and_undo_leave_no_trace(
-    harness_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def check(*arguments: str, says: str) -> None:
+def test_enable_status_and_undo_leave_no_trace(harness_copy, capsys):
+    def check(*arguments, says):
         assert main([*arguments]) == 0
         assert re.match(says, capsys.readouterr().out)
 
@@ -43,9 +38,7 @@ def test_enable_status_and_undo_leave_no_trace(
     assert sorted(harness_copy.rglob("*")) == before
 
 
-def test_read_only_installations_get_the_other_ways(
-    harness_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_read_only_installations_get_the_other_ways(harness_copy, capsys):
     # A file where the folder would go stops root as well, whom permissions do not stop.
     (harness_copy / "lmeval_dispersion").write_text("")
     assert main(["enable"]) == 2
@@ -55,15 +48,13 @@ def test_read_only_installations_get_the_other_ways(
     assert '`--include_path "$(dispersion enable --path)"`' in said
 
 
-def test_without_lm_eval_the_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_lm_eval_the_extra_is_named(monkeypatch, capsys):
     monkeypatch.setattr(install, "find_spec", lambda _: None)
     assert main(["enable"]) == 1
     assert "pip install 'lmeval-dispersion[models]'" in capsys.readouterr().err
 
 
-def test_tasks_path_names_lm_evals_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_path_names_lm_evals_files(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = install.tasks_path()
     assert folder == install.tasks_path()
@@ -76,8 +67,8 @@ def test_tasks_path_names_lm_evals_files(tmp_path: Path, monkeypatch: pytest.Mon
     assert [name for name in install.task_names() if not name.endswith("_dispersion")] == ["quail"]
 
 
-def test_every_task_is_a_stock_one_with_our_class_and_every_group_has_our_metrics() -> None:
-    def read(text: str) -> Any:
+def test_every_task_is_a_stock_one_with_our_class_and_every_group_has_our_metrics():
+    def read(text):
         return yaml.safe_load(text.replace("!function ", ""))
 
     files = {name: read(text) for name, text in install.task_files().items() if name != "quail/quail.yaml"}
@@ -115,7 +106,7 @@ def test_every_task_is_a_stock_one_with_our_class_and_every_group_has_our_metric
         (ValueError("anything else"), ""),
     ],
 )
-def test_failures_that_users_meet_are_one_sentence(error: Exception, expected: str) -> None:
+def test_failures_that_users_meet_are_one_sentence(error, expected):
     sentence = failure_sentence(error) or ""
     assert expected in sentence
     assert "\n" not in sentence

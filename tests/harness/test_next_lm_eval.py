@@ -4,13 +4,9 @@ Tests of 0.5 are skipped unless ``LM_EVAL_NEXT`` names a folder that holds it: a
 lm-evaluation-harness' branch ``next0.5`` (tried with 0.5.0.dev2 of 2026-05-11). ``.ci/run`` sets it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -59,14 +55,12 @@ open(out + "/figures.json", "w").write(json.dumps({"lm_eval": lm_eval.__file__, 
 
 
 @pytest.mark.slow
-def test_the_next_lm_eval_gives_the_same_stores_and_metrics(
-    in_world: Path, model_folder: Path, tmp_path: Path
-) -> None:
-    def run(name: str, path: str) -> dict[str, Any]:
+def test_the_next_lm_eval_gives_the_same_stores_and_metrics(in_world, model_folder, tmp_path):
+    def run(name, path):
         (tmp_path / name).mkdir()
         words = (sys.executable, "-W", "ignore", "-c", RUN, model_folder, tmp_path / name)
         child(*words, path=path, cwd=in_world)
-        answer: dict[str, Any] = json.loads((tmp_path / name / "figures.json").read_text())
+        answer = json.loads((tmp_path / name / "figures.json").read_text())
         return answer
 
     now, later = run("now", ""), run("later", NEXT)
@@ -91,9 +85,7 @@ def test_the_next_lm_eval_gives_the_same_stores_and_metrics(
         pytest.param({"LMEVAL_DISABLE_MULTIPROC": "1"}, id="bootstrap-in-one-process"),
     ],
 )
-def test_the_command_with_default_options_stores_the_run(
-    variables: dict[str, str], in_world: Path, model_folder: Path, tmp_path: Path
-) -> None:
+def test_the_command_with_default_options_stores_the_run(variables, in_world, model_folder, tmp_path):
     """As `test_run_command.py` has it of the installed lm-eval."""
     model = ("--model", "hf", "--model_args", f"pretrained={model_folder},dtype=float32", "--device", "cpu")
     more = ("--output_path", tmp_path / "out", "--metadata", '{"dispersion_layers": "last+layer.0"}')
@@ -103,7 +95,7 @@ def test_the_command_with_default_options_stores_the_run(
     check_stored_run(tmp_path / "out", ARC)
 
 
-def test_plain_samples_of_both_are_one_run(in_world: Path, model_folder: Path, tmp_path: Path) -> None:
+def test_plain_samples_of_both_are_one_run(in_world, model_folder, tmp_path):
     """Kinds of tasks and a group, by the stock command of each; read without vectors, and compared."""
     model = ("--model", "hf", "--model_args", f"pretrained={model_folder},dtype=float32", "--device", "cpu")
     more = ("--limit", "5", "--log_samples", "--gen_kwargs", "max_gen_toks=4", "--num_fewshot", "0")

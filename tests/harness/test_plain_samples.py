@@ -1,15 +1,10 @@
 """Results of stock lm-eval with --log_samples, in audit and compare: no vectors, lm-eval or torch."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,14 +18,12 @@ from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import HarnessError, MixedStoresError, UsageError
 from lmeval_dispersion.report import render
-from lmeval_dispersion.store import Store
 from lmeval_dispersion.store.samples import read_logged
 
-Stock = Callable[..., tuple[Path, Any]]
 FAMILIES = ("arc", "mmlu", "gsm8k", "wikitext")
 
 
-def changed(folder: Path, name: str, edit: Callable[[dict[str, Any], int], None]) -> Path:
+def changed(folder, name, edit):
     """A copy of a run called ``name``, whose samples ``edit`` changes, given each and its line."""
     copy = folder.parent / name
     shutil.copytree(folder, copy)
@@ -45,15 +38,13 @@ def changed(folder: Path, name: str, edit: Callable[[dict[str, Any], int], None]
 
 
 @pytest.fixture
-def logged(stock: Stock) -> Path:
+def logged(stock):
     """Four kinds of tasks and a group, answered by the tiny model."""
     tasks = ("arc_easy", "mmlu_stem", "gsm8k", "wikitext")
     return stock(*tasks, families=FAMILIES, out="base", gen_kwargs={"max_gen_toks": 8}, limit=5)[0]
 
 
-def test_the_documents_are_those_of_a_store_from_the_same_samples(
-    logged: Path, from_samples: Callable[..., Store]
-) -> None:
+def test_the_documents_are_those_of_a_store_from_the_same_samples(logged, from_samples):
     tasks = ["arc_easy", "gsm8k", "mmlu_anatomy"]
     expected = from_samples(logged, tasks=tasks).documents
     expected["task"] = expected["task"].str.removesuffix("_dispersion")
@@ -80,8 +71,8 @@ def test_the_documents_are_those_of_a_store_from_the_same_samples(
     assert "No metric of wikitext judges single documents, so they have no label." in notes
 
 
-def test_two_runs_are_paired_document_by_document(logged: Path) -> None:
-    def better(sample: dict[str, Any], line: int) -> None:
+def test_two_runs_are_paired_document_by_document(logged):
+    def better(sample, line):
         if "acc" in sample and line % 2:
             sample["acc"] = 1.0
 
@@ -105,8 +96,8 @@ def test_two_runs_are_paired_document_by_document(logged: Path) -> None:
     assert "Difference of accuracy" in render(found.document(), "html")
 
 
-def test_what_differs_is_refused_or_left_out_and_counted(logged: Path, stock: Stock) -> None:
-    def other_target(sample: dict[str, Any], line: int) -> None:
+def test_what_differs_is_refused_or_left_out_and_counted(logged, stock):
+    def other_target(sample, line):
         if line == 0 and sample["target"] in "0123":
             sample["target"] = str((int(sample["target"]) + 1) % 4)
 
@@ -134,9 +125,7 @@ def test_what_differs_is_refused_or_left_out_and_counted(logged: Path, stock: St
     assert len(read_logged(next(both.rglob("results_*.json"))).documents) == 5
 
 
-def test_a_store_and_plain_samples_of_one_model_are_one_run(
-    logged: Path, from_samples: Callable[..., Store], tmp_path: Path
-) -> None:
+def test_a_store_and_plain_samples_of_one_model_are_one_run(logged, from_samples, tmp_path):
     from_samples(logged, "store", tasks=["arc_easy"])
     found = compare_runs([tmp_path / "store", logged])
     whole = found.others[0].slices[0]
@@ -144,10 +133,8 @@ def test_a_store_and_plain_samples_of_one_model_are_one_run(
     assert found.left_out[0] == 0
 
 
-def test_an_audit_of_samples_has_what_needs_no_vectors_and_says_the_way_to_the_rest(
-    logged: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def good(sample: dict[str, Any], line: int) -> None:
+def test_an_audit_of_samples_has_what_needs_no_vectors_and_says_the_way_to_the_rest(logged, capsys):
+    def good(sample, line):
         if "acc" in sample:
             sample["acc"] = float(line < 4)
 
@@ -173,7 +160,7 @@ def test_an_audit_of_samples_has_what_needs_no_vectors_and_says_the_way_to_the_r
         read_run(logged).vectors.estimate()
 
 
-def test_neither_torch_nor_lm_eval_is_imported(logged: Path) -> None:
+def test_neither_torch_nor_lm_eval_is_imported(logged):
     script = (
         "import sys; from lmeval_dispersion.cli import main; main(sys.argv[1:]);"
         "print(sorted({'torch', 'transformers', 'lm_eval', 'datasets'} & set(sys.modules)), file=sys.stderr)"

@@ -1,11 +1,7 @@
 """Checkpoints probed with a few questions: lm-eval's own numbers, squares by a slow loop, the order."""
 
-from __future__ import annotations
-
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,23 +25,23 @@ FAMILIES = ["arc", "mmlu/default", "truthfulqa", "wikitext"]
 
 
 @pytest.fixture(autouse=True)
-def _no_tasks_but_named_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_tasks_but_named_ones(monkeypatch):
     """lm-eval reads all of its 10,000 task files each time: here it has none of its own."""
     monkeypatch.setattr("lm_eval.tasks.manager.__file__", "/none/manager.py")
 
 
 @pytest.fixture
-def stock() -> list[str]:
+def stock():
     """The folders of some of its tasks."""
     return [str(install.harness_tasks() / name) for name in FAMILIES]
 
 
-def run(tasks: Path, *more: object, task: str = "sums") -> int:
+def run(tasks, *more, task="sums"):
     quiet = ("--include_path", tasks, "--batch_size", 16, "--device", "cpu", "-q")
     return main(["probe", "--task", task, *map(str, (*quiet, *more))])
 
 
-def probabilities(lm: Any, ids: list[int]) -> np.ndarray:
+def probabilities(lm, ids):
     """Of the next token, by the model itself."""
     with torch.inference_mode():
         return torch.softmax(lm.model(torch.tensor([ids])).logits[0, -1].double(), -1).numpy()
@@ -54,9 +50,7 @@ def probabilities(lm: Any, ids: list[int]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("task", "shots"), [("arc_easy", 0), ("arc_easy", 2), ("mmlu_anatomy", 1), ("truthfulqa_mc1", 0)]
 )
-def test_answers_are_those_of_lm_eval(
-    task: str, shots: int, in_world: Path, model_folder: Path, task_manager: Any, stock: Any
-) -> None:
+def test_answers_are_those_of_lm_eval(task, shots, in_world, model_folder, task_manager, stock):
     lm = from_folder(model_folder)
     lm.batch_size_per_gpu = 1  # sums of a batch are rounded by its shape
     # More than there are, so that lm-eval, which numbers a selection anew, draws the same examples.
@@ -80,9 +74,7 @@ def test_answers_are_those_of_lm_eval(
     np.testing.assert_array_equal(block.probability, answered.probability[2:5])
 
 
-def test_squares_are_those_of_the_softmax(
-    in_world: Path, model_folder: Path, tasks: Path, stock: Any
-) -> None:
+def test_squares_are_those_of_the_softmax(in_world, model_folder, tasks, stock):
     lm = from_folder(model_folder)
     demo = from_folder(DEMO / "sums-80")
     letters = Questions("sums_letter", 4, include_path=str(tasks))
@@ -107,7 +99,7 @@ def test_squares_are_those_of_the_softmax(
         assert probability == pytest.approx(np.prod(steps), rel=1e-4)
 
 
-def test_a_space_that_is_a_token_stands_before_the_place(in_world: Path, tasks: Path, tmp_path: Path) -> None:
+def test_a_space_that_is_a_token_stands_before_the_place(in_world, tasks, tmp_path):
     """The demo's tokenizer cuts `= 57` into =, a space and digits: digits are asked for behind the space."""
     spaced = yaml.safe_load((tasks / "sums_written.yaml").read_text()) | {"target_delimiter": " "}
     (tmp_path / "spaced.yaml").write_text(yaml.safe_dump(spaced))
@@ -119,7 +111,7 @@ def test_a_space_that_is_a_token_stands_before_the_place(in_world: Path, tasks: 
         assert squares == pytest.approx(np.square(place[digits]).sum(), rel=1e-4)
 
 
-def test_prompts_are_built_for_each_chat_template(in_world: Path, model_folder: Path, stock: Any) -> None:
+def test_prompts_are_built_for_each_chat_template(in_world, model_folder, stock):
     lm = from_folder(model_folder)
     questions = Questions("arc_easy_dispersion", 3, include_path=stock, apply_chat_template=True)
     first = questions.built(lm)
@@ -131,9 +123,7 @@ def test_prompts_are_built_for_each_chat_template(in_world: Path, model_folder: 
     assert all("<|robot|>" in question.context for question in again)
 
 
-def test_the_demo_family_is_ordered_with_labels_and_without(
-    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_demo_family_is_ordered_with_labels_and_without(in_world, tasks, tmp_path, capsys):
     models = [str(DEMO / f"sums-{n}") for n in ("00", "80", "10", "30")]
     assert run(tasks, *models, tmp_path / "gone", "--format", "json") == 3
     result = json.loads(capsys.readouterr().out)
@@ -148,13 +138,14 @@ def test_the_demo_family_is_ordered_with_labels_and_without(
     without = ("--answers", tasks / "digits.yaml", "--rank-by", "squares", "--format", "csv")
     assert run(tasks, *models, *without, task="sums_written") == 0
     assert [line.split(",")[1] for line in capsys.readouterr().out.splitlines()[1:]] == [
-        "sums-80", "sums-30", "sums-10", "sums-00"
-    ]  # fmt: skip
+        "sums-80",
+        "sums-30",
+        "sums-10",
+        "sums-00",
+    ]
 
 
-def test_one_checkpoint_copies_and_all_questions(
-    in_world: Path, tasks: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_checkpoint_copies_and_all_questions(in_world, tasks, capsys):
     assert run(tasks, DEMO / "sums-80", "--questions", 1000) == 0
     said = capsys.readouterr()
     assert said.out.startswith("Only sums-80 was probed; a probe orders siblings")
@@ -178,10 +169,7 @@ def test_one_checkpoint_copies_and_all_questions(
         (["--answers", "none.yaml"], "none.yaml"),
     ],
 )
-def test_what_cannot_be_probed_is_one_sentence(
-    more: list[str], sentence: str, in_world: Path, tasks: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_what_cannot_be_probed_is_one_sentence(more, sentence, in_world, tasks, capsys, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     assert run(tasks, DEMO / "sums-80", *more) in (1, 2)
     last = capsys.readouterr().err.splitlines()[-1]
@@ -189,9 +177,7 @@ def test_what_cannot_be_probed_is_one_sentence(
     assert sentence in last
 
 
-def test_tasks_and_models_that_cannot_be_asked_are_refused(
-    in_world: Path, tmp_path: Path, tasks: Path, stock: Any
-) -> None:
+def test_tasks_and_models_that_cannot_be_asked_are_refused(in_world, tmp_path, tasks, stock):
     with pytest.raises(UsageError, match="lm-eval has no task 'arc_eazy'; did you mean arc_easy"):
         Questions("arc_eazy", 25, include_path=stock)
     assert len(Questions("quail_dispersion", 5)) > 0  # a task that we alone have
@@ -206,7 +192,7 @@ def test_tasks_and_models_that_cannot_be_asked_are_refused(
         check_decoder(type("LM", (), {"backend": "seq2seq"})())
 
 
-def test_noise_orders_at_most_one_group_in_twenty() -> None:
+def test_noise_orders_at_most_one_group_in_twenty():
     rng, none = np.random.default_rng(0), np.full(25, np.nan)
     clear = dict.fromkeys(("probability", "squares"), 0)
     for _ in range(300):
@@ -229,7 +215,7 @@ def test_noise_orders_at_most_one_group_in_twenty() -> None:
     assert [(row.label, row.tied_with) for row in probed(better)[1]] == [("a", ()), ("b", ())]
 
 
-def test_the_worth_of_a_figure_is_said_where_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worth_of_a_figure_is_said_where_it_was_measured(monkeypatch):
     values = np.linspace(0.1, 0.9, 25)
     figure, rows = probed({"a": Answered(values, values, values)})
     result = Probe("sums", 25, 40, 0, figure, rows, (), ())
@@ -244,31 +230,12 @@ def test_the_worth_of_a_figure_is_said_where_it_was_measured(monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.skipif(not NEXT, reason="LM_EVAL_NEXT names no folder with lm-eval 0.5")
 @pytest.mark.parametrize("task", ["sums", "sums_written"])
-def test_the_next_lm_eval_gives_the_same_figures(
-    in_world: Path, tasks: Path, tmp_path: Path, task: str
-) -> None:
+def test_the_next_lm_eval_gives_the_same_figures(in_world, tasks, tmp_path, task):
     results = []
     for path in ("", NEXT):
-        words = (
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "lmeval_dispersion",
-            "probe",
-            DEMO / "sums-80",
-            DEMO / "sums-10",
-        )
-        more = (
-            "--task",
-            task,
-            "--include_path",
-            tasks,
-            "--answers",
-            tasks / "digits.yaml",
-            "--num_fewshot",
-            2,
-        )
+        command = [sys.executable, "-W", "ignore", "-m", "lmeval_dispersion", "probe"]
+        words = [*command, DEMO / "sums-80", DEMO / "sums-10", "--task", task, "--include_path", tasks]
+        more = ["--answers", tasks / "digits.yaml", "--num_fewshot", 2]
         file = tmp_path / f"{len(results)}.json"
         child(*words, *more, "-o", file, path=path, cwd=in_world)
         results.append(json.loads(file.read_text()))

@@ -1,11 +1,8 @@
 """The query's tokens: decoded they are the query, on every pre-tokenizer at hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import transformers
@@ -30,7 +27,7 @@ PROMPTS = {  # text before, query, text after
 }
 
 
-def trained(file: Path) -> Any:
+def trained(file):
     """A small BPE with the real tokenizer's normalizer, pre-tokenizer, post-processor and decoder."""
     real = Tokenizer.from_file(str(file))
     bytes_too = json.loads(file.read_text("utf-8"))["model"].get("byte_fallback", False)
@@ -50,19 +47,19 @@ def trained(file: Path) -> Any:
 
 
 @pytest.fixture(scope="module", params=REAL, ids=lambda file: file.stem)
-def tokenizer(request: pytest.FixtureRequest) -> Any:
+def tokenizer(request):
     return trained(request.param)
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_the_tokens_hold_the_query_and_the_tokens_beside_them_none_of_it(tokenizer: Any, name: str) -> None:
+def test_the_tokens_hold_the_query_and_the_tokens_beside_them_none_of_it(tokenizer, name):
     before, query, after = PROMPTS[name]
     prompt = before + query + after
     context = tokenizer(prompt.rstrip())["input_ids"]
     start, stop = query_tokens(tokenizer, prompt, query, context)
     assert 0 <= start < stop <= len(context)
 
-    def text(tokens: list[int]) -> str:
+    def text(tokens):
         return "".join(tokenizer.decode(tokens, clean_up_tokenization_spaces=False).split())
 
     held, core = text(context[start:stop]), "".join(query.split())
@@ -73,7 +70,7 @@ def test_the_tokens_hold_the_query_and_the_tokens_beside_them_none_of_it(tokeniz
         assert core not in text(tokens)
 
 
-def test_what_is_not_there_and_what_cannot_be_told(tokenizer: Any) -> None:
+def test_what_is_not_there_and_what_cannot_be_told(tokenizer):
     context, other = (tokenizer(text)["input_ids"] for text in ("some words", "quite another text"))
     for query in (None, "others", "  "):
         assert query_tokens(tokenizer, "some words", query, context) == (0, len(context))

@@ -1,16 +1,12 @@
 """Recorded states: every vector against the model run alone, unpadded; what gives none is refused."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from harness_world import ARC, SIZES, World, alone, check_vectors, hflm, hooks_left, records, tiny_llama
+from harness_world import ARC, SIZES, alone, check_vectors, hflm, hooks_left, records, tiny_llama
 
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import recording
@@ -36,7 +32,7 @@ MIXTURES = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_interm
 
 
 @pytest.mark.parametrize("batch_size", [1, "auto"])
-def test_vectors_equal_the_model_alone_whatever_the_batch(batch_size: Any, world: World) -> None:
+def test_vectors_equal_the_model_alone_whatever_the_batch(batch_size, world):
     lm = world.lm(batch_size=batch_size, max_batch_size=4, max_length=256)
     tasks = (ARC, "mmlu_astronomy_dispersion")
     results = world.run(lm, *tasks, layers="last+layer.0.attn")
@@ -46,7 +42,7 @@ def test_vectors_equal_the_model_alone_whatever_the_batch(batch_size: Any, world
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "Mixtral", "Qwen2Moe"])
-def test_vectors_equal_the_model_alone_in_every_architecture(architecture: str, world: World) -> None:
+def test_vectors_equal_the_model_alone_in_every_architecture(architecture, world):
     torch.manual_seed(0)
     special = {"pad_token_id": 2, "eos_token_id": 1, "bos_token_id": 1, "vocab_size": len(world.tokenizer)}
     heads = {"num_key_value_heads": 2, "head_dim": 8}
@@ -55,7 +51,7 @@ def test_vectors_equal_the_model_alone_in_every_architecture(architecture: str, 
     check_vectors(lm, world.run(lm, limit=5))
 
 
-def test_truncated_few_shot_and_chat_prompts(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_truncated_few_shot_and_chat_prompts(world, caplog):
     task = "mmlu_astronomy_dispersion"
     short = world.lm(max_length=40)
     results = world.run(short, task)
@@ -71,7 +67,7 @@ def test_truncated_few_shot_and_chat_prompts(world: World, caplog: pytest.LogCap
         assert all(record.columns["text"].endswith("\nAnswer:") for record in records(results, task))
 
 
-def test_generation_is_seen_after_the_prompt(world: World) -> None:
+def test_generation_is_seen_after_the_prompt(world):
     lm = world.lm(batch_size=3, max_length=300)
     results = world.run(lm, "ifeval_dispersion", gen_kwargs={"max_gen_toks": 250})
     for sample in results["samples"]["ifeval_dispersion"]:
@@ -84,7 +80,7 @@ def test_generation_is_seen_after_the_prompt(world: World) -> None:
         assert math.isnan(state.perplexity[0])
 
 
-def test_rolling_requests_give_every_segments_last_state_and_perplexity(world: World, tmp_path: Path) -> None:
+def test_rolling_requests_give_every_segments_last_state_and_perplexity(world, tmp_path):
     lm = world.lm(batch_size=3, max_length=128)
     results = world.run(lm, "wikitext_dispersion", store=tmp_path)
     documents = read_store(tmp_path).documents
@@ -104,7 +100,7 @@ def test_rolling_requests_give_every_segments_last_state_and_perplexity(world: W
         np.testing.assert_allclose(state.vectors["last"][0], first, atol=1e-5, rtol=0)
 
 
-def test_peft_prompt_tuning_and_bfloat16_match(world: World) -> None:
+def test_peft_prompt_tuning_and_bfloat16_match(world):
     peft = pytest.importorskip("peft")
     torch.manual_seed(1)
     lora = peft.LoraConfig(target_modules=["q_proj", "lm_head"], r=2, init_lora_weights=False)
@@ -117,7 +113,7 @@ def test_peft_prompt_tuning_and_bfloat16_match(world: World) -> None:
     check_vectors(half, world.run(half), within=0.02)
 
 
-def test_a_model_spread_over_devices(world: World, tmp_path: Path) -> None:
+def test_a_model_spread_over_devices(world, tmp_path):
     import accelerate
 
     # Without GPUs, "disk" is the second device: accelerate's hooks move weights and inputs all the same.
@@ -135,9 +131,9 @@ def test_a_model_spread_over_devices(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [pytest.param("wrapped", marks=pytest.mark.slow), "in place"])
-def test_compiled_models_give_their_states(how: str, world: World) -> None:
+def test_compiled_models_give_their_states(how, world):
     model = tiny_llama(world.tokenizer)
-    run: Any = model
+    run = model
     if how == "wrapped":
         run = torch.compile(model, backend="eager")
     else:
@@ -153,7 +149,7 @@ def test_compiled_models_give_their_states(how: str, world: World) -> None:
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
 @pytest.mark.parametrize("bits", ["8bit", "4bit"])
-def test_weights_in_few_bits_give_their_own_states(bits: Any, world: World, tmp_path: Path) -> None:
+def test_weights_in_few_bits_give_their_own_states(bits, world, tmp_path):
     # The 4-bit kernel of the CPU takes widths that are multiples of 64 only.
     tiny_llama(world.tokenizer, hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "plain")
     world.tokenizer.save_pretrained(tmp_path / "plain")
@@ -167,7 +163,7 @@ def test_weights_in_few_bits_give_their_own_states(bits: Any, world: World, tmp_
     check_vectors(lm, world.run(lm, limit=3), within=0.05 if bits == "8bit" else None)
 
 
-def test_models_with_eyes_read_texts(world: World, tmp_path: Path) -> None:
+def test_models_with_eyes_read_texts(world, tmp_path):
     from lm_eval.models.hf_vlms import HFMultimodalLM
 
     torch.manual_seed(0)
@@ -193,10 +189,10 @@ def test_models_with_eyes_read_texts(world: World, tmp_path: Path) -> None:
             getattr(lm, f"dispersion_{kind}")([Prompt(arguments, None, "t", ("last",))])
 
 
-def test_runs_that_cannot_work_are_refused_before_the_model_runs(world: World, tmp_path: Path) -> None:
+def test_runs_that_cannot_work_are_refused_before_the_model_runs(world, tmp_path):
     from lm_eval.api.registry import get_model
 
-    lm, calls = world.lm(), list[int]()
+    lm, calls = world.lm(), []
     world.run(lm, store=tmp_path, limit=2)
     lm.model.register_forward_hook(lambda *_: calls.append(1))
     with pytest.raises(UsageError, match=r"expected layers among last, norm, embeddings, layer\.0"):
@@ -212,12 +208,10 @@ def test_runs_that_cannot_work_are_refused_before_the_model_runs(world: World, t
         world.run(world.lm(transformers.T5ForConditionalGeneration(config).eval()))
 
 
-def test_an_lm_eval_that_runs_requests_otherwise_or_lacks_a_method_is_refused(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_lm_eval_that_runs_requests_otherwise_or_lacks_a_method_is_refused(world, monkeypatch):
     from lm_eval.models.huggingface import HFLM
 
-    def without_the_model(_: Any, requests: Any, **__: Any) -> list[tuple[float, bool]]:
+    def without_the_model(_, requests, **__):
         return [(-1.0, False)] * len(requests)
 
     lm = world.lm()

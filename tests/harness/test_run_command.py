@@ -1,14 +1,9 @@
 """``dispersion run`` in this process: users' own tasks, second runs, and failures in a sentence."""
 
-from __future__ import annotations
-
 import json
 import logging
 import random
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("in_world")
 
 
 @pytest.fixture(autouse=True)
-def _quick_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _quick_command(monkeypatch, tmp_path):
     """lm-eval reads all of its 10,000 task files before a run: here it has none of its own."""
     import lm_eval.tasks.manager as manager
     from lm_eval.utils import setup_logging
@@ -44,24 +39,20 @@ def _quick_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     logger.handlers[:], logger.level = before
 
 
-def run(model: Path, tasks: str, *more: object, **metadata: object) -> int:
+def run(model, tasks, *more, **metadata):
     arguments = ["--model", "hf", "--model_args", f"pretrained={model},dtype=float32", "--device", "cpu"]
     given = json.dumps({f"dispersion_{key}": str(value) for key, value in metadata.items()})
     return main(["run", *arguments, "--tasks", tasks, "--metadata", given, *map(str, more)])
 
 
-def test_the_command_with_default_options_stores_the_run(
-    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_with_default_options_stores_the_run(model_folder, tmp_path, capsys):
     assert run(model_folder, ARC, "--output_path", tmp_path / "out", layers="last+layer.0") == 0
     said = capsys.readouterr()
     assert "ootstrapping" not in said.out + said.err
     check_stored_run(tmp_path / "out", ARC)
 
 
-def test_what_concerns_many_tasks_is_one_warning(
-    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_concerns_many_tasks_is_one_warning(model_folder, tmp_path, capsys):
     tasks = [f"{name}_dispersion" for name in ("arc_challenge", "arc_easy", "hellaswag", "truthfulqa_mc1")]
     assert run(model_folder, ",".join(tasks), "--limit", 1, store=tmp_path / "store") == 0
     assert "is NaN" not in capsys.readouterr().err
@@ -73,7 +64,7 @@ def test_what_concerns_many_tasks_is_one_warning(
     assert said[-1] == f"next: dispersion audit {tmp_path / 'store'}"
 
 
-def refused_models(model_folder: Path, place: Path) -> dict[str, tuple[list[str], str]]:
+def refused_models(model_folder, place):
     """Options of models that cannot run our tasks, and how each is refused."""
     plain, t5 = place / "plain", place / "t5"
     shutil.copytree(model_folder, plain)
@@ -102,13 +93,9 @@ def refused_models(model_folder: Path, place: Path) -> dict[str, tuple[list[str]
 
 @pytest.mark.parametrize("which", ["template", "t5", "dummy", "api", "unknown"])
 def test_a_model_that_cannot_run_our_tasks_is_refused_in_a_sentence_before_its_weights_are_loaded(
-    which: str,
-    model_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def loaded(*_: Any, **__: Any) -> None:
+    which, model_folder, tmp_path, capsys, monkeypatch
+):
+    def loaded(*_, **__):
         raise AssertionError("weights are loaded")
 
     monkeypatch.setattr(HFLM, "_create_model", loaded)
@@ -135,7 +122,7 @@ target_delimiter: ""
 """
 
 
-def write_sums(folder: Path) -> None:
+def write_sums(folder):
     """A task of 150 sums for the demo's models."""
     draw = random.Random(0)
     lines = []
@@ -151,8 +138,8 @@ def write_sums(folder: Path) -> None:
 
 
 def test_the_page_on_hidden_states_does_what_it_says_on_the_store_of_a_users_own_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     write_sums(tmp_path / "tasks")
     more, model = ("--include_path", tmp_path / "tasks", "--batch_size", 32), data_folder("demo") / "sums-10"
     metadata = {"layers": "last+layer.-2", "store": tmp_path / "runs"}
@@ -174,7 +161,7 @@ def test_the_page_on_hidden_states_does_what_it_says_on_the_store_of_a_users_own
     assert len(blocks) == 3
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    names: dict[str, Any] = {}
+    names = {}
     exec("\n".join(blocks).replace("layer.-8", "layer.-2"), names)
     said = [line.split() for line in capsys.readouterr().out.splitlines() if " AUROC " in line]
     areas = {name: float(area) for name, _, area in said}

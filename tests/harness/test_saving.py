@@ -1,17 +1,13 @@
 """The store of a run: its documents, caches, who judged, the shape of prompts, what a full disk costs."""
 
-from __future__ import annotations
-
 import math
 import os
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from harness_world import ARC, World, check_vectors
+from harness_world import ARC, check_vectors
 
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.harness import saving
@@ -20,7 +16,7 @@ from lmeval_dispersion.store import begin_store, read_store
 from lmeval_dispersion.store.identity import prompt_manifest, source_text
 
 
-def test_samples_limit_and_true_document_ids(world: World, tmp_path: Path) -> None:
+def test_samples_limit_and_true_document_ids(world, tmp_path):
     lm = world.lm()
     world.run(lm, store=tmp_path / "some", samples={ARC: [1, 4, 6]})
     some = read_store(tmp_path / "some").documents
@@ -30,9 +26,7 @@ def test_samples_limit_and_true_document_ids(world: World, tmp_path: Path) -> No
     assert some["doc_hash"].tolist() == every.loc[[1, 4, 6], "doc_hash"].tolist()
 
 
-def test_caches_of_answers_and_of_requests_change_nothing(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_caches_of_answers_and_of_requests_change_nothing(world, tmp_path, monkeypatch):
     import lm_eval.caching.cache as cache
 
     monkeypatch.setattr(cache, "PATH", str(tmp_path / "requests"))
@@ -47,9 +41,7 @@ def test_caches_of_answers_and_of_requests_change_nothing(
     assert list(tmp_path.glob("answers*.db"))
 
 
-def test_a_run_with_a_cache_says_once_that_it_does_not_go_on_from_a_killed_run(
-    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_with_a_cache_says_once_that_it_does_not_go_on_from_a_killed_run(world, tmp_path, caplog):
     cache, said = str(tmp_path / "answers"), []
     for place, killed, options in (
         ("fresh", "", {"use_cache": cache}),
@@ -66,9 +58,7 @@ def test_a_run_with_a_cache_says_once_that_it_does_not_go_on_from_a_killed_run(
     assert said[2][0].startswith(f"{tmp_path / 'killed' / ARC} comes from a run that did not finish;")
 
 
-def test_a_full_disk_costs_the_store_and_not_the_run(
-    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_costs_the_store_and_not_the_run(world, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(saving, "failures", [])
     blocked = tmp_path / ARC / f".vectors.safetensors.{os.getpid()}.tmp"
     (blocked / "in the way").mkdir(parents=True)
@@ -81,14 +71,12 @@ def test_a_full_disk_costs_the_store_and_not_the_run(
         read_store(tmp_path / ARC)
 
 
-def test_the_judge_may_be_a_filters_metric(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_judge_may_be_a_filters_metric(world, tmp_path, monkeypatch):
     from lm_eval.models.huggingface import HFLM
 
     lm = world.lm()
     monkeypatch.setattr(HFLM, "max_gen_toks", 4)
-    calls: list[int] = []
+    calls = []
     lm.model.register_forward_hook(lambda *_: calls.append(1))
     task = "gsm8k_dispersion"
     has = "it has strict-match/exact_match, flexible-extract/exact_match"
@@ -98,7 +86,7 @@ def test_the_judge_may_be_a_filters_metric(
     assert not calls
     answer = "so 1,000,001 it is"  # a number, in no strict form
 
-    def decoded(_: Any, tokens: Any, **__: Any) -> str:
+    def decoded(_, tokens, **__):
         return "</s>" if isinstance(tokens, int) else answer
 
     monkeypatch.setattr(HFLM, "tok_decode", decoded)
@@ -115,9 +103,9 @@ def test_the_judge_may_be_a_filters_metric(
         assert set(store.documents["prediction"] == "[invalid]") == {by == strict}
 
 
-def test_a_function_may_judge_by_the_name_of_what_it_gives(world: World, tmp_path: Path) -> None:
+def test_a_function_may_judge_by_the_name_of_what_it_gives(world, tmp_path):
     lm, task = world.lm(max_length=1024), "humaneval_dispersion"
-    settings: dict[str, Any] = {"families": ("humaneval",), "confirm_run_unsafe_code": True, "limit": 1}
+    settings = {"families": ("humaneval",), "confirm_run_unsafe_code": True, "limit": 1}
     settings["gen_kwargs"] = {"max_gen_toks": 2}
     with pytest.raises(HarnessError, match=r"has no 'pass@2' .* it has pass_at_k, .*pass@1"):
         world.run(lm, task, correct="pass@2", **settings)
@@ -139,16 +127,16 @@ CONFIG = {
 OPTIONS = {"fewshot_seed": 1, "chat_template": "c", "multiturn": False, "system": "Be brief."}
 
 
-def asked(**change: Any) -> Any:
+def asked(**change):
     config = {key: change.get(key, value) for key, value in CONFIG.items()}
     return prompt_manifest(config, **{key: change.get(key, value) for key, value in OPTIONS.items()})
 
 
-def render(doc: Any) -> str:
+def render(doc):
     return str(doc["question"])
 
 
-def test_functions_are_their_source_and_never_an_address() -> None:
+def test_functions_are_their_source_and_never_an_address():
     assert source_text(render).startswith("def render(")
     assert source_text(partial(render, option=1)) == f"{source_text(render)}(option=1)"
     assert source_text(itemgetter("question")) == "operator.itemgetter"
@@ -168,18 +156,18 @@ def test_functions_are_their_source_and_never_an_address() -> None:
         ({"system": "Be long."}, "system_prompt"),
     ],
 )
-def test_each_change_is_seen_in_its_own_key(change: dict[str, Any], key: str) -> None:
+def test_each_change_is_seen_in_its_own_key(change, key):
     other, base = asked(**change)["identity"], asked()["identity"]
     assert {k for k in other if other[k] != base[k]} == {key}
 
 
-def test_subjects_of_one_benchmark_have_one_template() -> None:
+def test_subjects_of_one_benchmark_have_one_template():
     assert asked(dataset_name="anatomy", description="Questions about anatomy.\n\n") == asked()
     bare = asked(num_fewshot=0, chat_template=None, system=None)["identity"]
     assert bare.keys() == {"prompt_template", "num_fewshot"}
 
 
-def test_the_models_arguments_that_change_vectors_are_in_its_identity(tmp_path: Path) -> None:
+def test_the_models_arguments_that_change_vectors_are_in_its_identity(tmp_path):
     keys = ("peft", "delta", "add_bos_token", "model")
     lm = SimpleNamespace(pretrained=str(tmp_path), revision="main", **dict.fromkeys(keys))
     (tmp_path / "config.json").write_text("{}")

@@ -1,32 +1,17 @@
 """A dispersion task beside the stock one: the same answers, document by document, for every kind of task."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
-from harness_world import (
-    ARC,
-    World,
-    check_same_store,
-    check_vectors,
-    evaluate,
-    from_folder,
-    hooks_left,
-    records,
-)
+from harness_world import ARC, check_same_store, check_vectors, evaluate, from_folder, hooks_left, records
 
 from lmeval_dispersion.geometry import dispersion_estimate
 from lmeval_dispersion.harness import install
-from lmeval_dispersion.store import Store, read_store
+from lmeval_dispersion.store import read_store
 
 OURS = "class: !function lmeval_dispersion.harness.DispersionTask\n"
 
 
-def check_same(ours: str, stock: str, results: Any, plain: Any) -> None:
+def check_same(ours, stock, results, plain):
     """Every answer and metric is the stock task's; the figures are those of the states."""
     for mine, theirs in zip(results["samples"][ours], plain["samples"][stock], strict=True):
         keys = ("doc_id", "doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps", "filter")
@@ -65,15 +50,8 @@ def check_same(ours: str, stock: str, results: Any, plain: Any) -> None:
     ],
 )
 def test_answers_are_the_stock_tasks_own_and_its_samples_give_the_same_store(
-    task: str,
-    family: str,
-    settings: dict[str, Any],
-    world: World,
-    stock: Callable[..., tuple[Path, Any]],
-    from_samples: Callable[..., Store],
-    model_folder: Path,
-    tmp_path: Path,
-) -> None:
+    task, family, settings, world, stock, from_samples, model_folder, tmp_path
+):
     ours, lm, layers = f"{task}_dispersion", from_folder(model_folder), "last+layer.0.attn"
     options = {"families": (family,) if family else (), **settings}
     logged, plain = stock(task, **options)
@@ -94,13 +72,13 @@ def test_answers_are_the_stock_tasks_own_and_its_samples_give_the_same_store(
     assert checked.get("logprob_difference_max", 0.0) < 1e-3
 
 
-def test_predict_only_is_the_stock_task(world: World) -> None:
+def test_predict_only_is_the_stock_task(world):
     results = world.run(world.lm(), predict_only=True)
     assert "dispersion" not in results["samples"][ARC][0]
     assert not any("dispersion" in key for key in results["results"][ARC])
 
 
-def test_the_recipe_for_any_task_and_plain_loglikelihoods(world: World, tmp_path: Path) -> None:
+def test_the_recipe_for_any_task_and_plain_loglikelihoods(world, tmp_path):
     from lm_eval.tasks import TaskManager
 
     boolq = install.harness_tasks() / "super_glue/boolq/default.yaml"

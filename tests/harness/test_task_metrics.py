@@ -1,20 +1,15 @@
 """Metrics of tasks and groups: over which documents they are, and when they are not defined."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle
 import random
-from collections.abc import Iterable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from harness_world import ARC, World, records
+from harness_world import ARC, records
 
 from lmeval_dispersion.geometry import dispersion, dispersion_estimate
 from lmeval_dispersion.harness import recording
@@ -23,7 +18,7 @@ from lmeval_dispersion.harness.task import DispersionTask
 from lmeval_dispersion.store import read_store
 
 
-def matrix(records: Iterable[Any]) -> Any:
+def matrix(records):
     """The last states of records, (n, d)."""
     return np.concatenate([record.state.vectors["last"] for record in records])
 
@@ -37,9 +32,7 @@ def matrix(records: Iterable[Any]) -> Any:
         ),
     ],
 )
-def test_groups_are_pooled_over_all_documents(
-    name: str, leaves: int, categories: set[str], world: World, tmp_path: Path
-) -> None:
+def test_groups_are_pooled_over_all_documents(name, leaves, categories, world, tmp_path):
     results = world.run(world.lm(batch_size=16), name, store=tmp_path, layers="last+layer.0")
     tasks = list(results["samples"])
     assert len(tasks) == leaves
@@ -73,8 +66,8 @@ def test_groups_are_pooled_over_all_documents(
 
 
 @pytest.mark.slow
-def test_a_group_of_generations_in_chats_is_pooled(world: World) -> None:
-    settings: dict[str, Any] = {"gen_kwargs": {"max_gen_toks": 2}, "apply_chat_template": True, "limit": 1}
+def test_a_group_of_generations_in_chats_is_pooled(world):
+    settings = {"gen_kwargs": {"max_gen_toks": 2}, "apply_chat_template": True, "limit": 1}
     group = "mmlu_th_llama_dispersion"
     thai = world.run(world.lm(batch_size=16), group, families=("llama3/instruct/mmlu_th",), **settings)
     assert len(thai["samples"]) == 57
@@ -82,7 +75,7 @@ def test_a_group_of_generations_in_chats_is_pooled(world: World) -> None:
     assert thai["groups"][group]["dispersion,strict_match"] == pytest.approx(dispersion(rows), rel=1e-9)
 
 
-def test_nan_states_are_left_out_and_said(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_nan_states_are_left_out_and_said(world, caplog):
     lm = world.lm()
     with torch.no_grad():
         lm.model.get_input_embeddings().weight[lm.tok_encode(" bees")[0]] = float("nan")
@@ -95,14 +88,12 @@ def test_nan_states_are_left_out_and_said(world: World, caplog: pytest.LogCaptur
     assert f"{bad} of 8 states of last are zero or not finite and left out" in caplog.text
 
 
-def test_records_of_other_processes_are_kept_whatever_samples_of_them_are_drawn(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_of_other_processes_are_kept_whatever_samples_of_them_are_drawn(world, tmp_path, monkeypatch):
     lm = world.lm()
     items = records(world.run(lm, store=tmp_path / "plain"), ARC)
     dumped = DispersionTask.dump_config
 
-    def gathered(self: Any) -> Any:
+    def gathered(self):
         if not self._summary:
             figure = self.aggregation()["dispersion"]
             for sample in (items, random.Random(1).choices(items, k=8)):
@@ -118,7 +109,7 @@ def test_records_of_other_processes_are_kept_whatever_samples_of_them_are_drawn(
     assert stored.equals(expected)
 
 
-def test_a_task_that_runs_twice_stores_its_latest_run(world: World, tmp_path: Path) -> None:
+def test_a_task_that_runs_twice_stores_its_latest_run(world, tmp_path):
     import lm_eval
 
     lm = world.lm()
@@ -134,7 +125,7 @@ def test_a_task_that_runs_twice_stores_its_latest_run(world: World, tmp_path: Pa
 VALUE, ERROR = AggregatedMetric("dispersion"), AggregatedMetric("dispersion", error=True)
 
 
-def task_records(*sizes: int) -> list[list[DocRecord]]:
+def task_records(*sizes):
     rng = np.random.default_rng(3)
     tasks = []
     for n in sizes:
@@ -145,7 +136,7 @@ def task_records(*sizes: int) -> list[list[DocRecord]]:
 
 
 @pytest.mark.parametrize("sizes", [(2, 9), (1, 1, 4), (0, 3), (1, 1), (5, 5, 5, 2)])
-def test_a_groups_figure_is_that_of_all_its_tasks_documents(sizes: tuple[int, ...]) -> None:
+def test_a_groups_figure_is_that_of_all_its_tasks_documents(sizes):
     from lm_eval.api.group import Group
     from lm_eval.api.task import ConfigurableTask
 
@@ -153,7 +144,7 @@ def test_a_groups_figure_is_that_of_all_its_tasks_documents(sizes: tuple[int, ..
     tasks = task_records(*sizes)
     metrics = [{"metric": name, "weight_by_size": True} for name in ("dispersion", "acc")]
     inner, group = (Group.from_config({"group": g, "aggregate_metric_list": metrics}) for g in ("in", "out"))
-    results: dict[str, dict[str, Any]] = {"other": {"dispersion,none": VALUE(task_records(9)[0])}}
+    results = {"other": {"dispersion,none": VALUE(task_records(9)[0])}}
     for i, rows in enumerate(tasks):
         leaf = object.__new__(ConfigurableTask)
         leaf._config = SimpleNamespace(task=f"leaf{i}", _qualified_name=None)
@@ -172,7 +163,7 @@ def test_a_groups_figure_is_that_of_all_its_tasks_documents(sizes: tuple[int, ..
     assert combined["acc,none"] == 0.5
 
 
-def test_only_the_chosen_documents_count_each_once_and_too_few_are_nan() -> None:
+def test_only_the_chosen_documents_count_each_once_and_too_few_are_nan():
     (records,) = task_records(6)
     assert type(pickle.loads(pickle.dumps(VALUE(records)))) is float
     right = AggregatedMetric("dispersion_correct")

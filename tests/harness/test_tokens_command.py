@@ -1,13 +1,9 @@
 """`dispersion tokens`: answers against counts of the tasks' files, tokens found by a base against a loop."""
 
-from __future__ import annotations
-
 import ast
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -22,13 +18,13 @@ from lmeval_dispersion.tokens import vocabulary_of
 EXCERPTS = json.loads((DATA / "excerpts.json").read_text("utf-8"))
 
 
-def names_and_literals(document: dict[str, str]) -> Counter[str]:
+def names_and_literals(document):
     """Names, constants and literals of a solution, by Python's syntax tree."""
     source = document["prompt"] + document["canonical_solution"]
     lines, first = source.splitlines(), document["prompt"].count("\n") + 1
-    found: Counter[str] = Counter()
+    found = Counter()
 
-    def add(text: str, row: int, column: int) -> None:
+    def add(text, row, column):
         line = lines[row - 1].encode()
         if row >= first:
             found[(" " if line[column - 1 : column] == b" " else "") + text] += 1
@@ -52,7 +48,7 @@ def names_and_literals(document: dict[str, str]) -> Counter[str]:
     return found
 
 
-def expected(task: str) -> Counter[str]:
+def expected(task):
     if task == "gsm8k":
         numbers = [document["answer"].rpartition("#### ")[2] for document in EXCERPTS["gsm8k"][6:]]
         return Counter(f" {number}" for number in numbers)
@@ -68,7 +64,7 @@ def expected(task: str) -> Counter[str]:
 
 
 @pytest.fixture
-def tasks(in_world: Path, monkeypatch: pytest.MonkeyPatch, task_manager: Callable[..., Any]) -> None:
+def tasks(in_world, monkeypatch, task_manager):
     """lm-eval finds the families of these tests alone: finding all takes it seconds."""
     families = ("gsm8k", "humaneval", "mmlu/default", "arc", "super_glue/boolq", "wikitext")
     manager = task_manager(*families)
@@ -135,7 +131,7 @@ def test_tokens_found_by_a_base_are_those_of_a_slow_loop(
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         with torch.no_grad():
             mean += model(torch.tensor([ids])).logits[0, -1].double().softmax(-1) / len(texts)
-    found: list[int] = []
+    found = []
     for row in mean.argsort(descending=True).tolist():
         if len(found) < 3 or (mean[found].sum() < 0.9 and len(found) < 100):
             found.append(row)

@@ -1,9 +1,6 @@
 """Every decoder architecture, tiny and random: states against output_hidden_states and hand-written sums."""
 
-from __future__ import annotations
-
 import contextlib
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +18,7 @@ GPT = {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 97}
 
 # architecture -> (configuration, attention's contribution, feed-forward's contribution), both as modules of a
 # block whose output is added to the residual stream, read off the architecture's own forward().
-CASES: dict[str, tuple[dict[str, Any], str, str]] = {
+CASES = {
     "Llama": (SIZES | KV, "self_attn", "mlp"),
     "Qwen2": (SIZES | KV, "self_attn", "mlp"),
     "Qwen3": (SIZES | KV | {"head_dim": 8}, "self_attn", "mlp"),
@@ -54,7 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
 IDS = torch.tensor([[3, 9, 27, 81, 50, 5, 13], [4, 16, 64, 62, 54, 22, 88]])
 
 
-def tiny(arch: str) -> nn.Module:
+def tiny(arch):
     """A random model of ``arch``; norms too, so that no two places hold the same numbers by accident."""
     torch.manual_seed(0)
     name = arch.split("-")[0]
@@ -67,11 +64,11 @@ def tiny(arch: str) -> nn.Module:
     return model
 
 
-def output_of(block: nn.Module, path: str, run: Any) -> torch.Tensor:
+def output_of(block, path, run):
     """The output of the block's sub-module ``path``, times the factor before ``*``."""
     factor, _, name = path.rpartition("*")
     module = block.get_submodule(name)
-    outputs: list[Any] = []
+    outputs = []
     handle = module.register_forward_hook(lambda _m, _a, out: outputs.append(out))
     run()
     handle.remove()
@@ -80,13 +77,13 @@ def output_of(block: nn.Module, path: str, run: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("arch", CASES)
-def test_every_layer_is_the_models_own_hidden_state_and_attn_the_sum_between(arch: str) -> None:
+def test_every_layer_is_the_models_own_hidden_state_and_attn_the_sum_between(arch):
     model = tiny(arch)
     _, attention, feed_forward = CASES[arch]
     decoder = Decoder.of(model)
     blocks, last = decoder.blocks, len(decoder) - 1
 
-    def run() -> Any:
+    def run():
         with torch.no_grad():
             return model(IDS, output_hidden_states=True).hidden_states
 
@@ -110,7 +107,7 @@ def test_every_layer_is_the_models_own_hidden_state_and_attn_the_sum_between(arc
     assert (ffn - attn).abs().max() > 1e-4
 
 
-def test_post_norm_opt_adds_before_its_norm() -> None:
+def test_post_norm_opt_adds_before_its_norm():
     config = transformers.OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=16, do_layer_norm_before=False)
     model = transformers.OPTForCausalLM(config).eval()
     with torch.no_grad(), capture(model, ["layer.0", "layer.1.attn", "last"]) as states:
@@ -131,7 +128,7 @@ RECURRENT = {
 
 
 @pytest.mark.parametrize("arch", RECURRENT)
-def test_recurrent_models_name_the_embeddings_and_count_blocks_from_0(arch: str) -> None:
+def test_recurrent_models_name_the_embeddings_and_count_blocks_from_0(arch):
     """Their ``hidden_states`` begin after the first block, as the documentation says."""
     torch.manual_seed(0)
     shape = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3}
@@ -152,7 +149,7 @@ def test_recurrent_models_name_the_embeddings_and_count_blocks_from_0(arch: str)
     assert torch.equal(states["last"], hidden[3])
 
 
-def test_names_resolve_to_one_place_or_are_refused_with_what_there_is() -> None:
+def test_names_resolve_to_one_place_or_are_refused_with_what_there_is():
     model = tiny("Llama")
     names = [site.name for site in resolve(model, ["layer.-1", "layer.2.ffn", "layer.-3.attn", "last"])]
     assert names == ["layer.2", "layer.2", "layer.0.attn", "last"]
@@ -161,7 +158,7 @@ def test_names_resolve_to_one_place_or_are_refused_with_what_there_is() -> None:
             resolve(model, ["last", name])
 
 
-def test_models_without_blocks_are_refused_in_one_sentence() -> None:
+def test_models_without_blocks_are_refused_in_one_sentence():
     with pytest.raises(CaptureError, match="expected a model with a list of decoder blocks, got Sequential"):
         Decoder.of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     config = transformers.T5Config(vocab_size=97, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
@@ -170,7 +167,7 @@ def test_models_without_blocks_are_refused_in_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("ends", ["well", "in an error", "in a refusal"])
-def test_hooks_go_away_however_it_ends(ends: str) -> None:
+def test_hooks_go_away_however_it_ends(ends):
     model = tiny("Llama")
     names = [*Decoder.of(model).names(), *["nonsense"] * (ends == "in a refusal")]
     with contextlib.suppress(ZeroDivisionError, UsageError), torch.no_grad(), capture(model, names):
@@ -180,7 +177,7 @@ def test_hooks_go_away_however_it_ends(ends: str) -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_a_place_that_is_never_passed_is_an_error_not_silence() -> None:
+def test_a_place_that_is_never_passed_is_an_error_not_silence():
     model = tiny("Llama")
     model.forward = lambda ids: model.model(ids)  # type: ignore[method-assign,operator,assignment]
     message = r"without reaching last; .*'norm' in place of 'last'"
@@ -190,7 +187,7 @@ def test_a_place_that_is_never_passed_is_an_error_not_silence() -> None:
 
 # peft asks transformers for it.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is:FutureWarning")
-def test_wrappers_are_looked_through() -> None:
+def test_wrappers_are_looked_through():
     peft = pytest.importorskip("peft")
     plain = tiny("Llama")
     with torch.no_grad(), capture(plain, ["last", "layer.1.attn"]) as expected:

@@ -1,7 +1,5 @@
 """Loading: ready to run, or why not in one sentence; identity: all that changes the vectors changes it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Text sources: every kind of file gives the same texts, and nothing is dropped without being counted."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

@@ -55,18 +55,25 @@ def average(values, z):
     return mean(values) if values else (z * 0).nan_to_num().sum()
 
 
-def push_away(z, mask=None, segments=None, pairs="batch"):
-    return average(
-        [
-            mean([cosine(a, b) - 1 for a, b in ordered_pairs(directed(g))])
-            for g in groups(z, mask, segments, pairs)
-        ],
-        z,
-    )
+def by_group(default):
+    """Makes a loss from the value of one group; ``default`` is the loss's own choice of pairs."""
+
+    def made(value):
+        def loss(z, mask=None, segments=None, pairs=default, **options):
+            return average([value(points, **options) for points in groups(z, mask, segments, pairs)], z)
+
+        return loss
+
+    return made
 
 
-def squeeze(z, **kw):
-    return -push_away(z, **kw)
+@by_group("batch")
+def push_away(points):
+    return mean([cosine(a, b) - 1 for a, b in ordered_pairs(directed(points))])
+
+
+def squeeze(z, **options):
+    return -push_away(z, **options)
 
 
 def cross_domain_push_away(z, domains, mask=None):
@@ -80,48 +87,37 @@ def cross_domain_push_away(z, domains, mask=None):
     return average([mean(cosines)], z)
 
 
-def angular_spread(z, mask=None, segments=None, pairs="sequence", tau=1.0):
-    values = []
-    for g in groups(z, mask, segments, pairs):
-        terms = [torch.exp(-angle(a, b) / tau) for a, b in ordered_pairs(directed(g))]
-        values.append(mean(terms).log() if terms else None)
-    return average(values, z)
+@by_group("sequence")
+def angular_spread(points, tau=1.0):
+    terms = [torch.exp(-angle(a, b) / tau) for a, b in ordered_pairs(directed(points))]
+    return mean(terms).log() if terms else None
 
 
-def orthogonalization(z, mask=None, segments=None, pairs="sequence", margin=0.5):
-    values = []
-    for g in groups(z, mask, segments, pairs):
-        terms = [(margin - angle(a, b)).clamp(min=0).square() for a, b in ordered_pairs(directed(g))]
-        values.append(mean(terms))
-    return average(values, z)
+@by_group("sequence")
+def orthogonalization(points, margin=0.5):
+    return mean([(margin - angle(a, b)).clamp(min=0).square() for a, b in ordered_pairs(directed(points))])
 
 
-def l2_repel(z, mask=None, segments=None, pairs="sequence", tau=1.0, norm_weight=0.1):
-    values = []
-    for g in groups(z, mask, segments, pairs):
-        gaps = [(a - b).square().sum() for a, b in ordered_pairs(g)]
-        if not gaps:
-            values.append(None)
-            continue
-        scale = sorted(float(x.detach()) for x in gaps)[(len(gaps) - 1) // 2] if tau == "median" else tau
-        if scale == 0:
-            value = (z * 0).sum()
-        else:
-            value = torch.logsumexp(torch.stack([-gap / scale for gap in gaps]), 0) - math.log(len(gaps))
-        values.append(value + norm_weight * mean([v.square().mean() for v in g]))
-    return average(values, z)
+@by_group("sequence")
+def l2_repel(points, tau=1.0, norm_weight=0.1):
+    gaps = [(a - b).square().sum() for a, b in ordered_pairs(points)]
+    if not gaps:
+        return None
+    scale = sorted(float(gap.detach()) for gap in gaps)[(len(gaps) - 1) // 2] if tau == "median" else tau
+    value = 0.0
+    if scale:
+        value = torch.logsumexp(torch.stack([-gap / scale for gap in gaps]), 0) - math.log(len(gaps))
+    return value + norm_weight * mean([v.square().mean() for v in points])
 
 
-def decorrelation(z, mask=None, segments=None, pairs="sequence", axis="features"):
-    values = []
-    for g in groups(z, mask, segments, pairs):
-        table = torch.stack(g)  # (points, features)
-        columns = list(table.T) if axis == "features" else g
-        centred = [c - c.mean() for c in columns]
-        varied = [
-            c
-            for c, raw in zip(centred, columns, strict=True)
-            if float(length(c.detach())) > 1e-9 * float(length(raw.detach()))
-        ]
-        values.append(mean([cosine(a, b).square() for a, b in ordered_pairs(varied)]))
-    return average(values, z)
+@by_group("sequence")
+def decorrelation(points, axis="features"):
+    table = torch.stack(points)  # (points, features)
+    columns = list(table.T) if axis == "features" else points
+    centred = [c - c.mean() for c in columns]
+    varied = [
+        c
+        for c, raw in zip(centred, columns, strict=True)
+        if float(length(c.detach())) > 1e-9 * float(length(raw.detach()))
+    ]
+    return mean([cosine(a, b).square() for a, b in ordered_pairs(varied)])

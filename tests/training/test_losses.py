@@ -321,16 +321,8 @@ def test_a_function_of_ones_own_is_a_loss_a_layer(loss, name):
     ("call", "error", "said"),
     [
         (lambda z: DispersionLoss(lambda z: z.mean()), UsageError, "got <lambda> without mask and seg"),
-        (
-            lambda z: DispersionLoss(own_loss, push=2.0),
-            UsageError,
-            "own_loss among pull, got 'push'",
-        ),
-        (
-            lambda z: DispersionLoss(lambda z, **_: z.mean(-1))(z),
-            GeometryError,
-            "a scalar from <lambda>",
-        ),
+        (lambda z: DispersionLoss(own_loss, push=2.0), UsageError, "own_loss among pull, got 'push'"),
+        (lambda z: DispersionLoss(lambda z, **_: z.mean(-1))(z), GeometryError, "a scalar from <lambda>"),
     ],
 )
 def test_a_function_that_is_no_loss_is_refused(call, error, said):

@@ -28,9 +28,11 @@ def population(kind, groups, size, *, skill, seed, answers=0.0, others=0.0, doma
                 labels[domain] = records.packed(rng.random(QUESTIONS) < share)
                 line |= {f"accuracy_{domain}": float(right.mean()), f"seen_{domain}": 1.0}
                 for name, column in ROWS.items():
-                    strength = domain_set if domain_set is not None and name in ("G", "ratio") else (
-                        answers if "answer" in name or "found" in name else others
-                    )  # fmt: skip
+                    strength = (
+                        domain_set
+                        if domain_set is not None and name in ("G", "ratio")
+                        else (answers if "answer" in name or "found" in name else others)
+                    )
                     noise = 0 if number < 0 else rng.normal(0, 0.15)
                     line[f"{column}_{domain}"] = strength * share + noise
                 spread = rng.normal(0, 0.1, QUESTIONS) if skill else rng.random(QUESTIONS) - share

@@ -4,8 +4,6 @@ Layouts: those of hub.yaml. DataDecide's configurations and tensors are hf_olmo'
 scores are parquet files with metrics as text, and JSON of lm-eval in a git repository.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess
@@ -100,9 +98,11 @@ def write_git_scores(folder, tasks):
         file.write_text(json.dumps(content), "utf-8")
     who = ["-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
     for words in (
-        ["init", "-q"], ["config", "uploadpack.allowFilter", "true"], ["add", "-A"],
+        ["init", "-q"],
+        ["config", "uploadpack.allowFilter", "true"],
+        ["add", "-A"],
         [*who, "commit", "-qm", "Results"],
-    ):  # fmt: skip
+    ):
         subprocess.run(["git", *words], cwd=folder, check=True)
 
 

@@ -1,7 +1,5 @@
 """The population's texts, tests and models are what they say."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -17,7 +15,7 @@ from benchmarks.validity import records
 from benchmarks.validity import texts as sources
 from benchmarks.validity.decoder import Decoder, built, stored_tensors, write
 from benchmarks.validity.questions import Question, answered, questions, runs
-from benchmarks.validity.study import Study, read_study
+from benchmarks.validity.study import read_study
 from benchmarks.validity.training import Texts, measured, train
 from benchmarks.validity.trials import KEPT, run_trials
 from lmeval_dispersion.geometry import within
@@ -26,33 +24,37 @@ FULL = Path("benchmarks/validity/full.yaml")
 SHAPE = {"width": 16, "mlp": 24, "layers": 2, "heads": 2}
 
 
-def changed(file: Path, **changes) -> Study:
+def changed(file, **changes):
     """The full configuration with some keys changed, in a file of its own."""
     file.write_text(yaml.safe_dump(yaml.safe_load(FULL.read_text("utf-8")) | changes), "utf-8")
     return read_study(file)
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Study:
+def tiny(tmp_path_factory):
     """The full configuration cut down to four models of four steps."""
     small = {"recipes": ["even", "sums-20", "distilled"], "seeds": [0], "settings_on": ["even"]}
     pairs = [["even", "sums-20"]]
     return changed(
         tmp_path_factory.mktemp("study") / "tiny.yaml",
-        steps=[0, 2, 4], questions=12, side_by_side=2,
+        steps=[0, 2, 4],
+        questions=12,
+        side_by_side=2,
         texts={"vocabulary": 1400, "tokens": 4000, "held_out": 650, "seed": 11},
-        sizes={"small": SHAPE}, settings={"tied": {"tied": True}}, population={"small": small},
+        sizes={"small": SHAPE},
+        settings={"tied": {"tied": True}},
+        population={"small": small},
         trials={"seeds": [0], "recipes": ["even"], "merges": pairs, "fine_tunes": pairs, "steps": 2},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
-def work(tiny) -> Path:
+def work(tiny):
     return tiny.path.parent / "work"
 
 
 @pytest.fixture(scope="module")
-def texts(tiny, work) -> Texts:
+def texts(tiny, work):
     return Texts(tiny, work)
 
 

@@ -14,8 +14,16 @@ from benchmarks.validity.study import read_study
 from benchmarks.validity.texts import DOMAINS
 
 QUESTIONS, ORDERS = 400, 8
-NAMES = ("loses at most", "asks at most", "drops the best", "loads a third", "fewer questions are asked",
-         "more is lost", "random third", "race of all")  # fmt: skip
+NAMES = (
+    "loses at most",
+    "asks at most",
+    "drops the best",
+    "loads a third",
+    "fewer questions are asked",
+    "more is lost",
+    "random third",
+    "race of all",
+)
 
 
 def table(rng, *, size=12, screened=True, apart=0.5, probability=True):
@@ -61,9 +69,13 @@ def test_what_is_not_there_is_not_said(settings, not_said):
 
 @pytest.mark.parametrize(
     ("change", "claim"),
-    [({"wrong": 0.06}, "drops the best"), ({"loads": 5.0}, "loads a third"), ({"lost": 0.5}, "more is lost"),
-     ({"share": 0.9}, "race of all")],
-)  # fmt: skip
+    [
+        ({"wrong": 0.06}, "drops the best"),
+        ({"loads": 5.0}, "loads a third"),
+        ({"lost": 0.5}, "more is lost"),
+        ({"share": 0.9}, "race of all"),
+    ],
+)
 def test_a_figure_beyond_its_bound_refutes_its_claim(change, claim):
     own = kind()
     for means in own.results.values():
@@ -81,9 +93,13 @@ def test_ways_ask_what_they_say():
     own, rng = table(np.random.default_rng(0), size=24), np.random.default_rng(1)
     made = ways(own, rng)
     assert {way: (named.questions, named.loads) for way, named in made.items() if "race" not in way} == {
-        "everything": (9600, 24), "random third": (3200, 8), "25 labels": (600, 24), "halving": (1900, 47),
-        "the third": (3200, 8), "first three": (1200, 3),
-    }  # fmt: skip
+        "everything": (9600, 24),
+        "random third": (3200, 8),
+        "25 labels": (600, 24),
+        "halving": (1900, 47),
+        "the third": (3200, 8),
+        "first three": (1200, 3),
+    }
     assert [made[way].loads for way in ("the race", "the race by probability", "all raced")] == [8, 8, 24]
     assert own.cut == 0
     lost = table(np.random.default_rng(0), size=24, screened=False)
@@ -114,12 +130,17 @@ def folder(tmp_path_factory):
     )
     for run in study.runs():
         chances = {domain: rng.uniform(0.2, 0.9) for domain in DOMAINS}
-        right = {pool: {d: records.packed(rng.random(QUESTIONS) < p) for d, p in chances.items()}
-                 for pool in ("labels", "truth")}  # fmt: skip
+        right = {
+            pool: {d: records.packed(rng.random(QUESTIONS) < p) for d, p in chances.items()}
+            for pool in ("labels", "truth")
+        }
         shares = {d: records.packed_shares(np.full(QUESTIONS, p)) for d, p in chances.items()}
-        end = {"right": right, "probability": {"labels": shares},
-               "answers": {f"ratio_answers_{d}": p for d, p in chances.items()},
-               "figures": {f"cosine_{d}": p for d, p in chances.items()}}  # fmt: skip
+        end = {
+            "right": right,
+            "probability": {"labels": shares},
+            "answers": {f"ratio_answers_{d}": p for d, p in chances.items()},
+            "figures": {f"cosine_{d}": p for d, p in chances.items()},
+        }
         row = {"name": run.name, "recipe": run.recipe, "seed": run.seed, "checkpoints": [end]}
         made_by = {"commit": "0", "machine": "-", "processor_seconds": 1}
         records.append(made / "race.jsonl", row | made_by | {"configuration": records.digest(study.path)})

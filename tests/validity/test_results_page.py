@@ -24,8 +24,17 @@ from lmeval_dispersion import evidence
 
 PAGES = Path("docs/results")
 FULL, MIXTURES = (read_study(Path(f"benchmarks/validity/{name}.yaml")) for name in ("full", "mixtures"))
-NOISE = ("norm_R", "norm_all", "within_R", "euclidean_within_R", "effective_rank", "alpha_head", "alpha_mean",
-         "norm_T_math", "null_difference_math")  # fmt: skip
+NOISE = (
+    "norm_R",
+    "norm_all",
+    "within_R",
+    "euclidean_within_R",
+    "effective_rank",
+    "alpha_head",
+    "alpha_mean",
+    "norm_T_math",
+    "null_difference_math",
+)
 
 
 def planted(study, *, law, noise=0.02):
@@ -55,9 +64,15 @@ def planted(study, *, law, noise=0.02):
             accuracy = {skill: round(value * count) / count for skill, value in known.items()}
             labels = {skill: records.packed(rng.random(count) < known[skill]) for skill in SKILLS}
             checkpoints.append(
-                {"step": step, **losses, "digit_share": rng.uniform(0, 0.3), "accuracy": accuracy,
-                 "figures": figures, "right": {"labels": labels}}
-            )  # fmt: skip
+                {
+                    "step": step,
+                    **losses,
+                    "digit_share": rng.uniform(0, 0.3),
+                    "accuracy": accuracy,
+                    "figures": figures,
+                    "right": {"labels": labels},
+                }
+            )
         names = {name: getattr(run, name) for name in ("name", "recipe", "setting", "size", "seed")}
         spent = {"processor_seconds": 1.0, "commit": "planted", "machine": "none"}
         rows.append({**names, **spent, "checkpoints": checkpoints})
@@ -175,9 +190,10 @@ def test_an_unfinished_population_keeps_whole_seeds_and_says_so():
 @pytest.mark.parametrize(("moved", "verdict"), [(0.0, HOLDS), (0.4, FAILS)])
 def test_the_gauge_claim_follows_the_trials(moved, verdict):
     figures = {"cosine_math": 1.0, "euclidean_math": 1.0, "ratio_folded_math": 1.0}
-    rows = [{"kind": "none", "change": "unchanged", "of": "text", "seed": 0, "figures": figures},
-            {"kind": "same", "change": "common vector", "of": "text", "seed": 0, "shift": 1e-7,
-             "figures": figures | {"cosine_math": 1 + moved}}]  # fmt: skip
+    trial = {"of": "text", "seed": 0, "figures": figures}
+    changed = {"kind": "same", "change": "common vector", "shift": 1e-7}
+    rows = [trial | {"kind": "none", "change": "unchanged"}, trial | changed]
+    rows[1]["figures"] = figures | {"cosine_math": 1 + moved}
     data = HandMade(FULL, planted(FULL, law=1.0), rows)
     assert {line.verdict for line in verdicts(data) if "no prediction" in line.claim} == {verdict}
 
@@ -277,8 +293,11 @@ def test_the_front_page_says_how_many_claims_hold_and_what_the_race_lost():
         lost = [cells[way][place].split(" ")[0] for way in ("everything", "random third")]
         asked = re.sub(r"(\d+\.\d+)", lambda number: f"{float(number[1]):.0f}", cells["the race"][place + 1])
         assert [ours.split(" | ")[i].strip(" |") for i in (1, 2, 4, 5)] == [
-            lost[0], cells["the race"][place], asked, lost[1],
-        ]  # fmt: skip
+            lost[0],
+            cells["the race"][place],
+            asked,
+            lost[1],
+        ]
 
 
 def test_the_committed_results_of_released_models_are_of_their_configuration():
