@@ -175,9 +175,8 @@ def answer_file(fields: Mapping[str, Any], tokenizer: Any = None) -> tuple[str, 
         ScreeningError: The tokenizer splits the answers into too few or too many tokens.
     """
     import yaml
-    from lmeval_screener.tokens import load_token_set
     from lmeval_screener.tokens.answers import resolve_answers
-    from lmeval_screener.tokens.sets import AnswerSet
+    from lmeval_screener.tokens.sets import AnswerSet, load_token_set
 
     name, answers = fields["name"], fields.get("answers") or {}
     shown = [text.strip()[:24] for text in answers]

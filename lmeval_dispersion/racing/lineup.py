@@ -11,7 +11,7 @@ from lmeval_screener.result.result import Result
 from lmeval_screener.screening import add_named, screen
 from lmeval_screener.shortlist.choice import shortlist
 from lmeval_screener.shortlist.manifest import FILE, manifest_dict, shortlist_manifest
-from lmeval_screener.targets import labelled
+from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.selection import Selection, select_targets
 from lmeval_screener.tokens.answers import load_answers
 
