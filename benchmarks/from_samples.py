@@ -128,8 +128,9 @@ def measure(arguments: argparse.Namespace, folder: Path) -> int:
     run(
         "store from samples",
         ["lmeval_dispersion", "embed", arguments.model, "--from-samples", str(stock),
-         "--dtype", arguments.dtype, "--device", arguments.device, "--model-args",
-         f"batch_size={arguments.samples_batch_size or arguments.batch_size}", *layers, "-o", str(theirs)],
+         "--device", arguments.device, "--model_args",
+         f"dtype={arguments.dtype},batch_size={arguments.samples_batch_size or arguments.batch_size}",
+         *layers, "-o", str(theirs)],
     )  # fmt: skip
     stores = [place for place in sorted(theirs.iterdir()) if place.is_dir()]
     return int(any([compared(ours / place.name, place) for place in stores]))

@@ -22,7 +22,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.figures import difference, gap
-from lmeval_screener.tokens import load_token_set, resolve_tokens
+from lmeval_screener.tokens.resolution import resolve_tokens
+from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.projection import find_projection, read_rows
 from lmeval_screener.weights.tensors import decode_rows

@@ -55,7 +55,8 @@ def many_files() -> None:
 
 def math_and_reference(tokenizer: bytes) -> tuple[list[int], list[int]]:
     """Rows of T and R that a screening in math reads."""
-    from lmeval_screener.tokens import load_token_set, resolve_tokens
+    from lmeval_screener.tokens.resolution import resolve_tokens
+    from lmeval_screener.tokens.sets import load_token_set
     from lmeval_screener.tokens.vocabulary import Vocabulary
 
     vocabulary = Vocabulary.from_file("tokenizer.json", tokenizer)

@@ -26,9 +26,9 @@ _ARGUMENTS = {
     name: name.replace("-", "_")
     for name in (
         *("author", "base-model", "limit", "max-requests", "tag", "column"),
-        *("audit-sample", "bin-size", "bins", "control", "demo", "device", "domain", "dtype"),
+        *("audit-sample", "bin-size", "bins", "control", "demo", "device", "domain"),
         *("family", "force", "held-out", "layer", "metric", "ngram", "occurrences"),
-        *("pack", "quantize", "reference", "refresh", "registry", "seed", "segment", "segments", "since"),
+        *("pack", "reference", "refresh", "registry", "seed", "segment", "segments", "since"),
         *("gpus-per-checkpoint", "timeout", "tokenizer", "where"),
     )
 } | {"batch-size": "batch", "feature": "features", "shortlist": "k", "slice": "by", "study": "folder"}

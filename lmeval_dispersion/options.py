@@ -19,6 +19,8 @@ from lmeval_dispersion.report.document import SITE
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 # Common wrong names -> the option.
 _OTHER_NAMES = {"--top": "--shortlist", "--layers": "--layer", "--seeds": "--seed", "--batch": "--batch-size"}
+# Options that lm-eval has as keys of --model_args -> the key.
+_KEYS = {"--dtype": "dtype", "--quantize": "load_in_4bit", "--adapter": "peft", "--revision": "revision"}
 # Removed options -> what to use instead.
 _GONE = {
     "--search": "name an organisation and a pattern, such as 'Qwen/*Math*', or use --author and --tag",
@@ -75,6 +77,8 @@ class _Parser(argparse.ArgumentParser):
             at = self._words.index(option) + 1 if option in self._words else len(self._words)
             after = [value] if value else self._words[at : at + 1]
             return " ".join([str(other), *(text for text in after if text and text[0] != "-")])
+        if option in _KEYS and "--model_args" in known:
+            return f"--model_args {_KEYS[option]}=…"
         place = option.removeprefix("--").upper()
         if any(action.metavar == place for action in self._get_positional_actions()):
             return f"{place} without {option}"
@@ -137,23 +141,18 @@ def add_version(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_format(
+def add_output(
     parser: argparse._ActionsContainer,
-    formats: Sequence[str] = FORMATS,
     *,
-    default: str = "by the suffix of --output, else table",
+    file: str = "file to write (default: standard output)",
+    form: str = "by the suffix of --output, else table",
 ) -> None:
-    """Add ``--format``; ``default`` describes the default."""
-    parser.add_argument("--format", choices=formats, help=f"form of the report (default: {default})")
-    parser.set_defaults(formats=tuple(formats))
+    """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; ``Output.of`` reads them.
 
-
-def add_output(parser: argparse._ActionsContainer, formats: Sequence[str] = FORMATS) -> None:
-    """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; ``Output.of`` reads them."""
-    add_format(parser, formats)
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="file to write (default: standard output)"
-    )
+    ``file`` is the help of ``--output``, ``form`` the default of ``--format`` in words.
+    """
+    parser.add_argument("--format", choices=FORMATS, help=f"form of the report (default: {form})")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=file)
     parser.add_argument("--details", action="store_true", help="show every table on the terminal")
     add_quiet(parser)
 
@@ -210,6 +209,22 @@ def add_metrics(parser: argparse._ActionsContainer) -> None:
 def add_seed(parser: argparse._ActionsContainer) -> None:
     """Add ``--seed N``."""
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all draws (default: 0)")
+
+
+def add_model_args(parser: argparse._ActionsContainer) -> None:
+    """Add ``--model_args`` and ``--device`` for a model of `model.loading.chosen_model`."""
+    parser.add_argument(
+        "--model_args",
+        default="",
+        metavar="K=V,K=V",
+        help="as of lm-eval's hf model: dtype, load_in_4bit, load_in_8bit, peft, revision, "
+        "trust_remote_code (default: none)",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="cpu, cuda, cuda:1; auto spreads the model (default: the first GPU, else the CPU)",
+    )
 
 
 def add_lm_eval(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:

@@ -9,14 +9,14 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.report import FORMATS, render, require
+from lmeval_dispersion.report import render, require
 
 if TYPE_CHECKING:
     from lmeval_dispersion.report import Document
@@ -50,7 +50,7 @@ class Output:
         if path is not None:
             _check_writable(path)
             if args.format is None:
-                output_format = _by_suffix(path, args.formats)
+                output_format = _by_suffix(path)
         require(output_format)
         given = vars(args)
         quiet, details = given.get("quiet", False), given.get("details", False)
@@ -92,9 +92,8 @@ class Output:
 
 def report_beside(args: argparse.Namespace, file_format: str) -> tuple[Output, Output]:
     """The report on standard output, and the file of data that ``--output`` names, checked."""
-    given = vars(args) | {"formats": FORMATS}
-    file = Output.of(argparse.Namespace(**given | {"format": file_format}))
-    return Output.of(argparse.Namespace(**given | {"output": None})), file
+    file = Output.of(argparse.Namespace(**vars(args) | {"format": file_format}))
+    return Output.of(argparse.Namespace(**vars(args) | {"output": None})), file
 
 
 @contextmanager
@@ -148,13 +147,12 @@ def _check_writable(path: Path) -> None:
         raise UsageError(f"expected --output where writing is allowed, got {path}")
 
 
-def _by_suffix(path: Path, formats: Sequence[str]) -> str:
-    known = {suffix: name for suffix, name in _SUFFIXES.items() if name in formats}
+def _by_suffix(path: Path) -> str:
     try:
-        return known[path.suffix.lower()]
+        return _SUFFIXES[path.suffix.lower()]
     except KeyError:
         raise UsageError(
-            f"expected --output with the suffix {', '.join(known)}, or with --format, got {path}"
+            f"expected --output with the suffix {', '.join(_SUFFIXES)}, or with --format, got {path}"
         ) from None
 
 

@@ -33,7 +33,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--include_path", metavar="FOLDER", help="as for lm-eval: a folder of more tasks (default: none)"
     )
-    parser.set_defaults(format="table", formats=())
+    parser.set_defaults(format="table")
     add_quiet(parser)
     base = parser.add_argument_group(f"from a base model, run on {QUESTIONS} questions without answers")
     base.add_argument("--base", metavar="MODEL", help="Hub id or folder (default: count the task's answers)")
@@ -175,9 +175,8 @@ def answer_file(fields: Mapping[str, Any], tokenizer: Any = None) -> tuple[str, 
         ScreeningError: The tokenizer splits the answers into too few or too many tokens.
     """
     import yaml
-    from lmeval_screener.tokens import load_token_set
     from lmeval_screener.tokens.answers import resolve_answers
-    from lmeval_screener.tokens.sets import AnswerSet
+    from lmeval_screener.tokens.sets import AnswerSet, load_token_set
 
     name, answers = fields["name"], fields.get("answers") or {}
     shown = [text.strip()[:24] for text in answers]

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens import load_token_set
 from lmeval_screener.tokens.answers import load_answers, resolve_answers
+from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
 from lmeval_dispersion.tokens import answer_file, counted_set

@@ -32,7 +32,7 @@ from browser import Browser  # noqa: E402
 DEMO = ROOT / "lmeval_dispersion" / "data" / "demo"
 STEPS = {"100": "sums-00", "200": "sums-10", "300": "sums-20", "400": "sums-45", "500": "sums-80"}
 TEXT = "wikitext-2-test.txt"
-LOOK = f"--data {TEXT} --dtype float32 --device cpu"
+LOOK = f"--data {TEXT} --model_args dtype=float32 --device cpu"
 LAW = f"{LOOK} --segment 64 --segments 1500 --bins 8 --bin-size 40 --layer all --contexts 8,16"
 # The commands of each page, the last of which writes it; in a folder where prepare() has been.
 PAGES = {
@@ -54,8 +54,8 @@ PAGES = {
         "--control untrained -o condensation.html"
     ],
     "clusters": [
-        f"dispersion inspect clusters sums-00 --data {TEXT} --dtype float32 --device cpu --ngram 2 "
-        "--occurrences 20 --segment 10 --clusters 40 --layer all -o clusters.html"
+        f"dispersion inspect clusters sums-00 --data {TEXT} --model_args dtype=float32 "
+        "--device cpu --ngram 2 --occurrences 20 --segment 10 --clusters 40 --layer all -o clusters.html"
     ],
     "train": [
         f"dispersion train --model sums-00 --data {TEXT} --output-dir trained --tokens 16000 "

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens import TokenSet, load_token_set, resolve_tokens
+from lmeval_screener.tokens.resolution import resolve_tokens
+from lmeval_screener.tokens.sets import TokenSet, load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from trim_tokenizers import selections
 

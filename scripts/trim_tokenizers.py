@@ -15,13 +15,8 @@ import sys
 from pathlib import Path
 
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens import (
-    Resolution,
-    bundled_token_sets,
-    described_groups,
-    load_token_set,
-    resolve_tokens,
-)
+from lmeval_screener.tokens.resolution import Resolution, resolve_tokens
+from lmeval_screener.tokens.sets import bundled_token_sets, described_groups, load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
 from lmeval_dispersion.errors import UsageError

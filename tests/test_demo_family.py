@@ -10,7 +10,8 @@ import train_demo_family
 import yaml
 from demo_measures import addition_accuracy, correlations, spread, table
 from demo_texts import OPERANDS, arithmetic_line, held_out_pairs, reference_words
-from lmeval_screener.tokens import load_token_set, resolve_tokens
+from lmeval_screener.tokens.resolution import resolve_tokens
+from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from safetensors import safe_open
 from tokenizers import Tokenizer

@@ -40,7 +40,7 @@ def loaded_after(code):
     ("code", "unwanted"),
     [
         ("from lmeval_screener import screen, Result", HEAVY),
-        ("import lmeval_screener.cli, lmeval_screener.screening, lmeval_screener.result", HEAVY),
+        ("import lmeval_screener.cli, lmeval_screener.screening, lmeval_screener.result.result", HEAVY),
         ("import lmeval_dispersion.geometry, lmeval_dispersion.cli", HEAVY),
         ("import lmeval_dispersion.laboratory.comparison", {"torch", "transformers"}),
         ("import lmeval_dispersion as d; d.__all__, dir(d)", {*HEAVY, *LIBRARIES, "lmeval_screener"}),

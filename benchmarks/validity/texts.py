@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
-from lmeval_screener.tokens import load_token_set
+from lmeval_screener.tokens.sets import load_token_set
 from tokenizers import Tokenizer
 
 from scripts.demo_texts import BOS as BOS

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate
 from lmeval_dispersion.auditing.calibrating.calibrator import CLUSTERS, FEATURES
 from lmeval_dispersion.auditing.calibrating.prediction import predict
-from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.auditing.ranking import rank
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import read_run
@@ -16,12 +16,10 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.options import (
     add_examples,
-    add_format,
     add_layer,
     add_metrics,
     add_one_slice,
     add_output,
-    add_quiet,
     add_seed,
     add_slice,
 )
@@ -36,7 +34,7 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="RUN",
         help="folder of a finished run (its store, or lm-eval's results with --log_samples), or of several "
-        "of one model; a second RUN is compared with the first",
+        "of one model",
     )
     parser.add_argument(
         "--demo", action="store_true", help="audit the bundled run: 204 questions of MMLU, by a tiny model"
@@ -52,7 +50,7 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
     add_metrics(parser)
     add_output(parser)
     add_seed(parser)
-    add_examples(parser, "--demo", "RUN -o report.html", "RUN --worst 20", "BASELINE_RUN RUN")
+    add_examples(parser, "--demo", "RUN -o report.html", "RUN --worst 20")
 
 
 def run_audit(args: argparse.Namespace) -> int:
@@ -64,16 +62,13 @@ def run_audit(args: argparse.Namespace) -> int:
         raise UsageError("expected a RUN, the folder of a finished run; --demo audits the bundled one")
     if args.worst is not None and args.worst < 1:
         raise UsageError(f"expected --worst to be 1 or more, got {args.worst}")
-    path, *others = [data_folder("demo_run")] if args.demo else args.runs
-    if others:
-        if args.worst or args.metrics == "all" or len(args.slice) > 1:
-            raise UsageError(f"--worst, --metrics and several --slice are for one run, got {len(args.runs)}")
-        by = args.slice[0] if args.slice else "subject"
-        output.write(compare_runs(args.runs, by=by, layer=args.layer, short=output.short).document())
-        return 0
+    if len(args.runs) > 1:
+        raise UsageError(
+            f"expected one RUN, got {len(args.runs)}; run: dispersion compare {shlex.join(args.runs)}"
+        )
     if args.worst and (args.slice or args.metrics == "all"):
         raise UsageError("--slice and --metrics change nothing in the order of --worst; leave them out")
-    run = read_run(path, args.layer)
+    run = read_run(data_folder("demo_run") if args.demo else args.runs[0], args.layer)
     if args.worst:
         output.write(rank(run, count=args.worst, seed=args.seed).document())
         return 0
@@ -97,16 +92,11 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run", metavar="RUN", help="folder of a finished run (its store), or of several of one model"
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="file of the calibrator, JSON (default: report its worth, write nothing)",
+    add_output(
+        parser,
+        file="file of the calibrator, JSON (default: report its worth, write nothing)",
+        form="table",
     )
-    add_format(parser, default="table")
-    parser.add_argument("--details", action="store_true", help="show every table on the terminal")
-    add_quiet(parser)
     _add_where(parser, "learn only from these documents")
     add_one_slice(parser, default=None, otherwise=f"subject; {CLUSTERS} where too few")
     parser.add_argument(
@@ -166,9 +156,7 @@ def run_predict(args: argparse.Namespace) -> int:
         raise UsageError(
             f"expected CALIBRATOR and RUN, got no {lacking}; `dispersion calibrate` writes a calibrator"
         )
-    result = predict(
-        args.calibrator, args.run, where=args.where, by=args.slice, force=args.force, short=output.short
-    )
+    result = predict(args.calibrator, args.run, where=args.where, by=args.slice, force=args.force)
     output.write(result.document())
     refused = [row.reason is not None for row in result.slices]
     return 1 if all(refused) else 3 if any(refused) else 0

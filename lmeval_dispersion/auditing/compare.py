@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
-from lmeval_dispersion.auditing.figures import RunReport, both_ends, dots, interval_text, without_nan
+from lmeval_dispersion.auditing.figures import RunReport, both_ends, interval_text, without_nan
 from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, read_run
 from lmeval_dispersion.auditing.slices import Slice, by_column
 from lmeval_dispersion.errors import MixedStoresError, UsageError
@@ -26,6 +26,7 @@ from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.cells import short_names, shown
 from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
+from lmeval_dispersion.report.vega import dots
 from lmeval_dispersion.statistics import (
     LEVEL,
     Interval,
@@ -43,6 +44,30 @@ FEWEST = 5  # fewest shared documents for an interval: below, neither test can b
 
 _KEY = ["task", "doc_id"]
 _PROBABILITY = "Difference of the mean probability of the right answer, ± one paired standard error."
+_LINE = {"slice": Col("Slice"), "documents": Col("Docs", "d", drop=1)}
+_RIGHT = {"probability_difference": Col("Δ right answer", "+.3f", error="probability_se", drop=10)}
+# The columns of a short table by the difference that it draws.
+_SHORT = {
+    "dispersion": {
+        **_LINE,
+        "dispersion_difference": Col(
+            "Δ dispersion", "+.4f", error="reach", dots="both", reach="dispersion_low dispersion_high"
+        ),
+        "accuracy": Col("Δ acc. (95 %)"),
+        "accuracy_p": Col("p", "p-value", drop=9),
+        **_RIGHT,
+    },
+    "accuracy": {
+        **_LINE,
+        "accuracy_difference": Col(
+            "Δ accuracy", "+.1%", error="reach", dots="both", reach="accuracy_low accuracy_high"
+        ),
+        "gained": Col("Gained", "d", drop=9),
+        "lost": Col("Lost", "d", drop=9),
+        "accuracy_p": Col("p", "p-value"),
+        **_RIGHT,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -94,45 +119,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class DifferenceLine:
-    """One slice in the short table; ``aside``: its dot does not stretch the axis."""
-
-    slice: Annotated[str, Col("Slice")]
-    documents: Annotated[int, Col("Docs", "d", drop=1)]
-    dispersion: Annotated[
-        float | None, Col("Δ dispersion", "+.4f", error="reach", dots="both", reach="low high")
-    ]
-    low: float
-    high: float
-    reach: float
-    accuracy: Annotated[str, Col("Δ acc. (95 %)")]
-    p: Annotated[float | None, Col("p", "p-value", drop=9)]
-    probability: Annotated[float | None, Col("Δ right answer", "+.3f", error="probability_se", drop=10)]
-    probability_se: float | None
-    aside: bool
-
-
-@dataclass(frozen=True)
-class AccuracyDifference:
-    """One slice in the short table of runs without vectors."""
-
-    slice: Annotated[str, Col("Slice")]
-    documents: Annotated[int, Col("Docs", "d", drop=1)]
-    difference: Annotated[
-        float | None, Col("Δ accuracy", "+.1%", error="reach", dots="both", reach="low high")
-    ]
-    low: float
-    high: float
-    reach: float
-    gained: Annotated[int | None, Col("Gained", "d", drop=9)]
-    lost: Annotated[int | None, Col("Lost", "d", drop=9)]
-    p: Annotated[float | None, Col("p", "p-value")]
-    probability: Annotated[float | None, Col("Δ right answer", "+.3f", error="probability_se", drop=10)]
-    probability_se: float | None
-    aside: bool
-
-
-@dataclass(frozen=True)
 class Compared:
     """One run against the first; all documents first, then slices by falling difference."""
 
@@ -160,7 +146,6 @@ class Comparison(RunReport):
     left_out: Sequence[int]
     others: Sequence[Compared]
     notes: Sequence[str]
-    _short: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -176,17 +161,19 @@ class Comparison(RunReport):
         return {f"run-{i}": self._table(other.slices) for i, other in enumerate(self.others)}
 
     def _table(self, slices: Sequence[Difference]) -> Table:
-        lines: list[Any] = [without_nan(row) for row in slices]
-        if self._short:
-            vectors = any(not math.isnan(row.dispersion_difference) for row in slices)
-            line = _dispersion_line if vectors else _accuracy_line
-            lines = [without_nan(line(row, aside=i == 0)) for i, row in enumerate(slices)]
-        return Table.of(
-            lines,
-            f"{count(len(slices) - 1, 'slice')} by {self.by}, after all documents",
-            headings={"slice": self.by.capitalize()},
-            excerpt=both_ends(len(slices)) if self._short else (),
+        caption = f"{count(len(slices) - 1, 'slice')} by {self.by}, after all documents"
+        headings = {"slice": self.by.capitalize()}
+        vectors = any(not math.isnan(row.dispersion_difference) for row in slices)
+        name = "dispersion" if vectors else "accuracy"
+        brief = Table.of(
+            [_short_line(row, name, aside=i == 0) for i, row in enumerate(slices)],
+            caption,
+            columns=_SHORT[name],
+            headings=headings,
+            excerpt=both_ends(len(slices)),
         )
+        every = Table.of([without_nan(row) for row in slices], caption, headings=headings)
+        return replace(every, brief=brief)
 
     def charts(self) -> dict[str, Chart]:
         """Differences with their intervals, in the order of the table; none where none is known."""
@@ -287,35 +274,27 @@ def _points(share: float) -> str:
     return shown(100 * share, "+.1f")
 
 
-def _dispersion_line(row: Difference, aside: bool) -> DifferenceLine:
-    low, high, value = row.dispersion_low, row.dispersion_high, row.dispersion_difference
+def _short_line(row: Difference, name: str, aside: bool) -> dict[str, Any]:
+    """A slice in the short table; ``aside``: its dot does not stretch the axis."""
+    low, high, value = (getattr(row, f"{name}_{part}") for part in ("low", "high", "difference"))
+    line = {**fields_of(without_nan(row)), "reach": max(high - value, value - low), "aside": aside}
+    if name == "accuracy":
+        return {**line, "documents": row.labelled}
     accuracy = ""
     if not math.isnan(row.accuracy_difference):
         ends = (shown(100 * end, "+.0f") for end in (row.accuracy_low, row.accuracy_high))
         interval = "" if math.isnan(row.accuracy_low) else f" ({' to '.join(ends)})"
         accuracy = f"{shown(100 * row.accuracy_difference, '+.0f')}{interval}"
-    reach = max(high - value, value - low)
-    more = (row.accuracy_p, row.probability_difference, row.probability_se)
-    return DifferenceLine(row.slice, row.documents, value, low, high, reach, accuracy, *more, aside)
+    return {**line, "accuracy": accuracy}
 
 
-def _accuracy_line(row: Difference, aside: bool) -> AccuracyDifference:
-    low, high, value = row.accuracy_low, row.accuracy_high, row.accuracy_difference
-    reach = max(high - value, value - low)
-    counts = (row.gained, row.lost, row.accuracy_p, row.probability_difference, row.probability_se)
-    return AccuracyDifference(row.slice, row.labelled, value, low, high, reach, *counts, aside)
-
-
-def compare_runs(
-    paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None, short: bool = False
-) -> Comparison:
+def compare_runs(paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None) -> Comparison:
     """Compare runs with the first, with paired intervals, as ``dispersion compare`` does.
 
     Args:
         paths: Folders of two runs or more.
         by: Column of the documents that makes the slices.
         layer: Layer of all of them; default: each store's own.
-        short: Whether texts show only the slices that differ most.
 
     Raises:
         UsageError: Fewer than two runs.
@@ -343,7 +322,6 @@ def compare_runs(
         left_out=[len(run) - len(rows[0]) for run in runs],
         others=others,
         notes=list(dict.fromkeys([*notes, *more])),
-        _short=short,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from lmeval_dispersion.report import Report
 from lmeval_dispersion.report.cells import json_value, shown
+from lmeval_dispersion.report.vega import DASHED, Spec, mark, numeric, span, values_of
 from lmeval_dispersion.statistics import Interval
 
 T = TypeVar("T")
@@ -98,76 +99,34 @@ def both_ends(rows: int) -> list[int]:
     return [*range(ENDS + 1), *range(rows - ENDS, rows)] if rows > SHOWN else []
 
 
-def axis(field: str, title: str | None = None, **more: Any) -> dict[str, Any]:
-    """A quantitative channel that need not include zero."""
-    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False}, **more}
-
-
-def dots(
-    rows: Sequence[Any],
-    named: str,
-    value: str,
-    bounds: tuple[str, str],
-    title: str,
-    *more: Mapping[str, Any],
-    line: float,
-    dot: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Rows of a dataclass: a dot at ``value``, a bar between ``bounds``, and a dashed upright ``line``.
-
-    ``more`` are further layers, ``dot`` changes the dot's.
-    """
-    y = {"field": named, "type": "nominal", "title": None, "sort": None, "axis": {"labelOverlap": False}}
-    dashed = {"type": "rule", "strokeDash": [4, 4], "color": "var(--muted)"}
-    bar = {"x": axis(bounds[0], title), "x2": {"field": bounds[1]}}
-    point = {"mark": {"type": "point", "filled": True}, "encoding": {}, **(dot or {})}
-    return {
-        "data": {"values": json_value(rows)},
-        "height": 18 * len(rows) + 20,
-        "encoding": {"y": y},
-        "layer": [
-            {"data": {"values": [{"x": line}]}, "mark": dashed, "encoding": {"x": axis("x"), "y": None}},
-            {"mark": "rule", "encoding": bar},
-            *more,
-            {**point, "encoding": {"x": axis(value), **point["encoding"]}},
-        ],
-    }
-
-
-def lines(
-    rows: Sequence[Mapping[str, Any]], x: dict[str, Any], y: dict[str, Any], *, bars: bool = False
-) -> dict[str, Any]:
+def lines(rows: Sequence[Mapping[str, Any]], x: Spec, y: Spec, *, bars: bool = False) -> Spec:
     """One line a series, in its own colour and dash, with bars from ``low`` to ``high`` if asked."""
-    names = list(dict.fromkeys(row["series"] for row in rows))
+    names = values_of(rows, "series")
     scale = {"domain": names, "range": [f"var(--series-{i + 1})" for i in range(len(names))]}
     colour = {"field": "series", "type": "nominal", "title": None, "scale": scale}
     if len(names) == 1:
         colour["legend"] = None
     dash = {**colour, "scale": {"domain": names}}
     tooltip = [{"field": "series", "type": "nominal"}, *({"field": a["field"]} for a in (x, y))]
-    line = {
-        "mark": {"type": "line", "point": {"size": 45, "filled": True}},
-        "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dash, "tooltip": tooltip},
-    }
-    bar = {
-        "mark": "rule",
-        "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
-    }
+    point = {"type": "line", "point": {"size": 45, "filled": True}}
+    line = mark(point, x=x, y=y, color=colour, strokeDash=dash, tooltip=tooltip)
+    bar = mark("rule", x=x, **span("y", {**y, "field": "low"}, "high"), color=colour)
     return {"data": {"values": list(rows)}, "height": HEIGHT, "layer": [*([bar] if bars else []), line]}
 
 
-def predicted_against_true(points: Sequence[Any], x: str = "predicted accuracy") -> dict[str, Any]:
+def predicted_against_true(points: Sequence[Any], x: str = "predicted accuracy") -> Spec:
     """Points with ``predicted`` and ``true`` accuracies around a dashed diagonal."""
-    both = {"type": "quantitative", "scale": {"domain": [0, 1]}, "axis": {"format": "%"}}
-    encoding: dict[str, Any] = {
-        "x": {"field": "predicted", "title": x, **both},
-        "y": {"field": "true", "title": "true accuracy", **both},
+    percent = {"format": "%"}
+    ends = [{"predicted": end, "true": end} for end in (0, 1)]
+    diagonal = {**DASHED, "type": "line", "strokeWidth": 1.5}
+    return {
+        "height": HEIGHT,
+        "encoding": {
+            "x": numeric("predicted", x, axis=percent, domain=[0, 1]),
+            "y": numeric("true", "true accuracy", axis=percent, domain=[0, 1]),
+        },
+        "layer": [
+            {"data": {"values": ends}, "mark": diagonal},
+            {"data": {"values": json_value(points)}, "mark": {"type": "point", "size": 45, "opacity": 0.65}},
+        ],
     }
-    mark = {"type": "point", "size": 45, "opacity": 0.65}
-    cloud = {"data": {"values": json_value(points)}, "mark": mark, "encoding": encoding}
-    diagonal = {
-        "data": {"values": [{"a": 0, "b": 0}, {"a": 1, "b": 1}]},
-        "mark": {"type": "line", "color": "var(--muted)", "strokeDash": [4, 4], "strokeWidth": 1.5},
-        "encoding": {key: {"field": end, "type": "quantitative"} for key, end in (("x", "a"), ("y", "b"))},
-    }
-    return {"height": HEIGHT, "layer": [diagonal, cloud]}

@@ -19,11 +19,12 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lmeval_dispersion.auditing.figures import Claim, axis, claim_sentence, lines, without_nan
+from lmeval_dispersion.auditing.figures import Claim, claim_sentence, lines, without_nan
 from lmeval_dispersion.auditing.run import FEWEST, Array, AuditRun, Missing, Rows, check_labels
 from lmeval_dispersion.auditing.slices import Slice, strata
 from lmeval_dispersion.geometry import Estimate
 from lmeval_dispersion.report import Chart, Col, Table
+from lmeval_dispersion.report.vega import numeric
 from lmeval_dispersion.statistics import Interval, normal_bounds, rank_correlations
 
 TARGETS = tuple(range(0, 101, 10))
@@ -211,9 +212,9 @@ class Mixtures:
             for point in self.curve
         ]
         first, *_, last = self.curve
-        share = axis("target", "correct documents (%)", axis={"values": list(range(0, 101, 20))})
+        share = numeric("target", "correct documents (%)", axis={"values": list(range(0, 101, 20))})
         chart = Chart(
-            lines(rows, share, axis("value", "dispersion"), bars=True),
+            lines(rows, share, numeric("value", "dispersion"), bars=True),
             "Dispersion of mixtures, by their share of correct documents",
             f"From {first.dispersion:.4g} at {first.target_accuracy} % to {last.dispersion:.4g} at "
             f"{last.target_accuracy} %; {trend.shape}, Spearman {trend.spearman:.2f}.",

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from lmeval_dispersion.auditing.figures import (
     Claim,
     RunReport,
-    axis,
     claim_sentence,
     interval_text,
     lines,
@@ -44,6 +43,7 @@ from lmeval_dispersion.auditing.run import (
 from lmeval_dispersion.auditing.slices import Slice, strata
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.document import fields_of
+from lmeval_dispersion.report.vega import numeric
 from lmeval_dispersion.statistics import Interval, auroc, auroc_bounds, normal_point, stratified_auroc
 
 CONTRIBUTION = "contribution"
@@ -165,7 +165,7 @@ class Ranking:
         title = "tenth of the documents, lowest signal first"
         tenths = {"field": "decile", "type": "ordinal", "title": title, "axis": {"labelAngle": 0}}
         chart = Chart(
-            lines(deciles, tenths, axis("accuracy", "accuracy", axis={"format": "%"})),
+            lines(deciles, tenths, numeric("accuracy", "accuracy", axis={"format": "%"})),
             "Accuracy by decile of each signal",
             f"By contribution, accuracy goes from {100 * ours.deciles[0]:.1f} % in the lowest tenth to "
             f"{100 * ours.deciles[-1]:.1f} % in the highest. AUROC: "
@@ -357,14 +357,14 @@ def hard_tail(run: AuditRun, *, seed: int = 0) -> HardTail:
     )
     inside = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     clusters, typical = [], []
-    for number, places in enumerate(sorted(inside, key=lambda places: -len(places)), 1):
+    for label, places in enumerate(sorted(inside, key=lambda places: -len(places)), 1):
         scores = run.score[rows[places]]
         scores = scores[~np.isnan(scores)]
         subjects = run.documents["subject"].iloc[rows[places]].value_counts(sort=False)
         common = sorted(subjects.items(), key=lambda item: (-item[1], str(item[0])))[:3]
         clusters.append(
             TailCluster(
-                cluster=number,
+                cluster=label,
                 documents=len(places),
                 accuracy=float(scores.mean()) if scores.size else None,
                 contribution=float(contribution[rows[places]].mean()),
@@ -375,7 +375,7 @@ def hard_tail(run: AuditRun, *, seed: int = 0) -> HardTail:
             document = run.documents.iloc[int(rows[place])]
             text = document["text"] if isinstance(document["text"], str) else None
             subject = document["subject"] if isinstance(document["subject"], str) else ""
-            typical.append(TypicalText(number, str(document["task"]), int(document["doc_id"]), subject, text))
+            typical.append(TypicalText(label, str(document["task"]), int(document["doc_id"]), subject, text))
     return HardTail(len(rows), len(rows) / len(order), clusters, typical)
 
 

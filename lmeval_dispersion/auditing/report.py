@@ -126,10 +126,7 @@ class Audit(RunReport):
     def tables(self) -> dict[str, Table]:
         """Every table by its anchor."""
         slices = {name: table.rows for name, table in self.slices.items()} or {"slice": []}
-        tables = {
-            f"slices-{name}": shown_slices(name, rows, self.overall, short=self._short and bool(rows))
-            for name, rows in slices.items()
-        }
+        tables = {f"slices-{name}": shown_slices(name, rows, self.overall) for name, rows in slices.items()}
         for part in (self.reliability, self.mixtures, self.ranking, self.hard_tail, self.paper_protocol):
             if not isinstance(part, Missing):
                 tables |= part.tables()

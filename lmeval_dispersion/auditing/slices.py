@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.auditing.figures import ENDS, SHOWN, axis, without_nan
+from lmeval_dispersion.auditing.figures import ENDS, SHOWN, without_nan
 from lmeval_dispersion.auditing.run import Array, AuditRun, Missing, Rows
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Spectrum, spectrum
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.declared import count
+from lmeval_dispersion.report.document import fields_of
+from lmeval_dispersion.report.vega import Spec, mark, numeric, span
 from lmeval_dispersion.statistics import (
     UNDEFINED,
     Bounds,
@@ -38,13 +40,29 @@ _DISTINCT = 12  # a numeric column with more values than this is cut into bands
 _BANDED = ("length", "confidence")  # numbers of a :class:`AuditRun` that slice it by bands
 _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
 _FEWEST_OF_A_TASK = 4  # fewest slices of a task for a correlation inside it
-_HEIGHT = 230  # height of the chart, which shares the first screen with the answer
 _DISPERSION = (
     "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error; 0 all alike, "
     "1 orthogonal."
 )
 _PROBABILITY = "Mean probability of the right answer among the choices."
 _SHORT_DISPERSION = "mean cosine distance of the documents' vectors, with 95 % intervals."
+_LINE = {"slice": Col("Slice"), "documents": Col("Docs", "d")}
+_RIGHT = {"probability": Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)}
+# The columns of a short table by the number that it draws.
+_SHORT = {
+    "dispersion": {
+        **_LINE,
+        "dispersion": Col("Dispersion", ".4f", dots="both", reach="low high", hint=_SHORT_DISPERSION),
+        "accuracy": Col("Accuracy (95 %)"),
+        **_RIGHT,
+    },
+    "accuracy": {
+        **_LINE,
+        "accuracy": Col("Accuracy", ".1%", dots="both", reach="accuracy_low accuracy_high"),
+        **_RIGHT,
+        "confidence": Col("Confidence", ".1%"),
+    },
+}
 
 
 class Slice(NamedTuple):
@@ -165,35 +183,6 @@ class SpectrumRow(SliceRow):
     effective_rank: Annotated[float, Col("Effective rank", ".4g", drop=6)]
     participation_ratio: Annotated[float, Col("Participation ratio", ".4g", drop=7)]
     stable_rank: Annotated[float, Col("Stable rank", ".4g", drop=8)]
-
-
-@dataclass(frozen=True)
-class SliceLine:
-    """One slice in the short table; ``aside``: its dot does not stretch the axis."""
-
-    slice: Annotated[str, Col("Slice")]
-    documents: Annotated[int, Col("Docs", "d")]
-    dispersion: Annotated[
-        float | None, Col("Dispersion", ".4f", dots="both", reach="low high", hint=_SHORT_DISPERSION)
-    ]
-    low: float
-    high: float
-    accuracy: Annotated[str, Col("Accuracy (95 %)")]
-    probability: Annotated[float | None, Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)]
-    aside: bool
-
-
-@dataclass(frozen=True)
-class AccuracyLine:
-    """One slice in the short table of a run without vectors."""
-
-    slice: Annotated[str, Col("Slice")]
-    documents: Annotated[int, Col("Docs", "d")]
-    accuracy: Annotated[float | None, Col("Accuracy", ".1%", dots="both", reach="low high")]
-    low: float
-    high: float
-    probability: Annotated[float | None, Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)]
-    confidence: Annotated[float | None, Col("Confidence", ".1%")]
 
 
 @dataclass(frozen=True)
@@ -340,7 +329,7 @@ def _mean(values: Array) -> float:
     return float(known.mean()) if known.size else math.nan
 
 
-def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow, *, short: bool = False) -> Table:
+def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow) -> Table:
     """The slices, least dispersed (or, without vectors, least accurate) first, then all documents."""
     vectors = not math.isnan(whole.dispersion)
     key = "dispersion" if vectors else "accuracy"
@@ -348,24 +337,24 @@ def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow, *, short:
     caption = f"{count(len(rows), 'slice')} by {name}, least {'dispersed' if vectors else 'accurate'} first"
     heading, anchor = {"slice": name.capitalize()}, f"slices-{name}"
     every = [*ordered, whole]
-    if not short:
-        return Table.of([without_nan(row) for row in every], caption, name=anchor, headings=heading)
-    lines: list[Any] = [
-        SliceLine(
-            *(row.slice, row.documents, row.dispersion, *dispersion_bounds(row)),
-            *(_accuracy(row), row.probability, row is whole),
-        )
-        if vectors
-        else AccuracyLine(
-            *(row.slice, row.documents, row.accuracy, row.accuracy_low, row.accuracy_high),
-            *(row.probability, row.confidence),
-        )
-        for row in every
-    ]
+    lines = [without_nan(row) for row in every]
     last = len(rows)
-    some = [*range(ENDS), *range(last - ENDS, last + 1)] if last + 1 > SHOWN else []
-    lines = [without_nan(line) for line in lines]
-    return Table.of(lines, caption, name=anchor, headings=heading, excerpt=some)
+    brief = Table.of(
+        [_short_line(row, aside=row is whole) for row in every] if vectors else lines,
+        caption,
+        columns=_SHORT[key],
+        name=anchor,
+        headings=heading,
+        excerpt=[*range(ENDS), *range(last - ENDS, last + 1)] if last + 1 > SHOWN else [],
+    )
+    every_line = Table.of(lines, caption, name=anchor, headings=heading)
+    return replace(every_line, brief=brief if rows else None)
+
+
+def _short_line(row: SliceRow, *, aside: bool) -> dict[str, Any]:
+    """A slice in the short table; ``aside``: its dot does not stretch the axis."""
+    bounds = dispersion_bounds(row)._asdict()
+    return {**fields_of(without_nan(row)), **bounds, "accuracy": _accuracy(row), "aside": aside}
 
 
 def dispersion_bounds(row: SliceRow) -> Bounds:
@@ -428,11 +417,11 @@ def slice_chart(name: str, table: SliceTable) -> Chart | None:
     )
 
 
-def _points(name: str, rows: Sequence[SliceRow]) -> dict[str, Any]:
+def _points(name: str, rows: Sequence[SliceRow]) -> Spec:
     keys = ("slice", "documents", "dispersion", "accuracy", "accuracy_low", "accuracy_high")
     values = [{key: getattr(row, key) for key in keys} | dispersion_bounds(row)._asdict() for row in rows]
-    x = axis("dispersion", "dispersion (mean cosine distance)", axis={"tickCount": 6})
-    y = axis("accuracy", "accuracy", axis={"format": "%"})
+    x = numeric("dispersion", "dispersion (mean cosine distance)", axis={"tickCount": 6})
+    y = numeric("accuracy", "accuracy", axis={"format": "%"})
     faint = {"type": "rule", "opacity": 0.35, "color": "var(--series-1)"}
     hover = [
         {"field": "slice", "type": "nominal", "title": name},
@@ -442,16 +431,10 @@ def _points(name: str, rows: Sequence[SliceRow]) -> dict[str, Any]:
     ]
     return {
         "data": {"values": values},
-        "height": _HEIGHT,
+        "height": 230,  # it shares the first screen with the answer
         "layer": [
-            {"mark": faint, "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y}},
-            {
-                "mark": faint,
-                "encoding": {"x": x, "y": {**y, "field": "accuracy_low"}, "y2": {"field": "accuracy_high"}},
-            },
-            {
-                "mark": {"type": "point", "color": "var(--series-1)", "size": 70},
-                "encoding": {"x": x, "y": y, "tooltip": hover},
-            },
+            mark(faint, **span("x", {**x, "field": "low"}, "high"), y=y),
+            mark(faint, x=x, **span("y", {**y, "field": "accuracy_low"}, "accuracy_high")),
+            mark({"type": "point", "color": "var(--series-1)", "size": 70}, x=x, y=y, tooltip=hover),
         ],
     }

@@ -8,7 +8,14 @@ import sys
 from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.harness.failures import sentences
-from lmeval_dispersion.options import Command, add_column, add_examples, add_layers, add_quiet
+from lmeval_dispersion.options import (
+    Command,
+    add_column,
+    add_examples,
+    add_layers,
+    add_model_args,
+    add_quiet,
+)
 
 
 def _enable_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,8 +99,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _embed_arguments(parser: argparse.ArgumentParser) -> None:
-    from lmeval_dispersion.model.loading import DTYPES
-
     parser.add_argument("model", nargs="?", metavar="MODEL", help="Hub id or folder of a decoder model")
     parser.add_argument(
         "texts", nargs="?", metavar="FILE|HUB_ID", help="text, JSONL or parquet file, or a Hub data set"
@@ -108,15 +113,7 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
         help="name of the data; a calibrator holds for one (default: the file's). With --from-samples "
         "NAME,NAME: only these tasks (default: all)",
     )
-    parser.add_argument(
-        "--revision", metavar="REVISION", help="branch, tag or commit of the model (default: the main one)"
-    )
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default="auto", help="dtype of the weights (default: the checkpoint's own)"
-    )
-    parser.add_argument(
-        "--device", metavar="DEVICE", help="cpu, cuda, cuda:1, auto (default: the first GPU, else the CPU)"
-    )
+    add_model_args(parser)
     add_column(parser)
     add_quiet(parser)
     group = parser.add_argument_group("from samples of lm-eval, of any backend")
@@ -124,12 +121,6 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
         "--from-samples",
         metavar="RESULTS",
         help="results of a run of MODEL with --log_samples, instead of a file of texts (default: none)",
-    )
-    group.add_argument(
-        "--model-args",
-        metavar="K=V,K=V",
-        default="",
-        help="more arguments of lm-eval's hf model, such as peft=ADAPTER,batch_size=auto (default: none)",
     )
     group.add_argument(
         "--correct", metavar="[FILTER/]METRIC", help="metric for correct answers (default: the task's own)"
@@ -151,15 +142,17 @@ def _embed(args: argparse.Namespace) -> int:
     if args.from_samples is None:
         from lmeval_dispersion.harness.text_run import embed
 
-        options = ("column", "task", "revision", "dtype", "device")
+        options = ("column", "task", "model_args", "device")
         of = {name: getattr(args, name) for name in options}
         folder = embed(args.model, args.texts, args.output, layer="+".join(args.layer or []), **of)
     else:
         from lmeval_dispersion.harness.from_samples import stores_from_samples
+        from lmeval_dispersion.model.loading import key_values
 
+        device = {} if args.device is None else {"device": args.device}
         folder = stores_from_samples(
             args.from_samples,
-            _model_arguments(args),
+            {"pretrained": args.model, "dtype": "auto", **device, **key_values(args.model_args)},
             args.output,
             layers="+".join(args.layer or []),
             tasks=args.task.split(",") if args.task else None,
@@ -170,18 +163,6 @@ def _embed(args: argparse.Namespace) -> int:
     if not args.quiet:
         print(f"next: dispersion audit {folder}", file=sys.stderr)
     return 0
-
-
-def _model_arguments(args: argparse.Namespace) -> dict[str, str]:
-    """Arguments of lm-eval's hf model."""
-    options = {"pretrained": args.model, "dtype": args.dtype}
-    options |= {key: value for key in ("revision", "device") if (value := getattr(args, key)) is not None}
-    for pair in filter(None, args.model_args.split(",")):
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"expected --model-args key=value,..., got {pair!r}")
-        options[key.strip()] = value.strip()
-    return options
 
 
 COMMANDS: dict[str, Command] = {

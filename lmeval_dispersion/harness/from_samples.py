@@ -136,7 +136,8 @@ def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[
     identity = model_identity(lm, dict(arguments))
     if commit and "@" in identity.get("weights", "") and not identity["weights"].endswith(str(commit)):
         raise HarnessError(
-            f"the samples come from commit {commit}, but the model is {identity['weights']}; pass --revision"
+            f"the samples come from commit {commit}, but the model is {identity['weights']}; "
+            f"pass --model_args revision={commit}"
         )
     dtype = str(config.get("model_dtype") or "").removeprefix("torch.")
     if dtype and dtype != identity.get("dtype"):

@@ -19,7 +19,7 @@ import torch
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.model.capture import capture, depth, resolve, split_names
-from lmeval_dispersion.model.loading import LoadedModel, load_model
+from lmeval_dispersion.model.loading import LoadedModel, chosen_model, loaded_model
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.store import COLUMNS, write_store
 from lmeval_dispersion.store.format import make_folder
@@ -33,8 +33,7 @@ def embed(
     layer: str | Sequence[str] = "last",
     column: str = "text",
     task: str | None = None,
-    revision: str | None = None,
-    dtype: str = "auto",
+    model_args: str = "",
     device: str | None = None,
 ) -> Path:
     """Run a model over every text, and keep the hidden state (d,) at the last token of each, float32.
@@ -47,8 +46,8 @@ def embed(
         layer: Layers to keep: ``last``, ``norm``, ``layer.K``, ``layer.K.attn``, ``layer.K.ffn``.
         column: Field with the text, where texts have fields.
         task: Name of the data. Default: the file's.
-        revision: Branch, tag or commit of the model. Default: the main one.
-        dtype: Of the weights. Default: the checkpoint's own.
+        model_args: As of lm-eval's hf model: ``dtype``, ``load_in_4bit``, ``load_in_8bit``, ``peft``,
+            ``revision``, ``trust_remote_code``, such as ``dtype=bfloat16,revision=step1000``.
         device: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``. Default: the first GPU, else the CPU.
 
     Returns: The folder, which `open_store` and `audit` read.
@@ -57,7 +56,7 @@ def embed(
         UsageError: There is no text, or the model, a layer or the folder cannot be used as given.
     """
     source = Texts(texts, column=column)
-    loaded = load_model(model, revision=revision, dtype=dtype, device=device)
+    loaded = loaded_model(chosen_model(model, model_args, device))
     layers = [site.name for site in resolve(loaded.model, split_names(layer))]
     task = task or Path(source.source).name
     entries = list(source)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmeval_dispersion.installation import cache_folder
-from lmeval_dispersion.options import Command, add_column, add_examples, add_layers, add_output, add_seed
+from lmeval_dispersion.options import (
+    Command,
+    add_column,
+    add_examples,
+    add_layers,
+    add_model_args,
+    add_output,
+    add_seed,
+)
 from lmeval_dispersion.output import Output
-
-_STUDIES = "dispersion-runs"
-_LAYERS = "last, all, or a name such as layer.3 or layer.-1.attn"
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -101,36 +106,21 @@ _ANALYSES = {
 }
 
 
-_MODEL: Mapping[str, dict[str, Any]] = {
-    "--dtype": {
-        "default": "auto",
-        "choices": ("auto", "float32", "float16", "bfloat16"),
-        "help": "dtype of the weights (default: the checkpoint's own)",
-    },
-    "--quantize": {"choices": ("4bit", "8bit"), "help": "quantize through bitsandbytes (default: no)"},
-    "--adapter": {"metavar": "HUB_ID|FOLDER", "help": "a PEFT adapter for the model (default: none)"},
-    "--device": {
-        "metavar": "DEVICE",
-        "help": "cpu, cuda:1, …; auto spreads the model (default: the first GPU, else the CPU)",
-    },
-    "--trust-remote-code": {"action": "store_true", "help": "run the checkpoint's own code"},
-}
-
-
 def _add_arguments(kind: str, parser: argparse.ArgumentParser) -> None:
     analysis = _ANALYSES[kind]
     about = "Hub id or folder, with @REVISION where it is not the main one"
     parser.add_argument("model", nargs="+" if analysis.several_models else 1, metavar="MODEL", help=about)
     model, text, protocol, study = map(parser.add_argument_group, ("model", "text", "protocol", "study"))
-    for group, options in ((model, _MODEL), (protocol, analysis.options)):
-        for option, settings in options.items():
-            group.add_argument(option, **settings)
+    add_model_args(model)
+    for option, settings in analysis.options.items():
+        protocol.add_argument(option, **settings)
     about = ".txt, .jsonl, .jsonl.gz or .parquet, or a Hub data set, ID[:CONFIGURATION][@SPLIT]"
     text.add_argument("--data", required=True, metavar="FILE|HUB_ID", help=about)
     add_column(text)
     text.add_argument("--pack", action="store_true", help="join all texts into one stream (.txt always is)")
     if analysis.layers:
-        add_layers(protocol, what=_LAYERS, default=" and ".join(analysis.layers))
+        about = "last, all, or a name such as layer.3 or layer.-1.attn"
+        add_layers(protocol, what=about, default=" and ".join(analysis.layers))
     about = "folder of the study; the same command resumes it (default: in the user's cache)"
     study.add_argument("--study", type=Path, metavar="FOLDER", help=about)
     add_seed(study)
@@ -145,22 +135,24 @@ def _run(kind: str, args: argparse.Namespace) -> int:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     import lmeval_dispersion
     from lmeval_dispersion.laboratory.study import Processes, StudyRoot
+    from lmeval_dispersion.model.loading import chosen_model
     from lmeval_dispersion.model.texts import Texts
 
     analysis = _ANALYSES[kind]
-    options = _values(analysis.options, args)
+    names = (option[2:].replace("-", "_") for option in analysis.options)
+    options = {name: getattr(args, name) for name in names}
     if options.get("held_out") is not None:
         options["held_out"] = Texts(args.held_out, column=args.column)
     if analysis.layers:
         # In the form of a study's settings, so that one started from Python can be resumed.
         options["layers"] = ",".join(args.layer or analysis.layers)
-    models = [_model(text, args) for text in args.model]
+    models = [chosen_model(text, args.model_args, args.device) for text in args.model]
     result = getattr(lmeval_dispersion, kind)(
         models if analysis.several_models else models[0],
         Texts(args.data, column=args.column),
         pack=args.pack,
         seed=args.seed,
-        folder=args.study or StudyRoot(cache_folder(_STUDIES)),
+        folder=args.study or StudyRoot(cache_folder("dispersion-runs")),
         quiet=args.quiet,
         **options,
     )
@@ -174,18 +166,6 @@ def _run(kind: str, args: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
     return 3 if left_out else 0
-
-
-def _values(options: Iterable[str], args: argparse.Namespace) -> dict[str, Any]:
-    """The options' values by the names of parameters."""
-    return {name: getattr(args, name) for name in (option[2:].replace("-", "_") for option in options)}
-
-
-def _model(text: str, args: argparse.Namespace) -> Any:
-    from lmeval_dispersion.model.loading import ModelChoice
-
-    name, _, revision = text.partition("@") if not Path(text).exists() else (text, "", "")
-    return ModelChoice(name, revision or None, **_values(_MODEL, args))
 
 
 COMMANDS: dict[str, Command] = {

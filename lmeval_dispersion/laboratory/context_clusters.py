@@ -46,7 +46,6 @@ from lmeval_dispersion.statistics import Array
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_SHOWN = 12  # rows of a default answer
 _SHOWN_NGRAMS = 20
 
 _RATIOS = {
@@ -91,7 +90,7 @@ class ClustersResult(StudyResult):
         more = f"{left} more; --format json has them." if left > 0 else ""
         caption = "Distance between clusters over that within them"
         return {
-            "some": table(self.summary, caption, _RATIOS, most=_SHOWN),
+            "some": table(self.summary, caption, _RATIOS, most=12),
             "summary": table(self.summary, "All distances, with the contexts' perplexity", _DISTANCES),
             "ngrams": table(self.ngrams.head(_SHOWN_NGRAMS), "The n-grams", _NGRAMS, more=more),
         }

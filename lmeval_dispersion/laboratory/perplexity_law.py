@@ -52,7 +52,6 @@ MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
 
 _GROUPS = 32  # of the jackknife over texts
 _UNITS = 64  # of the first pass, at most
-_SHOWN = 12  # layers of a default answer
 _PANELS = 6  # most layers with a panel of bins
 _ABOUT = ["split", "perplexity", "layer"]
 
@@ -120,7 +119,7 @@ class LawResult(StudyResult):
             first = first.merge(wide.reset_index(), on="layer")
         caption = "r of the perplexity of whole segments and dispersion"
         return {
-            "layers": table(first, caption, _LAYERS, most=_SHOWN),
+            "layers": table(first, caption, _LAYERS, most=12),
             "correlations": table(self.correlations, "r of perplexity with each measure", _CORRELATIONS),
             **controls,
             "overall": table(self.overall, "All texts", _OVERALL),

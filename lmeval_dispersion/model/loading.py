@@ -63,6 +63,38 @@ class ModelChoice:
         return text + (f" ({self.quantize})" if self.quantize else "")
 
 
+def chosen_model(model: str, model_args: str = "", device: str | None = None) -> ModelChoice:
+    """A Hub id or folder, with @REVISION or without, and arguments that lm-eval's hf model takes too.
+
+    ``model_args``: ``dtype``, ``load_in_4bit``, ``load_in_8bit``, ``peft``, ``revision`` and
+    ``trust_remote_code``, such as ``dtype=bfloat16,peft=ADAPTER``.
+
+    Raises:
+        UsageError: Another argument, or no ``=`` in one.
+    """
+    name, _, revision = model.partition("@") if not Path(model).exists() else (model, "", "")
+    given = key_values(model_args)
+    revision, dtype = given.pop("revision", revision), given.pop("dtype", "auto")
+    adapter = given.pop("peft", None)
+    flags = ("load_in_4bit", "load_in_8bit", "trust_remote_code")
+    four, eight, trust = (given.pop(flag, "").lower() == "true" for flag in flags)
+    if given:
+        raise UsageError(
+            f"expected --model_args among dtype, peft, revision, {', '.join(flags)}, got {', '.join(given)}"
+        )
+    quantize: Quantization | None = "4bit" if four else "8bit" if eight else None
+    return ModelChoice(name, revision or None, dtype, quantize, adapter, device, trust)
+
+
+def key_values(model_args: str) -> dict[str, str]:
+    """``K=V,K=V`` as text by name, where lm-eval reads numbers: a branch may be called 1000."""
+    pairs = [pair.strip().partition("=") for pair in model_args.split(",") if pair.strip()]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise UsageError(f"expected --model_args K=V,K=V, got {key!r}")
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
 class LoadedModel(NamedTuple):
     """A decoder in evaluation mode, gradients off, with its tokenizer, which always has a pad token.
 
@@ -181,7 +213,7 @@ def _source(name: str | Path) -> str:
     path = Path(text).expanduser()
     if path.is_dir():
         if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
-            raise UsageError(f"{text} is a PEFT adapter; name its base model and pass the folder as adapter")
+            raise UsageError(f"{text} is a PEFT adapter; name its base model, with --model_args peft={text}")
         if not (path / "config.json").is_file():
             inside = sorted(child.parent.name for child in path.glob("*/config.json"))
             hint = f"it holds the models {', '.join(inside[:5])}" if inside else "check the path"

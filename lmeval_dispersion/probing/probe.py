@@ -13,7 +13,8 @@ import numpy as np
 from lmeval_screener.figures import FigureDifference, rank_places
 from lmeval_screener.result import answer
 from lmeval_screener.screened import Ranks
-from lmeval_screener.targets import Target, labelled, parse_targets
+from lmeval_screener.targets.labels import labelled
+from lmeval_screener.targets.names import Target, parse_targets
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.evidence import worth

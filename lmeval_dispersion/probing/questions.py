@@ -13,9 +13,8 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
-from lmeval_screener.tokens import load_token_set
 from lmeval_screener.tokens.answers import load_answers, resolve_answers
-from lmeval_screener.tokens.sets import AnswerSet
+from lmeval_screener.tokens.sets import AnswerSet, load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from numpy.typing import NDArray
 

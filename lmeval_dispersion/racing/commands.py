@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _race(args: argparse.Namespace, output: Output) -> int:
     require_extra("models", "`dispersion race`")
-    ours = ("replay", "demo", "output", "format", "formats", "details", "command")
+    ours = ("replay", "demo", "output", "format", "details", "command")
     try:
         result = race(**{key: v for key, v in vars(args).items() if key not in ours and key[0] != "_"})
     except KeyboardInterrupt as interrupt:

@@ -12,7 +12,8 @@ from lmeval_screener.result.result import Result
 from lmeval_screener.screening import add_named, screen
 from lmeval_screener.shortlist.choice import shortlist
 from lmeval_screener.shortlist.manifest import FILE, Candidate, manifest_dict, shortlist_manifest
-from lmeval_screener.targets import Target, labelled
+from lmeval_screener.targets.labels import labelled
+from lmeval_screener.targets.names import Target
 from lmeval_screener.targets.selection import Selection, select_targets
 from lmeval_screener.tokens.answers import load_answers
 

@@ -15,6 +15,7 @@ from lmeval_dispersion.racing.contest import BLOCK, NOTHING, Contest, Scores
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.cells import short_names
 from lmeval_dispersion.report.declared import listed
+from lmeval_dispersion.report.vega import mark, numeric, span
 from lmeval_dispersion.statistics import LEVEL
 
 #: ``unfinished``: was still in, or not asked yet, when the race was interrupted.
@@ -86,16 +87,15 @@ class Race(Report):
         colours = {"domain": kinds, "range": [_COLOURS.get(kind, "var(--axis)") for kind in kinds]}
         questions = {"field": "questions", "type": "quantitative", "title": "Questions asked"}
         encoding = {"x": questions, "color": {"field": "status", "title": None, "scale": colours}}
-        y = {"type": "quantitative", "title": self.metric, "scale": {"zero": False}}
-        score: dict[str, Any] = {"y": {"field": "score", **y}}
+        y = numeric("score", self.metric)
         said = {"field": "says", "type": "nominal"}
         ends: dict[str, Any] = {"transform": [{"filter": "isValid(datum.says)"}]}
         text = {"type": "text", "align": "left", "dx": 8, "fontSize": 12}
         layers = [
-            {"mark": "line", "encoding": {**score, "detail": {"field": "name"}}},
-            {**ends, "mark": "rule", "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}}},
-            {**ends, "mark": "point", "encoding": {**score, "description": said, "tooltip": said}},
-            {**ends, "mark": text, "encoding": {**score, "text": {"field": "name"}}},
+            mark("line", y=y, detail={"field": "name"}),
+            {**ends, **mark("rule", **span("y", {**y, "field": "low"}, "high"))},
+            {**ends, **mark("point", y=y, description=said, tooltip=said)},
+            {**ends, **mark(text, y=y, text={"field": "name"})},
         ]
         drawn = {"data": {"values": values}, "height": 320, "encoding": encoding, "layer": layers}
         meaning = "A line ends where its checkpoint was dropped, with ± two standard errors over questions."

@@ -60,13 +60,11 @@ Col = functools.partial(Column, "")
 
 
 @functools.cache
-def columns_of(row_type: type) -> tuple[Column, ...]:
-    """The shown columns of a row class: its fields that are annotated with a `Col`, in order."""
+def columns_of(row_type: type) -> Mapping[str, Column]:
+    """The shown columns of a row class by key: its fields that are annotated with a `Col`, in order."""
     hints = get_type_hints(row_type, include_extras=True)
     marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return tuple(
-        replace(mark, key=name) for name, marks in marks.items() for mark in marks if isinstance(mark, Column)
-    )
+    return {name: mark for name, marks in marks.items() for mark in marks if isinstance(mark, Column)}
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,7 @@ class Table:
         more: A sentence on rows that were left out; else empty.
         excerpt: Positions of the rows that texts (terminal, Markdown) show; empty for all. They give the
             total; pages show all.
+        brief: The table that a terminal shows in its place without ``--details``; None for the same.
     """
 
     rows: Sequence[Row]
@@ -91,6 +90,7 @@ class Table:
     name: str = ""
     more: str = ""
     excerpt: Sequence[int] = ()
+    brief: Table | None = None
 
     @classmethod
     def of(
@@ -98,29 +98,35 @@ class Table:
         rows: Sequence[Any],
         caption: str,
         *,
+        columns: Mapping[str, Column] | None = None,
         name: str = "",
+        more: str = "",
         excerpt: Sequence[int] = (),
         hide: Sequence[str] = (),
         headings: Mapping[str, str] = types.MappingProxyType({}),
     ) -> Table:
-        """A table of dataclass rows; the class's fields with a `Col` are its columns.
+        """A table without its empty columns.
 
         Args:
-            rows: Objects of one dataclass.
-            caption: As the attribute, as are ``name`` and ``excerpt``.
+            rows: Objects of one dataclass, or mappings.
+            caption: As the attribute, as are ``name``, ``more`` and ``excerpt``.
+            columns: Columns by key; default: the fields of the dataclass with a `Col`.
             name: See there.
+            more: See there.
             excerpt: See there.
-            hide: Keys of columns to leave out. Empty columns are left out as well.
+            hide: Keys of columns to leave out.
             headings: Other headings, by key.
         """
-        row_type: type = type(rows[0]) if rows else object
-        columns = columns_of(row_type)
+        values = [row if isinstance(row, Mapping) else fields_of(row) for row in rows]
+        if columns is None:
+            row_type: type = type(rows[0]) if rows else object
+            columns = columns_of(row_type)
         shown = [
-            replace(column, heading=headings.get(column.key, column.heading))
-            for column in columns
-            if column.key not in hide and any(getattr(row, column.key) not in (None, "", ()) for row in rows)
+            replace(column, key=key, heading=headings.get(key, column.heading))
+            for key, column in columns.items()
+            if key not in hide and any(row.get(key) not in (None, "", ()) for row in values)
         ]
-        return cls([fields_of(row) for row in rows], shown, caption, name, excerpt=excerpt)
+        return cls(values, shown, caption, name, more, excerpt)
 
 
 def fields_of(row: Any) -> dict[str, Any]:

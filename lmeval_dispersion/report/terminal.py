@@ -141,6 +141,8 @@ class _Writer:
             self._table(part)
 
     def _table(self, table: Table) -> None:
+        if table.brief and not self._details:
+            table = table.brief
         columns, short, folded = self._columns(table)
         least = [self._least(table, column, short, folded) for column in columns]
         lines = RichTable(

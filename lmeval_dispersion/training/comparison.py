@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.cells import shown
+from lmeval_dispersion.report.vega import dots
 from lmeval_dispersion.statistics import student_quantile
 
 BASE = "base"
@@ -129,19 +130,7 @@ class TrainingComparison(Report):
             {"name": f"{row.loss} · {row.domain}", "difference": row.versus_base, "low": low, "high": high}
             for row, (low, high) in rows
         ]
-        name = {"field": "name", "type": "nominal", "sort": None, "title": None}
-        axis = {"type": "quantitative", "title": "Perplexity against base, %"}
-        chart = {
-            "data": {"values": data},
-            "layer": [
-                {"mark": "rule", "encoding": {"x": {"datum": 0}}},
-                {
-                    "mark": {"type": "rule", "strokeWidth": 2},
-                    "encoding": {"y": name, "x": {"field": "low", **axis}, "x2": {"field": "high"}},
-                },
-                {"mark": "point", "encoding": {"y": name, "x": {"field": "difference", **axis}}},
-            ],
-        }
+        chart = dots(data, "name", "difference", ("low", "high"), "Perplexity against base, %", line=0.0)
         text = "; ".join(str(row) for row, _ in rows)
         return {"against_base": Chart(chart, "Perplexity against base, 95 % intervals", f"{text}.")}
 

@@ -16,6 +16,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import add_examples, add_output
 from lmeval_dispersion.output import Output
 from lmeval_dispersion.report import Chart, Col, Report, Table
+from lmeval_dispersion.report.vega import mark, numeric, span
 from lmeval_dispersion.statistics import LEVEL
 
 FORMAT = "dispersion-watch/2"  # 1 had warnings too
@@ -165,19 +166,14 @@ def _chart(points: Sequence[tuple[int, Any, Any]], caption: str) -> Chart:
     steps = [step for step, *_ in points]
     axis = {"values": steps} if len(steps) <= _SHOWN else {"tickMinStep": 1}
     step = {"field": "step", "type": "quantitative", "title": "Step", "axis": axis}
-    y = {"type": "quantitative", "title": caption, "axis": {"title": None}, "scale": {"zero": False}}
-    area = {"y": {"field": "low", **y}, "y2": {"field": "high"}}
-    band = {"mark": {"type": "area", "opacity": 0.25}, "encoding": area}
-    line = {"mark": {"type": "line", "point": True}, "encoding": {"y": {"field": "value", **y}}}
+    y = numeric("value", caption, axis={"title": None})
+    band = mark({"type": "area", "opacity": 0.25}, **span("y", {**y, "field": "low"}, "high"))
+    line = mark({"type": "line", "point": True}, y=y)
     banded = any(error for *_, error in points)
     (start, before, _), (end, after, _) = points[0], points[-1]
+    layers = [band, line] if banded else [line]
     return Chart(
-        {
-            "data": {"values": data},
-            "encoding": {"x": step},
-            "height": 220,
-            "layer": [band, line] if banded else [line],
-        },
+        {"data": {"values": data}, "encoding": {"x": step}, "height": 220, "layer": layers},
         caption,
         f"{before:.4f} at step {start}, {after:.4f} at step {end}.",
         "The band is ± two paired standard errors over tokens, as the lines of a screening."

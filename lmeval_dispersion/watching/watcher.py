@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from lmeval_screener.figures import Gap, gap
-from lmeval_screener.tokens import Resolution, load_token_set, resolve_tokens
+from lmeval_screener.tokens.resolution import Resolution, resolve_tokens
+from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from numpy.typing import NDArray
 from torch import Tensor, nn

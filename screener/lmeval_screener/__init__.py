@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lmeval_screener.screening import screen
 
 __all__ = ["Failed", "Group", "News", "Result", "Screened", "screen"]
-_MODULES = {"screen": "screening", "Result": "result", "News": "registry.news"}
+_MODULES = {"screen": "screening", "Result": "result.result", "News": "registry.news"}
 
 
 def __getattr__(name: str) -> Any:

@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
 
     from lmeval_screener.checkpoints.limits import Allowance
-    from lmeval_screener.screening import Screening, add_named, floor_among, session_in
+    from lmeval_screener.screening import Screening, add_named, floor_among, open_session
     from lmeval_screener.targets.selection import select_targets, selection_of
     from lmeval_screener.tokens.resolution import load_domain
     from lmeval_screener.tokens.sets import load_token_set
@@ -186,19 +186,16 @@ def run(args: argparse.Namespace) -> int:
         base=args.base,
         rank_by=args.rank_by,
     )
-    screening.since = args.since if args.registry is not None else None
-    run_of = {"metric": args.metric, "refresh": args.refresh, "command": args.command}
-    with session_in(args.registry, domain, reference, since=screening.since, **run_of) as session:
+    run_of = {"refresh": args.refresh, "since": args.since, "metric": args.metric, "command": args.command}
+    with open_session(args.registry, domain, reference, **run_of) as session:
         with _progress(args.quiet) as screening.on_done:
             screening.session = session
             result = screening.result(selected)
         if session is not None and session.reused:
             output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
         status = _write(args, output, result, tasks)
-        if session is not None:
-            session.announced()  # only now: news that nobody received must be sent again
-            if session.loss:
-                print(f"screen-checkpoints: {session.loss}", file=sys.stderr)
+    if session is not None and session.loss:
+        print(f"screen-checkpoints: {session.loss}", file=sys.stderr)
     return status
 
 

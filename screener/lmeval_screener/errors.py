@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from lmeval_dispersion.errors import DispersionError, printable
 
-#: Every code of a `ScreeningError` and what it means. Codes are a contract: programs test them.
-SCREENING_CODES: dict[str, str] = {
-    # the repository
+_OF_NAMES: dict[str, str] = {
     "BadName": "not a repository's name, a folder, or an address of a supported storage",
     "RepoNotFound": "no such model repository, or it is private and the token does not open it",
-    "GatedRepo": "the repository exists, but its files need accepted conditions and a token",
     "RevisionNotFound": "the repository has no such branch, tag or commit",
     "FileNotFound": "a file that the checkpoint needs is not in the repository or folder",
     "FolderNotFound": "the folder does not exist, or it holds no checkpoint",
-    # what is stored
+    "TokenizerMismatch": "the tokenizer differs from that of the checkpoint's family",
+    "Interrupted": "the run was stopped before this checkpoint was read",
+}
+#: Errors of the stored checkpoint: the same commit fails the same way again.
+OF_WEIGHTS: dict[str, str] = {
     "NoSafetensors": "the weights are missing, or stored in a format that is not supported",
     "AdapterOnly": "an adapter without its base, or whose change of the head is not supported",
     "SeveralFiles": "there are several GGUF models, and the name does not choose between them",
-    "MissingExtra": "reading this format needs an optional package",
     "BadArchive": "a torch.save file is broken, or is not what its name says",
     "LegacyPickle": "the weights are a bare pickle, as torch wrote it before 1.6",
     "UnsafePickle": "the pickle contains more than tensors; none of it was executed",
@@ -30,10 +30,13 @@ SCREENING_CODES: dict[str, str] = {
     "BadHeader": "a header of weights is broken, or does not fit its file",
     "BadRows": "needed rows are zero, not finite, all parallel, or outside the matrix",
     "BadTokenizer": "the tokenizer file is broken, or its pieces do not spell their leading space",
-    "TokenizerMismatch": "the tokenizer differs from that of the checkpoint's family",
     "TokenizerNotFound": "no tokenizer.json is stored with the checkpoint",
     "TooFewTokens": "too few words of a token set are single tokens",
-    # the connection
+}
+#: Errors that say nothing about the weights: the checkpoint's last results still hold.
+NOT_OF_WEIGHTS: dict[str, str] = {
+    "GatedRepo": "the repository exists, but its files need accepted conditions and a token",
+    "MissingExtra": "reading this format needs an optional package",
     "BadToken": "the Hub does not accept the token: it is expired, revoked or mistyped",
     "AccessDenied": "the server refuses access with this token, or the signed address, repeatedly",
     "BadResponse": "the server's answers contradict the request, the listing or each other",
@@ -44,9 +47,10 @@ SCREENING_CODES: dict[str, str] = {
     "Timeout": "the checkpoint's time budget ran out",
     "Offline": "offline mode is on and something needed is not in the cache",
     "NotTried": "a limit that the user set was reached first",
-    "Interrupted": "the run was stopped before this checkpoint was read",
     "InternalError": "a defect of this program; please report it",
 }
+#: Every code of a `ScreeningError` and what it means. Codes are a contract: programs test them.
+SCREENING_CODES = {**_OF_NAMES, **OF_WEIGHTS, **NOT_OF_WEIGHTS}
 
 
 class ScreeningError(DispersionError):

@@ -21,7 +21,7 @@ from lmeval_dispersion.statistics import LEVEL
 from lmeval_screener.figures import Gap, Ratio, difference, rank_places
 from lmeval_screener.targets.labels import shared_name
 from lmeval_screener.targets.names import Target, label
-from lmeval_screener.targets.runs import step_key, training_and_step
+from lmeval_screener.targets.runs import run_and_step, step_key
 from lmeval_screener.tokens.resolution import Resolution
 
 
@@ -72,11 +72,6 @@ class Reading:
     no_ratio: str = ""
     sketch: bytes = b""
     base: str = ""
-
-    @property
-    def requested_revision(self) -> str | None:
-        """The revision that the user asked for; None for the default branch."""
-        return self.target.revision
 
     @property
     def name(self) -> str:
@@ -230,8 +225,10 @@ class Screened(Reading):
 
     @property
     def training_and_step(self) -> tuple[str, str | None]:
-        """Its training run and the name of its step; the checkpoint itself and None if it has none."""
-        return training_and_step(self.repo, self.target.revision, local=self.revision is None)
+        """Its training run and step name, from its revision or its folder; itself and None if it has none."""
+        if self.revision is None:
+            return run_and_step(self.repo) or (self.repo, None)
+        return self.repo, self.target.revision
 
     @property
     def step(self) -> str | None:

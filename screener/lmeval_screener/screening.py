@@ -116,7 +116,6 @@ def screen(
     selection = selection_of(author, tag, base_model, since, limit, registry=registry)
     allowance = Allowance(max_requests)
     selected = run_sync(lambda: select_targets(names, selection, allowance=allowance, tokenizer=tokenizer))
-    since = None if registry is None else since
     add_named(selected, family, demo=demo)
     accuracies = None
     if accuracy is not None:
@@ -126,7 +125,9 @@ def screen(
     sets = load_domain(domain, task), load_token_set(reference, "reference")
     place = None if registry is None else Path(registry)
     with (
-        session_in(place, *sets, metric=metric, refresh=refresh, since=since, command="screen()") as session,
+        open_session(
+            place, *sets, refresh=refresh, since=since, metric=metric, command="screen()"
+        ) as session,
         progress_bar(hidden=progress is not None) as bar,
     ):
         run = Screening(
@@ -136,7 +137,6 @@ def screen(
             tokenizer=tokenizer,
             accuracies=accuracies,
             session=session,
-            since=since,
             allowance=allowance,
             base=base,
             rank_by=rank_by,
@@ -144,30 +144,38 @@ def screen(
         report = progress or bar
         run.on_done = lambda outcome, done, count: report(done, count, outcome.label)
         result = run.result(selected)
-        if session is not None:
+    if session is not None and session.loss:
+        warnings.warn(session.loss, stacklevel=2)
+    return result
+
+
+@contextlib.contextmanager
+def open_session(
+    registry: Path | None, *sets: TokenSet, refresh: bool, since: str | None, **run: Any
+) -> Iterator[Session | None]:
+    """A run's session, or None without a registry; with ``since``, which is checked first, it ends with news.
+
+    The news count as announced once the block has ended without an error: else they must be sent again.
+    """
+    if registry is None:
+        if refresh:
+            raise UsageError(
+                "expected --registry FILE with --refresh, got none; without a registry everything is read"
+            )
+        yield None
+        return
+    from lmeval_screener.registry.database import Session, to_write
+    from lmeval_screener.registry.news import since_time
+
+    with to_write(registry) as connection:
+        session = Session(connection, *sets, path=registry, refresh=refresh, since=since, **run)
+        try:
+            if since is not None:
+                since_time(connection, since, session.tokens, session.metric)
+            yield session
             session.announced()
-            if session.loss:
-                warnings.warn(session.loss, stacklevel=2)
-        return result
-
-
-def session_in(
-    registry: Path | None, *sets: TokenSet, refresh: bool, since: str | None = None, **run: Any
-) -> Any:
-    """A context with a registry's session, or with None if no registry is given."""
-    if registry is not None:
-        from lmeval_screener.registry import open_session
-
-        return open_session(registry, *sets, refresh=refresh, since=since, **run)
-    if since is not None:
-        raise UsageError(
-            "expected --registry FILE with --since, got none; the registry holds earlier results"
-        )
-    if refresh:
-        raise UsageError(
-            "expected --registry FILE with --refresh, got none; without a registry everything is read"
-        )
-    return contextlib.nullcontext()
+        finally:
+            session.connection.close()
 
 
 def add_named(selected: Selected, family: str | None, *, demo: bool) -> None:
@@ -227,7 +235,6 @@ class Screening:
         fail_if_below: The checkpoint that no other may fall behind, by its label or name.
         base: The checkpoint that the others were trained from, likewise.
         session: The registry's session, which gives known readings and keeps new ones.
-        since: Start of the registry's news; None for no news.
         keep_on_interrupt: Whether Ctrl-C and SIGTERM return the results so far (main thread only).
     """
 
@@ -239,7 +246,6 @@ class Screening:
     accuracies: Accuracies | None = None
     fail_if_below: str | None = None
     session: Session | None = None
-    since: str | None = None
     allowance: Allowance | None = None
     keep_on_interrupt: bool = False
     base: str | None = None
@@ -278,29 +284,21 @@ class Screening:
         result, session = results[0], self.session
         if session is None:
             return result
-        session.bases = "\n".join(c.place for c in result.checkpoints if c.is_base)
         session.finish(
-            screened=len(result.checkpoints),
+            result.checkpoints,
             failed=len(result.failed),
             bytes_read=result.bytes_read,
             requests=result.requests,
             seconds=result.seconds,
         )
-        if self.since is None:
+        if session.since is None:
             return result
         from lmeval_screener.registry.news import news, since_time
 
         # Only now: news that another run announced meanwhile are not repeated.
-        since = since_time(session.connection, self.since, session.tokens, self.metric)
-        moved = news(
-            session.connection,
-            session.tokens,
-            since,
-            self.metric,
-            until=session.ended,
-            rank_by=self.rank_by,
-        )
-        return replace(result, news=moved)
+        since = since_time(session.connection, session.since, session.tokens, self.metric)
+        among = session.connection, session.tokens, since, self.metric, self.rank_by
+        return replace(result, news=news(*among, until=session.ended))
 
     async def _screened(self, selected: Selected) -> Result:
         start = time.perf_counter()

@@ -9,11 +9,11 @@ from synthetic import concluded, documents, planted_store, sliced_store, subject
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate
 from lmeval_dispersion.auditing.calibrating.calibrator import (
     FEATURES,
+    Calibrator,
     check_fits,
     check_worth,
     document_ids,
     fit_calibrator,
-    read_calibrator,
     rows_of_ids,
 )
 from lmeval_dispersion.auditing.calibrating.prediction import predict
@@ -269,10 +269,10 @@ def test_a_calibrator_refuses_another_setting_with_the_reason(tmp_path, law, fit
 def test_a_file_holds_the_fit_and_another_one_is_refused(tmp_path, law, text, message):
     file = tmp_path / "c.json"
     file.write_text(law[1].to_json())
-    assert read_calibrator(file) == law[1]
+    assert Calibrator.read(file) == law[1]
     file.unlink() if text is None else file.write_text(text)
     with pytest.raises(UsageError, match=message):
-        read_calibrator(file)
+        Calibrator.read(file)
 
 
 def test_predictions_say_first_what_can_be_said_and_the_whole_is_its_slices(tmp_path, law, noise):

@@ -145,7 +145,7 @@ def test_no_difference_of_minus_nothing_is_printed(tmp_path):
     for name, lost in (("a", 0), ("b", 1)):
         frame = documents(np.where(np.arange(4000) < lost, False, right), rng=np.random.default_rng(0))
         written(tmp_path / name, frame, np.random.default_rng(0).normal(size=(4000, 4)), {"model": name})
-    found = compare_runs([tmp_path / "a", tmp_path / "b"], short=True)
+    found = compare_runs([tmp_path / "a", tmp_path / "b"])
     shown = render(found.document(), "table", width=100)
     assert found.others[0].slices[0].lost == 1
     assert not re.search(r"-0(\.0+)?(?![\d.])", shown), shown

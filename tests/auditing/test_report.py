@@ -61,6 +61,7 @@ def test_parts_that_cannot_be_had_say_why_and_the_rest_stays(tmp_path, options, 
     report = audit(read_run(planted_store(tmp_path, **{"n": 300, **options})), details=True)
     assert set(report.missing) - {"hard_tail"} == {"mixtures", "calibration", "paper_protocol", "ranking"}
     assert reason in report.missing[part]
+    assert report.to_html().count("Not available") == len(report.missing)
     printed = json.loads(render(report.document(), "json"))["overall"]
     if options == {"n": 1}:
         assert printed["reason"] == "a dispersion needs two documents"

@@ -24,8 +24,6 @@ from lmeval_dispersion.auditing.slices import (
 )
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Spectrum, dispersion_estimate, spectrum
-from lmeval_dispersion.report.document import Column
-from lmeval_dispersion.report.terminal import axis_of
 
 
 def test_bands_hold_every_known_value_once_and_keep_ties_together():
@@ -125,14 +123,3 @@ def test_the_weakest_slice_is_named_in_few_runs_without_one():
         named += weakest(rows, replace(rows[0], accuracy=shares.mean())) is not None
     assert named <= 18  # 5 % and three standard errors
     assert weakest([*rows, replace(rows[0], slice="bad", accuracy=0.1)], rows[0]).slice == "bad"
-
-
-def test_a_row_aside_does_not_stretch_the_axis_and_is_an_arrow_at_its_edge():
-    rows = [{"x": 0.1, "r": 0.02}, {"x": 0.2, "r": 0.02}, {"x": 0.9, "r": 0.02, "aside": True}]
-    axis = axis_of(rows, Column("x", "X", ".2f", dots="both", reach="r"), 20)
-    assert axis.heading == "0.08            0.22"
-    assert axis.drawn(0.9, 0.02, 0.02) == " " * 19 + "▸"
-    assert axis.drawn(0.01, 0.02, 0.02) == "◂" + " " * 19
-    signed = axis_of(rows[:2], Column("x", "X", "+.4f", dots="both", reach="r"), 12)
-    assert signed.heading == "0    +0.2200"
-    assert signed.drawn(0.2, 0.0, 0.0).startswith("│")

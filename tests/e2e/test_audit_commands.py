@@ -53,9 +53,9 @@ def test_the_bundled_run_is_audited_anywhere(dispersion_command, tmp_path):
 
 def test_two_runs_are_compared(dispersion_command, store, tmp_path):
     other = planted_store(tmp_path / "other", n=2400, effect=0.8, manifest={"model": "synthetic/other"})
-    both = dispersion_command("audit", store, other)
+    assert f"run: dispersion compare {store} {other}" in sentence(dispersion_command("audit", store, other))
+    both = dispersion_command("compare", store, other)
     assert both.returncode == 0, both.stderr
-    assert both.stdout == dispersion_command("compare", store, other).stdout
     assert "other is more dispersed than model (" in both.stdout
     printed = dispersion_command("compare", store, other, "--slice", "length", "--format", "json").stdout
     assert json.loads(printed)["by"] == "length"
@@ -131,12 +131,18 @@ def test_store_of_texts_holds_the_models_own_states(dispersion_command, model, t
         (["predict", "STORE"], "expected CALIBRATOR and RUN, got no CALIBRATOR"),
         (["predict", "TEXTS"], "expected CALIBRATOR and RUN, got no RUN"),
         (["audit", "run", "--demo"], "got both: run"),
-        (["audit", "STORE", "STORE", "--worst", "5"], "are for one run"),
-        (["audit", "STORE", "STORE", "--metrics", "all"], "are for one run, got 2"),
         (["audit", "STORE", "--worst", "5", "--slice", "category"], "change nothing in the order of --worst"),
         (["compare", "STORE", "STORE", "--layer", "layer.9"], "layer.9"),
         (["calibrate", "STORE", "--slice", "nothing"], "no column 'nothing'"),
         (["embed", "no/such/folder/at-all", "TEXTS", "-o", "s"], "does not exist"),
+        (
+            ["embed", "MODEL", "TEXTS", "-o", "s", "--model_args", "float32"],
+            "--model_args K=V,K=V, got 'float32'",
+        ),
+        (
+            ["embed", "MODEL", "TEXTS", "-o", "s", "--model_args", "max_length=8"],
+            "trust_remote_code, got max_length",
+        ),
         (["embed", "MODEL", "TEXTS", "-o", "TEXTS"], "TEXTS.jsonl cannot be written: File exists"),
         (["embed", "MODEL", "YES", "-o", "s"], "expected numbers in [0, 1] in the column `correct`"),
         (["embed", "MODEL", "TWO", "-o", "s"], "expected numbers in [0, 1] in the column `correct`"),

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CALIBRATE = "calibrate mmlu_after -o cal.json --where 'doc_id % 2 == 0'"
 #: Name of the capture: the most lines that the answer may take, and the commands, of which the last is shown.
 LOOKS = {
-    "screen": (26, ["screen --demo"]),
+    "screen": (22, ["screen --demo"]),
     "shortlist": (26, ["screen --demo --shortlist 3"]),
     "verify": (
         18,

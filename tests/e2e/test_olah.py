@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 from checkpoints import slow_gap, write_checkpoint
 from hub_client import read_of, within
-from lmeval_screener.targets import Listed
-from lmeval_screener.tokens import load_token_set, resolve_tokens
+from lmeval_screener.targets.names import Listed
+from lmeval_screener.tokens.resolution import resolve_tokens
+from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from storages import process
 

@@ -20,9 +20,12 @@ from lmeval_dispersion.report import render
 from lmeval_dispersion.statistics import fisher, resampled_correlations
 
 MANIFEST = {
-    "models": [{"model": "planted"}], "names": {"models": ["planted"], "texts": ["planted.txt"]},
-    "settings": {}, "versions": {}, "created": "2026-01-01",
-}  # fmt: skip
+    "models": [{"model": "planted"}],
+    "names": {"models": ["planted"], "texts": ["planted.txt"]},
+    "settings": {},
+    "versions": {},
+    "created": "2026-01-01",
+}
 OVERALL = pd.DataFrame({"split": ["data"], "layer": ["last"], "dispersion": [0.5]})
 BINS = 30
 NO_CONTROL = "No control was run; `--control untrained --control shuffled` shows effects without training."
@@ -37,10 +40,14 @@ def law_result(rng, slopes, control=None, kinds=("sequence",), noise=0.3):
         shared = rng.normal(size=BINS) * noise / 2  # layers of one model err together
         for layer, slope in zip(layers, slopes, strict=True):
             columns = {
-                "split": "data", "perplexity": kind, "layer": layer, "bin": np.arange(BINS),
-                "mean_perplexity": 20 + 30 * hard, "mean_nll": np.log(20 + 30 * hard),
+                "split": "data",
+                "perplexity": kind,
+                "layer": layer,
+                "bin": np.arange(BINS),
+                "mean_perplexity": 20 + 30 * hard,
+                "mean_nll": np.log(20 + 30 * hard),
                 "dispersion": 0.5 + slope * hard + shared + rng.normal(size=BINS) * noise / 2,
-            }  # fmt: skip
+            }
             for name, steep in (control or {}).items():
                 columns[f"dispersion.{name}"] = 0.5 + steep * hard + rng.normal(size=BINS) * noise / 2**0.5
             frames.append(pd.DataFrame(columns))
@@ -92,13 +99,13 @@ def test_a_correlation_that_is_undefined_or_has_no_interval_is_said_so(dispersio
     assert ("a correlation with a constant" in result.to_html()) == ("undefined" in words)
 
 
-def sublayer_result(rng, lead, pool=500):
+def sublayer_result(rng, lead, pool=500, noise=0.01):
     """Candidates of which attn leads by ``lead``."""
-    attn, ffn, before = "layer.2.attn", "layer.2.ffn", "layer.1"
+    candidates = {"layer.2.attn": 0.8 + lead, "layer.2.ffn": 0.8, "layer.1": 0.2}
     rows = [
-        (layer, 50, draw, base + rng.normal() * 0.01)
+        (layer, 50, draw, base + rng.normal() * noise)
         for draw in range(10)
-        for layer, base in ((attn, 0.8 + lead), (ffn, 0.8), (before, 0.2))
+        for layer, base in candidates.items()
     ]
     draws = pd.DataFrame(rows, columns=["layer", "segments", "draw", "dispersion"])
     chosen = recommendation(draws, pool)
@@ -112,6 +119,12 @@ def sublayer_result(rng, lead, pool=500):
         (0.1, {}, "Key the datastore by layer.2.attn: layer.2.attn lies above layer.2.ffn by 0."),
         (0.0, {}, "No recommendation: "),
         (0.1, {"pool": 50}, ", without an error, as a draw is the whole text"),
+        # Two names of one layer.
+        (
+            0.0,
+            {"noise": 0.0},
+            "do not clearly differ (layer.2.attn lies above layer.2.ffn by 0.0000 in every draw).",
+        ),
     ],
 )
 def test_a_key_is_recommended_only_where_it_is_sure(lead, options, words):
@@ -119,16 +132,6 @@ def test_a_key_is_recommended_only_where_it_is_sure(lead, options, words):
     assert words in answer[-1]
     assert len(answer) == 1
     assert ("(10 of 10 draws)" in answer[0]) == answer[0].startswith("Key ")
-
-
-def test_two_names_of_one_layer_do_not_differ():
-    rows = [(layer, 50, draw, 0.8 + draw / 100) for draw in range(10) for layer in ("last", "norm")]
-    draws = pd.DataFrame(rows, columns=["layer", "segments", "draw", "dispersion"])
-    summary = draws.groupby(["layer", "segments"])["dispersion"].agg(mean="mean", sd="std", draws="count")
-    result = SublayersResult(MANIFEST, summary.reset_index(), recommendation(draws, 500), draws)
-    assert result.answer()[0].endswith(
-        "do not clearly differ (last lies above norm by 0.0000 in every draw)."
-    )
 
 
 def condensation_result(rng, slopes, noise=0.05, texts=40):

@@ -12,7 +12,14 @@ import torch
 from processes import environment
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError
-from lmeval_dispersion.model.loading import adapter_identity, load_model, settings_identity, weights_identity
+from lmeval_dispersion.model.loading import (
+    ModelChoice,
+    adapter_identity,
+    chosen_model,
+    load_model,
+    settings_identity,
+    weights_identity,
+)
 
 CONFIGS = {
     "adapter": {"base_model_name_or_path": "org/base"},
@@ -44,6 +51,16 @@ def test_a_folder_loads_ready_to_run(folder):
         loaded.model.config.quantization_config = {f"load_in_{bits}bit": True}
         seen.add(settings_identity(loaded.model)["quantization"])
     assert len(seen) == 2
+
+
+def test_a_model_is_chosen_by_the_words_of_lm_eval(folder):
+    given = "dtype=float16, load_in_8bit=true,peft=org/lora,trust_remote_code=True,load_in_4bit=False"
+    expected = ModelChoice("org/m", "1000", "float16", "8bit", "org/lora", "cpu", True)
+    assert chosen_model("org/m@1000", given, "cpu") == expected
+    assert chosen_model("org/m", f"revision=1000,{given}", "cpu") == expected
+    there = folder.rename(folder.with_name("tiny@llama"))
+    assert chosen_model(str(there)) == ModelChoice(str(there))
+    there.rename(folder)
 
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -135,6 +135,15 @@ def test_an_axis_needs_spread_and_room():
     assert axis_of([{"x": 0.5, "low": -1.0, "high": 0.75}, {"x": 3.0, "low": None}], ends, 20) == axis
     assert axis.drawn(3, 0, 0) == "     │             ●"
     assert axis.drawn(0.5, 1.5, 1.5) == "───────●───────     "
+    # A row aside does not stretch it and is an arrow at its edge.
+    rows = [{"x": 0.1, "r": 0.02}, {"x": 0.2, "r": 0.02}, {"x": 0.9, "r": 0.02, "aside": True}]
+    axis = axis_of(rows, column, 20)
+    assert axis.heading == "0.08            0.22"
+    assert axis.drawn(0.9, 0.02, 0.02) == " " * 19 + "▸"
+    assert axis.drawn(0.01, 0.02, 0.02) == "◂" + " " * 19
+    signed = axis_of(rows[:2], Column("x", "X", "+.4f", dots="both", reach="r"), 12)
+    assert signed.heading == "0    +0.2200"
+    assert signed.drawn(0.2, 0.0, 0.0).startswith("│")
 
 
 @given(st.text(min_size=1, max_size=30))

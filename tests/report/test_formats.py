@@ -275,8 +275,12 @@ def test_what_an_encoding_lacks_is_spelled_out_and_columns_stay_aligned(encoding
 
 @pytest.mark.parametrize(
     ("text", "encoding", "spelling"),
-    [("±≈−é·…", "ascii", "+/-~-e-..."), ("± ≈ é", "cp1252", "± ~ é"), ("漢\udc80", "ascii", "??"),
-     ("漢\udc80", "utf-8", "漢?")],
-)  # fmt: skip
+    [
+        ("±≈−é·…", "ascii", "+/-~-e-..."),
+        ("± ≈ é", "cp1252", "± ~ é"),
+        ("漢\udc80", "ascii", "??"),
+        ("漢\udc80", "utf-8", "漢?"),
+    ],
+)
 def test_spelling(text, encoding, spelling):
     assert spelled(text, encoding) == spelling

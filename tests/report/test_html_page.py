@@ -143,9 +143,11 @@ def test_a_long_legend_is_wrapped():
 def test_narrow_pages_hide_columns_by_their_drop_and_an_interval_as_a_whole():
     columns = [
         Column("key", "Subject"),
-        *(Column(name, "A long heading" if name == "n" else "Bound", ".9f", drop=drop)
-          for name, drop in (("n", 2), ("low", 1), ("high", 1), ("gap", 0))),
-    ]  # fmt: skip
+        Column("n", "A long heading", ".9f", drop=2),
+        Column("low", "Bound", ".9f", drop=1),
+        Column("high", "Bound", ".9f", drop=1),
+        Column("gap", "Bound", ".9f"),
+    ]
     text = page(
         Table([{"key": "abstract_algebra", "n": 1.0, "low": 0.1, "high": 0.2, "gap": 0.5}], columns, "x")
     )
@@ -280,8 +282,10 @@ def test_colours_follow_the_scheme_also_in_charts(browser):
     line = "getComputedStyle(document.querySelector('.wide .mark-line path')).stroke"
     light, dark = ["rgb(255, 255, 255)", "rgb(43, 108, 176)"], ["rgb(20, 23, 27)", "rgb(106, 169, 236)"]
     for scheme, kind, colours in (
-        ("dark", "screen", dark), ("dark", "print", light), ("light", "screen", light),
-    ):  # fmt: skip
+        ("dark", "screen", dark),
+        ("dark", "print", light),
+        ("light", "screen", light),
+    ):
         browser.media(scheme, kind)
         assert browser.value(f"[{ground}, {line}]") == colours
 

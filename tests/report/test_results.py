@@ -51,10 +51,3 @@ def test_a_screening_has_a_page_a_chart_and_what_was_read(results):
     tables = screened.document().tables()
     assert [row["label"] for row in tables["read"].rows] == [c.label for c in screened.checkpoints]
     assert [len(row["tokens"].split()) for row in tables["tokens"].rows] == [10, 78]
-
-
-def test_a_prediction_has_the_slices_left_out_and_a_ranking_all_documents(results):
-    assert {row.slice for row in results["predictions"].slices} >= {"anatomy", "marketing"}
-    ranked = results["worst"].to_frame()
-    assert ranked["contribution"].is_monotonic_increasing
-    assert len(ranked) == results["comparison"].documents

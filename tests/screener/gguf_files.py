@@ -9,7 +9,7 @@ import numpy as np
 from gguf import GGUFWriter
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from lmeval_screener.tokens import load_token_set
+from lmeval_screener.tokens.sets import load_token_set
 
 WIDTH = 256
 WORDS = [text for group in load_token_set("reference", "reference").groups.values() for text in group.texts()]

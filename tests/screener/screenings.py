@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from lmeval_screener.figures import gaps as gaps_of
 from lmeval_screener.ranking import rank_gaps
-from lmeval_screener.result import Result
+from lmeval_screener.result.result import Result
 from lmeval_screener.screened import Failed, Ranks, Screened
-from lmeval_screener.targets import Target
-from lmeval_screener.tokens import Resolution, Token
+from lmeval_screener.targets.names import Target
+from lmeval_screener.tokens.resolution import Resolution
+from lmeval_screener.tokens.sets import Token
 
 COMMIT = "a" * 40
 TOKENS = Resolution(

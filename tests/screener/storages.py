@@ -27,7 +27,7 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets import parse_target
+from lmeval_screener.targets.names import parse_target
 
 #: Seconds that npm may take; without a network it gives up on its own.
 INSTALLATION = 120

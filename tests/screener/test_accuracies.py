@@ -11,7 +11,7 @@ import huggingface_hub
 import pytest
 from hub_wire import Loopback, Reply
 from lmeval_screener.accuracies import read_accuracies
-from lmeval_screener.targets import Target
+from lmeval_screener.targets.names import Target
 
 from lmeval_dispersion.errors import UsageError
 

@@ -14,7 +14,7 @@ from checkpoints import write_checkpoint
 from lmeval_screener import screen
 from lmeval_screener.copies import originals, sketch
 from lmeval_screener.ranking import rank_gaps
-from lmeval_screener.targets import Target
+from lmeval_screener.targets.names import Target
 from lmeval_screener.weights.projection import FinalNorm
 from screenings import ranked, screened
 from screenings import result as result_of

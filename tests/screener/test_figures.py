@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from lmeval_screener import screen
 from lmeval_screener.figures import difference, gap, gaps, ratio
 from lmeval_screener.ranking import rank_gaps
-from lmeval_screener.tokens import load_token_set, resolve_tokens
+from lmeval_screener.tokens.resolution import resolve_tokens
+from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.projection import FinalNorm
 from token_cases import REFERENCE, tokenizer_json

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 from lmeval_screener.cli import main, progress_lines
-from lmeval_screener.result import Gate
+from lmeval_screener.result.result import Gate
 from lmeval_screener.screening import floor_among, screen
-from lmeval_screener.targets import parse_target
+from lmeval_screener.targets.names import parse_target
 from screenings import failed, ranking, result, screened
 from tokenizers import Tokenizer
 

@@ -17,9 +17,10 @@ from lmeval_screener.figures import difference, figures_of, gaps, numbers_of, ra
 from lmeval_screener.ranking import against_base, rank_gaps, ranked
 from lmeval_screener.registry import queries
 from lmeval_screener.registry.database import to_read
-from lmeval_screener.result import Gate
+from lmeval_screener.result.result import Gate
 from lmeval_screener.screened import RANK_BY, Screened
-from lmeval_screener.tokens import load_domain, load_token_set, resolve_tokens
+from lmeval_screener.tokens.resolution import load_domain, resolve_tokens
+from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.weights.projection import FinalNorm
 from scipy.spatial.distance import pdist
@@ -68,10 +69,17 @@ def task(tmp_path):
 
 @pytest.mark.parametrize(
     ("domain", "task", "own", "title"),
-    [(None, None, False, "math"), ("math", None, False, "math"), ("legal", None, False, "legal"),
-     ("code:builtins", None, False, "code:builtins"), ("code", None, True, "code"),
-     (None, "humaneval", True, "humaneval"), (None, "gsm8k", True, "gsm8k"), ("math", "mmlu", True, "mmlu")],
-)  # fmt: skip
+    [
+        (None, None, False, "math"),
+        ("math", None, False, "math"),
+        ("legal", None, False, "legal"),
+        ("code:builtins", None, False, "code:builtins"),
+        ("code", None, True, "code"),
+        (None, "humaneval", True, "humaneval"),
+        (None, "gsm8k", True, "gsm8k"),
+        ("math", "mmlu", True, "mmlu"),
+    ],
+)
 def test_where_no_answers_are_known_the_ratio_is_over_t_as_before(domain, task, own, title):
     found = load_domain(domain, task)
     plain = load_token_set(domain or {"humaneval": "code"}.get(task, "math"))
@@ -198,8 +206,12 @@ def test_a_released_models_fine_tunes_are_told_from_their_base_though_their_rows
     for seed in range(20):
         model = Tuned(seed)
         base = model.figures(noise=0)[1]
-        found = {"right": model.figures(1.0023)[1], "wrong": model.figures(0.9994)[1],
-                 "unpractised": model.figures()[1], "head left alone": model.figures(noise=0)[1]}  # fmt: skip
+        found = {
+            "right": model.figures(1.0023)[1],
+            "wrong": model.figures(0.9994)[1],
+            "unpractised": model.figures()[1],
+            "head left alone": model.figures(noise=0)[1],
+        }
         against = against_base(base, found)
         assert 4e-4 < against["right"].difference < 1.2e-3
         assert -2.5e-4 < against["wrong"].difference < -1e-4
@@ -312,7 +324,7 @@ EQUAL = (
         ({"a": 1.2}, [LEARNED + "a."], ["was screened", "Evaluate first", "Below"]),
         ({}, ["No other checkpoint has the tokenizer and scale of the base zero."], ["Above", "Only"]),
     ],
-)  # fmt: skip
+)
 def test_on_which_side_of_the_base_each_lies_is_said_and_nothing_else(spreads, said, not_said):
     lines = group(**spreads).answer()
     text = " ".join(lines)
@@ -423,8 +435,11 @@ def test_the_verdict_says_the_task_what_ranked_and_the_base(tmp_path, task, caps
     content = json.loads(manifest.read_text())
     assert [content[key] for key in ("task", "ranked_by", "base")] == ["snippets", "both", "m0"]
     title = "Verdict on a short list for {} (highest mean rank of G and ratio, base m0)"
-    for missing, said in (((), title.format("snippets")), (("task",), title.format("math")),
-                          (("base", "ranked_by"), "Verdict on a short list for math")):  # fmt: skip
+    for missing, said in (
+        ((), title.format("snippets")),
+        (("task",), title.format("math")),
+        (("base", "ranked_by"), "Verdict on a short list for math"),
+    ):
         for key in missing:
             del content[key]
         manifest.write_text(json.dumps(content))  # as earlier versions wrote it

@@ -16,10 +16,17 @@ from test_figures import V as WORDS
 
 V, D = 48, 16
 SHAPE = {
-    "vocab_size": V, "hidden_size": D, "intermediate_size": 16, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 32,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": V,
+    "hidden_size": D,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
 CAPPED = {"head_dim": 8, "final_logit_softcapping": 0.5}
 UNTIED = {"tie_word_embeddings": False}

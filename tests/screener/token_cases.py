@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from hypothesis import strategies as st
-from lmeval_screener.tokens import load_token_set
+from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
 DATA = Path(__file__).parent.parent / "data" / "tokenizers"

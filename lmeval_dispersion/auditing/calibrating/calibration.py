@@ -26,7 +26,7 @@ from lmeval_dispersion.auditing.calibrating.calibrator import (
     no_gain,
 )
 from lmeval_dispersion.auditing.calibrating.shrinkage import Estimator
-from lmeval_dispersion.auditing.figures import RunReport, dots, predicted_against_true
+from lmeval_dispersion.auditing.figures import RunReport, predicted_against_true
 from lmeval_dispersion.auditing.run import (
     Answers,
     Array,
@@ -38,6 +38,7 @@ from lmeval_dispersion.auditing.run import (
 )
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.declared import count
+from lmeval_dispersion.report.vega import dots
 from lmeval_dispersion.statistics import NORMAL_975
 
 LABELS = (10, 20, 50, 100, 200, 500, 1000)

@@ -224,9 +224,16 @@ class Calibrator:
         return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str, name: str | Path = "the calibrator") -> Calibrator:
-        """Read :meth:`to_json`; UsageError, with the file's ``name``, for anything else."""
-        content = json.loads(text)
+    def read(cls, name: str | Path) -> Calibrator:
+        """Read a file of :meth:`to_json`; UsageError for anything else."""
+        try:
+            content = json.loads(Path(name).read_text("utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(
+                f"expected a calibrator from `dispersion calibrate`, got {name}: {reason}; "
+                "`dispersion calibrate RUN -o FILE` writes one"
+            ) from None
         kind = content.get("format") if isinstance(content, dict) else None
         if not str(kind).startswith("dispersion-calibrator/"):
             raise UsageError(f"{name} is not a calibrator; `dispersion calibrate RUN -o {name}` writes one")
@@ -423,20 +430,7 @@ def _ranges(ids: Rows) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-# --- the file ----------------------------------------------------------------------------------------------
-
-
-def read_calibrator(path: str | Path) -> Calibrator:
-    """Read a calibrator."""
-    file = Path(path)
-    try:
-        return Calibrator.from_json(file.read_text("utf-8"), file)
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"expected a calibrator from `dispersion calibrate`, got {file}: {reason}; "
-            "`dispersion calibrate RUN -o FILE` writes one"
-        ) from None
+# --- its application -------------------------------------------------------------------------------------
 
 
 def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:

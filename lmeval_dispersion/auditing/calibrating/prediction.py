@@ -23,16 +23,16 @@ from lmeval_dispersion.auditing.calibrating.calibrator import (
     check_worth,
     documents_digest,
     fitted_elsewhere,
-    read_calibrator,
     rows_of_ids,
     slice_features,
     vector_clusters,
 )
-from lmeval_dispersion.auditing.figures import RunReport, axis, both_ends, dots
+from lmeval_dispersion.auditing.figures import RunReport, both_ends
 from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, rows_where
 from lmeval_dispersion.auditing.slices import Slice, by_column
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Chart, Col, Table
+from lmeval_dispersion.report.vega import dots, numeric
 from lmeval_dispersion.statistics import student_quantile
 from lmeval_dispersion.store import read_store
 
@@ -40,7 +40,7 @@ _ATC = "Share of documents more confident than the labelled accuracy's threshold
 _KNOWN = {  # crosses at known accuracies
     "transform": [{"filter": "isValid(datum.true)"}],
     "mark": {"type": "point", "shape": "cross", "angle": 45, "filled": True, "color": "var(--series-2)"},
-    "encoding": {"x": axis("true")},
+    "encoding": {"x": numeric("true")},
 }
 
 
@@ -92,14 +92,13 @@ class Predictions(RunReport):
     used: Sequence[str]
     validation: Validation
     slices: Sequence[Prediction]
-    _short: bool = False
 
     def tables(self) -> dict[str, Table]:
         """The slices."""
         headings = {"slice": self.by.capitalize(), "low": f"{100 * self.level:.0f} % from"}
         caption = f"Estimated accuracy by {self.by}"
-        some = both_ends(len(self.slices)) if self._short else []
-        return {"slices": Table.of(self.slices, caption, name="slices", headings=headings, excerpt=some)}
+        table = Table.of(self.slices, caption, name="slices", headings=headings)
+        return {"slices": replace(table, brief=replace(table, excerpt=both_ends(len(self.slices))))}
 
     def charts(self) -> dict[str, Chart]:
         """The estimates with their intervals; empty without estimates."""
@@ -139,7 +138,6 @@ def predict(
     where: str | None = None,
     by: str | None = None,
     force: bool = False,
-    short: bool = False,
 ) -> Predictions:
     """Estimate the accuracy of every slice from its features, as ``dispersion predict`` does.
 
@@ -152,7 +150,6 @@ def predict(
         by: Column of the documents that makes the slices; default: that of the calibrator.
         force: Whether to estimate although the calibrator did not beat the labelled accuracy, or the slices
             differ from the labelled ones.
-        short: Whether texts show only the slices of the lowest and the highest estimates.
 
     Raises:
         UsageError: The calibrator does not fit the run or did not beat the labelled accuracy, or there is no
@@ -162,7 +159,7 @@ def predict(
     if isinstance(calibrator, Calibration):
         calibrator = calibrator.calibrator
     elif not isinstance(calibrator, Calibrator):
-        name, calibrator = calibrator, read_calibrator(calibrator)
+        name, calibrator = calibrator, Calibrator.read(calibrator)
     run = _run_for(calibrator, run)
     notes = check_fits(calibrator, run)
     if not force:
@@ -203,7 +200,6 @@ def predict(
         used=calibrator.used,
         validation=calibrator.validation,
         slices=[whole, *(slices if len(slices) > 1 else [])],
-        _short=short,
     )
 
 

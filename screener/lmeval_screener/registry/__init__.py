@@ -1,4 +1,4 @@
-"""A registry of checkpoints: ``dispersion registry``, and the session of a screening that fills it.
+"""A registry of checkpoints: ``dispersion registry``.
 
 Only the standard library is imported before a command runs.
 """
@@ -6,19 +6,12 @@ Only the standard library is imported before a command runs.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import add_examples, add_output
 from lmeval_dispersion.output import Output
 from lmeval_screener.targets.selection import add_ranking_options
-
-if TYPE_CHECKING:
-    from lmeval_screener.registry.database import Session
-    from lmeval_screener.tokens.sets import TokenSet
 
 #: The options that each action accepts.
 _TAKES = {"query": "domain family scale top base", "show": "", "diff": "domain since base"}
@@ -92,25 +85,6 @@ def run(args: argparse.Namespace) -> int:
             answer = queries.query(connection, *how, args.domain, args.family, args.scale, args.top)
     output.write(answer)
     return 0
-
-
-@contextmanager
-def open_session(
-    registry: Path, domain: TokenSet, reference: TokenSet, *, since: str | None = None, **run: Any
-) -> Iterator[Session]:
-    """A run's session; ``since`` is checked before anything is read, and makes the run end with news."""
-    from lmeval_screener.registry.database import Session, to_write
-    from lmeval_screener.registry.news import NIGHTLY, since_time
-
-    with to_write(registry) as connection:
-        announces = since in NIGHTLY
-        session = Session(connection, domain, reference, path=registry, announces=announces, **run)
-        try:
-            if since is not None:
-                since_time(connection, since, session.tokens, session.metric)
-            yield session
-        finally:
-            session.connection.close()
 
 
 COMMANDS = {"registry": (add_arguments, run)}

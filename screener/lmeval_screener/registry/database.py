@@ -16,7 +16,7 @@ import re
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,31 +29,18 @@ from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_dispersion.installation import __version__
 from lmeval_screener.checkpoints.folder import LocalSnapshot
 from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.errors import ScreeningError
+from lmeval_screener.errors import NOT_OF_WEIGHTS, OF_WEIGHTS, ScreeningError
 from lmeval_screener.figures import figures_of, numbers_of
-from lmeval_screener.screened import Reading
+from lmeval_screener.screened import Reading, Screened
 from lmeval_screener.targets.names import Target
 from lmeval_screener.tokens.resolution import Resolution
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 
+#: Words of --since that mean the end of an earlier run; its answer is given once.
+NIGHTLY = ("last", "yesterday")
 #: Raised when G or the rule that picks rows changes: results of an older method are read again.
 METHOD = 2
-#: Errors of the stored checkpoint: the same commit fails the same way again.
-LASTING = frozenset(
-    {
-        *("NoSafetensors", "AdapterOnly", "SeveralFiles", "BadArchive", "LegacyPickle", "UnsafePickle"),
-        *("ScatteredRows", "QuantizedTensor", "SlicedTensor", "NoOutputProjection", "BadConfig", "BadIndex"),
-        *("BadHeader", "BadRows", "BadTokenizer", "TokenizerNotFound", "TooFewTokens"),
-    }
-)
-#: Errors that say nothing about the weights: the checkpoint's last results still hold.
-NOT_OF_WEIGHTS = frozenset(
-    {
-        *("GatedRepo", "BadToken", "AccessDenied", "MissingExtra", "BadResponse", "RangeNotSupported"),
-        *("RateLimited", "ServerError", "Unreachable", "Timeout", "Offline", "NotTried", "InternalError"),
-    }
-)
 _OTHERS = ", ".join(f"'{code}'" for code in sorted(NOT_OF_WEIGHTS))
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _BEGIN = "BEGIN IMMEDIATE"  # no other process writes until the block of a connection ends
@@ -62,20 +49,15 @@ ANSWER = 10.0  # seconds from the end of a run to its answer, for which the next
 _STAMP = "%Y-%m-%d %H:%M:%S.%f"
 _APPLICATION = 0x4C4D5352  # the mark of a registry in the file's header
 #: File systems shared by several machines: SQLite's write-ahead log needs memory that all writers share.
-_NETWORK = frozenset(
-    {
-        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "glusterfs"),
-        *("beegfs", "fuse.sshfs", "fuse.glusterfs", "virtiofs"),
-    }
-)
+_NETWORK = re.compile("nfs4?|cifs|smb3|smbfs|9p|afs|ceph|lustre|gpfs|glusterfs|beegfs|virtiofs|sshfs")
 
 _FIGURES = [*(f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")), "ratio", "ratio_se"]
 _MEASURED = f"""tokenizer, tensor, tensor_file, dtype, v_rows, width, tied, parameters, {", ".join(_FIGURES)},
     warnings, bytes, requests, seconds"""
 # Columns of `results` that hold a field of a Reading unchanged. Name a new column here and in _CHANGES.
 _PLAIN = {
-    **{name: name for name in ("repo", "revision", "tokenizer", "tensor", "dtype", "parameters", "no_ratio")},
-    "tensor_file": "file",
+    **{name: name for name in ("repo", "revision", "tokenizer", "tensor", "dtype", "tied", "parameters")},
+    **{"no_ratio": "no_ratio", "tensor_file": "file", "bytes": "bytes_read", "requests": "requests"},
 }
 _OF_RESULT = ", ".join(name for name in _PLAIN if name not in re.findall(r"\w+", _MEASURED))
 # The change that brings a registry to each layout from the previous; its header has its own. Files of every
@@ -152,7 +134,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute(f"PRAGMA application_id = {_APPLICATION}")
         _bring_up_to_date(connection, _layout_of(connection, path))
     # If machines share the file, use a journal without shared memory.
-    _set_journal(connection, "DELETE" if file_system(path) in _NETWORK else "WAL")
+    is_shared = _NETWORK.fullmatch(file_system(path).removeprefix("fuse."))
+    _set_journal(connection, "DELETE" if is_shared else "WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
 
 
@@ -297,7 +280,7 @@ class Session:
         command: str = "",
         refresh: bool = False,
         path: Path = Path(),
-        announces: bool = False,
+        since: str | None = None,
     ) -> None:
         self.connection, self.metric, self._refresh, self._path = connection, metric, refresh, path
         # Everything that decides which rows are read.
@@ -307,7 +290,7 @@ class Session:
         self._resolutions: dict[str, Resolution] = {}
         self._opened: dict[Target, tuple[str, str]] = {}
         self._taken: set[Target] = set()
-        self.ended, self.bases, self._announces = "", "", announces  # each base of a group: a `place` a line
+        self.ended, self.since = "", since
         (stored,) = connection.execute("SELECT file FROM pragma_database_list")
         self._full_since = "" if stored["file"] else _now()
         values = {
@@ -319,9 +302,9 @@ class Session:
             "reference": reference.name,
             "metric": metric,
             "tokens": self.tokens,
-            "announced": "" if announces else None,
+            "announced": "" if since in NIGHTLY else None,
         }
-        self._write(lambda: _put(self.connection, "runs", **values))
+        self._write(lambda: self._put("runs", values))
 
     def pinned(self, target: Target) -> Reading | None:
         """The kept reading of a target whose commit is known without a request."""
@@ -353,7 +336,7 @@ class Session:
             "ORDER BY last DESC",
             [*place, __version__],
         ).fetchone()
-        if failed is not None and failed["error"] in LASTING:
+        if failed is not None and failed["error"] in OF_WEIGHTS:
             self._opened[target] = identity, state
             raise ScreeningError(*failed)
         row = self.connection.execute(
@@ -382,7 +365,7 @@ class Session:
                 if is_new:
                     self._keep_result(outcome, identity, target.file or "", state)
                 if self._known_as(asked) != identity:
-                    _put(self.connection, "names", asked=asked, identity=identity, stamp=_now())
+                    self._put("names", {"asked": asked, "identity": identity, "stamp": _now()})
             self._keep_seen(target, identity, state, error)
 
         self._write(write)
@@ -424,28 +407,33 @@ class Session:
         return None
 
     def _keep_result(self, reading: Reading, identity: str, file: str, state: str) -> None:
+        tokens, gaps, ratio = reading.resolution, reading.gaps, reading.ratio
         if reading.tokenizer not in self._resolutions:
-            _put(
-                self.connection,
-                "tokenizers",
-                tokenizer=reading.tokenizer,
-                tokens=self.tokens,
-                resolution=reading.resolution.to_json(),
-            )
-        gaps, ratio = reading.gaps, reading.ratio
+            of_tokens = {"tokens": self.tokens, "resolution": tokens.to_json()}
+            self._put("tokenizers", {"tokenizer": reading.tokenizer, **of_tokens})
         values = [value for metric in METRICS for value in (gaps[metric].mean, gaps[metric].se)]
         values += [math.nan, math.nan] if ratio is None else [ratio.mean, ratio.se]
         figures = [value if math.isfinite(value) else None for value in values]
-        _put(
-            self.connection, "results", identity=identity, file=file, state=state, tokens=self.tokens,
-            method=METHOD, run=self.run, stamp=_now(),
+        row = {
+            "identity": identity,
+            "file": file,
+            "state": state,
+            "tokens": self.tokens,
+            "method": METHOD,
+            "run": self.run,
+            "stamp": _now(),
             **{name: getattr(reading, field) for name, field in _PLAIN.items()},
-            v_rows=reading.shape[0], width=reading.shape[1], tied=reading.tied,
-            **dict(zip(_FIGURES, figures, strict=True)), warnings=json.dumps(reading.warnings),
-            bytes=reading.bytes_read, requests=reading.requests, seconds=round(reading.seconds, 3),
-            split=len(reading.resolution.domain), numbers=numbers_of(gaps, ratio).astype("<f8").tobytes(),
-            sketch=reading.sketch or None, base=reading.base or None,
-        )  # fmt: skip
+            "v_rows": reading.shape[0],
+            "width": reading.shape[1],
+            **dict(zip(_FIGURES, figures, strict=True)),
+            "warnings": json.dumps(reading.warnings),
+            "seconds": round(reading.seconds, 3),
+            "split": len(tokens.domain),
+            "numbers": numbers_of(gaps, ratio).astype("<f8").tobytes(),
+            "sketch": reading.sketch or None,
+            "base": reading.base or None,
+        }
+        self._put("results", row)
 
     def _keep_seen(self, target: Target, identity: str, state: str, error: ScreeningError | None) -> None:
         """Extend the checkpoint's last row if it is unchanged, or begin another."""
@@ -462,16 +450,33 @@ class Session:
             place,
         ).fetchone()
         last: dict[str, Any] = {"family": None, "scale": None} if row is None else dict(row)
-        alike = row is not None and (row["state"], row["error"]) == (state, code)
-        _put(
-            self.connection, "seen", **place, first=last["first"] if alike else now, last=now,
-            runs=last["runs"] + (last["run"] != self.run) if alike else 1, run=self.run, state=state,
-            family=target.family or last["family"], scale=target.scale or last["scale"],
-            negative_control=target.negative_control, method=METHOD, version=__version__, error=code,
-            message=error and str(error),
-        )  # fmt: skip
+        first, runs = now, 1
+        if row is not None and (row["state"], row["error"]) == (state, code):
+            first, runs = row["first"], row["runs"] + (row["run"] != self.run)
+        sighting = {
+            "first": first,
+            "last": now,
+            "runs": runs,
+            "run": self.run,
+            "state": state,
+            "family": target.family or last["family"],
+            "scale": target.scale or last["scale"],
+            "negative_control": target.negative_control,
+            "method": METHOD,
+            "version": __version__,
+            "error": code,
+            "message": error and str(error),
+        }
+        self._put("seen", place | sighting)
 
-    def finish(self, *, screened: int, failed: int, bytes_read: int, requests: int, seconds: float) -> None:
+    def _put(self, table: str, row: Mapping[str, Any]) -> None:
+        """Insert a row, or replace the row with the same key."""
+        names, marks = ", ".join(row), ", ".join("?" * len(row))
+        self.connection.execute(f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})", [*row.values()])
+
+    def finish(
+        self, checkpoints: Sequence[Screened], *, failed: int, bytes_read: int, requests: int, seconds: float
+    ) -> None:
         """Mark the run finished, and record the known folders that were deleted."""
         gone = ScreeningError("FolderNotFound", "the folder does not exist any more")
         lost = [
@@ -485,10 +490,12 @@ class Session:
                 self._keep_seen(seen.target, seen.identity, "", gone)
             # No other process writes now: every other sighting is before this moment, or after it.
             self.ended = self._moment("SELECT max(first) FROM seen")
+            totals = [len(checkpoints), failed, bytes_read, requests, round(seconds, 3)]
+            bases = "\n".join(c.place for c in checkpoints if c.is_base)
             self.connection.execute(
                 "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ?, "
                 "bases = ? WHERE run = ?",
-                [self.ended, screened, failed, bytes_read, requests, round(seconds, 3), self.bases, self.run],
+                [self.ended, *totals, bases, self.run],
             )
 
         self._write(write)
@@ -496,7 +503,7 @@ class Session:
         since = datetime.datetime.fromisoformat(self.ended) - datetime.timedelta(seconds=ANSWER)
         where = "tokens = ? AND metric = ? AND announced = '' AND ended > ? AND ended < ?"
         others = [self.tokens, self.metric, f"{since:{_STAMP}}", self.ended]
-        deadline = time.monotonic() + ANSWER * self._announces
+        deadline = time.monotonic() + ANSWER * (self.since in NIGHTLY)
         while (
             time.monotonic() < deadline
             and self.connection.execute(f"SELECT 1 FROM runs WHERE {where}", others).fetchone()
@@ -575,6 +582,12 @@ class Seen:
     reading: Reading | None  # after an error of `NOT_OF_WEIGHTS`, the last known reading
     as_of: str = ""  # the day on which that was last seen; empty without such an error
 
+    @property
+    def key(self) -> int:
+        """Identifies the figures of a state that was read, also after it is ranked."""
+        assert self.reading is not None
+        return id(self.reading.gaps)
+
     def called(self, target: Target) -> Seen:
         """The same with a target that has a label."""
         reading = self.reading and replace(self.reading, target=target)
@@ -637,19 +650,18 @@ def _reading_of(row: sqlite3.Row, target: Target, resolutions: dict[str, Resolut
     resolution = resolutions[row["tokenizer"]]
     sizes = map(len, (resolution.domain, resolution.reference, resolution.of_ratio))
     gaps, ratio = figures_of(np.frombuffer(row["numbers"], dtype="<f8"), *sizes)
+    fields = {field: row[name] for name, field in _PLAIN.items()} | {"tied": bool(row["tied"])}
+    free = {"bytes_read": 0, "requests": 0, "seconds": 0.0}
     return Reading(
-        target=target, shape=(row["v_rows"], row["width"]), tied=bool(row["tied"]), resolution=resolution,
-        gaps=gaps, warnings=tuple(json.loads(row["warnings"])), bytes_read=0, requests=0, seconds=0.0,
-        ratio=ratio, sketch=row["sketch"] or b"", base=row["base"] or "",
-        **{field: row[name] for name, field in _PLAIN.items()},
-    )  # fmt: skip
-
-
-def _put(connection: sqlite3.Connection, table: str, **values: Any) -> None:
-    """Insert a row, or replace the row with the same key."""
-    marks = ", ".join("?" * len(values))
-    connection.execute(
-        f"INSERT OR REPLACE INTO {table} ({', '.join(values)}) VALUES ({marks})", list(values.values())
+        **fields | free,
+        target=target,
+        shape=(row["v_rows"], row["width"]),
+        resolution=resolution,
+        gaps=gaps,
+        ratio=ratio,
+        warnings=tuple(json.loads(row["warnings"])),
+        sketch=row["sketch"] or b"",
+        base=row["base"] or "",
     )
 
 

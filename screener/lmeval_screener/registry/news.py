@@ -24,13 +24,11 @@ from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.copies import originals
 from lmeval_screener.figures import difference, numbers_of
 from lmeval_screener.ranking import clear_above
-from lmeval_screener.registry.database import Seen, last_seen
+from lmeval_screener.registry.database import NIGHTLY, Seen, last_seen
 from lmeval_screener.registry.queries import bases_among, is_gone, named, ranked_rows
 from lmeval_screener.result.answer import unknown
-from lmeval_screener.screened import RANK_BY, RankBy, Reading, Screened, grouped
+from lmeval_screener.screened import RANK_BY, RankBy, Screened, grouped
 
-#: Words of --since that mean the end of an earlier run; its answer is given once.
-NIGHTLY = ("last", "yesterday")
 _KINDS = ("new", "changed", "recovered", "copy", "deleted", "failed")
 
 
@@ -207,7 +205,7 @@ def news(
     live = {place: seen for place, seen in now.items() if seen.reading and not is_gone(seen)}
     moves: list[Move] = []
     arrived: dict[_Place, str] = {}
-    touched, kept = 0, {}
+    touched, kept = 0, dict[str, str]()
     for place, seen in now.items():
         label, old = seen.target.label, then.get(place)
         if seen.as_of:
@@ -227,16 +225,16 @@ def news(
     in_order = partial(ranked_rows, metric=metric, rank_by=rank_by, bases=bases)
     groups = grouped(in_order(list(live.values())))
     ranks = {id(c.gaps): (c, group) for group in groups for c in group.checkpoints}
-    origins = [place for place, seen in live.items() if ranks[id(_reading(seen).gaps)][0].is_base]
+    origins = [place for place, seen in live.items() if ranks[seen.key][0].is_base]
     fresh = [p for p in arrived if p not in origins and (*p, now[p].state) not in announced]
     standings = _standings(fresh, live, then, metric, in_order, origins)
     # A rename is one move, not two.
     renamed = {now[s.of].target.label for place, s in standings.items() if s.of and arrived[place] == "new"}
     moves = [move for move in moves if move.what != "deleted" or move.checkpoint not in renamed]
-    arrivals = [ranks[id(_reading(live[place]).gaps)][0] for place in arrived]
+    arrivals = [ranks[live[place].key][0] for place in arrived]
     alone = max((len(group.checkpoints) for group in groups), default=0) < 2
     for place, what in arrived.items():
-        c, group = ranks[id(_reading(live[place]).gaps)]
+        c, group = ranks[live[place].key]
         before_it = group.base is not None and group.base.rank < c.rank
         announced_as = "the base" if c.is_base else "as it was announced before"
         standing = standings.get(place, _Standing(None, announced_as))
@@ -245,11 +243,19 @@ def news(
         what = "copy" if what == "new" and standing.word == "copy" else what
         moves.append(
             Move(
-                what, c.label, group.title, None if c.is_base else c.rank - before_it, c.gaps[metric].mean,
-                None if c.ratio is None else c.ratio.mean, standing.gain, standing.se, standing.word,
-                "; ".join(filter(None, [standing.text, was])), c.name,
+                what,
+                c.label,
+                group.title,
+                rank=None if c.is_base else c.rank - before_it,
+                G=c.gaps[metric].mean,
+                ratio=None if c.ratio is None else c.ratio.mean,
+                gain=standing.gain,
+                se=standing.se,
+                standing=standing.word,
+                text="; ".join(filter(None, [standing.text, was])),
+                name=c.name,
             )
-        )  # fmt: skip
+        )
     moves.sort(key=lambda move: (_KINDS.index(move.what), move.group or "", move.rank or 0))
     return News(since, tuple(moves), touched, kept, unknown(arrivals, alone=alone))
 
@@ -259,12 +265,6 @@ _Place = tuple[str, str, str]
 
 def _place(seen: Seen) -> _Place:
     return seen.identity, seen.target.revision or "", seen.target.file or ""
-
-
-def _reading(seen: Seen) -> Reading:
-    """The reading of a state that has one."""
-    assert seen.reading is not None
-    return seen.reading
 
 
 def _same_figures(old: Seen, new: Seen) -> bool:
@@ -305,35 +305,32 @@ def _standings(
     selves = [seen for place, seen in former.items() if place not in as_now]
     everyone = in_order([*live.values(), *selves])
     standing = {id(c.gaps): c for c in everyone}
-
-    def at(seen: Seen) -> Screened:
-        return standing[id(_reading(seen).gaps)]
-
     best: dict[tuple[str, str], tuple[_Place, Screened]] = {}
     for place, old in former.items():
-        c = at(live[place] if place in as_now else old)
+        c = standing[(live[place] if place in as_now else old).key]
         group = c.family, c.scale
         if group not in best or c.rank < best[group][1].rank:
             best[group] = place, c
     copied = _originals(everyone)
     # Of two known originals, that which still exists; of all, the base.
-    known = {copied[id(at(seen).gaps)]: place for place, seen in former.items() if place not in as_now}
-    known |= {copied[id(at(live[place]).gaps)]: place for place in (*as_now, *bases)}
+    known = {copied[seen.key]: place for place, seen in former.items() if place not in as_now}
+    known |= {copied[live[place].key]: place for place in (*as_now, *bases)}
     standings: dict[_Place, _Standing] = {}
     compared: dict[tuple[str, str], list[_Place]] = {}
     for place in fresh:
-        if (of := known.get(copied[id(at(live[place]).gaps)])) is not None:
+        if (of := known.get(copied[live[place].key])) is not None:
             called = (live.get(of) or then[of]).target.label + ("" if of in live else ", which is gone")
             called = "its former self" if of == place else called
             standings[place] = _Standing("copy", f"a copy of {called}", of=of)
             continue
-        compared.setdefault((at(live[place]).family, at(live[place]).scale), []).append(place)
+        c = standing[live[place].key]
+        compared.setdefault((c.family, c.scale), []).append(place)
     for group, places in compared.items():
         if group not in best:
             standings |= dict.fromkeys(places, _Standing("first", "first of its group"))
             continue
         origin, champion = best[group]
-        others = [at(live[place]) for place in places]
+        others = [standing[live[place].key] for place in places]
         above = clear_above(
             (champion.gaps[metric], champion.ratio), [(c.gaps[metric], c.ratio) for c in others]
         )

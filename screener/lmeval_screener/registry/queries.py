@@ -19,7 +19,8 @@ from lmeval_dispersion.report.declared import count, some
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
 from lmeval_screener.copies import said
-from lmeval_screener.registry.database import NOT_OF_WEIGHTS, Seen, folder_is_gone, identity_of, last_seen
+from lmeval_screener.errors import NOT_OF_WEIGHTS
+from lmeval_screener.registry.database import Seen, folder_is_gone, identity_of, last_seen
 from lmeval_screener.result.answer import GROUPS, group_sentences, unknown
 from lmeval_screener.result.columns import tie_cells, tied_with
 from lmeval_screener.screened import RANK_BY, Group, RankBy, Reading, Screened, grouped
@@ -177,13 +178,21 @@ def query(
     kept = {entry.target.label: f"as of {entry.as_of}: {entry.error}" for entry in seen if entry.as_of}
     rows = [
         Ranked(
-            c.label, c.family, group.title, c.rank, tie_cells(tied_with(c, group)), c.gaps[metric].mean,
-            c.gaps[metric].se, None if c.ratio is None else c.ratio.mean, c.revision, c.copy_of,
-            kept.get(c.label) or ("the base" if c.is_base else None),
+            checkpoint=c.label,
+            family=c.family,
+            group=group.title,
+            rank=c.rank,
+            tied_with=tie_cells(tied_with(c, group)),
+            G=c.gaps[metric].mean,
+            se=c.gaps[metric].se,
+            ratio=None if c.ratio is None else c.ratio.mean,
+            revision=c.revision,
+            copy_of=c.copy_of,
+            note=kept.get(c.label) or ("the base" if c.is_base else None),
         )
         for group in groups
         for c in _best(group, top)
-    ]  # fmt: skip
+    ]
     if family is None and scale is None and top is None:
         rows += [Ranked(label, note="deleted") for label in gone]
     failed = [
@@ -196,10 +205,10 @@ def query(
         best = [f"{group.title}: {said}" for group, said in zip(groups, best, strict=False)]
     members = [c for group in groups for c in group.checkpoints]
     best += unknown(members, alone=len(members) == len(groups))
-    total = count(len(members), "checkpoint")
-    total += f" in {count(len(groups), 'group')}"
-    sentence = f"{total} for {domain} against {reference}"
-    sentence += f"; {len(gone)} deleted, {len(failed)} failed when last seen"
+    total = f"{count(len(members), 'checkpoint')} in {count(len(groups), 'group')}"
+    sentence = (
+        f"{total} for {domain} against {reference}; {len(gone)} deleted, {len(failed)} failed when last seen"
+    )
     sentence += f": {some(failed)}." if failed else "."
     return _document("Checkpoints of the registry", "checkpoints", [*best, sentence], rows)
 

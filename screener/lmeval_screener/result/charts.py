@@ -7,6 +7,7 @@ from typing import Any
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.cells import short_names
+from lmeval_dispersion.report.vega import FILLED, Spec, mark, numeric, span
 from lmeval_screener.figures import difference
 from lmeval_screener.result.answer import decimals, ranks_of
 from lmeval_screener.screened import Group, Screened
@@ -15,12 +16,12 @@ from lmeval_screener.targets.runs import step_number
 _LINE = "var(--axis)"
 # Controls are known not to have learned the domain, such as two of the demo.
 _KINDS = ["checkpoint", "control: trained on wrong answers"]
-_POINT = {"type": "point", "filled": True, "size": 80}
+_POINT = {**FILLED, "size": 80}
 # A mark's words on hover and for screen readers, in the digits of the tables.
 _SAYS = {channel: {"field": "says", "type": "nominal"} for channel in ("description", "tooltip")}
 
 
-def gap_chart(members: Sequence[Screened], metric: Metric) -> dict[str, Any]:
+def gap_chart(members: Sequence[Screened], metric: Metric) -> Spec:
     """G of each checkpoint of a group, best first."""
     digits = decimals(members, metric)
     values = [
@@ -35,7 +36,7 @@ def gap_chart(members: Sequence[Screened], metric: Metric) -> dict[str, Any]:
         }
         for c, name in zip(members, short_names([c.label for c in members]), strict=True)
     ]
-    x = _number("G", f"{metric} gap G", zero=False)
+    x = numeric("G", f"{metric} gap G")
     axis = {"labelLimit": 200, "labelOverlap": False}
     rule = {"type": "rule", "strokeWidth": 2, "color": _LINE, "aria": False}
     return {
@@ -43,13 +44,13 @@ def gap_chart(members: Sequence[Screened], metric: Metric) -> dict[str, Any]:
         "height": max(60, 24 * len(members)),
         "encoding": {"y": {"field": "checkpoint", "sort": None, "title": None, "axis": axis}},
         "layer": [
-            {"mark": rule, "encoding": {"x": x, "x2": {"field": "error"}}},
-            {"mark": _POINT, "encoding": {"x": x, **_SAYS, **_marks(values)}},
+            mark(rule, **span("x", x, "error")),
+            mark(_POINT, x=x, **_SAYS, **_marks(values)),
         ],
     }
 
 
-def steps(group: Group, metric: Metric) -> dict[str, Any]:
+def steps(group: Group, metric: Metric) -> Spec:
     """G along the steps of a training, with two errors of the change from the step before."""
     values, before = [], group.steps[0]
     for step, c in zip(_steps(group), group.steps, strict=True):
@@ -59,14 +60,14 @@ def steps(group: Group, metric: Metric) -> dict[str, Any]:
     return _curve(values, "G", f"{metric} gap G", decimals(group.steps, metric))
 
 
-def ratios(group: Group, metric: Metric) -> dict[str, Any]:
+def ratios(group: Group, metric: Metric) -> Spec:
     """The ratio along the steps of a training, if known."""
     pairs = zip(_steps(group), group.steps, strict=True)
     values = [{"step": step, "name": c.step, "ratio": c.ratio.mean} for step, c in pairs if c.ratio]
     return _curve(values, "ratio", "ratio")
 
 
-def accuracy_chart(groups: Sequence[Group], metric: Metric) -> dict[str, Any]:
+def accuracy_chart(groups: Sequence[Group], metric: Metric) -> Spec:
     """Accuracy against G of a screening with supplied accuracies."""
     return accuracy_points(
         [
@@ -85,22 +86,22 @@ def accuracy_chart(groups: Sequence[Group], metric: Metric) -> dict[str, Any]:
     )
 
 
-def accuracy_points(values: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
+def accuracy_points(values: Sequence[Mapping[str, Any]], metric: str) -> Spec:
     """Accuracy against G: ``label``, ``group``, ``G``, ``accuracy`` and ``kind`` of each checkpoint."""
     says = "{label}; {group}; G {G:.3f}; accuracy {accuracy:.3g}"
     values = [{**value, "says": says.format(**value)} for value in values]
     several = len({value["group"] for value in values}) > 1
     marks = {"color": {"field": "group", "title": None}} if several else _marks(values)
-    layers: list[dict[str, Any]] = [{"mark": _POINT, "encoding": {**_SAYS, **marks}}]
+    layers = [mark(_POINT, **_SAYS, **marks)]
     if len(values) <= 15:
         text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12, "aria": False}
-        layers.append({"mark": text, "encoding": {"text": {"field": "label"}}})
-    x = _number("G", f"{metric} gap G", zero=False, padding=20)
-    y = _number("accuracy", "accuracy", zero=False, padding=14)
+        layers.append(mark(text, text={"field": "label"}))
+    x = numeric("G", f"{metric} gap G", zero=False, padding=20)
+    y = numeric("accuracy", "accuracy", zero=False, padding=14)
     return {"data": {"values": values}, "height": 340, "encoding": {"x": x, "y": y}, "layer": layers}
 
 
-def _marks(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _marks(values: Sequence[Mapping[str, Any]]) -> Spec:
     """Another mark for controls, if there are any."""
     if all(value["kind"] == _KINDS[0] for value in values):
         return {}
@@ -111,30 +112,23 @@ def _marks(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _number(field: str, title: str, **scale: Any) -> dict[str, Any]:
-    return {"field": field, "type": "quantitative", "title": title, "scale": scale}
-
-
 def _steps(group: Group) -> list[float]:
     """The steps' numbers, or their places if a name has no number."""
     numbers = [step_number(c.step or "") for c in group.steps]
-    return [float(place) if number is None else number for place, number in enumerate(numbers)]
+    return [float(place) if step is None else step for place, step in enumerate(numbers)]
 
 
-def _curve(values: Sequence[dict[str, Any]], field: str, title: str, digits: int = 3) -> dict[str, Any]:
+def _curve(values: Sequence[dict[str, Any]], field: str, title: str, digits: int = 3) -> Spec:
     """A line over steps, with bars from ``low`` to ``high`` where the values have them."""
     values = [value | {"says": f"{value['name']}; {field} {value[field]:.{digits}f}"} for value in values]
     positive = sorted(value["step"] for value in values if value["step"] > 0)
     wide = bool(positive) and positive[-1] > 500 * positive[0]
-    x = _number("step", "training step", type="symlog" if wide else "linear", nice=not wide)
-    layers: list[dict[str, Any]] = []
+    x = numeric("step", "training step", type="symlog" if wide else "linear", nice=not wide)
+    y = numeric(field, title)
+    layers = [mark({"type": "line", "aria": False}, y=y), mark(_POINT, y=y, **_SAYS)]
     if "low" in values[0]:
-        bars = {"y": _number("low", title, zero=False), "y2": {"field": "high"}}
         rule = {"type": "rule", "strokeWidth": 1.5, "color": _LINE, "aria": False}
-        layers.append({"mark": rule, "encoding": bars})
-    y = {"y": _number(field, title, zero=False)}
-    layers.append({"mark": {"type": "line", "aria": False}, "encoding": y})
-    layers.append({"mark": _POINT, "encoding": {**y, **_SAYS}})
+        layers.insert(0, mark(rule, **span("y", numeric("low", title), "high")))
     return {
         "data": {"values": list(values)},
         "height": 280,

@@ -98,24 +98,44 @@ _C = CheckpointColumn
 COLUMNS = (
     _C("label", str, "name in the report, unique in it; options take it too", shown=Col("Checkpoint")),
     _C("repo", str, "repository after renames, or the folder"),
-    _C("requested_revision", str | None, "as asked for; null: the default branch"),
-    _C("revision", str | None, "the commit that was read, 40 hex digits; null for a folder",
-       shown=Column("commit", "Commit", drop=3)),
+    _C("requested_revision", str | None, "as asked for; null: the default branch", "target.revision"),
+    _C(
+        "revision",
+        str | None,
+        "the commit that was read, 40 hex digits; null for a folder",
+        shown=Column("commit", "Commit", drop=3),
+    ),
     _C("family", str, "family, or `tokenizer:<hash>` for checkpoints given by name"),
     _C("scale", str, "size as the field names it"),
     _C("rank", _Rank, "rank in family and scale"),
     _C("copy_of", str | None, "label of the checkpoint that it is a [copy](#copies) of; null for none"),
     _C("group", str, "the group as reports name it", lambda _, group: group.title, None),
-    _C("tied_with", _Ties, "ranks without a clear order with it ([ties](#ties)); in groups of more than 64 a "
-       "run of ranks is `[first, last]` (CSV: `first-last`)", tied_with,
-       cell=lambda ties: " ".join(map(str, tie_cells(ties)))),
-    _C("next", Next | None, "G minus G of the next rank: `difference`, `se` (paired), `separated` (by both "
-       "figures: a clear order); null for the last", lambda c, _: c.next and c.next._asdict(), None),
+    _C(
+        "tied_with",
+        _Ties,
+        "ranks without a clear order with it ([ties](#ties)); in groups of more than 64 a "
+        "run of ranks is `[first, last]` (CSV: `first-last`)",
+        tied_with,
+        cell=lambda ties: " ".join(map(str, tie_cells(ties))),
+    ),
+    _C(
+        "next",
+        Next | None,
+        "G minus G of the next rank: `difference`, `se` (paired), `separated` (by both "
+        "figures: a clear order); null for the last",
+        lambda c, _: c.next and c.next._asdict(),
+        None,
+    ),
     *(column for metric in METRICS for column in _figures(metric)),
     _C("is_base", bool, "whether it is the base", only="base"),
-    _C("against_base", Against | None, "`difference` of the ratio from the base's, its paired `se`, `side`; "
-       "null for the base", lambda c, _: c.against and c.against._asdict(), only="base",
-       cell=lambda against: against and against["difference"]),
+    _C(
+        "against_base",
+        Against | None,
+        "`difference` of the ratio from the base's, its paired `se`, `side`; null for the base",
+        lambda c, _: c.against and c.against._asdict(),
+        only="base",
+        cell=lambda against: against and against["difference"],
+    ),
     _C(None, float, "its paired error", "against.se", "against_base_se", only="base"),
     _C(None, str, "`above`, `below`, `level` or `equal`", "against.side", "against_base_side", only="base"),
     _C("ratio.mean", float, "the ratio; null where there is none", csv="ratio"),
@@ -139,7 +159,7 @@ COLUMNS = (
     _C("notes", list[str], "remarks on its numbers", lambda c, _: list(c.notes), cell="; ".join),
     _C("chosen", Literal["rank", "tied", "audit", None], "why it is on the short list", only="list"),
     _C("inclusion_probability", _Share, "with which it was to be on it", only="list"),
-)  # fmt: skip
+)
 
 
 def read_columns() -> list[Column]:

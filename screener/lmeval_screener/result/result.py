@@ -187,12 +187,8 @@ class Result(Report):
 
     def shown(self, chosen: Shortlist) -> Result:
         """The same result, reported with a short list."""
-        of = {c: choice for choice in chosen.groups for c in choice.group.checkpoints}
-        checkpoints = tuple(
-            replace(c, chosen=of[c].why.get(c), inclusion_probability=of[c].probability(c)) if c in of else c
-            for c in self.checkpoints
-        )
-        return replace(self, checkpoints=checkpoints, chosen=chosen)
+        of = {c.label: c for choice in chosen.groups for c in choice.group.checkpoints}
+        return replace(self, checkpoints=tuple(of.get(c.label, c) for c in self.checkpoints), chosen=chosen)
 
     @cached_property
     def agreement(self) -> list[Agreement]:

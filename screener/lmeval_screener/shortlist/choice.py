@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -30,21 +30,21 @@ class GroupChoice:
     """The checkpoints of one group to evaluate.
 
     Attributes:
-        why: The reason for each: ``rank`` for the K best, ``tied`` for those behind them that have no clear
-            order with the K-th, up to the cap, ``audit`` for those drawn at random from the others.
+        group: Its candidates. ``chosen`` of each is ``rank`` for the K best, ``tied`` for those behind them
+            that have no clear order with the K-th, up to the cap, ``audit`` for those drawn at random from
+            the others; ``inclusion_probability`` is 1 on the list, else the audit's share.
         tied_behind: How many behind the K-th have no clear order with it, including those beyond the cap.
         cap: The most that the list may hold.
     """
 
     group: Group
     k: int
-    why: Mapping[Screened, Why]
     tied_behind: int
     cap: int
 
     def of(self, *reasons: Why) -> tuple[Screened, ...]:
         """The members chosen for any of these reasons, best first."""
-        return tuple(c for c in self.group.checkpoints if self.why.get(c) in reasons)
+        return tuple(c for c in self.group.checkpoints if c.chosen in reasons)
 
     @cached_property
     def listed(self) -> tuple[Screened, ...]:
@@ -60,12 +60,6 @@ class GroupChoice:
     def chosen(self) -> tuple[Screened, ...]:
         """All members to evaluate: the list, then the audit sample."""
         return (*self.listed, *self.audit)
-
-    def probability(self, checkpoint: Screened) -> float:
-        """A member's probability of being chosen: 1 on the list, else the audit's share."""
-        if self.why.get(checkpoint) in ("rank", "tied"):
-            return 1.0
-        return len(self.audit) / max(len(self.group.checkpoints) - len(self.listed), 1)
 
     def sentence(self) -> str:
         """How the list was chosen, without the group's name.
@@ -165,7 +159,12 @@ def _choice(group: Group, metric: Metric, k: int | None, audit_sample: int, seed
     others = sorted((c for c in members if c not in why), key=lambda c: (c.name, c.revision or ""))
     draw = np.random.default_rng([seed, zlib.crc32(f"{group.family}\n{group.scale}".encode())])
     places = draw.choice(len(others), min(audit_sample, len(others)), replace=False) if others else ()
-    return GroupChoice(group, k, why | dict.fromkeys((others[i] for i in places), "audit"), len(tied), cap)
+    probability = dict.fromkeys(why, 1.0) | dict.fromkeys(others, len(places) / max(len(others), 1))
+    why |= dict.fromkeys((others[i] for i in places), "audit")
+    checkpoints = tuple(
+        replace(c, chosen=why.get(c), inclusion_probability=probability[c]) for c in group.checkpoints
+    )
+    return GroupChoice(replace(group, checkpoints=checkpoints), k, len(tied), cap)
 
 
 def _ordinal(number: int) -> str:

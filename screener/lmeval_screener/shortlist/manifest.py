@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ SCHEMA = "screen-checkpoints-shortlist/2"
 FILE = "manifest.json"
 _RUN = """\
 #!/usr/bin/env bash
-# Races the short list of @MANIFEST@ on lm-eval's tasks; `dispersion verify race` judges the screen by it.
+# Races the short list of manifest.json on lm-eval's tasks; `dispersion verify race` judges the screen by it.
 # Arguments go to `dispersion race`: bash run.sh --device cuda:0 --limit 400
 # A Slurm array that evaluates the whole list in full (after `dispersion enable`):
 #   sbatch --array=1-@COUNT@ --gres=gpu:1 \\
@@ -69,13 +69,13 @@ def emit(
     commit that was screened; ``run.sh`` races them, ``manifest.json`` comes last.
     """
     members = chosen.chosen
-    width, count = max(3, len(str(len(members)))), len(members)
+    width = max(3, len(str(len(members))))
     files: dict[str, str] = {}
     for number, c in enumerate(members, start=1):
         name = f"{number:0{width}d}-{_file_name(c)}"
         config = yaml.safe_dump(_config(c, tasks, f"results/{name}"), sort_keys=False, allow_unicode=True)
         files[f"models/{name}.yaml"] = config
-    files["run.sh"] = _RUN.replace("@MANIFEST@", FILE).replace("@COUNT@", str(count))
+    files["run.sh"] = _RUN.replace("@COUNT@", str(len(members)))
     content = manifest_dict(head, chosen, tasks=tasks, command=command)
     files[FILE] = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:
@@ -93,14 +93,10 @@ def emit(
 
 def _config(c: Screened, tasks: Sequence[str], output: str) -> dict[str, Any]:
     """lm-eval's configuration of one checkpoint."""
-    arguments = {"pretrained": _place(c)}
-    if c.revision is not None:
-        arguments["revision"] = c.revision
-    if c.file.endswith(".gguf"):
-        arguments["gguf_file"] = c.file
+    read = replace(c.target, repo=c.repo, file=c.file if c.file.endswith(".gguf") else None)
     return {
         "model": "hf",
-        "model_args": arguments,
+        "model_args": read.arguments(c.revision),
         "tasks": list(tasks),
         "batch_size": "auto",
         "output_path": output,
@@ -137,8 +133,8 @@ def manifest_dict(
                 "family": c.family,
                 "scale": c.scale,
                 "rank": c.rank,
-                "chosen": choice.why.get(c),
-                "inclusion_probability": choice.probability(c),
+                "chosen": c.chosen,
+                "inclusion_probability": c.inclusion_probability,
                 "G": c.gaps[head["metric"]].mean,
                 "ratio": None if c.ratio is None else c.ratio.mean,
             }
@@ -166,6 +162,11 @@ class Candidate:
     rank: int
     G: float
     ratio: float | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """Its result; NaN for none."""
+        return math.nan if self.target.accuracy is None else self.target.accuracy
 
 
 @dataclass(frozen=True)

@@ -188,20 +188,18 @@ class Verdict(Report):
 
 def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = None) -> Verdict:
     """The verdict on a short list."""
-    values, meaning = _results(manifest, sources)
-    candidates = manifest.candidates
+    candidates, meaning = _rated(manifest, sources)
     groups = _titles(candidates)
-    results = {
-        name: _group(candidates, values, [i for i, group in enumerate(groups) if group == name])
-        for name in dict.fromkeys(groups)
-    }
+    members: dict[str, list[Candidate]] = {name: [] for name in groups}
+    for c, name in zip(candidates, groups, strict=True):
+        members[name].append(c)
+    results = {name: _group(of, [-c.rank for c in of]) for name, of in members.items()}
     # G, the ratio or both ranked: the verdict is on the order that the screen gave.
-    lines = agreements([-c.rank for c in candidates], values.tolist(), groups)
+    lines = agreements([-c.rank for c in candidates], [c.accuracy for c in candidates], groups)
     verdicts = [_verdict(line.group, [results[line.group]], line) for line in lines if line.scope == "group"]
     separate = holm({i: verdict.p for i, verdict in enumerate(verdicts) if verdict.p is not None})
     whole = next((line for line in lines if line.scope == "within groups"), lines[0])
     overall = _verdict("all groups", list(results.values()), whole)
-    asked = labelled([c.target for c in candidates])
     order = [RANKED.get(manifest.ranked_by), manifest.base and f"base {manifest.base}"]
     return Verdict(
         domain=manifest.domain,
@@ -209,28 +207,13 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
         outcome=overall.outcome,
         groups=tuple(replace(verdict, separate=i in separate) for i, verdict in enumerate(verdicts)),
         overall=overall,
-        figures=_figures(
-            [
-                replace(
-                    group,
-                    gaps=np.array(
-                        [c.G for c, title in zip(candidates, groups, strict=True) if title == name]
-                    ),
-                )
-                for name, group in results.items()
-                if group.second is not None
-            ]
-        ),
+        figures=_figures([of for of in members.values() if all(c.ratio is not None for c in of)]),
         results=tuple(meaning),
-        without=tuple(
-            target.label
-            for c, target, value in zip(candidates, asked, values, strict=True)
-            if c.chosen and math.isnan(value)
-        ),
+        without=tuple(c.target.label for c in candidates if c.chosen and math.isnan(c.accuracy)),
         points=tuple(
-            Point(target.label, group, c.G, float(value), c.chosen)
-            for c, target, group, value in zip(candidates, asked, groups, values, strict=True)
-            if not math.isnan(value)
+            Point(c.target.label, group, c.G, c.accuracy, c.chosen)
+            for c, group in zip(candidates, groups, strict=True)
+            if not math.isnan(c.accuracy)
         ),
         hours_per_model=hours,
         hours_saved=hours and hours * (overall.candidates - overall.listed - overall.audited),
@@ -251,22 +234,20 @@ def _titles(candidates: Sequence[Candidate]) -> list[str]:
     return [titles[c.group] if unique else " · ".join(c.group) for c in candidates]
 
 
-def _group(candidates: Sequence[Candidate], values: np.ndarray, places: list[int]) -> GroupResults:
-    members = [candidates[i] for i in places]
-    ratios = [c.ratio for c in members if c.ratio is not None]
+def _group(members: Sequence[Candidate], figure: Sequence[Any]) -> GroupResults:
+    """A group's results against a figure of each member."""
     return GroupResults(
-        np.array([-c.rank for c in members]),
-        values[places],
+        np.array(figure),
+        np.array([c.accuracy for c in members]),
         np.array([c.chosen in ("rank", "tied") for c in members]),
         np.array([c.chosen == "audit" for c in members]),
-        np.array(ratios) if len(ratios) == len(members) else None,
     )
 
 
 def _verdict(name: str, results: Sequence[GroupResults], line: Agreement) -> GroupVerdict:
     """The verdict on groups, compared only inside each, or on one group."""
     compared = [group for group in results if len(group.gaps) > 1]
-    right, low, high = map(_defined, decision_accuracy([replace(group, second=None) for group in results]))
+    right, low, high = map(_defined, decision_accuracy(results))
     stands_for_all = bool(compared) and all(group.stands_for_all for group in compared)
     outside: dict[str, Any] = missed(results[0]) if len(results) == 1 else {}
     return GroupVerdict(
@@ -294,15 +275,16 @@ def _outcome(line: Agreement, high: float | None, stands_for_all: bool) -> Outco
     return "chance" if stands_for_all and high is not None and high < USELESS else "unknown"
 
 
-def _figures(results: Sequence[GroupResults]) -> tuple[FigureVerdict, ...]:
-    """G, the ratio and both, over the groups with all ratios known."""
-    alone = [replace(group, second=None) for group in results]
-    ratio = [replace(group, gaps=group.second, second=None) for group in results if group.second is not None]
+def _figures(groups: Sequence[Sequence[Candidate]]) -> tuple[FigureVerdict, ...]:
+    """G, the ratio and both, over groups with all ratios known."""
+    alone = [_group(members, [c.G for c in members]) for members in groups]
+    ratio = [_group(members, [c.ratio for c in members]) for members in groups]
+    both = [replace(G, second=of_ratio.gaps) for G, of_ratio in zip(alone, ratio, strict=True)]
     every = sum(group.pair_sums()[1].sum() for group in alone if group.design != "none")
     if not every:
         return ()
     lines = []
-    for name, judged in (("G", alone), ("ratio", ratio), ("both", results)):
+    for name, judged in (("G", alone), ("ratio", ratio), ("both", both)):
         ordered = sum(group.pair_sums()[1].sum() for group in judged if group.design != "none") / every
         lines.append(FigureVerdict(name, float(ordered), *map(_defined, decision_accuracy(judged))))
     return tuple(lines)
@@ -320,10 +302,10 @@ def enough_results(share: float) -> int:
     return n
 
 
-def _results(manifest: Manifest, sources: Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    """The accuracy of every candidate, NaN for none, and a line for each source."""
+def _rated(manifest: Manifest, sources: Sequence[str]) -> tuple[list[Candidate], list[str]]:
+    """The candidates, labelled and with their accuracies, and a line for each source."""
     targets = [c.target for c in manifest.candidates]
-    values, places = np.full(len(targets), math.nan), dict[int, str]()
+    places: dict[int, str] = {}
     meanings = []
     for source in sources:
         accuracies = find_accuracies(source, targets)
@@ -333,15 +315,17 @@ def _results(manifest: Manifest, sources: Sequence[str]) -> tuple[np.ndarray, li
         accuracies.check(targets)
         meanings.append(accuracies.meaning)
         for i, target in enumerate(accuracies.of(targets)):
+            known = targets[i].accuracy
             if target.accuracy is None:
                 continue
-            if i in places and values[i] != target.accuracy:
+            if known is not None and known != target.accuracy:
                 raise UsageError(
-                    f"{target.label}: expected one result, got {values[i]:g} in {places[i]} and "
+                    f"{target.label}: expected one result, got {known:g} in {places[i]} and "
                     f"{target.accuracy:g} in {source}; give one source of each, or name one task with :TASK"
                 )
-            values[i], places[i] = target.accuracy, source
-    return values, meanings
+            targets[i], places[i] = target, source
+    pairs = zip(manifest.candidates, labelled(targets), strict=True)
+    return [replace(c, target=target) for c, target in pairs], meanings
 
 
 def _by_name(rated: Rated, candidates: Sequence[Candidate]) -> Rated:

@@ -129,8 +129,3 @@ def run_and_step(folder: str) -> tuple[str, str] | None:
             run = place.parent.parent if place.parent.name in _STORE_FOLDERS else place.parent
             return str(run), place.name
     return None
-
-
-def training_and_step(repo: str, requested_revision: str | None, *, local: bool) -> tuple[str, str | None]:
-    """A screened checkpoint's training run and step name: from its revision, or from its folder."""
-    return (run_and_step(repo) or (repo, None)) if local else (repo, requested_revision)

@@ -17,7 +17,7 @@ from hub_server import HubServer
 from lmeval_screener.checkpoints import ranged
 from lmeval_screener.checkpoints.folder import read_ranges
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets import Listed
+from lmeval_screener.targets.names import Listed
 
 IDS = (*range(10, 20), 3, 77, 400, 401, 403, 999)
 PLACES = ["api", "resolve", "cdn"]

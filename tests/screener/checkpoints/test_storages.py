@@ -26,7 +26,7 @@ from lmeval_screener.checkpoints import ranged, stores
 from lmeval_screener.checkpoints.snapshot import FileEntry
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.checkpoints.stores import Bucket, BucketSource, FolderListing
-from lmeval_screener.targets import Target, parse_target
+from lmeval_screener.targets.names import Target, parse_target
 from storages import expand, read, refused_change
 
 from lmeval_dispersion.installation import data_folder

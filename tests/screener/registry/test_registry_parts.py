@@ -150,15 +150,19 @@ def test_the_ties_of_a_large_group_are_runs_of_ranks(tmp_path, capsys):
 
 def test_options_without_a_use_are_refused(tmp_path, capsys):
     place = str(tmp_path / "r.db")
-    screen([str(data_folder("demo") / "sums-00")], registry=place)
-    for words in (
-        ["diff", place, "--since", "yesterday", "--family", "demo"],
-        ["show", place, "sums-00", "--domain", "math"],
-        ["query", place, "SELECT 1", "--top", "3"],
-        ["query", place, "--since", "yesterday"],
+    sums = str(data_folder("demo") / "sums-00")
+    screen([sums], registry=place)
+    unused = "which does not use it"
+    for command, words, message in (
+        (main, ["registry", "diff", place, "--since", "yesterday", "--family", "demo"], unused),
+        (main, ["registry", "show", place, "sums-00", "--domain", "math"], unused),
+        (main, ["registry", "query", place, "SELECT 1", "--top", "3"], unused),
+        (main, ["registry", "query", place, "--since", "yesterday"], unused),
+        (screen_checkpoints, [sums, "--registry", place, "--since", "soon"], "--since as last, yesterday,"),
+        (screen_checkpoints, [sums, "--registry", place, "--since", "last", "--shortlist", "1"], "only news"),
     ):
-        assert main(["registry", *words]) == 2
-        assert "which does not use it" in capsys.readouterr().err
+        assert command(words) == 2
+        assert message in capsys.readouterr().err
     assert main(["registry", "query", place, "--family", "demo", "--top", "3"]) == 0
 
 

@@ -22,42 +22,42 @@ from lmeval_dispersion.installation import data_folder
 
 
 @pytest.mark.parametrize(
-    ("ranges", "said"),
+    ("ranges", "first", "clear"),
     [
-        ([None], ["Only a (G 1.900) was screened; a screen orders siblings, and says nothing alone."]),
-        ([None, None], ["Evaluate first: a (highest G of 2; math).", "The order of all 2 is clear."]),
-        ([(1, 6)] * 6, ["No checkpoint stands apart: all 6 have no clear order; evaluate any."]),
+        ([None], "Only a (G 1.900) was screened; a screen orders siblings, and says nothing alone.", ""),
+        ([None, None], "Evaluate first: a (highest G of 2; math).", "The order of all 2 is clear."),
+        ([(1, 6)] * 6, "No checkpoint stands apart: all 6 have no clear order; evaluate any.", ""),
         (
             [None, None, (3, 4), (3, 4), None],
-            ["Evaluate first: a, b, c, d (highest G of 5; math).",
-             "Ranks 3–4 overlap; the order of the others is clear."],
+            "Evaluate first: a, b, c, d (highest G of 5; math).",
+            "Ranks 3–4 overlap; the order of the others is clear.",
         ),
         (
             [None, *[(2, 7)] * 6],
-            ["Evaluate first: a, any 2 of ranks 2–7 (highest G of 7; math).",
-             "Rank 1 is clear of all others; ranks 2–7 overlap."],
+            "Evaluate first: a, any 2 of ranks 2–7 (highest G of 7; math).",
+            "Rank 1 is clear of all others; ranks 2–7 overlap.",
         ),
         (
             [(1, 2), (1, 3), (2, 4), (3, 4)],
-            ["Evaluate first: a, b, c, d (highest G of 4; math).",
-             "Ranks 1–4 overlap, though not each with every other."],
+            "Evaluate first: a, b, c, d (highest G of 4; math).",
+            "Ranks 1–4 overlap, though not each with every other.",
         ),
         (
             [None, *((2 * i, 2 * i + 1) for i in range(1, 6) for _ in "ab")],
-            ["Evaluate first: a, b, c (highest G of 11; math).",
-             "Ranks 2–3, 4–5, 6–7 and 8–9 and 1 more run overlap; the order of the others is clear."],
+            "Evaluate first: a, b, c (highest G of 11; math).",
+            "Ranks 2–3, 4–5, 6–7 and 8–9 and 1 more run overlap; the order of the others is clear.",
         ),
         (
             [(1, 3)] * 3 + [(4, 5)] * 2,
-            ["Evaluate first: a, b, c (highest G of 5; math).",
-             "Ranks 1–3 and 4–5 overlap; each of these runs is clear of the others."],
+            "Evaluate first: a, b, c (highest G of 5; math).",
+            "Ranks 1–3 and 4–5 overlap; each of these runs is clear of the others.",
         ),
     ],
-)  # fmt: skip
-def test_the_answer_of_one_group(ranges, said):
+)
+def test_the_answer_of_one_group(ranges, first, clear):
     unread = "it was not read; the order is by G alone."
     no_ratio = f"No ratio: {unread}" if len(ranges) > 1 else "No ratio of a: it was not read; G stands alone."
-    assert result(ranking(*ranges)).answer() == [*said, no_ratio]
+    assert result(ranking(*ranges)).answer() == [line for line in (first, clear, no_ratio) if line]
 
 
 def test_whose_ratio_is_not_known_stands_beside_the_answer():
@@ -97,10 +97,16 @@ AHEAD, BEHIND = np.r_[2.0, np.zeros(8), -2.0], np.r_[-2.0, np.zeros(8), 2.0]
 
 @pytest.mark.parametrize(
     ("by_g", "by_ratio", "alike", "appears"),  # alike -1: what is high by G is low by the ratio
-    [(NOISE, NOISE, 0.0, False), (NOISE, NOISE, 0.9, False), (NOISE, NOISE, -1.0, False),
-     (AHEAD, NOISE, 0.0, False), (NOISE, AHEAD, 0.0, False), (AHEAD, AHEAD, 0.0, False),
-     (AHEAD, BEHIND, 0.0, True)],
-)  # fmt: skip
+    [
+        (NOISE, NOISE, 0.0, False),
+        (NOISE, NOISE, 0.9, False),
+        (NOISE, NOISE, -1.0, False),
+        (AHEAD, NOISE, 0.0, False),
+        (NOISE, AHEAD, 0.0, False),
+        (AHEAD, AHEAD, 0.0, False),
+        (AHEAD, BEHIND, 0.0, True),
+    ],
+)
 def test_noise_is_no_disagreement_though_the_pair_is_the_best_of_all(by_g, by_ratio, alike, appears):
     """Ten siblings; each figure is a mean over ten tokens whose values scatter by 1."""
     draw, said = np.random.default_rng(20261123), 0

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from lmeval_screener.screened import Ranks
 from lmeval_screener.shortlist.manifest import check_emit, emit, read_shortlist_manifest
-from lmeval_screener.targets import Target
-from lmeval_screener.tokens import load_domain
+from lmeval_screener.targets.names import Target
+from lmeval_screener.tokens.resolution import load_domain
 from screenings import COMMIT, failed, result, screened
 
 from lmeval_dispersion.errors import UsageError
@@ -52,7 +52,7 @@ def test_a_list_takes_the_best_and_what_is_tied_with_the_last_of_them(k, ties, l
     assert names(choice.listed) == list(listed)
     assert choice.sentence() == sentence
     why = ["rank"] * len(choice.of("rank")) + ["tied"] * len(choice.of("tied"))
-    assert [choice.why[c] for c in choice.listed] == why
+    assert [c.chosen for c in choice.listed] == why
 
 
 def test_a_tie_counts_only_where_the_two_are_tied():
@@ -70,7 +70,7 @@ def test_every_other_is_drawn_with_the_probability_that_is_recorded():
         (choice,) = result.shortlist(2, audit_sample=2, seed=seed).groups
         counts.update(names(choice.audit))
         assert len(set(names(choice.chosen))) == 5
-    assert [choice.probability(c) for c in choice.group.checkpoints] == [1, 1, 1] + [2 / 5] * 5
+    assert [c.inclusion_probability for c in choice.group.checkpoints] == [1, 1, 1] + [2 / 5] * 5
     # Binomial: 600 expected of 1,500, standard deviation 19.
     assert sorted(counts) == ["4", "5", "6", "7", "8"]
     assert all(abs(count - 600) < 90 for count in counts.values())
@@ -87,9 +87,9 @@ def test_the_sample_of_a_group_does_not_depend_on_the_other_groups_nor_on_the_or
     assert names(alone.audit) != names(other.audit)
     # An audit of more than there are takes all; without one the others have no chance.
     (choice,) = result_of(*group(5)).shortlist(2, audit_sample=9).groups
-    assert (names(choice.audit), choice.probability(choice.audit[0])) == (["3", "4", "5"], 1.0)
+    assert (names(choice.audit), choice.audit[0].inclusion_probability) == (["3", "4", "5"], 1.0)
     (choice,) = result_of(*group(5)).shortlist(2).groups
-    assert [choice.probability(c) for c in choice.group.checkpoints] == [1, 1, 0, 0, 0]
+    assert [c.inclusion_probability for c in choice.group.checkpoints] == [1, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("k", "audit", "message"), [(0, 0, "k= of"), (1, -1, "audit_sample= of")])
@@ -112,9 +112,8 @@ def test_configurations_are_pinned_and_the_manifest_holds_everyone(tmp_path):
     chosen = result_of(*members).shortlist(3)
     place = emit(tmp_path / "list", result_of(*members).head(), chosen, tasks=("gsm8k",), command="screen …")
     files = sorted((tmp_path / "list" / "models").iterdir())
-    assert [file.name for file in files] == [
-        "001-org_a-step1000.yaml", "002-models_of_mine.yaml", "003-org_b-GGUF-b-Q4_K_M.gguf.yaml",
-    ]  # fmt: skip
+    stems = ["001-org_a-step1000", "002-models_of_mine", "003-org_b-GGUF-b-Q4_K_M.gguf"]
+    assert [file.name for file in files] == [f"{stem}.yaml" for stem in stems]
     configs = [yaml.safe_load(file.read_text()) for file in files]
     assert [config["model_args"] for config in configs] == [
         {"pretrained": "org/a", "revision": COMMIT},
@@ -153,20 +152,15 @@ def test_what_cannot_be_emitted_is_said_before_the_screening(tmp_path):
     assert check_emit(tmp_path / "new", None, load_domain(task="humaneval"), []) == ("humaneval",)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    for folder in (tmp_path / "full", tmp_path / "full" / "x"):
-        with pytest.raises(UsageError, match="new or empty folder"):
-            check_emit(folder, None, MATH, [])
-    with pytest.raises(UsageError, match="--tasks NAME,NAME with --emit for the domain mine"):
-        check_emit(tmp_path / "new", None, MINE, [])
-    with pytest.raises(UsageError, match="got s3://b/x, which lm-eval cannot read"):
-        check_emit(
-            tmp_path / "new",
-            None,
-            MATH,
-            [Target("s3://b/x"), Target("s3://b/y"), Target("a/b")],
-        )
-    with pytest.raises(UsageError, match="got models:/sums/2, which lm-eval cannot read"):
-        check_emit(tmp_path / "new", None, MATH, [Target("a/b"), Target("models:/sums/2")])
+    for folder, domain, names, message in (
+        ("full", MATH, [], "new or empty folder"),
+        ("full/x", MATH, [], "new or empty folder"),
+        ("new", MINE, [], "--tasks NAME,NAME with --emit for the domain mine"),
+        ("new", MATH, ["s3://b/x", "s3://b/y", "a/b"], "got s3://b/x, which lm-eval cannot read"),
+        ("new", MATH, ["a/b", "models:/sums/2"], "got models:/sums/2, which lm-eval cannot read"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            check_emit(tmp_path / folder, None, domain, [Target(name) for name in names])
 
 
 HEAD = '"schema": "screen-checkpoints-shortlist/2", "candidates": []'

@@ -15,7 +15,7 @@ from json_schemas import faults
 from lmeval_screener.cli import main as screen_checkpoints
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
 from lmeval_screener.shortlist.verdict import enough_results, verify
-from lmeval_screener.targets import Target
+from lmeval_screener.targets.names import Target
 from scipy import stats
 
 from lmeval_dispersion.cli import main as dispersion

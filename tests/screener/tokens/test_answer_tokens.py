@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import yaml
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens import bundled_token_sets, load_token_set, resolve_tokens
 from lmeval_screener.tokens.answers import answers_of_domain, load_answers, resolve_answers
-from lmeval_screener.tokens.sets import AnswerSet
+from lmeval_screener.tokens.resolution import resolve_tokens
+from lmeval_screener.tokens.sets import AnswerSet, bundled_token_sets, load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from token_cases import REFERENCE, TOKENIZERS, tokenizer_json, vocabulary
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -7,7 +7,8 @@ import json
 
 import pytest
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens import load_token_set, resolve_tokens
+from lmeval_screener.tokens.resolution import resolve_tokens
+from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from token_cases import REFERENCE, own_set
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

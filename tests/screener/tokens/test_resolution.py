@@ -10,14 +10,9 @@ from pathlib import Path
 import pytest
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.families import load_family
-from lmeval_screener.tokens import (
-    Resolution,
-    bundled_token_sets,
-    described_groups,
-    load_token_set,
-    resolve_tokens,
-)
 from lmeval_screener.tokens.answers import load_answers
+from lmeval_screener.tokens.resolution import Resolution, resolve_tokens
+from lmeval_screener.tokens.sets import bundled_token_sets, described_groups, load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from token_cases import DATA, REFERENCE, TINY, TOKENIZERS, own_set, tokenizer_json, vocabulary
 from tokenizers import Tokenizer

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.tokens import load_token_set
+from lmeval_screener.tokens.sets import load_token_set
 from token_cases import TINY, anything, changed, own_set, paths
 
 from lmeval_dispersion.errors import UsageError

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens import load_token_set, resolve_tokens
+from lmeval_screener.tokens.resolution import resolve_tokens
+from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from token_cases import DATA, REFERENCE, anything, changed, paths, tokenizer_json, vocabulary
 

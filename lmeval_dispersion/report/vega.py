@@ -1,0 +1,100 @@
+"""Parts of charts in Vega-Lite: channels, marks, panels. Colours are the page's variables (page.css)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmeval_dispersion.report.cells import json_value
+
+Spec = dict[str, Any]
+Rows = Sequence[Mapping[str, Any]]
+DASHED: Spec = {"type": "rule", "strokeDash": [4, 4], "color": "var(--muted)"}
+FILLED: Spec = {"type": "point", "filled": True}
+
+
+def numeric(field: str, title: str | None = None, *, axis: Spec | None = None, **scale: Any) -> Spec:
+    """A channel of numbers; its axis need not include zero, unless ``scale`` says otherwise."""
+    channel = {"field": field, "type": "quantitative", "title": title, "scale": scale or {"zero": False}}
+    return channel if axis is None else {**channel, "axis": axis}
+
+
+def name(field: str, order: Sequence[Any] | None = None, **more: Any) -> Spec:
+    """A channel of words, in the given order or that of the rows."""
+    return {"field": field, "type": "nominal", "title": None, "sort": order, **more}
+
+
+def mark(kind: str | Spec, **encoding: Any) -> Spec:
+    """A mark and its channels."""
+    return {"mark": kind, "encoding": encoding}
+
+
+def span(axis: str, low: Spec, high: str) -> Spec:
+    """The two channels of a bar or band along ``axis``, ``x`` or ``y``."""
+    return {axis: low, f"{axis}2": {"field": high}}
+
+
+def values_of(rows: Rows, field: str) -> list[Any]:
+    """The different values of a field, in the rows' order."""
+    return list(dict.fromkeys(row[field] for row in rows))
+
+
+def colour(rows: Rows, field: str, **more: Any) -> Spec:
+    """A colour for each value of a field; no channel for a single value."""
+    order = values_of(rows, field)
+    return {"color": name(field, order, **more)} if len(order) > 1 else {}
+
+
+def tooltip(rows: Rows, *fields: str) -> list[Spec]:
+    """The fields shown on hover, numbers in the page's digits."""
+    first = next(iter(rows), {})
+    kinds = {field: "nominal" if isinstance(first.get(field), str) else "quantitative" for field in fields}
+    return [{"field": field, "type": kind, "title": field.replace("_", " ")} for field, kind in kinds.items()]
+
+
+def dots(
+    rows: Sequence[Any],
+    named: str,
+    value: str,
+    bounds: tuple[str, str],
+    title: str,
+    *more: Spec,
+    line: float,
+    dot: Spec | None = None,
+) -> Spec:
+    """Rows of a dataclass: a dot at ``value``, a bar between ``bounds``, and a dashed upright ``line``.
+
+    ``more`` are further layers, ``dot`` changes the dot's.
+    """
+    point = {"mark": FILLED, "encoding": {}, **(dot or {})}
+    return {
+        "data": {"values": json_value(rows)},
+        "height": 18 * len(rows) + 20,
+        "encoding": {"y": name(named, axis={"labelOverlap": False})},
+        "layer": [
+            {"data": {"values": [{"x": line}]}, **mark(DASHED, x=numeric("x"), y=None)},
+            mark("rule", **span("x", numeric(bounds[0], title), bounds[1])),
+            *more,
+            {**point, "encoding": {"x": numeric(value), **point["encoding"]}},
+        ],
+    }
+
+
+def facets(
+    rows: Rows,
+    field: str,
+    panel: Spec,
+    *,
+    columns: int = 3,
+    title: str | None = None,
+    independent: Sequence[str] = (),
+) -> Spec:
+    """One panel for each value of ``field``, so many in a row, with ``independent`` axes or shared ones."""
+    names = values_of(rows, field)
+    return {
+        "data": {"values": rows},
+        "facet": {**name(field, names), "title": title},
+        "columns": min(columns, len(names)),
+        "spec": panel,
+        "resolve": {"scale": dict.fromkeys(independent, "independent")},
+    }
