@@ -73,7 +73,6 @@ ALSO_SMALL_DARK_PRINTED = ("screen", "audit", "law")
 MEASURE = """({
     sideways: document.documentElement.scrollWidth - innerWidth,
     table: Math.round(Math.max(0, ...[...document.querySelectorAll("table")].map(t => t.scrollWidth))),
-    charts: [...document.querySelectorAll(".chart")].map(chart => chart.dataset.state),
     clipped: [...document.querySelectorAll("table, .chart svg, pre, p, dl")]
         .filter(part => part.checkVisibility() && part.getBoundingClientRect().right > innerWidth + 1)
         .map(part => part.tagName + " " + (part.dataset.name ?? part.textContent.slice(0, 40))),

@@ -10,6 +10,7 @@ import pytest
 from browser import Browser
 from command import captured
 from json_schemas import faults
+from lmeval_screener import screen
 from lmeval_screener.figures import gaps, ratio
 from lmeval_screener.result.answer import first_of
 from lmeval_screener.weights.projection import FinalNorm
@@ -59,6 +60,22 @@ def test_every_part_is_what_is_printed_today_and_fits_the_terminal(result, width
     assert text == captured(f"screen-fixed-{width}", text)
     for lines in (text, shown(result, width=width, details=True)):
         assert max(map(len, lines.splitlines())) <= width
+
+
+@pytest.mark.parametrize(("rank_by", "figure"), [("ratio", "ratio"), ("gap", "G"), ("both", "G")])
+def test_the_figure_that_ranks_is_drawn_with_its_paired_error_to_the_next_rank(rank_by, figure):
+    found = screen(demo=True, rank_by=rank_by)
+    drawn = found.charts()["ranking0"].specification()["data"]["values"]
+    figures = [c.ratio if figure == "ratio" else c.gaps["cosine"] for c in found.checkpoints]
+    for value, mine, following in zip(drawn, figures, figures[1:], strict=False):
+        sides = [mine.left_out_domain - following.left_out_domain]
+        sides += [mine.left_out_reference - following.left_out_reference]
+        variance = sum((len(x) - 1) / len(x) * ((x - x.mean()) ** 2).sum() for x in sides)
+        assert value[figure] == mine.mean
+        assert value[figure] - value["error"] == pytest.approx(2 * variance**0.5)
+    columns = [c.heading for c in found.tables()["ranking0"].columns]
+    assert columns[2:4] == (["Ratio", "G"] if figure == "ratio" else ["G", "Ratio"])
+    assert shown(found).splitlines()[4].split()[2] == columns[2]
 
 
 def test_figures_are_explained_once_and_the_names_of_the_answer_are_marked(result, one_group):

@@ -300,6 +300,11 @@ class Group:
         return members if len(members) > 1 else ()
 
     @property
+    def drawn(self) -> Literal["G", "ratio"]:
+        """The figure that its reports draw: the one that ranks; G along a training, and where both rank."""
+        return "ratio" if not self.steps and self.checkpoints[0].ranked_by == "ratio" else "G"
+
+    @property
     def name(self) -> str:
         """Family and scale."""
         return f"{self.family} · {self.scale}"

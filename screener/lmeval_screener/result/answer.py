@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 from lmeval_dispersion.geometry import Metric
@@ -17,6 +18,7 @@ from lmeval_screener.ranking import ERROR_RATE, flat_from
 from lmeval_screener.screened import RANKED, Failed, Group, Ranks, Screened
 
 GROUPS = 4  # groups that get a sentence each
+DRAWN = 40  # checkpoints of a group that a chart shows
 _FIRST = 3  # checkpoints to evaluate first: a usual budget
 _MOST = 5  # and including those without a clear order with the last of them
 _FLAT = 3  # least steps of a flat stretch
@@ -210,6 +212,18 @@ def decimals(checkpoints: Sequence[Screened], metric: Metric) -> int:
     errors = [c.gaps[metric].se for c in checkpoints if c.gaps[metric].se > 0]
     smallest = min(errors, default=math.inf)
     return next((places for places in range(3, 6) if smallest * 10**places >= 10), 6)
+
+
+def reaches(group: Group, metric: Metric) -> dict[Screened, float]:
+    """Two standard errors of the drawn figure's difference to the next rank, or from the step before."""
+    pairs = [(c, before) for before, c in pairwise(group.steps)]
+    if not pairs:
+        first = {c.rank: c for c in reversed(group.checkpoints)}
+        after = dict(pairwise(sorted(first)))
+        pairs = [(c, first[after[c.rank]]) for c in group.checkpoints if c.rank in after]
+    if group.drawn == "G":
+        return {a: 2 * difference(a.gaps[metric], b.gaps[metric]).se for a, b in pairs}
+    return {a: 2 * difference(a.ratio, b.ratio).se for a, b in pairs if a.ratio and b.ratio}
 
 
 def course(gaps: Sequence[Gap], names: Sequence[str], places: int = 3) -> str:

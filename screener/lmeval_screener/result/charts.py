@@ -9,8 +9,8 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.cells import short_names
 from lmeval_dispersion.report.vega import FILLED, Spec, mark, numeric, span
 from lmeval_screener.figures import difference
-from lmeval_screener.result.answer import decimals, ranks_of
-from lmeval_screener.screened import Group, Screened
+from lmeval_screener.result.answer import DRAWN, decimals, ranks_of, reaches
+from lmeval_screener.screened import Group
 from lmeval_screener.targets.runs import step_number
 
 _LINE = "var(--axis)"
@@ -21,22 +21,26 @@ _POINT = {**FILLED, "size": 80}
 _SAYS = {channel: {"field": "says", "type": "nominal"} for channel in ("description", "tooltip")}
 
 
-def gap_chart(members: Sequence[Screened], metric: Metric) -> Spec:
-    """G of each checkpoint of a group, best first."""
+def ranking(group: Group, metric: Metric) -> Spec:
+    """The figure that ranks of the first checkpoints of a group, best first."""
+    members, reach = group.checkpoints[:DRAWN], reaches(group, metric)
     digits = decimals(members, metric)
-    values = [
-        {
-            "checkpoint": name,
-            "G": c.gaps[metric].mean,
-            "error": c.gaps[metric].mean - 2 * (c.next.se if c.next else 0.0),
-            "kind": _KINDS[c.target.negative_control],
-            "says": f"{c.label}; rank {c.rank}; G {c.gaps[metric].mean:.{digits}f}"
-            + (f"; ratio {c.ratio.mean:.3f}" if c.ratio else "")
-            + (f"; ties {ranks}" if (ranks := ranks_of(c.ties)) else ""),
-        }
-        for c, name in zip(members, short_names([c.label for c in members]), strict=True)
-    ]
-    x = numeric("G", f"{metric} gap G")
+    values = []
+    for c, name in zip(members, short_names([c.label for c in members]), strict=True):
+        figure = c.ratio if group.drawn == "ratio" and c.ratio else c.gaps[metric]
+        says = f"{c.label}; rank {c.rank}; G {c.gaps[metric].mean:.{digits}f}"
+        says += f"; ratio {c.ratio.mean:.3f}" if c.ratio else ""
+        says += f"; ties {ranks}" if (ranks := ranks_of(c.ties)) else ""
+        values.append(
+            {
+                "checkpoint": name,
+                group.drawn: figure.mean,
+                "error": figure.mean - reach.get(c, 0.0),
+                "kind": _KINDS[c.target.negative_control],
+                "says": says,
+            }
+        )
+    x = numeric(group.drawn, f"{metric} gap G" if group.drawn == "G" else "ratio")
     axis = {"labelLimit": 200, "labelOverlap": False}
     rule = {"type": "rule", "strokeWidth": 2, "color": _LINE, "aria": False}
     return {

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "screen-checkpoints/3"
 _SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
-_DRAWN = 40  # checkpoints of a group that a chart shows
 _LONG = 40  # rows of a group that a terminal shows whole
 _TOP, _BOTTOM = 15, 3  # rows that it shows of a longer group, plus those tied with the last of the top
 
@@ -293,9 +292,11 @@ class Result(Report):
         tables, everyone = dict[str, Table](), list[Row]()
         for place, (group, members) in enumerate(self._members.items()):
             first = [] if group.steps else answer.first_of(group, group.rivals(self.metric))
+            reach = answer.reaches(group, self.metric)
             rows = [
                 columns.flat_row(c, group)
                 | self._cells(c, group)
+                | {"reach": reach.get(c)}
                 | {"called": _marked(f"{group.names[c]}{' (base)' * c.is_base}", c, first)}
                 for c in members
             ]
@@ -341,7 +342,6 @@ class Result(Report):
         """The cells of a row for readers only."""
         change, error = self._change(c, group)
         return {
-            "reach": None if error is None else 2 * error,
             "delta": change,
             "delta_se": error,
             "ties": answer.ranks_of(c.ties),
@@ -359,20 +359,16 @@ class Result(Report):
         ratio = f"spread of {of_ratio} over {R}'; a clear order needs both"
         against = "ratio minus the base's, with its paired standard error"
         error = f"2 standard errors to the {'step before' if group.steps else 'next rank'}"
+        figures = [
+            Column(f"gap_{self.metric}", "G", f".{decimals}f", hint=gap),
+            Column("ratio", "Ratio", ".3f", hint=ratio),
+        ]
+        drawn = figures.pop(group.drawn == "ratio")
         return [
             Column("rank", "Rank", "d", short="#"),
             Column("called", "Step" if group.steps else "Checkpoint"),
-            Column(
-                f"gap_{self.metric}",
-                "G",
-                f".{decimals}f",
-                "",
-                gap,
-                dots="below",
-                reach="reach",
-                whisker=error,
-            ),
-            Column("ratio", "Ratio", ".3f", hint=ratio),
+            replace(drawn, dots="below", reach="reach", whisker=error),
+            *figures,
             Column("against_base", "Against the base", ".5f", "against_base_se", against, drop=1),
             Column("ties", "Ties", hint="ranks without a clear order", drop=1),
             Column("chosen", "Chosen", drop=2),
@@ -399,9 +395,10 @@ class Result(Report):
                 caption = f"G along the training of {group.title}"
                 description = f"G against the training step; largest at {best}."
             else:
-                draw = partial(_draw, "gap_chart", group.checkpoints[:_DRAWN], self.metric)
-                most = f", the {_DRAWN} best of {count}" if count > _DRAWN else ""
-                caption, description = f"G of each checkpoint{most}", f"Dots of G, best first, from {best}."
+                draw, figure = partial(_draw, "ranking", group, self.metric), group.drawn
+                most = f", the {answer.DRAWN} best of {count}" if count > answer.DRAWN else ""
+                caption = f"{figure[0].upper()}{figure[1:]} of each checkpoint{most}"
+                description = f"Dots of {figure}, best first, from {best}."
             to = "step before" if group.steps else "next rank"
             lines = f"Lines: two standard errors of the difference to the {to} (choice of tokens, not seed)."
             meaning = lines if count > 1 else ""
