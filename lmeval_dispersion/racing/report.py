@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import comb
@@ -171,9 +172,24 @@ def race_of(
     rows.sort(key=lambda row: row.label != best)
     return Race(
         best, task, metric, contest.error, contest.margin, contest.by_probability, len(contest.answered), of,
-        contest.asked, of * contest.questions, wall, seed, rows, list(audit_sample), list(notes),
-        dict(contest.answered),
+        contest.asked, of * contest.questions, wall, seed, rows, list(audit_sample),
+        [*notes, *_alike(contest.answered)], dict(contest.answered),
     )  # fmt: skip
+
+
+def _alike(answered: Mapping[str, Scores]) -> list[str]:
+    """Notes on checkpoints whose probabilities are the same to the last bit, beyond 0 and 1."""
+    labels = defaultdict[bytes, list[str]](list)
+    for label, scores in answered.items():
+        first = scores.probability[:BLOCK]
+        if ((first > 0) & (first < 1)).any():
+            labels[first.tobytes()].append(label)
+    return [
+        f"{listed(same)} answered alike to the last digit: copies, or a server that answers unknown names "
+        "with its default model."
+        for same in labels.values()
+        if len(same) > 1
+    ]
 
 
 def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str]:
