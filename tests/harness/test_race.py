@@ -25,7 +25,8 @@ from test_next_lm_eval import NEXT
 
 import lmeval_dispersion
 from lmeval_dispersion.cli import main
-from lmeval_dispersion.harness import seams
+from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.harness import records, seams
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.racing.evaluation import Evaluation
 from lmeval_dispersion.store import read_store
@@ -312,6 +313,61 @@ def test_a_full_disk_is_a_sentence_and_loses_no_block(
     assert "No space left on device; free some space, and the same command goes on" in capsys.readouterr().err
     assert raced(capsys, *given)["questions"] == 40
     assert len(samples(tmp_path / "out" / "sums-80")) == 40
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["full disk", "Ctrl-C"])
+def test_a_block_that_breaks_off_as_it_is_written_is_asked_again(
+    full: bool, in_world: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The second one: its states on a full disk, or its second file of samples as Ctrl-C comes."""
+    given, calls = words(recorded, tmp_path / "out", "sums-80", task="mine", batch=1), []
+    given += ["--model_args", "dtype=float32"]
+    sync, write = os.fsync, records.write_whole
+
+    def interrupted(number: int) -> None:
+        calls.append(number)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        sync(number)
+
+    def unwritten(file: Path, content: bytes) -> None:
+        calls.append(file)
+        if len(calls) == 2:
+            raise DispersionError("could not write: no space left")
+        write(file, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "write_whole", unwritten) if full else patch.setattr(os, "fsync", interrupted)
+        assert main(given) == (1 if full else 130)
+    assert ("could not write: no space left" in capsys.readouterr().err) is full
+    assert raced(capsys, *given)["questions"] == 80
+    lines = [file.read_text().splitlines() for file in (tmp_path / "out" / "sums-80").glob("samples_*")]
+    assert [len(found) for found in lines] == [40, 40]
+    check_stores(tmp_path / "out" / "sums-80", recorded, tmp_path)
+
+
+def test_a_checkpoint_has_no_states_of_one_that_failed_before(
+    in_world: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The first one fails after its tasks have their figures."""
+    evaluated = seams.evaluated
+
+    def broken(lm: Any, *given: Any, **options: Any) -> Any:
+        results = evaluated(lm, *given, **options)
+        if "sums-80" in lm.pretrained:
+            raise ValueError("no figure")
+        return results
+
+    monkeypatch.setattr(seams, "evaluated", broken)
+    given = words(recorded, tmp_path / "out", "sums-80", "sums-00", task="mine", batch=1)
+    result = raced(capsys, *given, "--limit", "50", "--model_args", "dtype=float32", code=3)
+    assert {c["label"]: c["status"] for c in result["checkpoints"]} == {
+        "sums-00": "best",
+        "sums-80": "failed",
+    }
+    check_stores(tmp_path / "out" / "sums-00", recorded, tmp_path)
 
 
 def test_copies_are_not_told_apart(
