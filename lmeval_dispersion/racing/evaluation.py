@@ -256,8 +256,9 @@ class Entrant:
         weights = [weights_stamp(place, self._given.get("gguf_file")) for place in places]
         if len(self.known.score) and weights != self._weights:
             raise CheckpointError(
-                f"its weights are not those that gave the {len(self.known.score)} answers in {self._folder}; "
-                "remove that folder, and the checkpoint is asked anew"
+                "the files of its weights have other sizes or times than those that gave the "
+                f"{len(self.known.score)} answers in {self._folder}; remove that folder, and the checkpoint "
+                "is asked anew"
             )
         named = ",".join(self.evaluation.recorded)
 

@@ -164,8 +164,8 @@ def test_other_weights_in_the_same_place_do_not_go_on_with_the_answers(
     result = raced(capsys, *given, code=3)
     assert standing(result)[0] == ("done", 40, 1.0, "best")  # finished: nothing is loaded
     assert result["checkpoints"][1]["message"] == (
-        f"its weights are not those that gave the 25 answers in {tmp_path / 'out' / 'mine'}; remove that "
-        "folder, and the checkpoint is asked anew"
+        "the files of its weights have other sizes or times than those that gave the 25 answers in "
+        f"{tmp_path / 'out' / 'mine'}; remove that folder, and the checkpoint is asked anew"
     )
     shutil.rmtree(tmp_path / "out" / "mine")
     assert standing(raced(capsys, *given))[1][:2] == ("mine", 25)
@@ -487,11 +487,12 @@ def test_names_on_a_server_race(
         more = "" if chats else f",tokenizer={DEMO / 'sums-80'},tokenized_requests=False"
         given = words(tasks, tmp_path / "out", "NAMES", task=task, batch=1)
         at = next(i for i, word in enumerate(given) if word.endswith("NAMES"))
-        given[at : at + 1] = ["wrong", "lab/right:8b"]
+        given[at : at + 1] = ["..", "lab/right:8b"]
         given += ["--model", f"local-{kind}", "--model_args", place + more]
         result = raced(capsys, *given, *(["--apply_chat_template"] if chats else []))
         server.shutdown()
-    assert standing(result) == [("lab/right:8b", 40, 1.0, "best"), ("wrong", 40, 0.0, "behind")]
+    assert standing(result) == [("lab/right:8b", 40, 1.0, "best"), ("..", 40, 0.0, "behind")]
+    assert not [*tmp_path.glob("results_*")]  # a folder of its own
     assert read_logged(tmp_path / "out" / "lab_right_8b").model == "lab/right:8b"
 
 
