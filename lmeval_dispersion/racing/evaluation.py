@@ -199,7 +199,7 @@ class Entrant:
     ) -> None:
         self.evaluation, self.label, self.known, self.seconds = evaluation, label, NOTHING, 0.0
         self._folder, self._date, self._file = folder, date, folder / f"results_{date}.json"
-        self._model, self._given = model, {**arguments, **seams.simple_parse_args_string(model_args)}
+        self._model, self._given = model, {**arguments, **seams.key_values(model_args)}
         self._name = self._given.get("pretrained") or self._given["model"]  # the latter of a server
         self._settings = {key: value for key, value in settings.items() if value is not None}
         self._lm: Any = None
@@ -266,7 +266,7 @@ class Entrant:
             if named:
                 check_model(lm, named)
 
-        lm = seams.loaded_lm(self._model, self._given, "", check, **self._settings)
+        lm = seams.loaded_lm(self._model, self._given, check, **self._settings)
         self._weights = weights
         if commit := commit_of(self._name, lm, self._given):
             self._given["revision"] = commit

@@ -87,7 +87,7 @@ def test_two_tasks_are_answered_as_by_lm_eval_and_read_as_its_results(
 
     both = ("sums", "sums_written")
     given = words(tasks, tmp_path / "out", "sums-80", "sums-00", task=",".join(both), batch=1)
-    result = raced(capsys, *given, "--num_fewshot", "2", "--model_args", "dtype=float32")
+    result = raced(capsys, *given, "--num_fewshot", "2", "--model_args", "dtype=float32, max_length=512")
     assert (result["best"], result["questions"], result["of"], result["loaded"]) == ("sums-80", 105, 2, 2)
     assert (result["task"], result["metric"]) == ("sums,sums_written", "acc, exact_match")
     lm = from_folder(DEMO / "sums-80")
