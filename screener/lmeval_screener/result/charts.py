@@ -22,7 +22,7 @@ _SAYS = {channel: {"field": "says", "type": "nominal"} for channel in ("descript
 
 
 def ranking(group: Group, metric: Metric) -> Spec:
-    """The figure that ranks of the first checkpoints of a group, best first."""
+    """The drawn figure (`Group.drawn`) of the first checkpoints of a group, best first."""
     members, reach = group.checkpoints[:DRAWN], reaches(group, metric)
     digits = decimals(members, metric)
     values = []

@@ -386,7 +386,7 @@ class Result(Report):
         return change.mean, change.se
 
     def charts(self) -> Mapping[str, Chart]:
-        """G of each group, along a training the ratio too, and accuracy against G."""
+        """The figure that ranks each group, along a training both figures, and accuracy against G."""
         drawn: dict[str, Chart] = {}
         for place, group in enumerate(self.groups):
             best, count = group.names[group.checkpoints[0]], len(group.checkpoints)
