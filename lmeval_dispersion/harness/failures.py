@@ -36,6 +36,8 @@ def failure_sentence(error: Exception) -> str | None:
         near = [n for name in names for n in difflib.get_close_matches(name.strip(), install.task_names())]
         hint = f"did you mean {', '.join(near[:3])}?" if near else "`dispersion run ls tasks` lists them"
         return f"{first}; {hint}"
+    if text.startswith("Duplicate task"):
+        return f"{first}; name it once"
     if text.startswith("Attempted to load model"):
         return f"{first}; dispersion tasks need --model hf"
     if "ensure --apply_chat_template is set" in text:

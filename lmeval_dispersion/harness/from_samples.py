@@ -104,7 +104,7 @@ def _model(run: LoggedRun, arguments: Mapping[str, Any]) -> Any:
             options[key] = int(value) if value.isdigit() else words.get(value.lower(), value)
     try:
         lm = HFLM(**options)
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise HarnessError(f"{arguments['pretrained']} cannot be loaded: {error}") from error
     recording.check_model(lm, "a store from samples")
     return lm

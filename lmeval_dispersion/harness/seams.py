@@ -59,8 +59,7 @@ from lm_eval.defaults import DEFAULT_RANDOM_SEED
 from lm_eval.evaluator import evaluate
 from lm_eval.models.api_models import TemplateAPI as TemplateAPI
 from lm_eval.models.huggingface import HFLM
-from lm_eval.utils import handle_non_serializable, sanitize_list
-from lm_eval.utils import simple_parse_args_string as simple_parse_args_string
+from lm_eval.utils import handle_non_serializable, sanitize_list, simple_parse_args_string
 from transformers.utils.logging import disable_progress_bar
 
 from lmeval_dispersion import errors
@@ -528,18 +527,19 @@ def backend(name: str) -> type:
         ) from error
 
 
-def loaded_lm(
-    name: str, arguments: Mapping[str, Any], more: str, check: Callable[[Any], None], **settings: Any
-) -> Any:
+def key_values(model_args: str) -> dict[str, Any]:
+    """lm-eval's ``--model_args``, also with spaces after the commas."""
+    return {key.strip(): value for key, value in simple_parse_args_string(model_args).items()}
+
+
+def loaded_lm(name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any) -> Any:
     """A model of lm-eval, checked before its weights are loaded; UsageError for an unknown backend."""
     disable_progress_bar()
     kind = backend(name)
     if settings.get("device") is None and issubclass(kind, HFLM) and not torch.cuda.is_available():
         settings["device"] = "cpu"  # lm-eval's default is a GPU
     with before_weights(lambda lm, _: check(lm)):
-        return kind.create_from_arg_obj(  # type: ignore[attr-defined]
-            {**arguments, **simple_parse_args_string(more)}, settings
-        )
+        return kind.create_from_arg_obj({**arguments}, settings)  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -70,18 +70,28 @@ def chosen_model(model: str, model_args: str = "", device: str | None = None) ->
     ``trust_remote_code``, such as ``dtype=bfloat16,peft=ADAPTER``.
 
     Raises:
-        UsageError: Another argument, or no ``=`` in one.
+        UsageError: Another argument, no ``=`` in one, a flag other than True or False, or two that exclude
+            each other.
     """
     name, _, revision = model.partition("@") if not Path(model).exists() else (model, "", "")
     given = key_values(model_args)
+    if revision and given.get("revision", revision) != revision:
+        raise UsageError(
+            f"expected one revision of {name}, got the revisions {revision} and {given['revision']}"
+        )
     revision, dtype = given.pop("revision", revision), given.pop("dtype", "auto")
     adapter = given.pop("peft", None)
     flags = ("load_in_4bit", "load_in_8bit", "trust_remote_code")
+    for flag in flags:
+        if given.get(flag, "true").lower() not in ("true", "false"):
+            raise UsageError(f"expected {flag} to be True or False, got {given[flag]!r}")
     four, eight, trust = (given.pop(flag, "").lower() == "true" for flag in flags)
     if given:
         raise UsageError(
             f"expected --model_args among dtype, peft, revision, {', '.join(flags)}, got {', '.join(given)}"
         )
+    if four and eight:
+        raise UsageError("expected load_in_4bit or load_in_8bit, got both")
     quantize: Quantization | None = "4bit" if four else "8bit" if eight else None
     return ModelChoice(name, revision or None, dtype, quantize, adapter, device, trust)
 
@@ -89,10 +99,13 @@ def chosen_model(model: str, model_args: str = "", device: str | None = None) ->
 def key_values(model_args: str) -> dict[str, str]:
     """``K=V,K=V`` as text by name, where lm-eval reads numbers: a branch may be called 1000."""
     pairs = [pair.strip().partition("=") for pair in model_args.split(",") if pair.strip()]
-    for key, equals, _ in pairs:
-        if not equals:
-            raise UsageError(f"expected --model_args K=V,K=V, got {key!r}")
-    return {key.strip(): value.strip() for key, _, value in pairs}
+    for key, equals, value in pairs:
+        if not equals or not key.strip():
+            raise UsageError(f"expected --model_args K=V,K=V, got {key + equals + value!r}")
+    given = {key.strip(): value.strip() for key, _, value in pairs}
+    if len(given) < len(pairs):
+        raise UsageError(f"expected each of --model_args once, got {model_args}")
+    return given
 
 
 class LoadedModel(NamedTuple):

@@ -121,6 +121,8 @@ class Evaluation:
             name: {i: self._requests[name][i] for _, i in chosen}
             for name, chosen in groupby(sorted(self.questions[begin:end]), key=lambda question: question[0])
         }
+        for task in self.recorded.values():
+            task.take()  # of a block that another model did not finish
         return seams.evaluated(lm, self.tasks, requests, **self._options)
 
     def _built(self, name: str, lm: Any) -> dict[int, list[Any]]:
@@ -197,7 +199,7 @@ class Entrant:
     ) -> None:
         self.evaluation, self.label, self.known, self.seconds = evaluation, label, NOTHING, 0.0
         self._folder, self._date, self._file = folder, date, folder / f"results_{date}.json"
-        self._model, self._given = model, {**arguments, **seams.simple_parse_args_string(model_args)}
+        self._model, self._given = model, {**arguments, **seams.key_values(model_args)}
         self._name = self._given.get("pretrained") or self._given["model"]  # the latter of a server
         self._settings = {key: value for key, value in settings.items() if value is not None}
         self._lm: Any = None
@@ -222,9 +224,9 @@ class Entrant:
             lines = {
                 name: "".join(map(seams.logged_line, found)) for name, found in results["samples"].items()
             }
-            self.known += self.evaluation.scores(lines, results["configs"], begin, end)
+            scores = self.evaluation.scores(lines, results["configs"], begin, end)
             self.seconds += time.perf_counter() - start
-            self._keep(begin, results, lines)
+            self._keep(scores, results, lines)
         return Scores(*(part[begin:end] for part in self.known))
 
     def close(self) -> None:
@@ -254,8 +256,9 @@ class Entrant:
         weights = [weights_stamp(place, self._given.get("gguf_file")) for place in places]
         if len(self.known.score) and weights != self._weights:
             raise CheckpointError(
-                f"its weights are not those that gave the {len(self.known.score)} answers in {self._folder}; "
-                "remove that folder, and the checkpoint is asked anew"
+                "the files of its weights have other sizes or times than those that gave the "
+                f"{len(self.known.score)} answers in {self._folder}; remove that folder, and the checkpoint "
+                "is asked anew"
             )
         named = ",".join(self.evaluation.recorded)
 
@@ -263,7 +266,7 @@ class Entrant:
             if named:
                 check_model(lm, named)
 
-        lm = seams.loaded_lm(self._model, self._given, "", check, **self._settings)
+        lm = seams.loaded_lm(self._model, self._given, check, **self._settings)
         self._weights = weights
         if commit := commit_of(self._name, lm, self._given):
             self._given["revision"] = commit
@@ -276,23 +279,26 @@ class Entrant:
     def _place(self, task: str) -> Path:
         return self._folder / f"samples_{task}_{self._date}.jsonl"
 
-    def _keep(self, begin: int, results: Mapping[str, Any], lines: Mapping[str, str]) -> None:
-        """Append a block's samples, then replace the results, which make it count."""
+    def _keep(self, scores: Scores, results: Mapping[str, Any], lines: Mapping[str, str]) -> None:
+        """Append a block's samples, then replace the results, which make it count; it is known last."""
+        known, sizes = self.known + scores, dict(self._sizes)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._keep_states(begin)
+            self._keep_states(len(self.known.score))
             for task, text in lines.items():
                 with open(self._place(task), "ab") as file:
                     file.write(text.encode("utf-8", "backslashreplace"))
                     file.flush()
                     os.fsync(file.fileno())
-                    self._sizes[task] = file.tell()
+                    sizes[task] = file.tell()
         except OSError as error:
             raise self._unwritten(error) from error
         for key in _KEPT:
             self._results[key] |= results[key]
-        self._results |= self._described()
+        self._sizes = sizes
+        self._results |= self._described(known)
         self._write()
+        self.known = known
 
     def _write(self) -> None:
         text = json.dumps(self._results, indent=1, default=str, ensure_ascii=False)
@@ -303,10 +309,9 @@ class Entrant:
 
     def _keep_states(self, begin: int) -> None:
         """Keep the states of a block's dispersion tasks."""
-        asked = {name for name, _ in self.evaluation.questions[begin : begin + BLOCK]}
         states = list[tuple[Any, Any]]()
-        for name in sorted(asked & {*self.evaluation.recorded}):
-            records, by = self.evaluation.recorded[name].take()
+        for name, task in sorted(self.evaluation.recorded.items()):
+            records, by = task.take()
             states += [(r.state, (name, by, r.doc_id, r.correct, r.filter, r.columns)) for r in records]
         if self.evaluation.recorded:
             self._states(begin).parent.mkdir(exist_ok=True)
@@ -345,11 +350,11 @@ class Entrant:
         if n == len(self.evaluation.questions):
             shutil.rmtree(self._states(0).parent)
 
-    def _described(self) -> dict[str, Any]:
+    def _described(self, known: Scores) -> dict[str, Any]:
         """What lm-eval's results say of the run, each task's figures so far, and where the race stands."""
-        n, figures, counts = len(self.known.score), {}, {}
+        n, figures, counts = len(known.score), {}, {}
         for task, (chosen, metric) in self.evaluation.judges.items():
-            values = self.known.score[[name == task for name, _ in self.evaluation.questions[:n]]]
+            values = known.score[[name == task for name, _ in self.evaluation.questions[:n]]]
             if len(values):
                 error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else "N/A"
                 figures[task] = {f"{metric},{chosen}": values.mean(), f"{metric}_stderr,{chosen}": error}
@@ -359,7 +364,7 @@ class Entrant:
         template = self._lm.chat_template(chat) if chat else None
         config = {"model": self._model, "model_args": given, "model_sha": given.get("revision")}
         race = {"label": self.label, "questions": n, "of": len(self.evaluation.questions)}
-        race |= {"score": self.known.score.mean(), "seconds": round(self.seconds, 3), "bytes": self._sizes}
+        race |= {"score": known.score.mean(), "seconds": round(self.seconds, 3), "bytes": self._sizes}
         race |= {"weights": self._weights, "manifest": self._manifest}
         return {
             "results": figures,

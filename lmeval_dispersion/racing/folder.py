@@ -67,7 +67,7 @@ class RaceFolder:
         """Label -> name of the folder within this folder."""
         names: dict[str, str] = {}
         for entry in self.lineup.entries:
-            name = plain = re.sub(r"[^\w.@-]+", "_", entry.label)
+            name = plain = re.sub(r"[^\w.@-]+|^[.]+", "_", entry.label)
             for number in count(2):
                 if name not in names.values():
                     break

@@ -118,7 +118,7 @@ def replay(
     asked = {k: sum(len(race.answered[k].score) for race in races) / (count * orders) for k in labels}
     rows = [
         Replayed(k, means[k], named[k], asked.get(k, 0.0))
-        for k in sorted(answers, key=lambda label: (-means[label], label))
+        for k in sorted(answers, key=lambda label: (-means[label], -named[label], label))
     ]
     return Replay(
         tasks, count, orders, len(labels), sum(n for label, n in named.items() if means[label] == best),

@@ -103,7 +103,10 @@ def test_samples_that_are_not_whole_are_refused_or_noted(stock, from_samples, tm
         from_samples(latest, "three")
 
 
-def test_names_of_digits_stay_names_and_other_arguments_become_numbers(monkeypatch, tmp_path):
+def test_names_of_digits_stay_names_and_other_arguments_become_numbers(monkeypatch, tmp_path, model_folder):
+    with pytest.raises(HarnessError, match=r"cannot be loaded: .* unexpected keyword argument 'dtipe'"):
+        module._model(LoggedRun(tmp_path, {}, {}), {"pretrained": str(model_folder), "dtipe": "float32"})
+
     def refuse(**options):
         raise ValueError(repr(options))
 

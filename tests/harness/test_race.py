@@ -25,7 +25,8 @@ from test_next_lm_eval import NEXT
 
 import lmeval_dispersion
 from lmeval_dispersion.cli import main
-from lmeval_dispersion.harness import seams
+from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.harness import records, seams
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.racing.evaluation import Evaluation
 from lmeval_dispersion.store import read_store
@@ -86,7 +87,7 @@ def test_two_tasks_are_answered_as_by_lm_eval_and_read_as_its_results(
 
     both = ("sums", "sums_written")
     given = words(tasks, tmp_path / "out", "sums-80", "sums-00", task=",".join(both), batch=1)
-    result = raced(capsys, *given, "--num_fewshot", "2", "--model_args", "dtype=float32")
+    result = raced(capsys, *given, "--num_fewshot", "2", "--model_args", "dtype=float32, max_length=512")
     assert (result["best"], result["questions"], result["of"], result["loaded"]) == ("sums-80", 105, 2, 2)
     assert (result["task"], result["metric"]) == ("sums,sums_written", "acc, exact_match")
     lm = from_folder(DEMO / "sums-80")
@@ -163,8 +164,8 @@ def test_other_weights_in_the_same_place_do_not_go_on_with_the_answers(
     result = raced(capsys, *given, code=3)
     assert standing(result)[0] == ("done", 40, 1.0, "best")  # finished: nothing is loaded
     assert result["checkpoints"][1]["message"] == (
-        f"its weights are not those that gave the 25 answers in {tmp_path / 'out' / 'mine'}; remove that "
-        "folder, and the checkpoint is asked anew"
+        "the files of its weights have other sizes or times than those that gave the 25 answers in "
+        f"{tmp_path / 'out' / 'mine'}; remove that folder, and the checkpoint is asked anew"
     )
     shutil.rmtree(tmp_path / "out" / "mine")
     assert standing(raced(capsys, *given))[1][:2] == ("mine", 25)
@@ -314,6 +315,61 @@ def test_a_full_disk_is_a_sentence_and_loses_no_block(
     assert len(samples(tmp_path / "out" / "sums-80")) == 40
 
 
+@pytest.mark.parametrize("full", [True, False], ids=["full disk", "Ctrl-C"])
+def test_a_block_that_breaks_off_as_it_is_written_is_asked_again(
+    full: bool, in_world: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The second one: its states on a full disk, or its second file of samples as Ctrl-C comes."""
+    given, calls = words(recorded, tmp_path / "out", "sums-80", task="mine", batch=1), []
+    given += ["--model_args", "dtype=float32"]
+    sync, write = os.fsync, records.write_whole
+
+    def interrupted(number: int) -> None:
+        calls.append(number)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        sync(number)
+
+    def unwritten(file: Path, content: bytes) -> None:
+        calls.append(file)
+        if len(calls) == 2:
+            raise DispersionError("could not write: no space left")
+        write(file, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "write_whole", unwritten) if full else patch.setattr(os, "fsync", interrupted)
+        assert main(given) == (1 if full else 130)
+    assert ("could not write: no space left" in capsys.readouterr().err) is full
+    assert raced(capsys, *given)["questions"] == 80
+    lines = [file.read_text().splitlines() for file in (tmp_path / "out" / "sums-80").glob("samples_*")]
+    assert [len(found) for found in lines] == [40, 40]
+    check_stores(tmp_path / "out" / "sums-80", recorded, tmp_path)
+
+
+def test_a_checkpoint_has_no_states_of_one_that_failed_before(
+    in_world: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The first one fails after its tasks have their figures."""
+    evaluated = seams.evaluated
+
+    def broken(lm: Any, *given: Any, **options: Any) -> Any:
+        results = evaluated(lm, *given, **options)
+        if "sums-80" in lm.pretrained:
+            raise ValueError("no figure")
+        return results
+
+    monkeypatch.setattr(seams, "evaluated", broken)
+    given = words(recorded, tmp_path / "out", "sums-80", "sums-00", task="mine", batch=1)
+    result = raced(capsys, *given, "--limit", "50", "--model_args", "dtype=float32", code=3)
+    assert {c["label"]: c["status"] for c in result["checkpoints"]} == {
+        "sums-00": "best",
+        "sums-80": "failed",
+    }
+    check_stores(tmp_path / "out" / "sums-00", recorded, tmp_path)
+
+
 def test_copies_are_not_told_apart(
     in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -431,11 +487,12 @@ def test_names_on_a_server_race(
         more = "" if chats else f",tokenizer={DEMO / 'sums-80'},tokenized_requests=False"
         given = words(tasks, tmp_path / "out", "NAMES", task=task, batch=1)
         at = next(i for i, word in enumerate(given) if word.endswith("NAMES"))
-        given[at : at + 1] = ["wrong", "lab/right:8b"]
+        given[at : at + 1] = ["..", "lab/right:8b"]
         given += ["--model", f"local-{kind}", "--model_args", place + more]
         result = raced(capsys, *given, *(["--apply_chat_template"] if chats else []))
         server.shutdown()
-    assert standing(result) == [("lab/right:8b", 40, 1.0, "best"), ("wrong", 40, 0.0, "behind")]
+    assert standing(result) == [("lab/right:8b", 40, 1.0, "best"), ("..", 40, 0.0, "behind")]
+    assert not [*tmp_path.glob("results_*")]  # a folder of its own
     assert read_logged(tmp_path / "out" / "lab_right_8b").model == "lab/right:8b"
 
 

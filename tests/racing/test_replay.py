@@ -95,10 +95,14 @@ def test_where_the_best_is_never_named_the_sentence_says_so() -> None:
     score[:100] = 1
     more = score.copy()
     more[100:102] = 1
-    result = replay({"b": Scores(score, score), "a": Scores(more, more)}, ["t"], orders=20, margin=0.05)
+    answers = {"b": Scores(score, score), "a": Scores(more, more)}
+    result = replay(answers, ["t"], orders=20, margin=0.05)
     text = " ".join(result.answer())
     assert "another best than a in 20 of 20 orders" in text
     assert "worse by 0.010 at most" in text
+    # Of equal ones the sentence has the one that was named.
+    result = replay({**answers, "b": answers["a"]}, ["t"], orders=20, margin=0.05)
+    assert "named the same best, b, in 20 of 20 orders" in " ".join(result.answer())
 
 
 @pytest.fixture(scope="module")
