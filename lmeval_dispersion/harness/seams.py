@@ -527,7 +527,7 @@ def backend(name: str) -> type:
         ) from error
 
 
-def key_values(model_args: str) -> dict[str, Any]:
+def backend_arguments(model_args: str) -> dict[str, Any]:
     """lm-eval's ``--model_args``, also with spaces after the commas."""
     return {key.strip(): value for key, value in simple_parse_args_string(model_args).items()}
 

@@ -186,7 +186,7 @@ def probe(
         UsageError: No such backend, one without log-likelihoods, or no figure of the task's.
         DispersionError: No checkpoint could be run.
     """
-    from lmeval_dispersion.harness.seams import free_memory, key_values, loaded_lm
+    from lmeval_dispersion.harness.seams import backend_arguments, free_memory, loaded_lm
     from lmeval_dispersion.probing.questions import check_decoder
 
     answered: dict[str, Answered] = {}
@@ -198,7 +198,7 @@ def probe(
             try:
                 if target.refused:
                     raise DispersionError(target.refused[1])
-                arguments = target.arguments() | key_values(model_args)
+                arguments = target.arguments() | backend_arguments(model_args)
                 lm = loaded_lm(model, arguments, check_decoder, **settings)
                 answered[target.label] = questions.ask(lm)
             except UsageError:

@@ -199,7 +199,7 @@ class Entrant:
     ) -> None:
         self.evaluation, self.label, self.known, self.seconds = evaluation, label, NOTHING, 0.0
         self._folder, self._date, self._file = folder, date, folder / f"results_{date}.json"
-        self._model, self._given = model, {**arguments, **seams.key_values(model_args)}
+        self._model, self._given = model, {**arguments, **seams.backend_arguments(model_args)}
         self._name = self._given.get("pretrained") or self._given["model"]  # the latter of a server
         self._settings = {key: value for key, value in settings.items() if value is not None}
         self._lm: Any = None
