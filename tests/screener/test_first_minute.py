@@ -143,6 +143,7 @@ LOCAL = {
     "x/weights.bin": "that file does not exist",
     "./m.gguf": "that file does not exist",
     "myrnus": "did you mean myruns?",
+    "demo": "the bundled family: write --demo",
     "qwen2.5": "a family: write --family qwen2.5",
     "Qwen2.5": "a family: write --family qwen2.5",
     "gpt2": "(the Hub's repository is hf://gpt2)",

@@ -136,7 +136,7 @@ def parse_targets(
 
 
 def _not_local(target: Target, path: str) -> Target:
-    """A name without an owner; refused if it is a family's, or close to the name of a local file."""
+    """A name without an owner; refused if it is a family's or ``demo``, or close to a local file's name."""
     from lmeval_screener.yaml_fields import bundled_yaml
 
     if not target.on_hub or "/" in path or target.revision is not None:
@@ -144,9 +144,14 @@ def _not_local(target: Target, path: str) -> Target:
     families = bundled_yaml(Path(__file__).with_name("families.yaml"))["families"]
     family = next((name for name in families if name.lower() == target.repo.lower()), None)
     near = difflib.get_close_matches(target.repo, os.listdir(), n=1, cutoff=0.8)
-    if family is None and not near:
+    if target.repo.lower() == "demo":
+        why = "the bundled family: write --demo"
+    elif family:
+        why = f"a family: write --family {family}"
+    elif near:
+        why = f"not a folder; did you mean {near[0]}?"
+    else:
         return target
-    why = f"a family: write --family {family}" if family else f"not a folder; did you mean {near[0]}?"
     why = f"expected a checkpoint, got {path!r}, {why} (the Hub's repository is hf://{path})"
     return replace(target, refused=("BadName", why))
 
