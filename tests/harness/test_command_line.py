@@ -151,7 +151,7 @@ def test_the_emitted_script_evaluates_what_has_no_results_and_can_be_verified(in
         for r in (json.loads(f.read_text()) for f in files)
     }
     assert results.keys() == {Path(name).name for name in listed}
-    assert 0 <= results["sums-80"]["results"]["arc_easy"]["acc,none"] <= 1
+    assert 0 <= results["sums-80"]["results"][ARC]["acc,none"] <= 1
     verdict = json.loads(run(*screen, "verify", "list/race", "--format", "json").stdout)
     assert verdict["answer"][0].startswith("Not enough results")
     assert [line["results"] for line in verdict["groups"]] == [2]
