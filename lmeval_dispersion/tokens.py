@@ -17,6 +17,7 @@ import numpy as np
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import add_column, add_examples, add_quiet
 from lmeval_dispersion.output import Output
+from lmeval_dispersion.store.identity import SUFFIX
 
 QUESTIONS = 100
 _SHOWN = 12
@@ -107,7 +108,7 @@ def _counted(args: argparse.Namespace, task: str) -> tuple[dict[str, Any], Any]:
     from lmeval_dispersion.harness.seams import loaded_tasks
 
     tasks = [*loaded_tasks(task, include_path=args.include_path).values()]
-    fields = counted_set(task.removesuffix("_dispersion"), tasks)
+    fields = counted_set(task.removesuffix(SUFFIX), tasks)
     return fields, None if args.tokenizer is None else tokenizer_of(args.tokenizer)
 
 
@@ -123,7 +124,7 @@ def _found(args: argparse.Namespace, task: str | None) -> tuple[dict[str, Any], 
 
     if task:
         tasks = [*loaded_tasks(task, include_path=args.include_path).values()]
-        name, source = task.removesuffix("_dispersion"), f"questions of {task}"
+        name, source = task.removesuffix(SUFFIX), f"questions of {task}"
     else:
         texts = [text.text for text in Texts(args.questions, column=args.column)][:QUESTIONS]
         if not texts:

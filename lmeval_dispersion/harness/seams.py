@@ -66,6 +66,7 @@ from lmeval_dispersion import errors
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.harness.failures import sentences
+from lmeval_dispersion.store.identity import SUFFIX
 
 Parts = tuple[Any, ...]
 
@@ -328,10 +329,10 @@ def loaded_tasks(
     manager = TaskManager(include_path=[*ours, *theirs])
     _seed()  # tasks such as gpqa shuffle choices as they are loaded
     wanted = [name.strip() for name in names.split(",")]
-    wanted = [name.removesuffix("_dispersion") for name in wanted] if stock else wanted
+    wanted = [name.removesuffix(SUFFIX) for name in wanted] if stock else wanted
     for name in wanted:
         if name not in manager.all_tasks:
-            plain = name.removesuffix("_dispersion")
+            plain = name.removesuffix(SUFFIX)
             near = [plain] if plain in manager.all_tasks else []
             near = near or difflib.get_close_matches(name, manager.all_tasks, n=3)
             hint = f"did you mean {', '.join(near)}?" if near else "`dispersion run ls tasks` lists them"
@@ -405,14 +406,15 @@ def evaluated(
             numbers = chosen if _is_later(task) else range(len(chosen))
             numbered = [(number, of_document[i]) for number, i in zip(numbers, chosen, strict=True)]
             task._instances = [_fresh(request, n) for n, found in numbered for request in found]
-            docs = [(number, found[0].doc) for number, found in numbered]
-            built: Callable[..., Any] = lambda original, **_: None  # noqa: E731
-            # lm-eval's iterates over all documents of the split, in every block.
-            placed = getattr(task, "placed", iter)
-            asked: Callable[..., Any] = lambda original, docs=docs, by=placed, **_: by(docs)  # noqa: E731
+            documents = [(number, found[0].doc) for number, found in numbered]
             if isinstance(task, _Task04):
                 task._selected = chosen
-            stack.enter_context(shadowed(task, {"build_all_requests": built, "doc_iterator": asked}))
+            replaced: dict[str, Callable[..., Any]] = {
+                "build_all_requests": lambda original, **_: None,
+                # lm-eval's iterates over all documents of the split, in every block.
+                "doc_iterator": partial(_documents, getattr(task, "placed", iter), documents),
+            }
+            stack.enter_context(shadowed(task, replaced))
         stack.enter_context(redirect_stderr(StringIO()))
         _seed()
         chosen_tasks = {"tasks": {name: tasks[name] for name in requests}, "groups": {}}
@@ -424,6 +426,10 @@ def _seed() -> None:
     random.seed(DEFAULT_RANDOM_SEED)
     np.random.seed(DEFAULT_OTHER_SEED)
     torch.manual_seed(DEFAULT_OTHER_SEED)
+
+
+def _documents(placed: Callable[..., Any], documents: Sequence[Any], original: Any, **_: Any) -> Any:
+    return placed(documents)
 
 
 def _fresh(request: Any, number: int) -> Any:

@@ -334,7 +334,7 @@ def weights_identity(name: str | Path, commit: str | None = None, gguf: str | No
 
 
 def weights_stamp(name: str | Path, gguf: str | None = None) -> list[list[Any]]:
-    """Names, sizes in bytes and times in ns of the same files of a folder, read in no time; else empty."""
+    """Names, sizes in bytes and times in ns of the same files, without reading them; empty for no folder."""
     folder = Path(name).expanduser()
     files = [(file.name, file.stat()) for file in _files(folder, _loaded_patterns(folder, gguf))]
     return [[name, about.st_size, about.st_mtime_ns] for name, about in files]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
 from lmeval_dispersion.harness.seams import built_requests, drawn_questions, loaded_tasks, right_choices
+from lmeval_dispersion.store.identity import SUFFIX
 from lmeval_dispersion.store.samples import right_probability
 
 Array = NDArray[np.float64]
@@ -85,7 +86,7 @@ class Questions:
         apply_chat_template: bool | str = False,
         answers: str | None = None,
     ) -> None:
-        self.name, self.seed = name.removesuffix("_dispersion"), seed
+        self.name, self.seed = name.removesuffix(SUFFIX), seed
         self._tasks = loaded_tasks(self.name, num_fewshot, include_path)
         for task, loaded in self._tasks.items():
             if loaded.OUTPUT_TYPE not in _KINDS:

@@ -17,7 +17,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,7 +45,6 @@ _SIGMAS = 3  # standard deviations of rounding that a difference must exceed
 _SIGNIFICAND = {"F64": 24, "F32": 24, "F16": 11, "BF16": 8, "F8_E4M3": 4, "F8_E5M2": 3}  # read as float32
 _BLOCK = 32  # numbers that share a scale
 _NONE = np.zeros(0)
-_Figure = TypeVar("_Figure", "Gap", "Ratio")
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,14 +114,14 @@ class FigureDifference(NamedTuple):
         return student_p(abs(self.mean) / self.se, self.freedom) if self.se > 0 else 0.0
 
 
-def difference(a: _Figure, b: _Figure) -> FigureDifference:
+def difference(a: Gap | Ratio, b: Gap | Ratio) -> FigureDifference:
     """``a`` minus ``b``, paired: the same token is left out of both.
 
     Tokens that are far from others in one checkpoint are also far in its siblings: independent errors
     would hide real differences.
 
     Raises:
-        GeometryError: The two are in different metrics or over different tokens.
+        GeometryError: They are two kinds of figure, in different metrics, or over different tokens.
     """
     check_same_tokens(a, b)
     return paired_difference(

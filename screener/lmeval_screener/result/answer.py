@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.declared import count, listed, some, spans
-from lmeval_screener.figures import Gap, difference
+from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.ranking import ERROR_RATE, flat_from
 from lmeval_screener.screened import RANKED, Failed, Group, Ranks, Screened
 
@@ -214,6 +214,11 @@ def decimals(checkpoints: Sequence[Screened], metric: Metric) -> int:
     return next((places for places in range(3, 6) if smallest * 10**places >= 10), 6)
 
 
+def drawn_figure(c: Screened, group: Group, metric: Metric) -> Gap | Ratio:
+    """The figure of a checkpoint that its group's reports draw."""
+    return c.ratio if group.drawn == "ratio" and c.ratio else c.gaps[metric]
+
+
 def reaches(group: Group, metric: Metric) -> dict[Screened, float]:
     """Two standard errors of the drawn figure's difference to the next rank, or from the step before."""
     pairs = [(c, before) for before, c in pairwise(group.steps)]
@@ -221,9 +226,9 @@ def reaches(group: Group, metric: Metric) -> dict[Screened, float]:
         first = {c.rank: c for c in reversed(group.checkpoints)}
         after = dict(pairwise(sorted(first)))
         pairs = [(c, first[after[c.rank]]) for c in group.checkpoints if c.rank in after]
-    if group.drawn == "G":
-        return {a: 2 * difference(a.gaps[metric], b.gaps[metric]).se for a, b in pairs}
-    return {a: 2 * difference(a.ratio, b.ratio).se for a, b in pairs if a.ratio and b.ratio}
+    return {
+        a: 2 * difference(drawn_figure(a, group, metric), drawn_figure(b, group, metric)).se for a, b in pairs
+    }
 
 
 def course(gaps: Sequence[Gap], names: Sequence[str], places: int = 3) -> str:

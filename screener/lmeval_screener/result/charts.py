@@ -9,7 +9,7 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.cells import short_names
 from lmeval_dispersion.report.vega import FILLED, Spec, mark, numeric, span
 from lmeval_screener.figures import difference
-from lmeval_screener.result.answer import DRAWN, decimals, ranks_of, reaches
+from lmeval_screener.result.answer import DRAWN, decimals, drawn_figure, ranks_of, reaches
 from lmeval_screener.screened import Group
 from lmeval_screener.targets.runs import step_number
 
@@ -27,7 +27,7 @@ def ranking(group: Group, metric: Metric) -> Spec:
     digits = decimals(members, metric)
     values = []
     for c, name in zip(members, short_names([c.label for c in members]), strict=True):
-        figure = c.ratio if group.drawn == "ratio" and c.ratio else c.gaps[metric]
+        figure = drawn_figure(c, group, metric)
         says = f"{c.label}; rank {c.rank}; G {c.gaps[metric].mean:.{digits}f}"
         says += f"; ratio {c.ratio.mean:.3f}" if c.ratio else ""
         says += f"; ties {ranks}" if (ranks := ranks_of(c.ties)) else ""
