@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
-PLACE = "docs/results/fine-tunes.md"
 #: Questions without their answers, or scored by the probability of the right answer -> as many scored right
 #: or wrong that ordered 192 small fine-tunes as well, with the 95 % interval; for other figures nothing.
 WORTH: dict[Literal["squares", "probability"], Mapping[int, tuple[int, int, int]]] = {
@@ -16,7 +16,7 @@ WORTH: dict[Literal["squares", "probability"], Mapping[int, tuple[int, int, int]
 LOST: tuple[float, float, float, str] | None = (
     *(0.002, 0.000, 0.003),
     "4 groups of 32 fine-tunes of small models, 0.012 (0.001 to 0.029) on 6 older ones, "
-    "0.000 (0.000 to 0.001) on 8 groups of 24 random mixtures (docs/results/race.md)",
+    "0.000 (0.000 to 0.001) on 8 groups of 24 random mixtures",
 )
 _ASKED = {"squares": "without answers", "probability": "scored by the probability of the right answer"}
 
@@ -28,6 +28,56 @@ def worth(figure: Literal["squares", "probability"], questions: int) -> str:
         return ""
     labels, low, high = WORTH[figure][count]
     return (
-        f"{count} questions {_ASKED[figure]} ordered small fine-tunes as well as {labels} labels "
-        f"({low} to {high}; {PLACE})."
+        f"In our studies {count} questions {_ASKED[figure]} ordered small fine-tunes as well as {labels} "
+        f"labels ({low} to {high})."
     )
+
+
+# --- order by the ratio -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slope:
+    """How far ranks by the ratio order accuracies: the slope k of `lmeval_screener.chance`.
+
+    Attributes:
+        kind: The checkpoints on which it was measured, such as ``fine-tunes``.
+        k: The slope.
+        low, high: Its 95 % interval, over groups; of a user's own results, over checkpoints.
+        spread: Standard deviation of k between cells, which are groups in a task.
+        measured: The day.
+        groups: Groups measured; of a user's own results, checkpoints.
+        held: Cells in which the places to evaluate held one within 0.01 of the best, and all cells.
+        right: Highest chance of a bin, and the share of its pairs that were in the right order.
+    """
+
+    kind: str
+    k: float
+    low: float
+    high: float
+    spread: float
+    measured: str
+    groups: int
+    held: tuple[int, int] = (0, 0)
+    right: tuple[tuple[float, float], ...] = ()
+
+    def was_right(self, chance: float) -> float | None:
+        """Share of the measured pairs with about this chance that were in the right order."""
+        return next((share for most, share in self.right if chance <= most), None)
+
+
+FINE_TUNES, FROM_SCRATCH = "fine-tunes", "models trained from scratch"
+#: By kind. Without a sign of a kind a group counts as fine-tunes, whose slope is smaller.
+SLOPES = {
+    slope.kind: slope
+    for slope in (
+        Slope(
+            *(FINE_TUNES, 0.70, 0.47, 0.79, 0.35, "2026-11-23", 15, (38, 44)),
+            ((0.6, 0.58), (0.7, 0.68), (0.8, 0.76), (0.9, 0.83), (0.97, 0.89), (1.0, 0.94)),
+        ),
+        Slope(
+            *(FROM_SCRATCH, 1.05, 1.03, 1.21, 0.25, "2026-11-23", 13, (39, 39)),
+            ((0.6, 0.62), (0.7, 0.72), (0.8, 0.81), (0.9, 0.88), (0.97, 0.94), (1.0, 0.99)),
+        ),
+    )
+}

@@ -267,21 +267,31 @@ def normal_point(comparisons: int) -> float:
 def student_p(t: float, freedom: float) -> float:
     """Probability that Student's t with ``freedom`` > 0 degrees of freedom is beyond ±``t``, ``t`` >= 0.
 
-    The incomplete beta function by its continued fraction (Abramowitz and Stegun, 26.7.1 and 26.5.8).
-
     >>> round(student_p(2.262157, 9), 6), round(student_p(1.959964, math.inf), 6)
     (0.05, 0.05)
     """
     if freedom > 1e6:
         return math.erfc(t / math.sqrt(2))
-    if not t:
+    return f_p(t * t, 1, freedom)
+
+
+def f_p(value: float, above: float, below: float) -> float:
+    """Probability that F with ``above`` and ``below`` > 0 degrees of freedom exceeds ``value`` >= 0.
+
+    The incomplete beta function by its continued fraction (Abramowitz and Stegun, 26.6.2 and 26.5.8).
+
+    >>> round(f_p(4.102821, 2, 10), 6)
+    0.05
+    """
+    if not value:
         return 1.0
-    share = freedom / (freedom + t * t)
-    front = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.lgamma(0.5)
-    front = math.exp(front + freedom / 2 * math.log(share) + math.log(t * t / (freedom + t * t)) / 2)
-    if share < (freedom / 2 + 1) / (freedom / 2 + 2.5):
-        return front * _beta_fraction(freedom / 2, 0.5, share) / (freedom / 2)
-    return 1 - front * _beta_fraction(0.5, freedom / 2, 1 - share) / 0.5
+    a, b, share = below / 2, above / 2, below / (below + above * value)
+    # Not 1 - share, which is 0 for small values.
+    rest = above * value / (below + above * value)
+    front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(share) + b * math.log(rest)
+    if share < (a + 1) / (a + b + 2):
+        return math.exp(front) * _beta_fraction(a, b, share) / a
+    return 1 - math.exp(front) * _beta_fraction(b, a, rest) / b
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:

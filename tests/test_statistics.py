@@ -239,3 +239,12 @@ def test_the_auroc_inside_small_strata_has_an_interval_that_covers_chance(draws)
         low, high = statistics.auroc_bounds(found.value, found.se, found.right, found.wrong)
         held += low <= 0.5 <= high
     assert 0.92 < held / draws < 0.99
+
+
+@pytest.mark.parametrize("value", [1e-9, 0.01, 0.5, 1.0, 2.7, 40.0])
+def test_tail_of_f_is_scipys(value):
+    for above, below in ((1, 9), (1.3, 12.8), (23, 224.5), (2999, 3e4), (5, 1e6)):
+        assert statistics.f_p(value, above, below) == pytest.approx(
+            stats.f.sf(value, above, below), rel=1e-8, abs=1e-14
+        )
+    assert statistics.f_p(0.0, 3, 4) == 1.0

@@ -7,6 +7,8 @@ Recorded for each checkpoint, by domain (plain loops over tensors, none of the p
 - ``probability`` of the right answer with its end, for each question of both pools;
 - ``squares``: the sum of squared probabilities of the answer tokens at the place of the answer, for the first
   questions of the pool ``labels``, without their answers.
+
+`Answers.kept` is what siblings.yaml keeps instead.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from lmeval_screener.figures import ratio
+from lmeval_screener.weights.projection import FinalNorm
 from torch.nn.functional import normalize
 
 from benchmarks.validity import records, texts
 from benchmarks.validity.decoder import Decoder
-from benchmarks.validity.questions import Question, batches
+from benchmarks.validity.questions import Question, answered, batches, endings_read
 from benchmarks.validity.texts import DOMAINS
 
 UNLABELLED = 100  # questions whose answers are never looked at
+BLOCK = 25  # questions at whose places the probabilities of all answer tokens are kept
 COVERED, LEAST, MOST = 0.9, 3, 100  # share of the base's mean probability; bounds of the number of tokens
 GLUE = {"math": "", "legal": " ", "code": " "}  # between a prompt and its answer
 
@@ -37,6 +41,7 @@ class Answers:
             ids = [tokenizer.token_to_id(f"Ġ{word}") for word in words]
             return [i for i in ids if i is not None]
 
+        self.tokenizer, self.asked = tokenizer, asked
         everyday = texts.token_set_items("reference")
         self.reference = spaced(everyday)
         self.tokens = {
@@ -88,7 +93,7 @@ class Answers:
         }
         probability: dict[str, dict[str, str]] = {}
         for (pool, domain), prompts in self.prompts.items():
-            values = ending_probabilities(model, prompts, self.endings[pool, domain])
+            _, values = endings_read(model, prompts, self.endings[pool, domain])
             probability.setdefault(pool, {})[domain] = records.packed_shares(values)
         return {
             "answers": {name: round(value, 6) for name, value in figures.items()},
@@ -96,6 +101,42 @@ class Answers:
             "squares": {domain: records.packed_shares(values) for domain, values in squares.items()},
             "probability": probability,
         }
+
+    def kept(self, model: Decoder, tensors: Mapping[str, torch.Tensor], *, own_rows: bool) -> dict[str, Any]:
+        """What siblings.yaml keeps, by domain; the ratio only of a checkpoint with ``own_rows``.
+
+        ``right`` and ``probability`` of each question of ``labels``; ``answers``: probabilities of T at the
+        places of the first answers, (25, |T|); ``truth``: how many of the other pool are right; ``ratio`` by
+        the screener's own code; ``left_out``: its logarithm without each token of T, then of R, less its own.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        norm = FinalNorm("model.norm.weight", tensors["model.norm.weight"].double().numpy(), "rms")
+        rows = tensors["lm_head.weight"].numpy()
+        for domain, ids in self.tokens.items():
+            pools = {
+                pool: endings_read(model, self.prompts[pool, domain], self.endings[pool, domain])
+                for pool in (("labels",) if domain == "code" else ("labels", "truth"))
+            }
+            flags = {pool: right for pool, (right, _) in pools.items()}
+            if domain == "code":  # what is written is run
+                flags = {
+                    pool: answered(model, self.tokenizer, self.asked[pool][domain]) for pool in self.asked
+                }
+            first = next_probabilities(model, self.prompts["labels", domain][:BLOCK])[:, ids]
+            kept = {
+                "right": records.packed(flags["labels"]),
+                "probability": records.packed_bytes(pools["labels"][1]),
+                "answers": records.packed_bytes(first.numpy().ravel()),
+                "truth": int(flags["truth"].sum()),
+            }
+            if own_rows:
+                others = [i for i in self.reference if i not in ids]
+                figure = ratio(rows[ids], rows[others], norm, "BF16")
+                left = np.concatenate([figure.left_out_domain, figure.left_out_reference])
+                kept["ratio"] = round(figure.mean, 7)
+                kept["left_out"] = records.packed_halves(np.log(left) - np.log(figure.mean))
+            found[domain] = kept
+        return found
 
 
 def within(rows: torch.Tensor) -> float:
@@ -118,20 +159,3 @@ def next_probabilities(model: Decoder, prompts: list[list[int]]) -> torch.Tensor
         states = model(ids)[torch.arange(len(group)), lengths - 1]
         after[group] = torch.softmax(model.head(states), -1)
     return after
-
-
-@torch.inference_mode()
-def ending_probabilities(
-    model: Decoder, prompts: list[list[int]], endings: list[list[int]]
-) -> NDArray[np.float64]:
-    """Probability of each ending after its prompt: the product over its tokens."""
-    logs = np.zeros(len(prompts))
-    for group, ids, lengths in batches([[*p, *e] for p, e in zip(prompts, endings, strict=True)]):
-        sizes = torch.tensor([len(endings[i]) for i in group])[:, None]
-        ends = torch.arange(int(sizes.max()))  # tokens of the endings, counted from their ends
-        places = torch.where(ends < sizes, lengths[:, None] - 1 - ends, 1)
-        every = torch.arange(len(group))[:, None]
-        after = torch.log_softmax(model.head(model(ids)[every, places - 1]), -1)
-        taken = after.gather(-1, ids[every, places][..., None])[..., 0]
-        logs[group] = (taken * (ends < sizes)).sum(1).numpy()
-    return np.exp(logs)

@@ -155,6 +155,86 @@ class Decoder(nn.Module):
                 p.grad.mul_(factor.view(-1, *[1] * (p.dim() - 1)))
 
 
+class Adapted(Decoder):
+    """A base under several LoRA adapters side by side; alpha is twice the rank.
+
+    ``named`` holds their factors A (members, RANK, in) and B (members, out, RANK); what an adapter leaves
+    alone, or has of a lower rank, is 0 and stays so.
+
+    Args:
+        base: The base's tensors.
+        shape: Its shape, without the vocabulary.
+        adapters: ``rank`` and ``modules`` (``all``, ``attention``) of each.
+        seeds: Of A, one an adapter.
+    """
+
+    RANK = 8
+
+    def __init__(
+        self,
+        base: Mapping[str, torch.Tensor],
+        shape: Mapping[str, int],
+        adapters: Sequence[Mapping[str, Any]],
+        seeds: Sequence[int],
+    ) -> None:
+        super().__init__(len(base["model.embed_tokens.weight"]), **shape)
+        self.base, self.members, self.named = base, len(adapters), nn.ParameterDict()
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        for name, tensor in base.items():
+            if not name.endswith("_proj.weight"):
+                continue
+            out, width = tensor.shape
+            a = torch.stack([torch.rand(self.RANK, width, generator=g) * 2 - 1 for g in generators])
+            for factors, adapter in zip(a, adapters, strict=True):
+                on = adapter["modules"] == "all" or "self_attn" in name
+                factors[adapter["rank"] if on else 0 :] = 0
+            at = name.replace(".", "/")
+            self.named[f"{at}/A"] = nn.Parameter(a / math.sqrt(width))
+            self.named[f"{at}/B"] = nn.Parameter(torch.zeros(len(adapters), out, self.RANK))
+
+    def weight(self, name: str) -> torch.Tensor:
+        """A tensor of the base, for each member."""
+        return self.base[name].expand(self.members, *self.base[name].shape)
+
+    def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        y, at = linear(x, self.base[name]), name.replace(".", "/")
+        if f"{at}/A" not in self.named:
+            return y
+        a, b = (self.named[f"{at}/{factor}"].transpose(1, 2) for factor in "AB")
+        return y + 2 * torch.bmm(torch.bmm(x, a), b)
+
+    def member(self, number: int) -> dict[str, torch.Tensor]:
+        """The factors of one member, as PEFT names and stores them."""
+        found = {}
+        for name, factors in self.named.items():
+            if self.named[f"{name[:-1]}A"][number].any():
+                rank = int(self.named[f"{name[:-1]}A"][number].any(1).sum())
+                own = factors.detach()[number]
+                own = own[:rank] if name.endswith("A") else own[:, :rank]
+                place = name[:-2].replace("/", ".").removesuffix(".weight")
+                found[f"base_model.model.{place}.lora_{name[-1]}.weight"] = own.clone().contiguous()
+        return found
+
+
+def write_adapter(folder: Path, factors: dict[str, torch.Tensor], base: Path) -> None:
+    """An adapter's folder in PEFT's layout, of the base in another folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rank = len(next(t for name, t in factors.items() if "lora_A" in name))
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base.resolve()),
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+        "target_modules": sorted({name.split(".")[-3] for name in factors}),
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    save_file(factors, folder / "adapter_model.safetensors", {"format": "pt"})
+
+
 def write(folder: Path, tensors: dict[str, torch.Tensor], shape: dict[str, Any], tokenizer: str) -> None:
     """A checkpoint's folder in transformers' layout."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -183,7 +263,16 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], shape: dict[str, Any],
 
 
 def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """A checkpoint's tensors in float32."""
+    """A checkpoint's tensors in float32; an adapter's are its base's with the adapter added."""
+    if (folder / "adapter_config.json").exists():
+        config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        tensors = stored_tensors(Path(config["base_model_name_or_path"]))
+        factors = load_file(folder / "adapter_model.safetensors")
+        for name, a in factors.items():
+            if ".lora_A." in name:
+                place = name.removeprefix("base_model.model.").replace(".lora_A", "")
+                tensors[place] = tensors[place] + 2 * factors[name.replace("lora_A", "lora_B")] @ a
+        return tensors
     return {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
 
 

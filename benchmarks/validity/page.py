@@ -32,6 +32,7 @@ from benchmarks.validity.answer_page import Part, populations, released
 from benchmarks.validity.hand_made import HandMade, verdicts
 from benchmarks.validity.mixtures import KINDS, Kind, claims
 from benchmarks.validity.race_claims import race_part
+from benchmarks.validity.sibling_races import sibling_part
 from benchmarks.validity.study import Study, read_study
 from benchmarks.validity.texts import DOMAINS
 
@@ -39,7 +40,7 @@ HERE = Path(__file__).parent
 HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main/benchmarks/validity"
 BEGIN, END = "<!-- part A: made by `make validity-page` -->", "<!-- end of part A -->"
 PLOT = "plots/mixtures-points.svg"
-TUNED, RACE = "fine-tunes.md", "race.md"
+TUNED, RACE, SIBLINGS = "fine-tunes.md", "race.md", "siblings.md"
 BY_HAND = "<!-- written by hand -->\n"
 MARKS = {HOLDS: "✓", PART: "◐", FAILS: "✗", INCONCLUSIVE: "?", UNTESTED: "–"}
 
@@ -259,6 +260,7 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
         if part
     ]
     race = race_part(folder, markdown, provenance, HOME)
+    siblings = sibling_part(folder, markdown, provenance, HOME)
     study = read_study(HERE / "mixtures.yaml")
     if rows := records.checked(folder / "mixtures.jsonl", study.path):
         table, screened = frame(study, rows), records.screened(folder / "mixtures-both.json")
@@ -286,7 +288,7 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
     if not parts:
         return
     head += [sentence for part in tuned for sentence in part.head]
-    lines += [line for part in ([*tuned, race] if race else tuned) for line in part.lines]
+    lines += [line for part in (*tuned, race, siblings) if part for line in part.lines]
     head = [
         f"**{counted(lines)}** Share of the pairs ordered right that the questions tell apart:",
         "\n".join(head),
@@ -316,9 +318,13 @@ def write_pages(folder: Path, page: Path, *, draw: bool = True) -> None:
         # What stands behind the mark is written by hand, and stays.
         _, mark, by_hand = (place.read_text("utf-8") if place.exists() else "").partition(BY_HAND)
         place.write_text(own_page(title, tuned, more) + (f"\n{mark}{by_hand}" if mark else ""), "utf-8")
-    if race:
-        (page / RACE).write_text(own_page("# From the screen to the best checkpoint", [race]), "utf-8")
-        head += [f"From the screen to the best checkpoint ([tables]({RACE})):", "\n".join(race.head)]
+    for name, title, part in (
+        (SIBLINGS, "How often the order is right, and how many questions a race needs", siblings),
+        (RACE, "From the screen to the best checkpoint", race),
+    ):
+        if part:
+            (page / name).write_text(own_page(f"# {title}", [part]), "utf-8")
+            head += [f"{title} ([tables]({name})):", "\n".join(part.head)]
     front = "\n\n".join([*head, "All tables: [population.md](population.md).", verdict_table])
     write_marked(page / "README.md", front)
 

@@ -140,22 +140,26 @@ def next_log_probabilities(model: Decoder, rows: list[list[int]]) -> torch.Tenso
 
 
 @torch.inference_mode()
-def would_write(model: Decoder, rows: list[list[int]], answers: list[list[int]]) -> NDArray[np.bool_]:
-    """Whether the greedy continuation of each prompt is its answer.
+def endings_read(
+    model: Decoder, rows: list[list[int]], endings: list[list[int]]
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Whether the greedy continuation of each prompt is its ending, and the ending's probability.
 
-    One pass over prompt and answer tells: the continuation is the answer exactly where every token of it is
+    One pass over prompt and ending tells: the continuation is the ending exactly where every token of it is
     the likeliest after those before it.
     """
-    right = np.zeros(len(rows), bool)
-    for group, ids, lengths in batches([[*row, *answer] for row, answer in zip(rows, answers, strict=True)]):
-        sizes = torch.tensor([len(answers[i]) for i in group])[:, None]
-        ends = torch.arange(int(sizes.max()))  # tokens of the answers, counted from their ends
+    greedy, logs = np.zeros(len(rows), bool), np.zeros(len(rows))
+    for group, ids, lengths in batches([[*row, *ending] for row, ending in zip(rows, endings, strict=True)]):
+        sizes = torch.tensor([len(endings[i]) for i in group])[:, None]
+        ends = torch.arange(int(sizes.max()))  # tokens of the endings, counted from their ends
         counted = ends < sizes
         places = torch.where(counted, lengths[:, None] - 1 - ends, 1)
         every = torch.arange(len(group))[:, None]
-        likeliest = model.head(model(ids)[every, places - 1]).argmax(-1)
-        right[group] = ((likeliest == ids[every, places]) | ~counted).all(1).numpy()
-    return right
+        after = torch.log_softmax(model.head(model(ids)[every, places - 1]), -1)
+        written = ids[every, places]
+        greedy[group] = ((after.argmax(-1) == written) | ~counted).all(1).numpy()
+        logs[group] = (after.gather(-1, written[..., None])[..., 0] * counted).sum(1).numpy()
+    return greedy, np.exp(logs)
 
 
 def answered(model: Decoder, tokenizer: Tokenizer, asked: list[Question]) -> NDArray[np.bool_]:
@@ -175,4 +179,4 @@ def answered(model: Decoder, tokenizer: Tokenizer, asked: list[Question]) -> NDA
         )
     glue = {"math": "", "legal": " "}[asked[0].skill]
     endings = [f"{glue}{question.answers[0]}{question.end}" for question in asked]
-    return would_write(model, rows, [encoding.ids for encoding in tokenizer.encode_batch(endings)])
+    return endings_read(model, rows, [encoding.ids for encoding in tokenizer.encode_batch(endings)])[0]

@@ -87,3 +87,23 @@ def packed_shares(values: NDArray[np.float64]) -> str:
 def unpacked_shares(text: str) -> NDArray[np.float64]:
     """The numbers again, to 8e-6."""
     return np.frombuffer(base64.b64decode(text), "<u2") / 65535
+
+
+def packed_bytes(values: NDArray[np.floating[Any]]) -> str:
+    """Numbers of [0, 1] as base64 of a byte each, of their square roots: small ones are kept too."""
+    return base64.b64encode(np.round(255 * np.sqrt(values)).astype(np.uint8).tobytes()).decode()
+
+
+def unpacked_bytes(text: str) -> NDArray[np.float64]:
+    """The numbers again, to 0.002 and, near 0, to 4e-6."""
+    return (np.frombuffer(base64.b64decode(text), np.uint8) / 255) ** 2
+
+
+def packed_halves(values: NDArray[np.floating[Any]]) -> str:
+    """Small numbers as base64 of half precision."""
+    return base64.b64encode(np.asarray(values).astype("<f2").tobytes()).decode()
+
+
+def unpacked_halves(text: str) -> NDArray[np.float64]:
+    """The numbers again, to 0.05 %."""
+    return np.frombuffer(base64.b64decode(text), "<f2").astype(float)

@@ -45,6 +45,9 @@ class Run:
         base: Recipe whose last checkpoint is trained on, None for initial weights.
         training: Settings of the optimiser.
         steps: Whose checkpoints are stored.
+        order: Another order of the data, where recipes of one seed are to differ by chance alone.
+        adapter: Of a LoRA adapter that is trained in place of the weights: ``rank`` and ``modules`` (``all``
+            projections or those of ``attention``).
     """
 
     recipe: str
@@ -58,6 +61,8 @@ class Run:
     base: str | None
     training: Mapping[str, Any]
     steps: tuple[int, ...]
+    order: int = 0
+    adapter: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -106,7 +111,7 @@ class Study:
         for run in self.runs():
             plain = run.setting == "default"
             seed = run.seed if plain and not run.teacher else -1
-            optimiser = (run.training["lr"], run.steps) if run.base else ()
+            optimiser = (run.training["lr"], run.steps, run.adapter is not None) if run.base else ()
             key = (
                 *(run.teacher or "", sizes.index(run.size), not plain, seed, run.base or ""),
                 *(run.setting, optimiser),
@@ -136,6 +141,8 @@ class Study:
             made.get("base"),
             {**self.content["training"], **settings},
             tuple(made.get("steps", self.steps)),
+            made.get("order", 0),
+            made.get("adapter"),
         )
 
 
@@ -145,7 +152,8 @@ def mixtures(made: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     Text's share is drawn evenly from a range, the others share the rest by a flat Dirichlet distribution, in
     whole percents. A kind of mixtures may train on from a base, with its own steps and settings; of a list of
     ``optimisers`` each recipe takes the next, beginning at ``first``. Sources are drawn ``among`` some (all
-    but text), at least one of ``need``.
+    but text), at least one of ``need``. A ``base`` may be given by seed. With ``shares`` nothing is drawn:
+    recipes of one seed differ by the order of their data.
     """
     recipes = {}
     for kind, asked in made.items():
@@ -154,9 +162,9 @@ def mixtures(made: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         need = set(asked.get("need", others))
         optimisers = asked.get("optimisers", [{}])
         for seed in asked["seeds"]:
-            draw = np.random.default_rng([asked["draw"], seed])
+            draw = np.random.default_rng([asked.get("draw", 0), seed])
             for number in range(asked["count"]):
-                shares: dict[str, float] = {}
+                shares: dict[str, float] = dict(asked.get("shares", {}))
                 least = asked.get("domains", 2)
                 while sum(bool(s & set(shares)) for s in HOLD.values()) < least or not need & set(shares):
                     count = draw.integers(*asked["sources"], endpoint=True)
@@ -168,6 +176,10 @@ def mixtures(made: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
                     shares = {str(name): int(part) / 100 for name, part in zip(chosen, parts, strict=True)}
                     shares["text"] = text / 100
                 own = optimisers[(number + asked.get("first", 0)) % len(optimisers)]
+                if isinstance(bases := asked.get("base"), Mapping):
+                    own = {"base": bases[seed], **own}
+                if "shares" in asked:
+                    own = {"order": number, **own}
                 recipes[f"{kind}-{seed}-{number:02}"] = {"shares": shares, "seed": seed, **fixed, **own}
     return recipes
 

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+import zlib
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -20,7 +21,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from benchmarks.validity import records
 from benchmarks.validity.answers import Answers
-from benchmarks.validity.decoder import Decoder, built, stored_tensors, write
+from benchmarks.validity.decoder import Adapted, Decoder, built, stored_tensors, write, write_adapter
 from benchmarks.validity.questions import answered, questions
 from benchmarks.validity.study import Run, Study, read_study
 from benchmarks.validity.texts import (
@@ -128,8 +129,12 @@ def trained(
         return built([stored_tensors(last_folder(study, work, run, recipe)) for run in runs], shape)
 
     seeds = [run.seed for run in runs]
+    base = last_folder(study, work, first, first.base) if first.base else None
+    adapters = [run.adapter for run in runs if run.adapter]
     model = (
-        last_of(first.base).train()
+        Adapted(stored_tensors(base), shape, adapters, [zlib.crc32(run.name.encode()) for run in runs])
+        if base and adapters
+        else last_of(first.base).train()
         if first.base
         else Decoder(texts.vocabulary, **shape, tied=chosen["tied"], scale=chosen["logit_scale"], seeds=seeds)
     )
@@ -145,13 +150,17 @@ def trained(
         betas=(0.9, 0.98),
         fused=True,
     )
-    generators = [torch.Generator().manual_seed(1000 + run.seed) for run in runs]
+    generators = [torch.Generator().manual_seed(1000 + run.seed + 10_000 * run.order) for run in runs]
     losses: list[torch.Tensor] = []
     tokens, digits = 0, torch.zeros(len(runs))
     for step in range(steps + 1):
         if step in first.steps:
             for number, run in enumerate(runs):
-                write(work / "runs" / run.name / f"step{step}", model.member(number), model.shape, texts.json)
+                folder = work / "runs" / run.name / f"step{step}"
+                if run.adapter and base:
+                    write_adapter(folder, model.member(number), base)
+                else:
+                    write(folder, model.member(number), model.shape, texts.json)
             recent = torch.stack(losses[-LOSS_WINDOW:]).mean(0) if losses else None
             yield [
                 {
@@ -281,6 +290,12 @@ def trained_group(configuration: Path, runs: Sequence[Run], work: Path) -> list[
     answers, finder = Answers(texts.tokenizer, texts.asked), None
     for run, checkpoints in zip(runs, zip(*trained(runs, study, texts, work), strict=True), strict=True):
         folders = [work / "runs" / run.name / f"step{checkpoint['step']}" for checkpoint in checkpoints]
+        names = {name: getattr(run, name) for name in ("name", "recipe", "setting", "size", "seed")}
+        if study.content.get("keep") == "siblings":
+            tensors = stored_tensors(folders[-1])
+            model = built([tensors], study.content["sizes"][run.size])
+            rows.append({**names, **answers.kept(model, tensors, own_rows=not run.adapter)})
+            continue
         asked = []
         if (of := study.content.get("answers")) is not None:
             finding = next(r for r in study.runs() if r.recipe == (run.base or of["found_by"]))
@@ -292,7 +307,6 @@ def trained_group(configuration: Path, runs: Sequence[Run], work: Path) -> list[
             if finder is not None:
                 skills |= answers.measured(model, stored_tensors(folder), finder)
             asked.append({**checkpoint, **skills, "figures": figures})
-        names = {name: getattr(run, name) for name in ("name", "recipe", "setting", "size", "seed")}
         rows.append({**names, "checkpoints": asked})
     spent = {
         "seconds": round((time.perf_counter() - start) / len(runs), 1),
@@ -304,6 +318,10 @@ def trained_group(configuration: Path, runs: Sequence[Run], work: Path) -> list[
 def train(study: Study, file: Path, work: Path, jobs: int, seeds: Collection[int] | None = None) -> None:
     """Train all models of some seeds, or of all, that are not in the results yet."""
     done = {row["name"] for row in records.checked(file, study.path)}
+    split = study.content.get("keep") == "siblings"  # a file for each kind: together they are large
+    if split:
+        kinds = file.parent.glob(f"{file.stem}-*.jsonl")
+        done = {row["name"] for kind in kinds for row in records.checked(kind, study.path)}
     groups = [
         [run for run in group if run.name not in done and (seeds is None or run.seed in seeds)]
         for group in study.groups()
@@ -318,8 +336,9 @@ def train(study: Study, file: Path, work: Path, jobs: int, seeds: Collection[int
 
     def keep(rows: list[dict[str, Any]]) -> None:
         for row in rows:
-            records.append(file, row | marks)
-            last = row["checkpoints"][-1]["accuracy"]
+            kind = row["recipe"].split("-")[0]
+            records.append(file.with_stem(f"{file.stem}-{kind}") if split else file, row | marks)
+            last = "" if split else row["checkpoints"][-1]["accuracy"]
             print(f"{row['name']}: {row['seconds']:.0f} s, {last}", file=sys.stderr, flush=True)
 
     if jobs == 1:

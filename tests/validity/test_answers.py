@@ -8,9 +8,9 @@ import torch
 
 from benchmarks.validity import records
 from benchmarks.validity import texts as sources
-from benchmarks.validity.answers import Answers, between, ending_probabilities, within
+from benchmarks.validity.answers import Answers, between, within
 from benchmarks.validity.decoder import Decoder
-from benchmarks.validity.questions import questions
+from benchmarks.validity.questions import endings_read, questions
 from benchmarks.validity.study import read_study
 
 CONFIGURATION = records.ROOT / "benchmarks/validity/answers.yaml"
@@ -43,7 +43,7 @@ def test_probabilities_of_answers_are_products_over_their_tokens(answers):
         endings = asked.endings[key]
         assert all(endings)
         slow = [probability_of(model, p, e) for p, e in zip(prompts, endings, strict=True)]
-        np.testing.assert_allclose(ending_probabilities(model, prompts, endings), slow, rtol=2e-4)
+        np.testing.assert_allclose(endings_read(model, prompts, endings)[1], slow, rtol=2e-4)
 
 
 def test_the_base_finds_the_tokens_that_hold_most_of_its_probability(answers):
@@ -104,3 +104,13 @@ def test_consistently_false_texts_are_false_and_always_alike():
     for line in sources.alike_wrong_sums(random.Random(0)).rstrip(".").split(". ") * 2:
         question, answer = line.split("=")
         assert eval(question) != int(answer) == (eval(question) + 4) % 13
+
+
+def test_bytes_and_halves_come_back():
+    values = np.array([0.0, 1e-5, 0.001, 0.5, 0.93, 1.0])
+    back = records.unpacked_bytes(records.packed_bytes(values))
+    np.testing.assert_allclose(back, values, atol=0.002)
+    assert [back[0], back[-1]] == [0, 1]
+    assert abs(back[1] - 1e-5) < 1e-5
+    small = np.array([-0.03, 2e-4, 0.0])
+    np.testing.assert_allclose(records.unpacked_halves(records.packed_halves(small)), small, rtol=6e-4)

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.validity import records
 from benchmarks.validity import texts as sources
-from benchmarks.validity.decoder import Decoder, built, stored_tensors, write
+from benchmarks.validity.decoder import Adapted, Decoder, built, stored_tensors, write, write_adapter
 from benchmarks.validity.questions import Question, answered, questions, runs
 from benchmarks.validity.study import read_study
 from benchmarks.validity.training import Texts, measured, train
@@ -227,3 +227,35 @@ def test_results_of_another_configuration_are_refused(tiny, tmp_path):
 def test_a_configuration_that_makes_no_sense_is_refused(tmp_path, change, sentence):
     with pytest.raises(ValueError, match=sentence):
         changed(tmp_path / "study.yaml", **change)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_an_adapter_is_what_peft_makes_of_its_folder(tmp_path):
+    peft = pytest.importorskip("peft")
+    base = Decoder(40, **SHAPE, seeds=[3]).member(0)
+    write(tmp_path / "base", base, SHAPE, "{}")
+    stored = stored_tensors(tmp_path / "base")
+    adapters = [{"rank": 8, "modules": "all"}, {"rank": 2, "modules": "attention"}]
+    model = Adapted(stored, SHAPE, adapters, [1, 2])
+    ids, draw = torch.randint(0, 40, (2, 3, 9)), torch.Generator().manual_seed(4)
+    for _ in range(3):  # what an adapter leaves alone stays 0
+        loss = model.logits(ids).logsumexp(-1).sum() + model.logits(ids)[..., 5].square().sum()
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for factors in model.named.values():
+                factors -= 0.01 * factors.grad * torch.rand(factors.shape, generator=draw)
+    for number, adapter in enumerate(adapters):
+        folder = tmp_path / str(number)
+        write_adapter(folder, model.member(number), tmp_path / "base")
+        loaded = LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+        wrapped = peft.PeftModel.from_pretrained(loaded, str(folder)).eval()
+        with torch.no_grad():
+            theirs, side_by_side = wrapped(ids[number]).logits.flatten(0, 1), model.logits(ids)[number]
+            merged = built([stored_tensors(folder)], SHAPE).logits(ids[number][None])[0]
+            plain = built([stored], SHAPE).logits(ids[number][None])[0]
+        torch.testing.assert_close(side_by_side, theirs, rtol=0, atol=2e-5)
+        torch.testing.assert_close(merged, theirs, rtol=0, atol=2e-5)
+        assert (plain - theirs).abs().max() > 1e-3
+        assert json.loads((folder / "adapter_config.json").read_text())["r"] == adapter["rank"]
+        assert any("mlp" in name for name in model.member(number)) == (adapter["modules"] == "all")

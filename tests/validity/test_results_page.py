@@ -321,6 +321,6 @@ def test_what_reports_say_of_those_not_loaded_is_what_was_measured():
     page = (PAGES / "race.md").read_text("utf-8")
     rows = [line[2:].split(" | ") for line in page.splitlines() if re.match(r"\| \d groups of", line)]
     (mix, _, mixed, *_), (tune, _, tuned, *_), _, (six, _, older, *_) = rows
-    on = f"{tune} of small models, {older} on {six[0]} older ones, {mixed} on {mix} (docs/results/race.md)"
+    on = f"{tune} of small models, {older} on {six[0]} older ones, {mixed} on {mix}"
     mean, low, high, of = evidence.LOST
     assert (f"{mean:.3f} ({low:.3f} to {high:.3f})", of) == (tuned, on)

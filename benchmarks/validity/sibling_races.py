@@ -1,0 +1,265 @@
+"""How many questions a race needs: the second part of siblings.yaml, by its rules."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.validity import siblings
+from benchmarks.validity.analysis import (
+    FAILS,
+    HOLDS,
+    INCONCLUSIVE,
+    Floats,
+    Resampled,
+    Verdict,
+    correlations,
+    drawn,
+    outcome,
+)
+from benchmarks.validity.answer_page import Part
+from benchmarks.validity.siblings import KINDS, Cell, Population, below
+from benchmarks.validity.study import read_study
+from lmeval_dispersion.racing.contest import BLOCK
+
+ORDERS, SHORT = 20, 400
+LOST, WRONG = 0.01, 0.05
+SHARES = {("mix", SHORT): 0.15, ("tuned", SHORT): 0.18, ("mix", 1319): 0.11, ("tuned", 1319): 0.13}
+ADAPTERS = 0.28
+#: What 25 questions tell of adapters: without labels, then with.
+FIGURES = ("agreement", "squares", "25 labels", "25 labels by probability")
+POOLED = {
+    "mix": ((311, 312, 313, 314), (313, 314, 315, 316), (315, 316, 311, 312)),
+    "tuned": ((301, 302, 303), (304, 305, 306), (301, 303, 305), (302, 304, 306)),
+}
+RACE, BLOCK_ORDERS, BY_BLOCK = "the race", "the race, ordered by the block", "the race by the block"
+Lanes = NDArray[np.int64]
+Results = Mapping[str, Mapping[str, Mapping[str, float]]]
+
+
+class Named(NamedTuple):
+    """A way's best checkpoint, and what it took.
+
+    Attributes:
+        best: Its line in the cell.
+        questions: Asked of all together.
+        loads: Checkpoints loaded; one that is loaded twice counts twice.
+        wrong: Whether another of those raced is better by more than the margin, by all questions.
+    """
+
+    best: int
+    questions: int
+    loads: int
+    wrong: bool = False
+
+
+def all_asked(right: Floats, among: Lanes, count: int) -> Named:
+    """The first questions asked of each; the first of equal ones."""
+    return Named(int(among[right[among, :count].mean(1).argmax()]), count * len(among), len(among))
+
+
+def halved(right: Floats, among: Lanes) -> Named:
+    """Successive halving: 25 questions, then twice as many of the better half, until one is left."""
+    count, asked, questions, loads = BLOCK, 0, 0, 0
+    while len(among) > 1:
+        questions, loads = questions + (count - asked) * len(among), loads + len(among)
+        better = among[np.argsort(-right[among, :count].sum(1), kind="stable")]
+        whole = count == right.shape[1]
+        among = better[: 1 if whole else math.ceil(len(among) / 2)]
+        count, asked = min(2 * count, right.shape[1]), count
+    return Named(int(among[0]), questions, loads)
+
+
+def agreement(answers: Floats) -> Floats:
+    """With the mean answer of all, from probabilities (checkpoints, questions, tokens); (checkpoints,)."""
+    mean = (answers / answers.sum(2, keepdims=True)).mean(0)
+    found: Floats = (answers * mean).sum(2).mean(1)
+    return found
+
+
+def by_figure(cell: Cell) -> dict[str, float]:
+    """Rank correlation with accuracy on the other pool, by what orders the checkpoints."""
+    draws = np.random.default_rng(1).permuted(np.tile(np.arange(cell.right.shape[1]), (60, 1)), axis=1)[
+        :, :25
+    ]
+
+    def by_labels(values: Floats) -> float:
+        return float(np.nan_to_num(correlations(values[:, draws].mean(2).T, cell.truth)).mean())
+
+    unlabelled = np.stack([agreement(cell.answers), np.square(cell.answers).sum(2).mean(1)])
+    found = np.nan_to_num(correlations(unlabelled, cell.truth)).tolist()
+    return dict(zip(FIGURES, [*found, by_labels(cell.right), by_labels(cell.probability)], strict=True))
+
+
+class Groups:
+    """Figures of cells, resampled by their groups.
+
+    Args:
+        cells: Of one kind.
+        results: Means by way of each, by its label.
+    """
+
+    def __init__(self, cells: Sequence[Cell], results: Results) -> None:
+        self.cells, self.results = cells, results
+        self.names = sorted({cell.group for cell in cells})
+
+    def over(self, of: Callable[[Cell], float]) -> Resampled:
+        """Mean of a figure over a group's cells, then over the groups."""
+        values = np.array([np.mean([of(c) for c in self.cells if c.group == name]) for name in self.names])
+        return Resampled(float(values.mean()), values[drawn(len(values))].mean(1), len(self.cells))
+
+    def figure(self, way: str, name: str) -> Resampled:
+        """Mean of a figure of a way."""
+        return self.over(lambda cell: self.results[label(cell)][way][name])
+
+    def more(self, name: str, way: str, rival: str) -> Resampled:
+        """By how much a way's figure is above a rival's."""
+        return self.figure(way, name).less(self.figure(rival, name))
+
+
+def label(cell: Cell) -> str:
+    return f"{cell.group} {cell.domain}"
+
+
+def said(figure: Resampled) -> str:
+    """Accuracy with its interval."""
+    value, low, high = figure.estimate
+    return f"{value:.4f} ({low:.4f} to {high:.4f})"
+
+
+def percent(figure: Resampled) -> str:
+    """A share with its interval."""
+    value, low, high = (100 * part for part in figure.estimate)
+    return f"{value:.1f} % ({low:.1f} to {high:.1f})"
+
+
+def claims(cells: Sequence[Cell], short: Results, long: Results, pooled: Results) -> list[Verdict]:
+    """All lines about the race: results with 400 and 1,319 questions, and of the pooled lists."""
+    lines = []
+    for kind, name in KINDS.items():
+        for count, results in ((SHORT, short), (1319, long)):
+            own = Groups([cell for cell in cells if cell.kind == kind], results)
+            of = f"{name}, N = {count:,}"
+            lost, share, bound = (
+                own.more("lost", RACE, "everything"),
+                own.figure(RACE, "share"),
+                SHARES[kind, count],
+            )
+            wrong = own.figure(RACE, "wrong").value
+            claim = f"The race asks at most {100 * bound:.0f} % of the questions: {of}"
+            lines += [
+                Verdict(
+                    below(lost, LOST), f"The race loses at most 0.01 more than everything: {of}", said(lost)
+                ),
+                Verdict(below(share, bound), claim, percent(share)),
+                Verdict(
+                    outcome(wrong <= WRONG),
+                    f"At most 5 % of its races are wrong: {of}",
+                    f"{100 * wrong:.2f} %",
+                ),
+            ]
+        own = Groups([cell for cell in cells if cell.kind == kind], short)
+        fewer, lost = own.more("share", BLOCK_ORDERS, RACE), own.more("lost", BLOCK_ORDERS, RACE)
+        verdict = min(below(fewer, 0), below(lost, LOST), key=(FAILS, INCONCLUSIVE, HOLDS).index)
+        claim = (
+            f"Ordered by the first block, the race asks fewer questions and loses at most 0.01 more: {name}"
+        )
+        lines.append(Verdict(verdict, claim, f"{percent(fewer)} of the questions; {said(lost)}"))
+        means = [ways for of, ways in pooled.items() if of.startswith(kind)]
+        loads = max(ways[RACE]["loads"] for ways in means)
+        more = float(np.mean([ways[RACE]["lost"] - ways["the first 32"]["lost"] for ways in means]))
+        claim = (
+            f"Of 96 in one list fewer than a third are loaded, at most 0.01 more lost than by a third: {name}"
+        )
+        lines.append(Verdict(outcome(loads < 32 and more <= LOST), claim, f"{loads:.0f} loaded; {more:+.4f}"))
+    return [*lines, *adapter_claims([cell for cell in cells if cell.kind == "lora"], short)]
+
+
+def adapter_claims(cells: Sequence[Cell], results: Results) -> list[Verdict]:
+    """The lines about adapters, over the cells whose accuracies span enough."""
+    own = Groups([cell for cell in cells if cell.telling], results)
+    lost, share = own.more("lost", BY_BLOCK, "everything"), own.figure(BY_BLOCK, "share")
+    wrong = own.figure(BY_BLOCK, "wrong").value
+    figures = {label(cell): by_figure(cell) for cell in own.cells}
+    each = {name: own.over(lambda cell, name=name: figures[label(cell)][name]) for name in FIGURES}
+    difference = each["agreement"].less(each["25 labels"])
+    value, _, high = difference.estimate
+    verdict = FAILS if high < 0 else INCONCLUSIVE if value < 0 else HOLDS
+    of = f"adapters, {len(own.cells)} of {len(cells)} cells"
+    result = f"{each['agreement'].estimate} against {each['25 labels'].estimate}: {difference.estimate}"
+    return [
+        Verdict(
+            below(lost, LOST),
+            f"The race by the block loses at most 0.01 more than everything: {of}",
+            said(lost),
+        ),
+        Verdict(
+            below(share, ADAPTERS),
+            f"With the base it asks at most 28 % of the questions: {of}",
+            percent(share),
+        ),
+        Verdict(outcome(wrong <= WRONG), f"At most 5 % of its races are wrong: {of}", f"{100 * wrong:.2f} %"),
+        Verdict(verdict, f"Agreement orders at least as well as 25 labels right or wrong: {of}", result),
+    ]
+
+
+def by_figures(kind: str, found: Sequence[Cell]) -> list[object]:
+    """The line of a kind: how many of its cells tell, and the mean of each figure's correlation."""
+    own = Groups([cell for cell in found if cell.kind == kind and cell.telling], {})
+    figures = {label(cell): by_figure(cell) for cell in own.cells}
+    each = (own.over(lambda cell, name=name: figures[label(cell)][name]) for name in FIGURES)
+    return [KINDS.get(kind, "adapters"), str(len(own.cells)), *each]
+
+
+def race_texts(found: Sequence[Cell], content: Mapping[str, Results], markdown: Any) -> list[str]:
+    """Every way beside the race."""
+    texts = ["## Ways to the best"]
+    for count in ("400", "1319"):
+        results, rows = content[count], []
+        for kind in (*KINDS, "lora"):
+            own = Groups([cell for cell in found if cell.kind == kind and label(cell) in results], results)
+            for way in results[label(own.cells[0])] if own.cells else ():
+                figures = [said(own.figure(way, "lost")), percent(own.figure(way, "share"))]
+                loads = f"{own.figure(way, 'loads').value:.0f}"
+                rows.append([KINDS.get(kind, "adapters"), way, *figures, loads])
+        texts += [f"N = {count}:", markdown(["models", "way", "lost", "questions", "loads"], rows)]
+    return texts
+
+
+def sentence(own: Population) -> str:
+    """How often the order held the best."""
+    first, hits, share = own.held(own.cells)
+    return (
+        f"- {len(own.groups)} groups of {own.size} {own.name}: the first {first} held one within 0.01 of the "
+        f"best in {hits} of {share.pairs} groups and domains."
+    )
+
+
+def sibling_part(folder: Path, markdown: Any, provenance: Any, home: str) -> Part | None:
+    """What the siblings say; None where they were not trained."""
+    rows = siblings.read(folder)
+    if not rows:
+        return None
+    study = read_study(siblings.STUDY)
+    found, _ = siblings.cells(rows, study.content["questions"])
+    populations = [Population(kind, found) for kind in KINDS]
+    near = [cell for cell in found if cell.kind.startswith("copies")]
+    lines, texts = siblings.claims(populations, near), siblings.tables(populations, near, markdown)
+    texts += [
+        "## Adapters without rows to order",
+        "Rank correlation with accuracy on the other 1,319 questions, of what 25 questions tell; cells whose "
+        "accuracies span at least 0.10.",
+        markdown(["models", "cells", *FIGURES], [by_figures(kind, found) for kind in (*KINDS, "lora")]),
+    ]
+    if (races := folder / "siblings-races.json").exists():
+        content = json.loads(races.read_text("utf-8"))
+        lines += claims(found, content["400"], content["1319"], content["pooled"])
+        texts += race_texts(found, content, markdown)
+    texts.append(f"[siblings.yaml]({home}/siblings.yaml): {provenance(study, rows)}")
+    return Part([sentence(own) for own in populations], lines, texts)

@@ -1,0 +1,196 @@
+"""How likely the order by ratio is the order of accuracy.
+
+Ranks transfer from study to study, differences of ratios do not. The model is Thurstone's (Psychological
+Review 34, 1927): in a group, accuracies are normal on some scale and correlate by ρ with the normal scores z
+of the ranks by ratio. So
+
+    chance(i is better than j) = Φ(k (z_i - z_j)),    k = ρ / √(2 (1 - ρ²)),
+
+for two whose accuracies differ by more than `NEAR`. The slope k is measured, kind by kind
+(`evidence.SLOPES`), or fitted on a user's own results (:func:`fitted`). The same k says how many places to
+evaluate (:meth:`Chances.first_for`).
+
+All that holds only where the rows tell checkpoints apart: see :func:`is_noise`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from statistics import NormalDist
+
+import numpy as np
+
+from lmeval_dispersion.evidence import Slope
+from lmeval_dispersion.geometry import Array
+from lmeval_dispersion.statistics import LEVEL, f_p
+from lmeval_screener.figures import Ratio
+
+NEAR = 0.01  # accuracies that differ by no more are taken as equal
+WITHIN = 0.9  # chance with which the places to evaluate hold the best
+_NORMAL = NormalDist()
+_GRID = np.arange(
+    -6.0, 8.0, 0.05
+)  # of accuracies and ratios, in standard deviations; the best of 10^6 is at 4.9
+_TAIL = np.geomspace(1e-9, 0.5, 300)
+_BINS = np.concatenate([_TAIL, 1 - _TAIL[-2::-1]])  # of probabilities
+_SLOPES = np.arange(-1.0, 3.0, 0.01)
+_STEPS = np.linspace(-10.0, 10.0, 401)  # of differences of normal scores
+
+
+@cache
+def normal_scores(places: int) -> Array:
+    """The expected normal score of each place, best first, shape (places,).
+
+    Source: Blom, Statistical Estimates and Transformed Beta-Variables (1958).
+
+    >>> normal_scores(3).round(2).tolist()
+    [0.87, 0.0, -0.87]
+    """
+    shares = (places - np.arange(places) - 0.375) / (places + 0.25)
+    return np.array([_NORMAL.inv_cdf(share) for share in shares.tolist()])
+
+
+@dataclass(frozen=True)
+class Chances:
+    """The chances of a group's order, whose ranks are 1 to ``places``; equal rows share a place."""
+
+    places: int
+    slope: Slope
+
+    def between(self, better: int, worse: int) -> float:
+        """Chance that a checkpoint of one rank is more accurate than that of another; in [0, 1]."""
+        z = normal_scores(self.places)
+        return _NORMAL.cdf(self.slope.k * float(z[better - 1] - z[worse - 1]))
+
+    @cached_property
+    def holds_best(self) -> Array:
+        """Chance that the best is among the first m places, for m from 1, shape (places,)."""
+        return _holds_best(self.places, self.slope.k)
+
+    def first_for(self, chance: float = WITHIN) -> int:
+        """How many places to evaluate so that they hold the best with at least this chance, in (0, 1]."""
+        return min(1 + int(np.searchsorted(self.holds_best, chance)), self.places)
+
+
+@cache
+def _holds_best(places: int, k: float) -> Array:
+    """P(the most accurate is among the first m by ratio), m = 1 … places.
+
+    Given its accuracy a and its ratio x, each of the others is above it with the probability p of a ratio
+    above x given an accuracy below a: its place is binomial. Integrated over a, whose density is
+    n φ(a) Φ(a)^(n-1), and x, in bins of p.
+    """
+    if places == 1:
+        return np.ones(1)
+    chances, density = _above(k)
+    of_accuracy = np.exp(-np.square(_GRID) / 2)
+    below = np.cumsum(of_accuracy) - of_accuracy / 2
+    mass = (of_accuracy * np.power(below / below[-1], places - 1))[:, None] * density
+    bins = np.searchsorted(_BINS, chances).ravel()
+    weights, sums = (np.bincount(bins, m.ravel(), len(_BINS) + 1) for m in (mass, mass * chances))
+    used = weights > weights.sum() * 1e-12
+    p = np.clip(sums[used] / weights[used], 1e-12, 1 - 1e-12)[:, None]
+    others = np.arange(places)
+    factorials = np.concatenate([[0.0], np.cumsum(np.log(others[1:]))])
+    ways = factorials[-1] - factorials - factorials[::-1]
+    of_place = weights[used] @ np.exp(ways + others * np.log(p) + (places - 1 - others) * np.log1p(-p))
+    held: Array = np.minimum(np.cumsum(of_place) / of_place.sum(), 1.0)
+    return held
+
+
+@cache
+def _above(k: float) -> tuple[Array, Array]:
+    """P(ratio above x | accuracy below a), and the density of x given a; both over a, then x of `_GRID`."""
+    rho = k * math.sqrt(2 / (1 + 2 * k * k))
+    rest = (_GRID - rho * _GRID[:, None]) / math.sqrt(1 - rho * rho)
+    of_accuracy = np.exp(-np.square(_GRID) / 2)[:, None]
+    joint = of_accuracy * _phi(-rest)
+    chances = (np.cumsum(joint, axis=0) - joint / 2) / (np.cumsum(of_accuracy, axis=0) - of_accuracy / 2)
+    return chances, np.exp(-np.square(rest) / 2)
+
+
+def _phi(values: Array) -> Array:
+    """The normal distribution function."""
+    tails: Array = np.vectorize(math.erfc, otypes=[float])(-values / math.sqrt(2))
+    return tails / 2
+
+
+# --- the slope of a user's own results ------------------------------------------------------------------
+
+
+def fitted(groups: Iterable[tuple[Array, Array]], ours: Slope, near: float = NEAR) -> Slope:
+    """The slope by one's own results, shrunk to ours as far as groups differ.
+
+    Probit of the order of accuracies on differences of normal scores, over the pairs whose accuracies differ
+    by more than ``near``. Pairs share checkpoints: together they weigh as much as there are checkpoints, with
+    which the interval covers (simulated). The prior is normal: mean ``ours.k``, deviation ``ours.spread``.
+
+    Args:
+        groups: Normal scores of each group's evaluated checkpoints in their whole group, and accuracies.
+        ours: The slope measured on checkpoints of their kind.
+        near: Difference of accuracies that is none.
+    """
+    logs, count = -np.square((_SLOPES - ours.k) / ours.spread) / 2, 0
+    for scores, accuracies in groups:
+        first, second = np.triu_indices(len(scores), 1)
+        gains = accuracies[first] - accuracies[second]
+        apart = np.abs(gains) > near * (1 + 1e-9)
+        steps = (np.sign(gains) * (scores[first] - scores[second]))[apart]
+        if len(steps):
+            logs = logs + len(scores) * (_log_chances() @ _counted(steps)) / len(steps)
+        count += len(scores)
+    weights = np.exp(logs - logs.max())
+    shares = np.cumsum(weights) / weights.sum()
+    low, high = (float(_SLOPES[np.searchsorted(shares, edge)]) for edge in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return Slope("yours", float(weights @ _SLOPES / weights.sum()), low, high, ours.spread, "", count)
+
+
+def _counted(steps: Array) -> Array:
+    width = _STEPS[1] - _STEPS[0]
+    return np.bincount(np.rint((steps - _STEPS[0]) / width).astype(int), minlength=len(_STEPS)).astype(float)
+
+
+@cache
+def _log_chances() -> Array:
+    """The logarithm of Φ(k d) for each slope k and each difference d."""
+    return np.log(np.maximum(_phi(_SLOPES[:, None] * _STEPS), 1e-30))
+
+
+# --- noise of the tokens --------------------------------------------------------------------------------
+
+
+def is_noise(ratios: Sequence[Ratio]) -> bool:
+    """Whether the choice of tokens may explain how far a group's ratios differ; False for fewer than two.
+
+    The sum of squared differences of the log ratios, over its expectation by the paired jackknife, is F
+    distributed where only noise differs; its degrees of freedom follow from the correlations of the noise
+    (Satterthwaite), as siblings share tokens and may differ along few directions. Level 5 %.
+
+    Sources: Dempster, Annals of Mathematical Statistics 29 (1958); the estimate of tr Σ²: Bai and Saranadasa,
+    Statistica Sinica 6 (1996).
+    """
+    if len(ratios) < 2:
+        return False
+    logs = np.log([ratio.mean for ratio in ratios])
+    spread = float(np.square(logs - logs.mean()).sum())
+    noise = squared = below = 0.0
+    sides: list[Array] = []
+    for left_out in zip(*((r.left_out_domain, r.left_out_reference) for r in ratios), strict=True):
+        values = np.log(np.stack(left_out))
+        m = values.shape[1]
+        values = (values - values.mean(axis=1, keepdims=True)) * math.sqrt(1 - 1 / m)
+        values -= values.mean(axis=0)
+        products = values.T @ values
+        own = float(np.trace(products))
+        of_side = (m - 1) ** 2 / ((m + 1) * (m - 2)) * (float(np.square(products).sum()) - own**2 / (m - 1))
+        of_side = max(of_side, own**2 / (len(ratios) - 1))
+        noise, squared, below = noise + own, squared + of_side, below + of_side / (m - 1)
+        sides.append(values)
+    if not noise > 0:
+        return spread == 0
+    squared += 2 * float(np.square(sides[0].T @ sides[1]).sum())
+    above = min(max(noise**2 / squared, 1.0), len(ratios) - 1)
+    return f_p(spread / noise, above, min(noise**2 / below, 1e6)) > 1 - LEVEL
