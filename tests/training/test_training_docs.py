@@ -1,7 +1,11 @@
-"""Every example of docs/reference/training.md runs, and every variant of examples/train_variants.py."""
+"""Every example of docs/reference/training.md runs, and so does examples/midtrain.py."""
 
+import json
+import math
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,8 @@ from tiny_decoders import tiny_gpt2, tokens, word_tokenizer
 from lmeval_dispersion.installation import data_folder
 
 ROOT = Path(__file__).parents[2]
-VARIANTS = runpy.run_path(str(ROOT / "examples" / "train_variants.py"))
+EXAMPLE = str(ROOT / "examples" / "midtrain.py")
+MIDTRAIN = runpy.run_path(EXAMPLE)
 PAGE = ROOT / "docs" / "reference" / "training.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
@@ -77,14 +82,55 @@ def test_example_runs(code, request, tmp_path, monkeypatch):
         assert space["loss"] < 0 < space["dispersion"]
 
 
-@pytest.mark.parametrize("variant", ["lora", "noise", "forgetting"])
-def test_a_variant_trains_and_saves(variant, tmp_path, capsys):
-    if variant == "lora":
-        pytest.importorskip("peft")
-    (tmp_path / "texts.txt").write_text("12 + 30 = 42, and 42 - 7 = 35.\n\nIt was late in the day.\n")
-    VARIANTS["main"](
-        variant, data_folder("demo") / "sums-20", tmp_path / "texts.txt", str(tmp_path / "out"), steps=2
+@pytest.mark.parametrize("arm", ["push_away", "noise", "forgetting"])
+def test_midtrain_compares_with_base_and_goes_on(arm, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("\n\n".join(f"{i} + {i + 1} = {2 * i + 1}." for i in range(150)))
+    words = [
+        str(data_folder("demo") / "sums-20"),
+        str(tmp_path / "a.txt"),
+        str(tmp_path / "out"),
+        "--arm",
+        arm,
+    ]
+    words += ["--block=16", "--steps=4", "--lr=0.001", "--seed=0", "--seed=1"]
+    MIDTRAIN["main"](words)
+    said = capsys.readouterr().out
+    base, other = said.splitlines()
+    assert base.startswith("base on a.txt: perplexity ")
+    assert re.fullmatch(
+        rf"{arm} on a.txt: perplexity \S+, dispersion \S+, [+-]\S+ ± \S+ % against base", other
     )
-    assert "'dispersion_loss': -" in capsys.readouterr().out
-    saved = "adapter_model.safetensors" if variant == "lora" else "model.safetensors"
-    assert (tmp_path / "out" / saved).is_file()
+    results = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("out/*/result.json")}
+    assert len({result["before"]["eval_domain0_loss"] for result in results.values()}) == 1
+    losses = {k: math.log(v["after"]["eval_domain0_loss"]) for k, v in results.items()}
+    assert losses["base-0"] != losses[f"{arm}-0"]
+    # What is finished is not trained again; what is not goes on from its last whole checkpoint.
+    trained = (tmp_path / "out" / "base-1" / "model" / "model.safetensors").stat().st_mtime_ns
+    (tmp_path / "out" / f"{arm}-1" / "result.json").unlink()
+    (tmp_path / "out" / f"{arm}-1" / "checkpoint-3").mkdir()
+    MIDTRAIN["main"](words)
+    assert capsys.readouterr().out == said
+    assert (tmp_path / "out" / "base-1" / "model" / "model.safetensors").stat().st_mtime_ns == trained
+    with pytest.raises(SystemExit):
+        MIDTRAIN["main"]([*words, "--lr=0.1"])
+    assert "models of other settings" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_killed_midtraining_ends_as_an_uninterrupted_one(tmp_path):
+    """Stopped after its second step, with a checkpoint at the first and second of four."""
+    (tmp_path / "a.txt").write_text("\n\n".join(f"{i} + {i + 1} = {2 * i + 1}." for i in range(150)))
+
+    def run(out, code=""):
+        words = [str(data_folder("demo") / "sums-20"), str(tmp_path / "a.txt"), str(tmp_path / out)]
+        words += ["--arm=push_away", "--block=16", "--steps=4", "--lr=0.001"]
+        program = f"import runpy; {code}runpy.run_path({EXAMPLE!r})['main']({words!r})"
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+
+    killed = "import os, transformers; old = transformers.Trainer._save_checkpoint; "
+    killed += "transformers.Trainer._save_checkpoint = lambda self, *a, **k: "
+    killed += "(old(self, *a, **k), self.state.global_step == 2 and os._exit(9)); "
+    assert run("out", killed).returncode == 9
+    whole, again = run("whole"), run("out")
+    assert whole.returncode == again.returncode == 0
+    assert again.stdout == whole.stdout
