@@ -6,8 +6,7 @@ Counted in the task's documents, or predicted by a base model where answers begi
 from __future__ import annotations
 
 import argparse
-import re
-from collections import Counter
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import add_column, add_examples, add_quiet
+from lmeval_dispersion.options import add_column, add_examples, add_quiet, add_tasks
 from lmeval_dispersion.output import Output
 from lmeval_dispersion.store.identity import SUFFIX
 
@@ -24,7 +23,7 @@ _SHOWN = 12
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("task", nargs="?", metavar="NAME", help="lm-eval's task or group")
+    parser.add_argument("task", nargs="?", metavar="NAME", help="lm-eval's task or group, or NAME,NAME")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="file to write (default: standard output)"
     )
@@ -38,7 +37,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_quiet(parser)
     base = parser.add_argument_group(f"from a base model, run on {QUESTIONS} questions without answers")
     base.add_argument("--base", metavar="MODEL", help="Hub id or folder (default: count the task's answers)")
-    base.add_argument("--task", dest="named", metavar="NAME", help="as NAME above (default: --questions)")
+    add_tasks(base, "as NAME above (default: --questions)")
     base.add_argument(
         "--questions", metavar="FILE", help="prompts: text, JSONL or parquet (default: the task's)"
     )
@@ -60,12 +59,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    task = args.task or args.named
-    if bool(task) == bool(args.questions) or (args.questions and not args.base) or (args.task and args.named):
+    task = args.task or args.tasks
+    if bool(task) == bool(args.questions) or (args.questions and not args.base) or (args.task and args.tasks):
         raise UsageError("expected the NAME of a task, or --base MODEL with --task NAME or --questions FILE")
     output = Output.of(args)
-    head, text = answer_file(*(_found(args, task) if args.base else _counted(args, task)))
+    if task:
+        output.say(f"dispersion tokens: asking lm-eval for {task} and its documents …")
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)  # hints at options that count for no answer
+    head, text, note = answer_file(*(_found(args, task) if args.base else _counted(args, task)))
     output.write_text(text)
+    if note:
+        output.say(f"note: {note}")
     if output.path:
         print(head)
         output.say(f"next: screen-checkpoints CHECKPOINT… --task {output.path}")
@@ -81,24 +85,21 @@ def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
     """
     from importlib.metadata import version
 
-    from lmeval_screener.tokens.answers import most_frequent
+    from lmeval_screener.tokens.answers import check_answers
 
     from lmeval_dispersion.harness.answers import counted_answers
 
     answers, documents = counted_answers(tasks)
-    words: Counter[str] = Counter()
-    for text, count in answers.items():
-        for word in re.findall(r"\d|[^\W\d_]+", text):
-            words[word] += count
-    most_frequent(name, words)
-    config = tasks[0].config
+    check_answers(name, answers)
+    config, task_version = tasks[0].config, tasks[0].VERSION
+    known = f"task version {task_version}, " if task_version != "Yaml" else ""  # lm-eval's word for none
     parts = (config.dataset_path, config.dataset_name if len(tasks) == 1 else None)
     return {
         "name": name,
         "tasks": list(dict.fromkeys([name, *(task.task_name for task in tasks)])),
         "documents": documents,
         "source": " ".join(str(part) for part in parts if part),
-        "revision": f"task version {tasks[0].VERSION}, lm-eval {version('lm_eval')}",
+        "revision": f"{known}lm-eval {version('lm_eval')}",
         "answers": dict(sorted(answers.items(), key=lambda item: (-item[1], item[0]))),
     }
 
@@ -169,17 +170,17 @@ def vocabulary_of(tokenizer: Any) -> Any:
     return Vocabulary.from_tokenizer_json(tokenizer.backend_tokenizer.to_str().encode())
 
 
-def answer_file(fields: Mapping[str, Any], tokenizer: Any = None) -> tuple[str, str]:
-    """A set's summary in one line, and its file, which begins with that line.
+def answer_file(fields: Mapping[str, Any], tokenizer: Any = None) -> tuple[str, str, str]:
+    """A set's summary in one line, its file, which begins with that line, and a warning or nothing.
 
     Raises:
         ScreeningError: The tokenizer splits the answers into too few or too many tokens.
     """
     import yaml
-    from lmeval_screener.tokens.answers import resolve_answers
+    from lmeval_screener.tokens.answers import left_out_note, resolve_answers
     from lmeval_screener.tokens.sets import AnswerSet, load_token_set
 
-    name, answers = fields["name"], fields.get("answers") or {}
+    name, answers, note = fields["name"], fields.get("answers") or {}, ""
     shown = [text.strip()[:24] for text in answers]
     head = f"answers of {name}: {len(answers):,} different ones in {fields.get('documents', 0):,} documents"
     if "refused" in fields:
@@ -187,15 +188,17 @@ def answer_file(fields: Mapping[str, Any], tokenizer: Any = None) -> tuple[str, 
     if tokenizer is not None:
         found = {key: fields[key] for key in ("answers", "pieces", "tokenizer", "base") if key in fields}
         everyday = load_token_set("reference", "reference")
-        tokens = resolve_answers(AnswerSet(name, (), **found), vocabulary_of(tokenizer), everyday)
+        tokens, share = resolve_answers(AnswerSet(name, (), **found), vocabulary_of(tokenizer), everyday)
+        note = left_out_note(name, share)
         shown = [token.text for token in tokens]
         head = f"T of {name}: {len(tokens)} tokens in {Path(tokenizer.name_or_path).name}'s tokenizer"
     if shown:
         more = ", …" if len(shown) > _SHOWN else ""
-        head += f": {', '.join(' '.join(repr(text)[1:-1].split()) for text in shown[:_SHOWN])}{more}"
+        texts = [" ".join(repr(text)[1:-1].split()).replace("\\\\", "\\") for text in shown[:_SHOWN]]
+        head += f": {', '.join(texts)}{more}"
     content = {"schema": 1, "name": name, "role": "answers", **fields}
     body = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
-    return head, f"# {head}\n{body}"
+    return head, f"# {head}\n{body}", note
 
 
 COMMANDS = {"tokens": (_add_arguments, _run)}

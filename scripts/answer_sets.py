@@ -54,7 +54,7 @@ def write_all() -> None:
         answers = counted.pop("answers")
         sets[name] = counted | about | {"tasks": counted["tasks"] + others, "answers": answers}
     for name, fields in sets.items():
-        head, text = answer_file(fields)
+        head, text, _ = answer_file(fields)
         (FOLDER / f"{name}.yaml").write_text(text, encoding="utf-8")
         print(head)
 
@@ -66,7 +66,7 @@ def table(folder: Path) -> str:
     for name in COUNTED:
         for path in sorted(folder.glob("*/tokenizer.json")):
             try:
-                tokens = resolve_answers(
+                tokens, _ = resolve_answers(
                     load_answers(name), Vocabulary.from_tokenizer_json(path.read_bytes()), everyday
                 )
                 count, shown = str(len(tokens)), " ".join(f"`{token.piece}`" for token in tokens[:14])

@@ -1,8 +1,8 @@
 """A task's answer tokens: its documents' answers as texts, and the tokens that a base model expects.
 
 Answers are counted as lm-eval places them after the prompt: every choice of a multiple choice, the target of
-a generated answer as the task's regex extracts it, and for code the names, constants and literals of the
-reference solution.
+a generated answer as the task's regex extracts it, and for code each name, constant and literal of the
+reference solution, once.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:
     answers: Counter[str] = Counter()
     documents = 0
     for task in tasks:
+        shots = task.config.num_fewshot
         task.set_config(key="num_fewshot", value=0)
         build_requests(task)
+        task.set_config(key="num_fewshot", value=shots)
         for instance in task.instances:
-            if instance.request_type == "loglikelihood":
-                answers[instance.args[1]] += 1
-            elif instance.request_type == "generate_until":
+            if task.OUTPUT_TYPE == "loglikelihood_rolling":
+                raise UsageError(f"{task.task_name} has no answers: it scores whole texts")
+            if task.OUTPUT_TYPE == "generate_until":
                 answers.update(_generated(task, instance.doc))
             else:
-                raise UsageError(f"{task.task_name} has no answers: it scores whole texts")
+                answers[instance.args[1]] += 1
         documents += len({instance.doc_id for instance in task.instances})
     return answers, documents
 
@@ -61,7 +63,8 @@ def _generated(task: Any, doc: Mapping[str, Any]) -> Iterator[str]:
                 f"{task.task_name}: expected reference solutions in a field {' or '.join(_SOLUTIONS)}, "
                 f"got the fields {', '.join(doc)}"
             )
-        yield from words_of_code(str(doc.get("prompt", "")) if field == _SOLUTIONS[0] else "", doc[field])
+        before = str(doc.get("prompt", "")) if field == _SOLUTIONS[0] else ""
+        yield from dict.fromkeys(words_of_code(before, doc[field]))
         return
     steps = [step for entry in task.config.filter_list or () for step in entry["filter"]]
     regex = next((step for step in steps if step["function"] == "regex"), None)

@@ -13,7 +13,8 @@ from datasets_layout import DATA, FACTS
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.harness import answers, install
-from lmeval_dispersion.tokens import vocabulary_of
+from lmeval_dispersion.harness.seams import loaded_tasks
+from lmeval_dispersion.tokens import counted_set, vocabulary_of
 
 EXCERPTS = json.loads((DATA / "excerpts.json").read_text("utf-8"))
 
@@ -53,7 +54,7 @@ def expected(task):
         numbers = [document["answer"].rpartition("#### ")[2] for document in EXCERPTS["gsm8k"][6:]]
         return Counter(f" {number}" for number in numbers)
     if task == "humaneval":
-        return sum(map(names_and_literals, EXCERPTS["humaneval"]), Counter())
+        return Counter(word for document in EXCERPTS["humaneval"] for word in names_and_literals(document))
     if task.startswith("mmlu"):
         rows = pd.read_parquet(DATA / "mmlu.parquet")
         asked = rows[(rows.split == "test") & ((task == "mmlu") | ("mmlu_" + rows.subject == task))]
@@ -89,12 +90,19 @@ def test_a_set_holds_the_answers_of_the_tasks_documents(tasks, task, tmp_path, c
     )
 
 
+def test_a_set_names_the_version_of_a_task_that_has_one(tasks):
+    (task,) = loaded_tasks("gsm8k").values()
+    assert counted_set("gsm8k", [task])["revision"].startswith("task version 3.0, lm-eval 0.")
+    task.VERSION = "Yaml"  # lm-eval's own, where a task has none
+    assert counted_set("gsm8k", [task])["revision"].startswith("lm-eval 0.")
+
+
 def test_the_head_lists_the_tokens_of_a_tokenizer(tasks, model_folder, capsys):
-    assert main(["tokens", "gsm8k", "--tokenizer", str(model_folder)]) == 0
+    assert main(["tokens", "mmlu_anatomy", "--tokenizer", str(model_folder)]) == 0
     head, _, text = capsys.readouterr().out.partition("\n")
-    assert head.startswith("# T of gsm8k: ")
+    assert head.startswith("# T of mmlu_anatomy: ")
     assert " tokens in tiny's tokenizer: " in head
-    assert yaml.safe_load(text)["answers"] == expected("gsm8k")
+    assert yaml.safe_load(text)["answers"] == expected("mmlu_anatomy")
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -167,9 +175,33 @@ def test_what_cannot_be_counted_is_a_sentence(tasks, words, says, capsys, monkey
 
 
 def test_answers_that_are_running_text_are_refused(tasks, monkeypatch, capsys):
-    prose = " ".join(EXCERPTS["wikitext"])
-    monkeypatch.setattr(answers, "counted_answers", lambda _: (Counter([prose]), 1))
+    monkeypatch.setattr(answers, "counted_answers", lambda _: (Counter(EXCERPTS["wikitext"]), 3))
     assert main(["tokens", "arc_easy"]) == 1
-    assert (
-        "whole sentences or too many different words: the 100 most frequent cover" in capsys.readouterr().err
-    )
+    assert "arc_easy: 100% of its answers are sentences" in capsys.readouterr().err
+
+
+def test_the_command_says_what_it_does_and_warns_unless_it_is_quiet(
+    in_world, model_folder, tmp_path, capfd, caplog, monkeypatch
+):
+    """An own task without a version, whose answers are mostly form."""
+    monkeypatch.setattr("lm_eval.tasks.manager.__file__", "/none/manager.py")  # not its own 10,000 tasks
+    rows = [
+        {"q": str(i), "a": f"SELECT {name} FROM t;"}
+        for i, name in enumerate(["ice", "bee", "sun", "fly"] * 9)
+    ]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    content = {"task": "mine", "dataset_path": "json", "test_split": "test", "output_type": "generate_until"}
+    content |= {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "mine.jsonl")}}}
+    content |= {"doc_to_text": "{{q}}", "doc_to_target": "{{a}}"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    words = ["tokens", "mine", "--include_path", str(tmp_path), "--tokenizer", str(model_folder)]
+    assert main(words) == 0
+    out, err = capfd.readouterr()
+    made = yaml.safe_load(out)
+    assert made["revision"].startswith("lm-eval ")
+    assert err.startswith("dispersion tokens: asking lm-eval for mine and its documents …\nnote: ")
+    assert err.endswith("ask dispersion probe --task mine\n")
+    assert "generation_kwargs" not in err + caplog.text
+    assert "SELECT" not in out.partition("\n")[0]
+    assert main([*words, "--quiet"]) == 0
+    assert capfd.readouterr() == (out, "")

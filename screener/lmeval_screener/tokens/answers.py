@@ -1,4 +1,4 @@
-"""Answer tokens: the tokens that a task's answers consist of, T of the ratio.
+"""Answer tokens: the tokens that differ between a task's answers, T of the ratio.
 
 A set lists the task's answers as texts with counts (taken from its documents), or the pieces that a base
 model expects at the start of an answer (`dispersion tokens --base`). Rule: ``docs/reference/token-sets.md``.
@@ -7,23 +7,32 @@ model expects at the start of an answer (`dispersion tokens --base`). Rule: ``do
 from __future__ import annotations
 
 import fnmatch
+import re
+import unicodedata
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from string import ascii_uppercase
+from typing import Annotated, Any, Literal, NamedTuple
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.tokens.sets import MOST, AnswerSet, Token, TokenSet, load_token_set, lookup
+from lmeval_screener.tokens.sets import MOST, AnswerSet, Token, TokenSet, is_file, load_token_set, lookup
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 
-# Tokens of T: as many as cover this share of all answer tokens, within these bounds. If the most frequent
-# tokens within the bounds cover less than the least share, the answers are running text.
+# T: of the tokens that differ between answers as many as cover this share of their weight, within bounds; if
+# the most frequent ones within the bounds cover less than the least share, answers differ in too many words.
 COVERED, LEAST, LEAST_COVERED = 0.9, 3, 2 / 3
-T = TypeVar("T", str, tuple[int, str])
+SAME = 0.9  # what more than this share of the answers hold does not differ between them
+WORDS = 5  # an answer with more words that differ is a sentence
+_ELSEWHERE = {"domain": "words of a domain: give it to --domain"}
+_WORD = re.compile(r"[^\W\d_]+")
+Piece = tuple[int, str]  # row and spelling
 
 
 @dataclass(frozen=True)
@@ -40,26 +49,57 @@ class _File(AnswerSet):
     licence: Any = None
 
 
+@cache
+def bundled_answers() -> Mapping[Path, _File]:
+    """The sets that come with the package, by their files."""
+    folder = data_folder("token_sets") / "answers"
+    return {path: load_yaml(_File, path) for path in sorted(folder.glob("*.yaml"))}
+
+
 def load_answers(name_or_path: str) -> AnswerSet:
     """The set of a task, by lm-eval's name or ours, or from a YAML file.
 
     Raises:
         UsageError: No set has the task, its answers have no tokens of their own, or the file is broken.
     """
-    if name_or_path.endswith((".yaml", ".yml")):
+    if is_file(name_or_path):
         path = Path(name_or_path).expanduser()
-        return _set(path, load_yaml(_File, path), name_or_path)
+        return _set(path, load_yaml(_File, path, _ELSEWHERE), name_or_path)
     task = name_or_path.removesuffix("_dispersion")
-    folder = data_folder("token_sets") / "answers"
-    files = {path: load_yaml(_File, path) for path in sorted(folder.glob("*.yaml"))}
-    for path, file in files.items():
+    for path, file in bundled_answers().items():
         if any(fnmatch.fnmatchcase(task, pattern) for pattern in file.tasks):
             return _set(path, file, task)
-    known = sorted(chain.from_iterable(file.tasks for file in files.values()))
+    known = sorted(chain.from_iterable(file.tasks for file in bundled_answers().values()))
     raise UsageError(
         f"the task {task!r} has no bundled answer tokens{nearest(task, known)}; `dispersion tokens {task} -o "
-        "set.yaml` makes the set of any task that lm-eval has here; then give set.yaml instead of the name"
+        "set.yaml` makes the set of any task that lm-eval has here: give it instead of the name; or "
+        "name a --domain"
     )
+
+
+def first_known(tasks: str) -> tuple[str, AnswerSet | None, list[UsageError]]:
+    """Of ``NAME,NAME`` the first task with a set, its set, and why those before it have none."""
+    refused = list[UsageError]()
+    for name in _split(tasks):
+        try:
+            return name, load_answers(name), refused
+        except UsageError as error:
+            refused.append(error)
+    return "", None, refused
+
+
+def tasks_in(tasks: str) -> tuple[str, ...]:
+    """lm-eval's tasks of ``NAME,NAME``; a set's file has the tasks that it names, but for patterns."""
+    names: list[str] = []
+    for name in _split(tasks):
+        of_file = load_answers(name).tasks if is_file(name) else (name,)
+        names += [task for task in of_file if not set("*?[") & set(task)]
+    return tuple(dict.fromkeys(names))
+
+
+def _split(names: str) -> list[str]:
+    """The names in ``NAME,NAME``."""
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def answers_of_domain(domain_set_name: str) -> AnswerSet | None:
@@ -70,17 +110,21 @@ def answers_of_domain(domain_set_name: str) -> AnswerSet | None:
     return load_answers("humaneval") if domain_set_name == "code" else None
 
 
-def resolve_answers(answers: AnswerSet, vocabulary: Vocabulary, everyday: TokenSet) -> tuple[Token, ...]:
-    """The tokens that answers consist of in a vocabulary, most frequent first, without everyday words.
+def resolve_answers(
+    answers: AnswerSet, vocabulary: Vocabulary, everyday: TokenSet
+) -> tuple[tuple[Token, ...], float]:
+    """The tokens that differ between answers in a vocabulary, most frequent first, without everyday words.
 
-    Each answer is tokenized, and its tokens count as often as it occurs. Kept are the
-    most frequent tokens that cover 90 % of all, and those as frequent as the last of them; 3 to 36.
+    Chosen by `differing` and `most_frequent`, at most ``answers.most``; the answers' digits, or capital
+    letters, are completed where two thirds of them are chosen. The second value is the share of what answers
+    hold that was left out; where T is single signs, of sentences alone.
 
     Raises:
-        ScreeningError: ``TooFewTokens`` for fewer than 3 tokens, and where 100 cover less than two thirds;
-            ``TokenizerMismatch`` for a set made by a base with another tokenizer.
+        ScreeningError: ``TooFewTokens`` for fewer than 3 tokens, and for answers that are sentences or differ
+            in too many words; ``TokenizerMismatch`` for a set made by a base with another tokenizer.
     """
     left_out = {token.id for token in lookup(everyday, vocabulary)[0]}
+    left = 0.0
     if answers.pieces:
         if vocabulary.digest != answers.tokenizer:
             raise ScreeningError(
@@ -88,41 +132,138 @@ def resolve_answers(answers: AnswerSet, vocabulary: Vocabulary, everyday: TokenS
                 f"{answers.name}: its tokens come from {answers.base}, whose tokenizer differs from this "
                 "checkpoint's; make the set with this checkpoint's own base: dispersion tokens --base",
             )
-        found = ((vocabulary.text_row(piece), piece) for piece in answers.pieces)
-        rows = [(row, piece) for row, piece in found if row is not None and row not in left_out]
+        places = ((vocabulary.text_row(piece), piece) for piece in answers.pieces)
+        rows = [(row, piece) for row, piece in places if row is not None and row not in left_out]
     else:
-        counts: Counter[tuple[int, str]] = Counter()
-        for text, count in answers.answers.items():
-            for token in vocabulary.cut(text):
-                if token[0] not in left_out:
-                    counts[token] += count
-        rows = most_frequent(answers.name, counts)[: answers.most]
+
+        def cut(text: str) -> Iterable[Piece]:
+            return (token for token in vocabulary.cut(text) if token[0] not in left_out)
+
+        found = differing(answers.name, answers.answers, cut)
+        rows = most_frequent(answers.name, found.weights)[: answers.most]
+        rows += _missing(rows, found.all_weights, vocabulary)
+        kept: Mapping[Piece, int] = {**found.weights, **{row: found.all_weights[row] for row in rows}}
+        if all(len(vocabulary.text(piece).strip()) == 1 for _, piece in rows):
+            kept = found.all_weights  # numbers and letters are right in any form
+        left = 1 - sum(kept.values()) / found.everything
     if len(rows) < LEAST:
         raise ScreeningError(
             "TooFewTokens",
-            f"{answers.name}: expected answers of at least {LEAST} tokens, got {len(rows)}"
-            f" ({', '.join(piece for _, piece in rows) or 'none'}): errors leave each out in turn, and one "
-            f"alone has no distance; ask dispersion probe --task {answers.name}, or name a --domain",
+            f"{answers.name}: expected answers of at least {LEAST} tokens that differ between them, got "
+            f"{len(rows)} ({', '.join(piece for _, piece in rows) or 'none'}): errors leave each out in "
+            f"turn, and one alone has no distance; ask dispersion probe --task {answers.name}, or name a "
+            "--domain",
         )
-    return tuple(Token(vocabulary.text(piece), piece, row, answers.name) for row, piece in rows)
+    return tuple(Token(vocabulary.text(piece), piece, row, answers.name) for row, piece in rows), left
 
 
-def most_frequent(name: str, counts: Counter[T]) -> list[T]:
-    """The tokens (or words) that cover most of the answers, by the rule of `resolve_answers`."""
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    whole, run, taken = counts.total(), 0, 0
-    while taken < min(len(ordered), MOST) and (
-        run < COVERED * whole or taken < LEAST or ordered[taken][1] == ordered[taken - 1][1]
-    ):
-        run += ordered[taken][1]
-        taken += 1
+def left_out_note(task: str, share: float) -> str:
+    """The warning where most of what the answers of a task hold is left out of T; else nothing."""
+    if share <= 1 / 2:
+        return ""
+    return (
+        f"{share:.0%} of what the answers of {task} hold is in nearly all of them, or in sentences, and left "
+        f"out of T; where right and wrong answers differ in that, ask dispersion probe --task {task}"
+    )
+
+
+def check_answers(name: str, answers: Mapping[str, int]) -> None:
+    """Refuse answers that are running text, before a tokenizer is known."""
+    words = re.compile(r"\d|[^\W\d_]+")
+    found = differing(name, answers, lambda text: [(0, word) for word in words.findall(text)])
+    most_frequent(name, found.weights)
+
+
+class Differing(NamedTuple):
+    """Tokens of answers, and in how many answers each stands."""
+
+    weights: Counter[Piece]  # of those that differ between answers
+    all_weights: Counter[Piece]  # of these and those that do not
+    everything: int  # of all, in sentences too
+
+
+def differing(name: str, answers: Mapping[str, int], cut: Callable[[str], Iterable[Piece]]) -> Differing:
+    """Tokens that differ between answers: each answer counts a token once.
+
+    Left out are answers that are sentences, with more than `WORDS` different words that differ, and tokens
+    in more than `SAME` of the others, but for those that are a whole answer.
+
+    Raises:
+        ScreeningError: ``TooFewTokens``: most answers are sentences.
+    """
+    words = {text: {(0, word) for word in _WORD.findall(text)} for text in answers}
+    same = _in_nearly_all(words, answers)
+    short = {text: n for text, n in answers.items() if len(words[text] - same) <= WORDS}
+    sentences = 1 - sum(short.values()) / max(1, sum(answers.values()))
+    if sentences > 1 / 2:
+        raise ScreeningError(
+            "TooFewTokens",
+            f"{name}: {sentences:.0%} of its answers are sentences (more than {WORDS} words that differ "
+            f"between answers); ask dispersion probe --task {name}, or name a --domain",
+        )
+    tokens = {text: {*cut(text)} for text in answers}
+    whole = {token for text in short if len(tokens[text]) == 1 for token in tokens[text]}
+    weights, same = _weights(tokens, short), _in_nearly_all(tokens, short) - whole
+    differ = Counter({token: count for token, count in weights.items() if token not in same})
+    return Differing(differ, weights, max(1, _weights(tokens, answers).total()))
+
+
+def _weights(held: Mapping[str, set[Piece]], answers: Mapping[str, int]) -> Counter[Piece]:
+    """In how many of the answers each token stands."""
+    weights: Counter[Piece] = Counter()
+    for text, count in answers.items():
+        for token in held[text]:
+            weights[token] += count
+    return weights
+
+
+def _in_nearly_all(held: Mapping[str, set[Piece]], answers: Mapping[str, int]) -> set[Piece]:
+    most = SAME * sum(answers.values())
+    return {token for token, count in _weights(held, answers).items() if count > most}
+
+
+def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
+    """The most frequent tokens that cover 90 % of the weight; 3 to 100.
+
+    Those at least half as frequent as the last of them follow: chance alone moves a count that far.
+
+    Raises:
+        ScreeningError: ``TooFewTokens``: 100 cover less than two thirds.
+    """
+    ordered = sorted(weights.items(), key=lambda item: (-item[1], item[0]))[:MOST]
+    whole, run, last, taken = weights.total(), 0, 0, list[Piece]()
+    for token, weight in ordered:
+        if run < COVERED * whole or len(taken) < LEAST:
+            last = weight
+        elif 2 * weight < last:
+            break
+        run += weight
+        taken.append(token)
     if run < LEAST_COVERED * whole:
         raise ScreeningError(
             "TooFewTokens",
-            f"{name}: its answers are whole sentences or too many different words: the {MOST} most frequent "
-            f"cover {run / whole:.0%}, expected at least {LEAST_COVERED:.0%}; name a --domain",
+            f"{name}: its answers hold too many different words: the {MOST} most frequent cover "
+            f"{run / whole:.0%}, expected at least {LEAST_COVERED:.0%}; ask dispersion probe --task {name}, "
+            "or name a --domain",
         )
-    return [token for token, _ in ordered[:taken]]
+    return taken
+
+
+def _missing(rows: Sequence[Piece], tokens: Iterable[Piece], vocabulary: Vocabulary) -> list[Piece]:
+    """What completes the digits, or the capital letters, among answers' tokens if two thirds are there."""
+    classes: dict[tuple[str, int], list[Piece]] = {}
+    for token in sorted(tokens):
+        text = vocabulary.text(token[1])
+        sign = text.strip()
+        if len(sign) == 1 and sign.isdecimal():  # of any script
+            classes.setdefault((text[:-1], ord(sign) - unicodedata.decimal(sign)), []).append(token)
+        elif sign in {*ascii_uppercase}:
+            classes.setdefault((text[:-1], 0), []).append(token)
+    missing = list[Piece]()
+    for members in classes.values():
+        others = [token for token in members if token not in rows]
+        missing += others if 3 * len(others) <= len(members) else []
+    return missing
 
 
 def _set(path: Path, file: _File, asked: str) -> AnswerSet:

@@ -13,10 +13,13 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 
+from lmeval_dispersion.errors import UsageError
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.tokens.sets import (
+    AnswerSet,
     Token,
     TokenSet,
+    is_file,
     load_token_set,
     lookup,
     some_words,
@@ -25,29 +28,52 @@ from lmeval_screener.tokens.sets import (
 from lmeval_screener.tokens.vocabulary import DigitScheme, Vocabulary
 
 # Part of every cached resolution's key: raise it when the rule or the layout of an entry changes.
-RESOLUTIONS = 6
+RESOLUTIONS = 7
 DOMAIN = "math"  # if neither a domain nor a task is named
 
 
-def load_domain(name: str | None = None, task: str | None = None) -> TokenSet:
+def load_domain(name: str | None = None, tasks: str | AnswerSet | None = None) -> TokenSet:
     """T of G and of the ratio: a domain's set, and the answers of a task or of the domain.
 
-    With a task alone, G uses the domain that its answers name, or the answers themselves.
-    """
-    from lmeval_screener.tokens.answers import LEAST, answers_of_domain, load_answers
+    ``tasks`` are ``NAME,NAME``: the ratio is over the answers of the first whose answers are known, else over
+    those of the domain. With tasks alone, G uses the domain that the answers name, or the answers themselves.
 
-    answers = load_answers(task) if task else answers_of_domain(name or DOMAIN)
+    Raises:
+        UsageError: A set is not known, or neither the answers of a task nor a domain.
+    """
+    from lmeval_screener.tokens.answers import LEAST, answers_of_domain, first_known, tasks_in
+
+    task, answers, refused = "", None, list[UsageError]()
+    evaluated: tuple[str, ...] = ()
+    if isinstance(tasks, AnswerSet):
+        task, answers, evaluated = tasks.name, tasks, tasks.tasks
+    elif tasks:
+        task, answers, refused = first_known(tasks)
+        if answers is None and name is None:
+            raise refused[0]
+        evaluated = tasks_in(tasks)
+    if answers is not None and is_file(task):
+        task = answers.name
+    why = str(refused[0]).partition(";")[0] if refused else ""
+    remark = f"the ratio is over tokens of {task or name}; {why}" if refused else ""
+    if answers is None:
+        answers = answers_of_domain(name or DOMAIN)
     if answers is None or not (task or answers.tasks):
-        return load_token_set(name or DOMAIN)  # the set itself holds the answers, or they are not known
+        words = load_token_set(name or DOMAIN)  # the set itself holds the answers, or they are not known
+        return replace(words, tasks=evaluated or words.tasks, remark=remark)
     if name or answers.domain:
         words = load_token_set(name or answers.domain)
     else:
         words = TokenSet(answers.name, "domain", LEAST, {}, "")
     digest = hashlib.sha256(f"{words.digest} {answers.digest}".encode()).hexdigest()
-    tasks: tuple[str, ...] = (task,) if task else ()
-    if task and task.endswith((".yaml", ".yml")):
-        task, tasks = answers.name, tuple(name for name in answers.tasks if not set("*?[") & set(name))
-    return replace(words, answers=answers, task=task or "", tasks=tasks or words.tasks, digest=digest)
+    return replace(
+        words,
+        answers=answers,
+        task=task,
+        tasks=evaluated or words.tasks,
+        digest=digest,
+        remark=remark,
+    )
 
 
 @dataclass(frozen=True)
@@ -64,6 +90,7 @@ class Resolution:
     digit_scheme: DigitScheme  # how numbers are split, see `Vocabulary.digit_scheme`
     vocabulary: int  # the tokenizer's rows: its last id + 1; a padded matrix has more
     answers: tuple[Token, ...] = ()  # T of the ratio, none of them in R; empty if unknown
+    left_out: float = 0.0  # share of what answers hold that does not differ between them, or is sentences
 
     @property
     def of_ratio(self) -> tuple[Token, ...]:
@@ -104,13 +131,13 @@ class Resolution:
 def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary) -> Resolution:
     """The rows of T and R in a vocabulary, by the rule in the module's docstring."""
     tokens, dropped, doubled = lookup(domain, vocabulary)
-    answers: tuple[Token, ...] = ()
+    answers, left_out = tuple[Token, ...](), 0.0
     if domain.answers is not None:
         from lmeval_screener.tokens.answers import resolve_answers
 
         # Answers that a vocabulary lacks are an error only if the user asked for them.
         with contextlib.nullcontext() if domain.task else contextlib.suppress(ScreeningError):
-            answers = resolve_answers(domain.answers, vocabulary, reference)
+            answers, left_out = resolve_answers(domain.answers, vocabulary, reference)
     tokens = tokens if domain.groups else list(answers)
     rows_of_domain = {token.id for token in tokens}
     everyday, dropped_reference, doubled_reference = lookup(reference, vocabulary)
@@ -133,6 +160,7 @@ def resolve_tokens(domain: TokenSet, reference: TokenSet, vocabulary: Vocabulary
         digit_scheme=vocabulary.digit_scheme(),
         vocabulary=vocabulary.size,
         answers=tuple(tokens) if {token.id for token in answers} == rows_of_domain else answers,
+        left_out=left_out,
     )
 
 

@@ -25,6 +25,7 @@ from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 Role = Literal["domain", "reference"]
 Variant = Literal["bare", "space"]
 MOST = 100  # answer tokens at most
+_RULE = 2  # how `answers.differing` chooses tokens: raise it when that changes, for registries
 READ = 36  # of a task's, those that are read: at most a tenth more bytes than keywords
 
 _CASES: dict[str, Callable[[str], str]] = {
@@ -53,7 +54,7 @@ class AnswerSet:
     @property
     def digest(self) -> str:
         """SHA-256 over everything that decides the tokens."""
-        content = [sorted(self.answers.items()), self.pieces, self.tokenizer, self.most]
+        content = [_RULE, sorted(self.answers.items()), self.pieces, self.tokenizer, self.most]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -100,6 +101,7 @@ class TokenSet:
     answers: AnswerSet | None = None  # answers for the ratio; None: T
     task: str = ""  # the task of the answers, if named; for a file its name
     tasks: tuple[str, ...] = ()  # lm-eval tasks that evaluate it
+    remark: str = ""  # why the ratio's tokens are not those of the first task
 
     @property
     def title(self) -> str:
@@ -134,15 +136,20 @@ def load_token_set(name_or_path: str, role: Role = "domain") -> TokenSet:
     return _read(path, role, selected)
 
 
+def is_file(name: str) -> bool:
+    """Whether it names a set's file, not a bundled set."""
+    return name.endswith((".yaml", ".yml"))
+
+
 def _path(name: str) -> Path | None:
     """The file of ``name``; None if it is neither a bundled name nor looks like a path."""
-    if name.endswith((".yaml", ".yml")):
+    if is_file(name):
         return Path(os.path.expanduser(name))
     return data_folder("token_sets") / f"{name}.yaml" if name in bundled_token_sets() else None
 
 
 def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
-    file = load_yaml(_File, path)
+    file = load_yaml(_File, path, {"answers": "answers of a task: give it to --task"})
     groups = file.groups
     for name, group in groups.items():
         for position, item in enumerate(group.items):

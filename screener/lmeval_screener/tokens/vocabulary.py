@@ -167,11 +167,11 @@ class Vocabulary:
         return cuts
 
     def text(self, piece: str) -> str:
-        """What a piece spells, the inverse of `piece`; half characters as ``�``."""
+        """What a piece spells, the inverse of `piece`; half characters as their bytes, in hex."""
         if self.kind == "sentencepiece":
             return piece.replace("▁", " ")
         signs = {sign: byte for byte, sign in _byte_signs().items()}
-        return bytes(signs[sign] for sign in piece if sign in signs).decode(errors="replace")
+        return bytes(signs[sign] for sign in piece if sign in signs).decode(errors="backslashreplace")
 
     def text_row(self, piece: str) -> int | None:
         """Row of a piece by its own spelling; None for special tokens, bytes, white space, unknown ones."""
