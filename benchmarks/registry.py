@@ -1,4 +1,4 @@
-"""Time and memory of a registry: `python benchmarks/registry.py [--sizes 100,1000] [--quota N] [--listed]`.
+"""Time and memory of a registry: `python benchmarks/registry.py [--sizes N,N] [--quota N] [--listed] …`.
 
 A server process speaks the Hub's protocol and answers after 40 ms over a line of 200 MB/s that all
 connections share. Checkpoints have Qwen2.5-7B's true shapes, so that each takes about 105 ranged requests.
@@ -8,6 +8,10 @@ bytes and peak memory; then the time that latency alone takes (four dependent ro
 side by side) and that of the line. With ``--quota`` the Hub's resolver answers N requests in 10 s, and
 printed is which share of that was used in the windows between the first and the last. With ``--listed`` the
 checkpoints are those of ``'org/*'``, not names. Requests by kind follow each run.
+
+With ``--known`` nothing is read: the registry has one group of planted figures, and printed are the CPU
+seconds of each question to it, and their ratio between the largest and the smallest size (default:
+3000,10000).
 """
 
 from __future__ import annotations
@@ -31,6 +35,19 @@ BASES = 20
 WINDOW = 10.0  # seconds of a quota
 TOKENIZER = ROOT / "tests" / "data" / "tokenizers" / "qwen2.5.json"
 PARAMETERS = 7_615_616_512
+#: Questions to a registry R whose checkpoints an organisation lists, answered without reading.
+QUESTIONS = {
+    "query": ("lmeval_dispersion", "registry", "query", "R"),
+    "query, JSON": ("lmeval_dispersion", "registry", "query", "R", "--format", "json"),
+    "diff, JSON": ("lmeval_dispersion", "registry", "diff", "R", "--since", "2000-01-01", "--format", "json"),
+    "org/*, table": ("lmeval_screener", "org/*", "--registry", "R"),
+    "org/*, JSON": ("lmeval_screener", "org/*", "--registry", "R", "--format", "json"),
+    "org/*, page": ("lmeval_screener", "org/*", "--registry", "R", "--format", "html"),
+    "--since, table": ("lmeval_screener", "org/*", "--registry", "R", "--since", "2000-01-01"),
+    "--since, JSON": (
+        *("lmeval_screener", "org/*", "--registry", "R", "--since", "2000-01-01", "--format", "json"),
+    ),
+}
 
 
 def true_checkpoints(folder: Path, count: int) -> list[Path]:
@@ -73,6 +90,47 @@ def serve(count: int, quota: int, folder: Path) -> None:
             print(json.dumps(counts), flush=True)
 
 
+def serve_known(count: int, folder: Path) -> None:
+    """Serve the list of ``count`` checkpoints that a new registry has; until standard input ends."""
+    from hub_server import HubServer
+    from planted_registry import plant
+
+    with HubServer() as server:
+        plant(folder / "registry.db", count, server)
+        print(server.endpoint, flush=True)
+        sys.stdin.read()
+
+
+def cpu_of(question: tuple[str, ...], folder: Path, endpoint: str) -> float:
+    """CPU seconds of one question; stops where it is not answered."""
+    words = [str(folder / "registry.db") if word == "R" else word for word in question]
+    env = without_hub(HF_HOME=str(folder / "hf"), HF_ENDPOINT=endpoint, OPENBLAS_NUM_THREADS="1")
+    output = (os.POSIX_SPAWN_OPEN, 1, str(folder / "answer"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    quiet = (os.POSIX_SPAWN_OPEN, 2, str(folder / "errors"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    command = [sys.executable, "-m", *words]
+    pid = os.posix_spawn(sys.executable, command, env, file_actions=[output, quiet])
+    _, status, usage = os.wait4(pid, 0)
+    if os.waitstatus_to_exitcode(status) not in (0, 5):
+        raise SystemExit((folder / "errors").read_text()[-2000:])
+    return usage.ru_utime + usage.ru_stime
+
+
+def known(sizes: list[int]) -> None:
+    """Print the CPU seconds of each question at each size, and their ratio."""
+    seconds: dict[str, list[float]] = {name: [] for name in QUESTIONS}
+    for count in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            server = ServerProcess(__file__, count, 0, folder, "known")
+            try:
+                for name, question in QUESTIONS.items():
+                    seconds[name].append(cpu_of(question, Path(folder), server.endpoint))
+            finally:
+                server.close()
+    print("CPU seconds".ljust(16) + "".join(f"{count:>9,}" for count in sizes) + "ratio".rjust(8))
+    for name, of in seconds.items():
+        print(f"{name:<16}" + "".join(f"{value:9.1f}" for value in of) + f"{of[-1] / of[0]:8.1f}")
+
+
 def screened(
     server: ServerProcess, count: int, folder: Path, label: str, *, listed: bool
 ) -> tuple[float, float]:
@@ -107,18 +165,23 @@ def main() -> None:
     """Print a table for every size."""
     args = parsed(
         __doc__,
-        ("--sizes", {"default": "100,1000", "help": "numbers of checkpoints (default: 100,1000)"}),
+        ("--sizes", {"help": "numbers of checkpoints (default: 100,1000; with --known 3000,10000)"}),
         ("--quota", {"type": int, "default": 0, "help": "of the resolver in 10 s (default: none)"}),
         ("--listed", {"action": "store_true", "help": "checkpoints of a list of the Hub"}),
-        hidden=("--serve", 3),
+        ("--known", {"action": "store_true", "help": "questions to a registry that has all"}),
+        hidden=("--serve", "+"),
     )
     if args.serve:
-        serve(int(args.serve[0]), int(args.serve[1]), Path(args.serve[2]))
+        count, quota, folder, *planted = args.serve
+        serve_known(int(count), Path(folder)) if planted else serve(int(count), int(quota), Path(folder))
         return
     many_files()
+    if args.known:
+        known([int(count) for count in (args.sizes or "3000,10000").split(",")])
+        return
     heads = f"\n{'':<14} {'seconds':>9} {'CPU ms each':>12} {'server ms':>10} {'requests':>10} "
     print(f"{heads}{'each':>8} {'MB':>9} {'peak MB':>8}")
-    for count in map(int, args.sizes.split(",")):
+    for count in map(int, (args.sizes or "100,1000").split(",")):
         with tempfile.TemporaryDirectory() as folder:
             server = ServerProcess(__file__, count, args.quota, folder)
             try:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def parsed(
-    doc: str | None, *options: tuple[str, dict[str, Any]], hidden: tuple[str, int] | None = None
+    doc: str | None, *options: tuple[str, dict[str, Any]], hidden: tuple[str, int | str] | None = None
 ) -> Any:
     """The command line; ``hidden`` is the option of child processes, with the number of its words."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)

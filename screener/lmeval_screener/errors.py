@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from lmeval_dispersion.errors import DispersionError, printable
 
+#: The code of a checkpoint that a registry knows and that does not exist any more.
+GONE = "Gone"
 _OF_NAMES: dict[str, str] = {
     "BadName": "not a repository's name, a folder, or an address of a supported storage",
     "RepoNotFound": "no such model repository, or it is private and the token does not open it",
     "RevisionNotFound": "the repository has no such branch, tag or commit",
     "FileNotFound": "a file that the checkpoint needs is not in the repository or folder",
     "FolderNotFound": "the folder does not exist, or it holds no checkpoint",
+    GONE: "a registry knows it, and it was deleted, renamed or made private since",
     "TokenizerMismatch": "the tokenizer differs from that of the checkpoint's family",
     "Interrupted": "the run was stopped before this checkpoint was read",
 }
@@ -35,6 +38,7 @@ OF_WEIGHTS: dict[str, str] = {
 }
 #: Errors that say nothing about the weights: the checkpoint's last results still hold.
 NOT_OF_WEIGHTS: dict[str, str] = {
+    "BaseNotFound": "an adapter's base does not exist, or the token does not open it",
     "GatedRepo": "the repository exists, but its files need accepted conditions and a token",
     "MissingExtra": "reading this format needs an optional package",
     "BadToken": "the Hub does not accept the token: it is expired, revoked or mistyped",

@@ -14,7 +14,6 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +23,7 @@ from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_dispersion.output import progress_bar
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance, Budget
+from lmeval_screener.checkpoints.snapshot import run_sync, side_by_side
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ranked
 from lmeval_screener.reading import Reader
@@ -32,14 +32,14 @@ from lmeval_screener.screened import RANK_BY, RANKED, Failed, RankBy, Reading
 from lmeval_screener.targets.families import demo_targets, load_family
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target, parse_target, parse_targets
-from lmeval_screener.targets.selection import Selected, select_targets, selection_of
+from lmeval_screener.targets.selection import CompleteList, Selected, select_targets, selection_of
 from lmeval_screener.tokens.resolution import load_domain
 from lmeval_screener.tokens.sets import TokenSet, load_token_set
 from lmeval_screener.yaml_fields import nearest
 
 if TYPE_CHECKING:
     from lmeval_screener.accuracies import Accuracies
-    from lmeval_screener.registry.database import Session
+    from lmeval_screener.registry.database import Seen, Session
 
 T = TypeVar("T")
 
@@ -83,12 +83,12 @@ def screen(
             of training runs, weights files, or addresses such as ``s3://bucket/run/checkpoint-*``.
         family: Name of a family whose checkpoints are added; ``FILE:NAME`` for a family of your own file.
         domain: Domain tokens T: a bundled token set or a YAML file. Default: the task's, else ``math``.
-        task: lm-eval task whose answer tokens the ratio uses, or a YAML file of them. Default: those
-            known of the domain, else T of G.
+        task: lm-eval's ``NAME,NAME``, or a YAML file of answers: the ratio is over the answer tokens of the
+            first task that has known ones. Default: those known of the domain, else T of G.
         reference: Everyday tokens R, likewise.
         metric: ``cosine`` or ``euclidean``: the distance of G. Both are computed.
         timeout: Seconds for one checkpoint.
-        accuracy: Accuracies to compare G with: a CSV file, lm-eval's results, or ``hub:TASK``.
+        accuracy: Accuracies to compare G with: a CSV file, or lm-eval's results.
         demo: Whether to add the bundled demo's checkpoints.
         progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends. Default: a bar, in a
             notebook or on a terminal, where that takes more than a second.
@@ -123,6 +123,8 @@ def screen(
 
         accuracies = read_accuracies(str(accuracy), selected.targets)
     sets = load_domain(domain, task), load_token_set(reference, "reference")
+    if sets[0].remark:
+        warnings.warn(sets[0].remark, stacklevel=2)
     place = None if registry is None else Path(registry)
     with (
         open_session(
@@ -193,16 +195,6 @@ def _all_local(targets: Sequence[Target]) -> bool:
         target.local and target.tokenizer is None and not Path(target.repo, "adapter_config.json").exists()
         for target in targets
     )
-
-
-def run_sync(act: Callable[[], T]) -> T:
-    """The result of a function that runs an event loop, even in a notebook, whose thread already runs one."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return act()
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(act).result()
 
 
 def floor_among(
@@ -298,17 +290,21 @@ class Screening:
         # Only now: news that another run announced meanwhile are not repeated.
         since = since_time(session.connection, session.since, session.tokens, self.metric)
         among = session.connection, session.tokens, since, self.metric, self.rank_by
-        return replace(result, news=news(*among, until=session.ended))
+        others = [failed for failed in result.failed if not session.holds(failed.target)]
+        return replace(result, news=news(*among, until=session.ended, others=others))
 
     async def _screened(self, selected: Selected) -> Result:
         start = time.perf_counter()
         offline = (self.tokenizer is None and _all_local(selected.targets)) or None
         async with Hub(offline=offline, allowance=self.allowance) as hub:
-            known = self.session.find if self.session is not None else None
+            known = None
+            if self.session is not None:
+                known, self.session.token = self.session.find, hub.token_mark
             self._reader = Reader(hub, self.domain, self.reference, known)
             await self._check_tokenizer()
             targets, floor, base = await self._expanded(selected.targets)
             readings = await self._readings(targets)
+            await self._look_for_missing(hub, selected.complete)
             named = [] if base else await self._named_bases(readings)
             comparable = await self._comparable([*readings, *named])
             bases = [base] if base else []
@@ -456,7 +452,7 @@ class Screening:
     def _report(self, target: Target, outcome: Reading | ScreeningError, count: int) -> None:
         """Record a checkpoint's outcome, in the registry too, and call ``on_done``."""
         self._done += 1
-        if self.session is not None and target.refused is None:
+        if self.session is not None:
             self.session.keep(target, outcome)
         ended = self._fail(target, outcome) if isinstance(outcome, ScreeningError) else outcome
         if self.on_done is not None:
@@ -485,6 +481,28 @@ class Screening:
             if not failing and time.monotonic() - start > _PATIENCE:
                 return
             await asyncio.sleep(0.01)
+
+    async def _look_for_missing(self, hub: Hub, lists: Sequence[CompleteList]) -> None:
+        """Record the known checkpoints that a list lacks; the Hub is asked where its answer is evidence."""
+        session = self.session
+        if session is None or self._stopped:
+            return
+
+        async def look(seen: Seen, error: ScreeningError) -> None:
+            if session.can_prove(seen, error):
+                target = seen.target
+                try:
+                    snapshot = await hub.snapshot(target.repo, target.revision, Budget(self.timeout))
+                except ScreeningError as answer:
+                    error = answer
+                else:
+                    # A list that changes while it is read may lack a repository.
+                    if snapshot.repo != target.repo:
+                        session.rename(seen, snapshot.repo)
+                    return
+            session.lose(seen, error)
+
+        await side_by_side((look(*missing) for missing in session.missing(lists)), _SIDE_BY_SIDE)
 
     async def _comparable(self, readings: Sequence[Reading]) -> list[tuple[Reading, Reading]]:
         """The comparable readings, each paired with the first reading that has its common tokenizer."""

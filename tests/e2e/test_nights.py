@@ -14,89 +14,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
-import numpy as np
 import pytest
 from faulty_proxy import WebServer
 from hub_faults import status
 from lmeval_screener import News, screen
-from lmeval_screener.cli import main as screen_checkpoints
 from lmeval_screener.registry import database
+from nights import a_day_passes, mean_of, model, texts
 from safetensors.torch import load_file, save_file
 
-from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.installation import data_folder
-
-#: The demo's models by their G in math: 0.878, 0.982, 1.027, 1.112, 1.181. The last three differ clearly.
-MODELS = {"worst": "sums-00", "low": "sums-20", "mid": "sums-30", "good": "sums-45", "best": "sums-80"}
-
-
-def model(place, name):
-    """One of the demo's models, in place of what was there."""
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(data_folder("demo") / MODELS[name], place)
-    for file in place.iterdir():
-        os.utime(file)
-    return place
-
-
-def mean_of(place, *names):
-    """A model whose weights are the mean of some."""
-    model(place, names[0])
-    for file in place.glob("*.safetensors"):
-        parts = [(data_folder("demo") / MODELS[name] / file.name).read_bytes() for name in names]
-        head = 8 + int.from_bytes(parts[0][:8], "little")  # of all alike; behind it all numbers are BF16
-        values = [np.frombuffer(part[head:], "<u2").astype("<u4") << 16 for part in parts]
-        mean = np.mean([value.view("<f4") for value in values], axis=0, dtype="<f4")
-        file.write_bytes(parts[0][:head] + (mean.view("<u4") >> 16).astype("<u2").tobytes())
-    return place
-
-
-def a_day_passes(store):
-    """All that the registry says happened a day earlier."""
-
-    def earlier(text):
-        return text and str(datetime.datetime.fromisoformat(text) - datetime.timedelta(1))
-
-    with closing(sqlite3.connect(store)) as connection, connection:
-        connection.create_function("earlier", 1, earlier)
-        connection.execute(
-            "UPDATE runs SET started = earlier(started), ended = earlier(ended), "
-            "announced = earlier(announced)"
-        )
-        connection.execute("UPDATE seen SET first = earlier(first), last = earlier(last)")
-
-
-class Nights:
-    """Nightly runs of one command into one registry."""
-
-    def __init__(self, in_process, hub, tmp_path):
-        self.store, self.folder, self.hub = tmp_path / "nightly.db", tmp_path, hub
-        self._in_process, self._homes = in_process, itertools.count()
-
-    def run(self, *words, main=screen_checkpoints):
-        return self._in_process(*words, endpoint=self.hub.endpoint, home=f"h{next(self._homes)}", main=main)
-
-    def __call__(self, *names, since="last", more=()):
-        """One night: status, sentences without the time, and the moves; a day passes."""
-        done = self.run(*names, "--registry", self.store, "--since", since, "--format", "json", *more)
-        content = json.loads(done.stdout)
-        if self.store.exists():
-            a_day_passes(self.store)
-        said = [s.partition(": ")[2] if s.startswith("Since ") else s for s in content["answer"]]
-        return done.returncode, said, {row["checkpoint"]: row for row in content["rows"]}
-
-    def ask(self, *words):
-        return self.run("registry", words[0], self.store, *words[1:], main=main)
-
-
-@pytest.fixture
-def night(in_process, hub, tmp_path):
-    return Nights(in_process, hub, tmp_path)
-
-
-def texts(moves):
-    return {name: (row["what"], row["text"]) for name, row in moves.items()}
 
 
 def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
@@ -131,22 +57,23 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
         assert said[0] == "Worth evaluating, above the former best: new (rank 1) and mid (rank 2, changed)."
         of = moves["org/worst"]["text"].removeprefix("ServerError, ranked by its figures of ")
         assert said[1:4] == [
-            "Not news, by the rows read: renamed is a copy of moving, which is gone.",
             "Failed: broken (BadHeader).",
             f"Not readable now, ranked by older figures: org/worst ({of}, ServerError).",
+            "Gone: gone.",
         ]
-        assert said[-1] == "1 new, 1 changed, 1 deleted, 2 failed, 1 copy, 1 touched, same figures."
+        assert said[4] == f"Renamed: renamed (before: {moving})."
+        assert said[-1] == "1 new, 1 changed, 1 renamed, 1 gone, 2 failed, 1 touched, same figures."
         assert {name: row["what"] for name, row in moves.items()} == {
             "new": "new",
-            "renamed": "copy",
+            "renamed": "renamed",
             "mid": "changed",
-            "gone": "deleted",
+            "gone": "gone",
             "broken": "failed",
             "org/worst": "failed",
         }
         assert moves["new"]["text"] == "above the former best, far"
         assert moves["mid"]["text"].startswith("above the former best, far; was G 1.0")
-        assert (moves["renamed"]["standing"], moves["renamed"]["gain"]) == ("copy", None)
+        assert (moves["renamed"]["standing"], moves["renamed"]["gain"]) == (None, None)
 
     # The server of the former best is down, the Hub is back; what was announced is not announced again.
     hub.faults.clear()
@@ -155,20 +82,25 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
     assert code == 3  # far failed, and nothing is worth an evaluation
     assert said[0] == "No new or changed checkpoint is level with the former best."
     assert said[1].startswith("Not readable now, ranked by older figures: far (")
-    assert said[2:] == ["1 new, 1 failed."]
+    assert said[2] == "1 new, 1 failed."
+    assert said[3].startswith("Still failing: broken (BadHeader, since ")
     assert texts(moves)["later"] == ("new", "below the former best, new")
     rows = json.loads(night.ask("query", "--format", "json").stdout)["rows"]
     ranks = {row["checkpoint"]: (row["rank"], row["note"]) for row in rows}
     assert ranks["far"][0] == 3
     assert ranks["far"][1].endswith(": Unreachable")
-    assert [ranks[name] for name in ("new", "mid", "gone")] == [(1, None), (2, None), (None, "deleted")]
+    assert [ranks[name] for name in ("new", "mid", "gone")] == [(1, None), (2, None), (None, "gone")]
     # What is back as it was is no news for a scheduler, in a group that it would lead too.
     (tmp_path / "gone").rename(gone)
     best = (place / "new").rename(tmp_path / "best")
-    assert night(*everything)[1][-1] == "1 recovered, 1 deleted."
+    assert "1 recovered, 1 gone." in night(*everything)[1]
     best.rename(place / "new")
     code, said, moves = night(*everything)
-    assert (code, said[1:]) == (3, ["1 recovered."])
+    assert (code, said[0]) == (0, "1 recovered.")
+    assert [name in said[1] for name in ("broken (BadHeader, since ", "far (Unreachable, since ")] == [
+        True,
+        True,
+    ]
     assert texts(moves) == {"new": ("recovered", "as it was announced before")}
 
 
@@ -293,7 +225,7 @@ def test_the_former_best_is_the_one_of_the_last_run(night, tmp_path):
     )
     assert code == 0
     assert moves["fourth"]["rank"] == 1
-    assert "the former best, newone (deleted)" in moves["fourth"]["text"]
+    assert "the former best, newone (gone)" in moves["fourth"]["text"]
     assert moves["fourth"]["standing"] != "above"
 
 
@@ -318,7 +250,8 @@ def test_a_base_is_never_worth_an_evaluation_nor_is_its_copy(night, tmp_path):
     shutil.copytree(base, copy := tmp_path / "copy")
     code, said, moves = night(a, b, copy, more=["--base", base])
     copied = "Not news, by the rows read: copy is a copy of best."
-    assert (code, said) == (5, ["Best of a new group: mid (rank 1).", copied, "3 new, 1 copy."])
+    below = "Below the base best by the ratio: mid and worst."
+    assert (code, said) == (5, ["Best of a new group: mid (rank 1).", copied, below, "3 new, 1 copy."])
     assert (moves["best"]["rank"], *texts(moves)["best"]) == (None, "new", "the base")
     later = model(tmp_path / "later", "best")
     assert night(a, model(tmp_path / "low", "low"), more=["--base", later])[0] == 0

@@ -229,7 +229,7 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
         "org/best": ("new", 1, "above"),
         "org/new": ("new", 4, "below"),
         "org/b": ("changed", 2, "above"),
-        "org/gone": ("deleted", None, None),
+        "org/gone": ("gone", None, None),
     }
     gains = {row["checkpoint"]: row["gain"] > 0 for row in document["rows"] if row["gain"]}
     assert gains == {"org/best": True, "org/new": False, "org/b": True}
@@ -237,7 +237,7 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
         "Worth evaluating, above the former best: org/best (rank 1) and org/b (rank 2, changed)."
     )
     assert document["worth"] == ["org/best", "org/b"]
-    assert document["answer"][-1].endswith(": 2 new, 1 changed, 1 deleted.")
+    assert document["answer"][-1].endswith(": 2 new, 1 changed, 1 gone.")
     best = registry("query", store, "--top", "1", "--format", "csv").stdout.splitlines()
     assert [line.split(",")[0] for line in best] == ["checkpoint", "org/best"]
 
@@ -290,14 +290,14 @@ def test_a_deleted_folder_is_marked_and_does_not_rank(add, run, registry, tmp_pa
     for _ in range(2):  # before and after a run notices
         rows = json.loads(registry("query", store, "--format", "json").stdout)["rows"]
         found = {(row["checkpoint"], row["rank"], row["note"]) for row in rows}
-        assert found == {("0", 2, None), ("1", None, "deleted"), ("2", 1, None)}
+        assert found == {("0", 2, None), ("1", None, "gone"), ("2", 1, None)}
         assert run(folders[0], folders[2], "--registry", store).returncode == 0
     (last,) = rows_of(store, "SELECT run FROM runs ORDER BY started")[0]
     moved = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)["rows"]
-    assert [(row["what"], row["checkpoint"]) for row in moved] == [("deleted", "1")]
+    assert [(row["what"], row["checkpoint"]) for row in moved] == [("gone", "1")]
     # By the label that was printed, by the path, and a label that several share.
     for name in ("1", str(folders[1]), f"repos/{1}"):
-        assert "FolderNotFound" in registry("show", store, name).stdout
+        assert "; it is gone (Gone)." in registry("show", store, name).stdout
     run(shutil.copytree(folders[0], tmp_path / "else" / "0"), "--registry", store)
     assert "which 2 have" in registry("show", store, "0").stderr
 

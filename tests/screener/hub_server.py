@@ -85,6 +85,7 @@ class HubServer(Loopback):
 
     ports = 2
     token = "hf_opensesame"  # opens private and gated repositories
+    expired = "hf_yesterday"  # opens nothing, not even public ones
     any_range = True  # whether an address resolved without Range serves every range, as the Hub's do
     page = 1000  # files per page of the tree, repositories per page of a list
     # Whether the listing has sizes, and small files lie behind a redirect: not with all mirrors.
@@ -98,7 +99,6 @@ class HubServer(Loopback):
         self.quotas = Quotas(quotas or {})
         self.repositories: dict[str, Repository] = {}
         self.renamed: dict[str, str] = {}
-        self.buckets: dict[str, Path] = {}
         self._digests: dict[tuple[Path, int, int], str] = {}
         self._delivered: dict[str, Path] = {}
 
@@ -117,14 +117,11 @@ class HubServer(Loopback):
         (repository.tags if tag else repository.branches)[tag or branch] = commit
         return commit
 
-    def add_bucket(self, name: str, folder: Path) -> str:
-        """Serve a folder as a bucket; its address."""
-        self.buckets[name] = Path(folder)
-        return f"hf://buckets/{name}"
-
     def rename(self, old: str, new: str) -> None:
-        """Redirect requests for an old name, as after a rename."""
+        """Redirect requests for an old name, as after a rename; what was there keeps its commits."""
         self.renamed[old] = new
+        if old in self.repositories:
+            self.repositories[new] = self.repositories.pop(old)
 
     def usual(self, request: Request) -> Reply:
         """The reply without faults; see `Loopback`."""
@@ -136,8 +133,9 @@ class HubServer(Loopback):
 
     def _hub(self, request: Request) -> tuple[str, Reply]:
         path = request.path
-        if path.startswith(("/api/buckets/", "/buckets/")):
-            return self._bucket(request)
+        if request.headers.get("authorization") == f"Bearer {self.expired}":
+            message = "Invalid credentials in Authorization header"
+            return "api", Reply(401, {"X-Error-Message": message}, message.encode())
         if path == "/api/models":
             return "list", self._list(request)
         if path.startswith("/api/resolve-cache/") and self.texts_apart:
@@ -180,32 +178,6 @@ class HubServer(Loopback):
             return part, error(status, "GatedRepo", f"Access to model {name} is restricted.")
         file = "/".join(tail[1:])
         return part, self._resolve(request, name, commit, file)
-
-    def _bucket(self, request: Request) -> tuple[str, Reply]:
-        """A bucket's tree, or the redirect to a file's content, as in huggingface_hub's hf_api.py."""
-        is_api = request.path.startswith("/api/")
-        namespace, name, verb, *tail = request.path.removeprefix("/api").removeprefix("/buckets/").split("/")
-        part = "api" if is_api else "resolve"
-        folder = self.buckets.get(f"{namespace}/{name}")
-        if folder is None:
-            return part, Reply(401, {}, b"Invalid username or password.")
-        place = folder / unquote("/".join(tail))
-        if is_api:
-            assert verb == "tree"
-            if not place.is_dir():
-                return part, error(404, "EntryNotFound", "Entry not found")
-            entries = []
-            for inner in sorted(place.iterdir()):
-                entry: dict[str, object] = {"path": inner.relative_to(folder).as_posix(), "type": "directory"}
-                if inner.is_file():
-                    entry |= {"type": "file", "size": inner.stat().st_size, "xetHash": self.digest(inner)}
-                entries.append(entry)
-            return part, self._paged(request, entries)
-        assert verb == "resolve"
-        if not place.is_file():
-            return part, error(404, "EntryNotFound", "Entry not found")
-        headers = {"X-Linked-Size": str(place.stat().st_size), "X-Xet-Hash": self.digest(place)}
-        return part, self._signed(place, f"/buckets/{namespace}/{name}/{quote('/'.join(tail))}", "", headers)
 
     def _signed(self, place: Path, path: str, covered: str, headers: Mapping[str, str]) -> Reply:
         """The redirect to where a file is delivered for some time."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -74,11 +75,13 @@ class RepoFiles:
     files: Mapping[str, FileEntry]
     parameters: int | None
     base: str = ""  # see `Snapshot`
+    private: bool | None = None
 
     def to_json(self) -> bytes:
         """The listing as an entry of the cache."""
         files = [[entry.path, entry.size, entry.digest] for entry in self.files.values()]
-        return json.dumps([self.repo, self.commit, files, self.parameters, self.base]).encode()
+        known = [self.repo, self.commit, files, self.parameters, self.base, self.private]
+        return json.dumps(known).encode()
 
     @classmethod
     def from_json(cls, content: bytes) -> RepoFiles:
@@ -145,6 +148,12 @@ class Hub:
         """Whether requests carry a token."""
         return bool(self.transport.token if self.transport else self._token or _implicit_token())
 
+    @property
+    def token_mark(self) -> str:
+        """Identifies the token of requests without giving it away; empty for none."""
+        token = self.transport.token if self.transport else None
+        return hashlib.sha256(f"{self.endpoint} {token}".encode()).hexdigest()[:16] if token else ""
+
     async def snapshot(
         self,
         repo: str,
@@ -168,7 +177,8 @@ class Hub:
                 raise self._gated(repo)
             else:
                 files = {path: FileEntry(path, -1, None) for path in listed.files}
-                listing = RepoFiles(repo, listed.commit, files, listed.parameters, listed.base)
+                known = listed.parameters, listed.base, listed.private
+                listing = RepoFiles(repo, listed.commit, files, *known)
         elif not await self._unmoved(listing, asked, account):
             listing = await self._listing(repo, asked, account)
         return HubSnapshot(self, listing, account)
@@ -343,23 +353,23 @@ class Hub:
         return False
 
 
-class ResolvedSnapshot(RemoteSnapshot):
-    """Files of a repository or bucket that the Hub resolves to other addresses."""
+class HubSnapshot(RemoteSnapshot):
+    """A checkpoint on the Hub at one commit; its files are resolved to other addresses."""
 
     _redirects = True
 
-    def __init__(
-        self,
-        hub: Hub,
-        repo: str,
-        files: Mapping[str, FileEntry],
-        account: Account,
-        url: Callable[[str], URL],
-        revision: str | None = None,
-    ) -> None:
-        refused = partial(hub.refusal, repo=repo, revision=revision or "main")
-        super().__init__(repo, files, account, url, refused)
-        self._hub, self.revision = hub, revision
+    def __init__(self, hub: Hub, listing: RepoFiles, account: Account) -> None:
+        folder = f"{hub.endpoint}/{listing.repo}/resolve/{listing.commit}"
+
+        def url(path: str) -> URL:
+            return url_of(f"{folder}/{quote(path)}")
+
+        refused = partial(hub.refusal, repo=listing.repo, revision=listing.commit)
+        super().__init__(listing.repo, listing.files, account, url, refused)
+        self._hub, self.revision = hub, listing.commit
+        self.parameters, self.base, self._listing = listing.parameters, listing.base, listing
+        self.private = listing.private
+        self.cache = hub.cache  # files of a commit never change, with or without a digest
 
     async def _resolved(self, path: str) -> URL:
         """The address of a file, by HEAD."""
@@ -386,20 +396,6 @@ class ResolvedSnapshot(RemoteSnapshot):
                 raise self._refused(response)
             checked(response, final=True)
             return response.url
-
-
-class HubSnapshot(ResolvedSnapshot):
-    """A checkpoint on the Hub at one commit."""
-
-    def __init__(self, hub: Hub, listing: RepoFiles, account: Account) -> None:
-        folder = f"{hub.endpoint}/{listing.repo}/resolve/{listing.commit}"
-
-        def url(path: str) -> URL:
-            return url_of(f"{folder}/{quote(path)}")
-
-        super().__init__(hub, listing.repo, listing.files, account, url, listing.commit)
-        self.parameters, self.base, self._listing = listing.parameters, listing.base, listing
-        self.cache = hub.cache  # files of a commit never change, with or without a digest
 
     def _keep(self) -> None:
         """Keep the resolver's entries of texts, whose digests are checked, and of weights that were read."""
@@ -476,6 +472,7 @@ def parse_listing(info: Any) -> RepoFiles:
         {entry.path: entry for entry in entries},
         parameters if type(parameters) is int and parameters > 0 else None,
         bases.pop() if len(bases) == 1 else "",
+        info["private"] if isinstance(info.get("private"), bool) else None,
     )
 
 
@@ -522,9 +519,6 @@ def resolve_problem(
     hashed = re.fullmatch(r'(?:W/)?"?([0-9a-f]{64})"?', headers.get("X-Linked-ETag", ""))
     if hashed and (entry.digest or "").startswith("sha256:") and entry.digest != f"sha256:{hashed[1]}":
         return f"expected {entry.digest}, got sha256:{hashed[1]}"
-    content = headers.get("X-Xet-Hash")
-    if content and (entry.digest or "").startswith("xet:") and entry.digest != f"xet:{content}":
-        return "it changed while it was read"
     return None
 
 

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.options import add_examples, add_output
+from lmeval_dispersion.options import add_examples, add_output, one_thread
 from lmeval_dispersion.output import Output
 from lmeval_screener.targets.selection import add_ranking_options
 
@@ -19,7 +19,7 @@ _MORE = """
 actions:
   query FILE [SQL]      the latest state of every checkpoint, ranked across runs; with SQL, its answer
   show FILE CHECKPOINT  the history of a checkpoint, by its printed label, path or address
-  diff FILE             changes since --since: new, changed, recovered, deleted, failed
+  diff FILE             changes since --since: new, changed, recovered, renamed, gone, failed
 
 SQL is read-only. Tables: runs, seen, results, tokenizers; the view checkpoints has the latest of each.
 """
@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"expected no --{option} with {action}, which does not use it; leave it out")
     if args.top is not None and args.top < 1:
         raise UsageError(f"expected --top of at least 1, got {args.top}")
+    one_thread()
     from lmeval_screener.registry import news, queries
     from lmeval_screener.registry.database import to_read
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,9 @@ from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_dispersion.installation import __version__
 from lmeval_screener.checkpoints.folder import LocalSnapshot
 from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.errors import NOT_OF_WEIGHTS, OF_WEIGHTS, ScreeningError
+from lmeval_screener.errors import GONE, OF_WEIGHTS, ScreeningError
 from lmeval_screener.figures import figures_of, numbers_of
+from lmeval_screener.registry.states import UNKNOWN, cause_of, folder_is_gone, proven
 from lmeval_screener.screened import Reading, Screened
 from lmeval_screener.targets.names import Target
 from lmeval_screener.tokens.resolution import Resolution
@@ -41,7 +42,6 @@ from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 NIGHTLY = ("last", "yesterday")
 #: Raised when G or the rule that picks rows changes: results of an older method are read again.
 METHOD = 2
-_OTHERS = ", ".join(f"'{code}'" for code in sorted(NOT_OF_WEIGHTS))
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _BEGIN = "BEGIN IMMEDIATE"  # no other process writes until the block of a connection ends
 _WAIT = 120.0  # seconds that a statement waits for another process; each holds the file for milliseconds
@@ -50,6 +50,9 @@ _STAMP = "%Y-%m-%d %H:%M:%S.%f"
 _APPLICATION = 0x4C4D5352  # the mark of a registry in the file's header
 #: File systems shared by several machines: SQLite's write-ahead log needs memory that all writers share.
 _NETWORK = re.compile("nfs4?|cifs|smb3|smbfs|9p|afs|ceph|lustre|gpfs|glusterfs|beegfs|virtiofs|sshfs")
+
+if TYPE_CHECKING:
+    from lmeval_screener.targets.selection import CompleteList
 
 _FIGURES = [*(f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")), "ratio", "ratio_se"]
 _MEASURED = f"""tokenizer, tensor, tensor_file, dtype, v_rows, width, tied, parameters, {", ".join(_FIGURES)},
@@ -83,6 +86,11 @@ CREATE TABLE seen (
     # The time up to which a nightly run's answer reports, '' until it is given; the sketch of the rows.
     2: "ALTER TABLE runs ADD COLUMN announced; ALTER TABLE results ADD COLUMN sketch BLOB",
     3: "ALTER TABLE results ADD COLUMN base; ALTER TABLE runs ADD COLUMN bases",
+    # Whether the Hub called it private when it was seen, and the mark of the token that read it then; when a
+    # name was found to be the former one.
+    4: "ALTER TABLE seen ADD COLUMN private; ALTER TABLE seen ADD COLUMN token; "
+    "ALTER TABLE names ADD COLUMN renamed; UPDATE seen SET error = 'Gone' "
+    "WHERE error = 'FolderNotFound' AND message = 'the folder does not exist any more'",
 }
 _LAYOUT = max(_CHANGES)
 _VIEWS = f"""
@@ -104,7 +112,7 @@ WHERE l.first = (SELECT max(first) FROM seen o WHERE o.identity = s.identity
                  AND o.requested = s.requested AND o.file = s.file AND o.tokens = s.tokens)
   AND s.first = (SELECT first FROM seen o WHERE o.identity = s.identity
                  AND o.requested = s.requested AND o.file = s.file AND o.tokens = s.tokens
-                 ORDER BY coalesce(o.error, '') IN ({_OTHERS}), first DESC LIMIT 1)
+                 ORDER BY coalesce(o.error, '') IN ({UNKNOWN}), first DESC LIMIT 1)
 """
 
 
@@ -267,8 +275,21 @@ def _other(path: Path) -> UsageError:
     return UsageError(f"expected a registry of screen-checkpoints, got {path}; name another file")
 
 
+class Opened(NamedTuple):
+    """A checkpoint as it was opened: its name, what shows whether it changed, and whether it is private."""
+
+    identity: str
+    state: str
+    private: bool | None = None
+
+
 class Session:
-    """One run that takes known readings from a registry and adds new ones."""
+    """One run that takes known readings from a registry and adds new ones.
+
+    Attributes:
+        token: The mark of the token that it reads with; empty for none.
+        reused: Checkpoints that were taken from the registry.
+    """
 
     def __init__(
         self,
@@ -286,10 +307,11 @@ class Session:
         # Everything that decides which rows are read.
         self.tokens = hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[:32]
         self.run = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
-        self.reused = 0  # checkpoints that were taken from the registry
+        self.reused, self.token = 0, ""
         self._resolutions: dict[str, Resolution] = {}
-        self._opened: dict[Target, tuple[str, str]] = {}
+        self._opened: dict[Target, Opened] = {}
         self._taken: set[Target] = set()
+        self._recorded: set[Target] = set()
         self.ended, self.since = "", since
         (stored,) = connection.execute("SELECT file FROM pragma_database_list")
         self._full_since = "" if stored["file"] else _now()
@@ -304,6 +326,7 @@ class Session:
             "tokens": self.tokens,
             "announced": "" if since in NIGHTLY else None,
         }
+        self._started = str(values["started"])
         self._write(lambda: self._put("runs", values))
 
     def pinned(self, target: Target) -> Reading | None:
@@ -312,24 +335,26 @@ class Session:
         if not target.on_hub or target.tokenizer or commit is None or not _COMMIT.fullmatch(commit):
             return None
         # The commit identifies it, whatever its repository is called now.
-        return self._find(target, self._known_as(identity_of(target, target.repo)), commit)
+        private = target.listed.private if target.listed else None
+        return self._find(target, Opened(self._known_as(identity_of(target, target.repo)), commit, private))
 
     def find(self, target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> Reading | None:
         """The kept reading of an opened checkpoint."""
-        identity, state = identity_of(target, snapshot.repo), state_of(target, snapshot, base)
-        self._opened[target] = identity, state
-        return self._find(target, identity, state)
+        state = state_of(target, snapshot, base)
+        opened = Opened(identity_of(target, snapshot.repo), state, snapshot.private)
+        self._opened[target] = opened
+        return self._find(target, opened)
 
     def _known_as(self, asked: str) -> str:
         """The identity behind an address."""
         row = self.connection.execute("SELECT identity FROM names WHERE asked = ?", [asked]).fetchone()
         return asked if row is None else str(row[0])
 
-    def _find(self, target: Target, identity: str, state: str) -> Reading | None:
+    def _find(self, target: Target, opened: Opened) -> Reading | None:
         if self._refresh:
             return None
         same = "identity = ? AND file = ? AND state = ? AND tokens = ?"
-        place = [identity, target.file or "", state, self.tokens]
+        place = [opened.identity, target.file or "", opened.state, self.tokens]
         # A failure in this version counts more than an earlier version's results.
         failed = self.connection.execute(
             f"SELECT error, message FROM seen WHERE {same} AND version = ? AND error IS NOT NULL "
@@ -337,7 +362,7 @@ class Session:
             [*place, __version__],
         ).fetchone()
         if failed is not None and failed["error"] in OF_WEIGHTS:
-            self._opened[target] = identity, state
+            self._opened[target] = opened
             raise ScreeningError(*failed)
         row = self.connection.execute(
             f"SELECT * FROM results WHERE {same} AND method = ?", [*place, METHOD]
@@ -346,29 +371,33 @@ class Session:
             return None
         if row["tokenizer"] not in self._resolutions:
             self._resolutions |= _resolutions(self.connection, self.tokens)
-        self._opened[target] = identity, state
+        self._opened[target] = opened
         self._taken.add(target)
         self.reused += 1
         return _reading_of(row, target, self._resolutions)
 
     def keep(self, target: Target, outcome: Reading | ScreeningError) -> None:
-        """Record the outcome of one checkpoint."""
+        """Record the outcome of one checkpoint; a text that names none only if the registry knows it."""
         asked = identity_of(target, target.repo)
-        identity, state = self._opened.pop(target, (asked, ""))
+        opened = self._opened.pop(target, None) or Opened(self._known_as(asked), "")
         error = outcome if isinstance(outcome, ScreeningError) else None
         if error is not None and error.code == "Interrupted":
+            return
+        if target.refused is not None and self._last(target, opened.identity) is None:
             return
         is_new = isinstance(outcome, Reading) and target not in self._taken
 
         def write() -> None:
             if isinstance(outcome, Reading):
                 if is_new:
-                    self._keep_result(outcome, identity, target.file or "", state)
-                if self._known_as(asked) != identity:
-                    self._put("names", {"asked": asked, "identity": identity, "stamp": _now()})
-            self._keep_seen(target, identity, state, error)
+                    self._keep_result(outcome, opened.identity, target.file or "", opened.state)
+                if self._known_as(asked) != opened.identity:
+                    self._name(asked, opened.identity)
+            self._keep_seen(target, opened, error)
 
         self._write(write)
+        if error is not None:
+            self._recorded.add(target)
         self._taken.discard(target)
         if isinstance(outcome, Reading):
             self._resolutions.setdefault(outcome.tokenizer, outcome.resolution)
@@ -395,14 +424,20 @@ class Session:
             "disk is full or fails: the next run reads and announces later results again; free some space"
         )
 
+    def holds(self, target: Target) -> bool:
+        """Whether the registry has this run's failure of a checkpoint."""
+        return target in self._recorded
+
     def last_known(self, target: Target, error: ScreeningError) -> Reading | None:
-        """The last figures of a checkpoint whose failure says nothing about its weights."""
-        if error.code not in NOT_OF_WEIGHTS:
+        """The last figures of a checkpoint whose state is unknown."""
+        if cause_of(error.code).state != "unknown":
             return None
         identity = self._known_as(identity_of(target, target.repo))
         place = target.revision, target.file
         for seen in last_seen(self.connection, self.tokens, identity=identity):
             if (seen.target.revision, seen.target.file) == place and seen.reading is not None:
+                # A path that does not exist was not seen to be local.
+                target = replace(target, local=seen.target.local, refused=None)
                 return replace(seen.reading, target=target)
         return None
 
@@ -435,24 +470,31 @@ class Session:
         }
         self._put("results", row)
 
-    def _keep_seen(self, target: Target, identity: str, state: str, error: ScreeningError | None) -> None:
-        """Extend the checkpoint's last row if it is unchanged, or begin another."""
-        place = {
-            "identity": identity,
-            "requested": target.revision or "",
-            "file": target.file or "",
-            "tokens": self.tokens,
-        }
-        now, code = self._moment(), error and error.code
-        row = self.connection.execute(
-            "SELECT * FROM seen WHERE identity = :identity AND requested = :requested AND file = :file "
-            "AND tokens = :tokens ORDER BY first DESC",
-            place,
+    def _place(self, target: Target, identity: str) -> dict[str, str]:
+        requested, file = target.revision or "", target.file or ""
+        return {"identity": identity, "requested": requested, "file": file, "tokens": self.tokens}
+
+    def _last(self, target: Target, identity: str) -> sqlite3.Row | None:
+        """The last row of a checkpoint, and whether it was ever read."""
+        same = "identity = :identity AND requested = :requested AND file = :file AND tokens = :tokens"
+        row: sqlite3.Row | None = self.connection.execute(
+            f"SELECT *, EXISTS (SELECT 1 FROM seen WHERE {same} AND error IS NULL) AS was_read FROM seen "
+            f"WHERE {same} ORDER BY first DESC",
+            self._place(target, identity),
         ).fetchone()
-        last: dict[str, Any] = {"family": None, "scale": None} if row is None else dict(row)
+        return row
+
+    def _keep_seen(self, target: Target, opened: Opened, error: ScreeningError | None) -> None:
+        """Extend the checkpoint's last row if it is unchanged, or begin another."""
+        identity, state, private = opened
+        now, row = self._moment(), self._last(target, identity)
+        error = error and proven(error, identity, row, self.token)
+        code = error and error.code
+        last = dict.fromkeys(("family", "scale", "private", "token")) if row is None else dict(row)
         first, runs = now, 1
         if row is not None and (row["state"], row["error"]) == (state, code):
             first, runs = row["first"], row["runs"] + (row["run"] != self.run)
+        private = last["private"] if private is None else private
         sighting = {
             "first": first,
             "last": now,
@@ -466,8 +508,62 @@ class Session:
             "version": __version__,
             "error": code,
             "message": error and str(error),
+            "private": private,
+            # Of a public checkpoint no token is of interest.
+            "token": last["token"] if error else None if private == 0 else self.token or None,
         }
-        self._put("seen", place | sighting)
+        self._put("seen", self._place(target, identity) | sighting)
+
+    def _name(self, asked: str, identity: str) -> None:
+        """Record what an address leads to; a checkpoint that had this address keeps its past."""
+        was = self.connection.execute("SELECT 1 FROM seen WHERE identity = ?", [asked]).fetchone()
+        renamed = self._moment() if was else None
+        self._put("names", {"asked": asked, "identity": identity, "stamp": _now(), "renamed": renamed})
+        self.connection.execute("UPDATE names SET identity = ? WHERE identity = ?", [identity, asked])
+        if not was:
+            return
+        self.connection.execute("DELETE FROM seen WHERE identity = ? AND error = ?", [asked, GONE])
+        for table in ("results", "seen"):
+            self.connection.execute(
+                f"UPDATE OR IGNORE {table} SET identity = ? WHERE identity = ?", [identity, asked]
+            )
+            self.connection.execute(f"DELETE FROM {table} WHERE identity = ?", [asked])
+        repo = "UPDATE results SET repo = ? WHERE identity = ?"
+        self.connection.execute(repo, [plain_name(identity), identity])
+
+    def missing(self, lists: Sequence[CompleteList]) -> list[tuple[Seen, ScreeningError]]:
+        """Checkpoints that the registry knows and that complete lists of the Hub lack, with the reason."""
+        return [
+            (seen, ScreeningError(GONE if seen.target.repo in names.without_weights else "RepoNotFound", why))
+            for seen in (last_seen(self.connection, self.tokens) if lists else ())
+            if seen.target.on_hub and seen.looked < self._started and cause_of(seen.error).state != "gone"
+            for names in lists
+            if (why := names.missing(seen.target.repo))
+        ]
+
+    def can_prove(self, seen: Seen, error: ScreeningError) -> bool:
+        """Whether the Hub's answer about a missing checkpoint shows that it is gone."""
+        return error.code != GONE and (seen.private == 0 or bool(self.token and seen.token == self.token))
+
+    def rename(self, seen: Seen, repo: str) -> None:
+        """Record the new name of a known repository."""
+        self._write(lambda: self._name(seen.identity, f"hf://{repo}"))
+
+    def lose(self, seen: Seen, error: ScreeningError) -> None:
+        """Record that a known checkpoint is not found."""
+        self._write(lambda: self._keep_seen(seen.target, Opened(seen.identity, ""), error))
+
+    def _follow(self) -> None:
+        """Join what is gone since this run to a new name in the same state: a commit, or files with times."""
+        renamed = self.connection.execute(
+            "SELECT g.identity, n.identity FROM seen g JOIN seen r USING (identity, requested, file, tokens) "
+            "JOIN seen n ON n.tokens = g.tokens AND n.state = r.state AND n.error IS NULL "
+            "WHERE g.tokens = ? AND g.error = ? AND g.first > ? AND r.error IS NULL "
+            "GROUP BY n.identity HAVING (SELECT min(first) FROM seen WHERE identity = n.identity) > ?",
+            [self.tokens, GONE, self._started, self._started],
+        )
+        for former, new in renamed.fetchall():
+            self._name(former, new)
 
     def _put(self, table: str, row: Mapping[str, Any]) -> None:
         """Insert a row, or replace the row with the same key."""
@@ -478,18 +574,14 @@ class Session:
         self, checkpoints: Sequence[Screened], *, failed: int, bytes_read: int, requests: int, seconds: float
     ) -> None:
         """Mark the run finished, and record the known folders that were deleted."""
-        gone = ScreeningError("FolderNotFound", "the folder does not exist any more")
-        lost = [
-            seen
-            for seen in last_seen(self.connection, self.tokens)
-            if seen.reading is not None and folder_is_gone(seen.identity)
-        ]
+        for seen in last_seen(self.connection, self.tokens):
+            if seen.reading is not None and folder_is_gone(seen.identity):
+                self.lose(seen, ScreeningError("FolderNotFound", "the folder does not exist any more"))
 
         def write() -> None:
-            for seen in lost:
-                self._keep_seen(seen.target, seen.identity, "", gone)
-            # No other process writes now: every other sighting is before this moment, or after it.
-            self.ended = self._moment("SELECT max(first) FROM seen")
+            self._follow()
+            # No other process writes now: every other sighting and new name is before this moment, or after.
+            self.ended = self._moment("SELECT max(first) FROM seen UNION ALL SELECT max(renamed) FROM names")
             totals = [len(checkpoints), failed, bytes_read, requests, round(seconds, 3)]
             bases = "\n".join(c.place for c in checkpoints if c.is_base)
             self.connection.execute(
@@ -526,15 +618,14 @@ class Session:
 
 def identity_of(target: Target, repo: str) -> str:
     """The name that all revisions of a checkpoint share: its repository, address, or folder's path."""
-    if target.local:
+    if target.local or (target.refused and target.refused[0] == "FolderNotFound"):
         return f"file://{Path(target.repo).resolve()}"
     return repo if "://" in repo else f"hf://{repo}"
 
 
-def folder_is_gone(identity: str) -> bool:
-    """Whether a folder was deleted: a folder above it exists, so this is the registry's machine."""
-    place = Path(identity.removeprefix("file://"))
-    return identity.startswith("file://") and not place.exists() and place.parent.parent.exists()
+def plain_name(identity: str) -> str:
+    """An identity as a command takes it: ``ORG/NAME``, a path or an address."""
+    return re.sub("^(hf|file)://", "", identity)
 
 
 def state_of(target: Target, snapshot: Snapshot, base: Snapshot | None = None) -> str:
@@ -579,8 +670,12 @@ class Seen:
     state: str  # the commit, or a hash of a folder's listing; empty if it was not reached
     error: str  # its code, empty if it was measured
     message: str
-    reading: Reading | None  # after an error of `NOT_OF_WEIGHTS`, the last known reading
-    as_of: str = ""  # the day on which that was last seen; empty without such an error
+    reading: Reading | None  # in an unknown state, the last known reading
+    as_of: str = ""  # the day on which that was last seen; empty in another state
+    since: str = ""  # the day since which it fails; empty if it does not
+    looked: str = ""  # when it was last looked for
+    private: int | None = None  # whether the Hub called it private
+    token: str | None = None  # the mark of the token that read it
 
     @property
     def key(self) -> int:
@@ -605,9 +700,14 @@ def last_seen(
         "coalesce(scale, max(scale) OVER same) AS of_scale, max(negative_control) OVER same AS control, "
         "min(first) OVER same AS known, "
         "first_value(error) OVER latest AS last_error, first_value(message) OVER latest AS last_message, "
+        "first_value(last) OVER latest AS looked, "
+        "min(CASE WHEN reads = 0 THEN first END) OVER (PARTITION BY identity, requested, file) AS failing, "
         f"row_number() OVER (PARTITION BY identity, requested, file "
-        f"ORDER BY coalesce(error, '') IN ({_OTHERS}), first DESC) AS age "
-        f"FROM sightings WHERE tokens = ? AND first <= ? {'' if identity is None else 'AND identity = ?'} "
+        f"ORDER BY coalesce(error, '') IN ({UNKNOWN}), first DESC) AS age "
+        # How often it was read in this row or since.
+        "FROM (SELECT *, sum(error IS NULL) OVER "
+        "(PARTITION BY identity, requested, file ORDER BY first DESC) AS reads FROM sightings "
+        f"WHERE tokens = ? AND first <= ? {'' if identity is None else 'AND identity = ?'}) "
         "WINDOW same AS (PARTITION BY identity), "
         "latest AS (PARTITION BY identity, requested, file ORDER BY first DESC)) "
         # Of copies, that of the earliest run is the original.
@@ -619,7 +719,7 @@ def last_seen(
     for row in rows:
         identity = row["identity"]
         target = Target(
-            re.sub("^(hf|file)://", "", identity),
+            plain_name(identity),
             row["requested"] or None,
             row["of_family"],
             row["of_scale"],
@@ -635,7 +735,9 @@ def last_seen(
             as_of = row["last"][:10]
             warning = f"figures as of {as_of}, as it could not be read since ({error})"
             reading = replace(reading, warnings=(*reading.warnings, warning))
-        latest.append(Seen(target, identity, row["state"], error, message, reading, as_of))
+        since = row["failing"][:10] if error else ""
+        known = row["looked"], row["private"], row["token"]
+        latest.append(Seen(target, identity, row["state"], error, message, reading, as_of, since, *known))
     return latest
 
 

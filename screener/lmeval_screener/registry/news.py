@@ -10,8 +10,8 @@ from __future__ import annotations
 import datetime
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -22,14 +22,17 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.copies import originals
+from lmeval_screener.errors import GONE
 from lmeval_screener.figures import difference, numbers_of
 from lmeval_screener.ranking import clear_above
-from lmeval_screener.registry.database import NIGHTLY, Seen, last_seen
-from lmeval_screener.registry.queries import bases_among, is_gone, named, ranked_rows
-from lmeval_screener.result.answer import unknown
-from lmeval_screener.screened import RANK_BY, RankBy, Screened, grouped
+from lmeval_screener.registry.database import NIGHTLY, Seen, last_seen, plain_name
+from lmeval_screener.registry.queries import bases_among, excerpt, is_gone, named, ranked_rows
+from lmeval_screener.registry.states import CAUSES, RENAMED, cause_of
+from lmeval_screener.result.answer import base_sentences, unknown
+from lmeval_screener.screened import RANK_BY, Failed, Group, RankBy, Screened, grouped
 
-_KINDS = ("new", "changed", "recovered", "copy", "deleted", "failed")
+_KINDS = ("new", "changed", "recovered", "copy", "renamed", "gone", "failed")
+_SIDES = {"level": "level with its base", "equal": "the rows of its base"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Move:
     """One checkpoint that changed.
 
     Attributes:
-        what: ``new``, ``changed``, ``recovered``, ``copy`` (new, of a known one), ``deleted`` or ``failed``.
+        what: ``new``, ``changed``, ``recovered``, ``copy`` (new, of a known one), ``renamed``, ``gone`` or
+            ``failed``.
         checkpoint: Its label.
         group: Tokenizer and scale; None if it does not rank.
         rank: Rank in the group among all that the registry holds, except their base; None for the base.
@@ -51,7 +55,8 @@ class Move:
             or there are no figures.
         text: The same in words.
         name: The checkpoint as a command takes it.
-        message: Why it failed.
+        error: Why it failed, the code.
+        message: The same as a sentence.
     """
 
     what: Annotated[str, Col("What")]
@@ -65,6 +70,7 @@ class Move:
     standing: Literal["above", "level", "below", "first", "copy"] | None = None
     text: Annotated[str, Col("How")] = ""
     name: str = ""
+    error: str = ""
     message: str = ""
 
     @property
@@ -79,10 +85,12 @@ class News(Report):
 
     Attributes:
         since: The time (UTC), as ``2026-11-23 02:17:00.000000``; empty for the beginning.
-        moves: New checkpoints, best first, then changed, recovered, deleted and failed ones.
+        moves: New checkpoints, best first, then changed, recovered, renamed, gone and failed ones.
         touched: Checkpoints whose files were written again with the same figures.
         kept: Checkpoints, by label, that could not be read and rank by older figures: their day and error.
         unknown: Sentences on new checkpoints without a ratio, with the reason.
+        failing: Checkpoints, by label, that failed before and fail still: their error and since when.
+        against_base: Sentences on the side of their base on which the new ones lie; of all if that changed.
     """
 
     template: ClassVar[str] = "news.jinja"
@@ -94,6 +102,14 @@ class News(Report):
     touched: int
     kept: Mapping[str, str]
     unknown: Sequence[str] = ()
+    failing: Mapping[str, str] = field(default_factory=dict)
+    against_base: Sequence[str] = ()
+
+    @property
+    def status(self) -> int:
+        """The exit status of what failed, by the table of states."""
+        kinds = {move.what for move in self.moves}
+        return max((cause.status for cause in CAUSES if cause.what in kinds), default=0)
 
     @property
     def worth(self) -> tuple[str, ...]:
@@ -102,11 +118,12 @@ class News(Report):
 
     def tables(self) -> Mapping[str, Table]:
         """The moves."""
-        return {"moved": Table.of(self.moves, "Changes", name="moved")}
+        places = excerpt([move.what for move in self.moves])
+        return {"moved": Table.of(self.moves, "Changes", name="moved", excerpt=places)}
 
     def context(self) -> Mapping[str, Any]:
         """The sentences, and the first message of each error."""
-        reasons = {move.text.partition(",")[0]: move.message for move in reversed(self.moves) if move.message}
+        reasons = {move.error: move.message for move in reversed(self.moves) if move.error}
         return {"sentences": self._sentences(), "reasons": reasons}
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,19 +143,24 @@ class News(Report):
         if len(copies) < len(compared) and not said:
             said = ["No new or changed checkpoint is level with the former best."]
         said += [f"Not news, by the rows read: {some(copies)}."] if copies else []
-        said += self.unknown
-        lost = [move for move in self.moves if move.what == "failed" and move.checkpoint not in self.kept]
-        if lost:
-            said.append(f"Failed: {some([f'{m.checkpoint} ({m.text})' for m in lost])}.")
-        if self.kept:
-            kept = some([f"{label} ({how})" for label, how in self.kept.items()])
-            said.append(f"Not readable now, ranked by older figures: {kept}.")
+        said += [*self.against_base, *self.unknown]
+        begun: dict[str, list[str]] = {cause.first: [] for cause in CAUSES}
+        lasting: dict[str, list[str]] = {cause.later: [] for cause in CAUSES}
+        for move in self.moves:
+            label, is_known = move.checkpoint, move.checkpoint in self.kept
+            cause = cause_of(move.error, was_read=is_known) if move.what != "renamed" else RENAMED
+            how = {"gone": "", "renamed": move.text}.get(move.what, self.kept.get(label, move.error))
+            begun[cause.first].append(f"{label} ({how})" if how else label)
+        for label, how in self.failing.items():
+            lasting[cause_of(how.partition(",")[0]).later].append(f"{label} ({how})")
         kinds = Counter(move.what for move in self.moves)
         counts = [f"{number} {kind}" for kind, number in kinds.items() if kind != "copy"]
         counts += [count(kinds["copy"], "copy", "copies")] if kinds["copy"] else []
         counts += [f"{self.touched} touched, same figures"] if self.touched else []
         since = f"Since {self.since[:16]} UTC" if self.since else "Since the registry began"
-        return [*said, f"{since}: {', '.join(counts) or 'no changes'}."]
+        said += [words.format(some(names)) for words, names in begun.items() if names]
+        still = [words.format(some(names)) for words, names in lasting.items() if names]
+        return [*said, f"{since}: {', '.join(counts) or 'no changes'}.", *still]
 
 
 def _names(moves: Sequence[Move]) -> str:
@@ -190,10 +212,12 @@ def news(
     base: str | None = None,
     *,
     until: str = "9",
+    others: Sequence[Failed] = (),
 ) -> News:
     """The news between two times: checkpoints of a pair of token sets, ranked among the whole registry.
 
     ``base``, which the others were trained from, is never worth an evaluation; see `bases_among`.
+    ``others`` are failures that the registry does not hold.
     """
     now = {_place(seen): seen for seen in named(last_seen(connection, tokens, until=until))}
     then = {_place(seen): seen for seen in last_seen(connection, tokens, until=since)}
@@ -202,35 +226,43 @@ def news(
         "SELECT identity, requested, file, state FROM seen WHERE tokens = ? AND first <= ? AND error IS NULL"
     )
     announced = {tuple(row) for row in connection.execute(measured, [tokens, since])}
+    read = {row[:3] for row in announced}
     live = {place: seen for place, seen in now.items() if seen.reading and not is_gone(seen)}
-    moves: list[Move] = []
+    moves = [Move("failed", f.label, text=f.error, error=f.error, message=f.message) for f in others]
+    moves += _renamed(connection, now, since, until)
     arrived: dict[_Place, str] = {}
-    touched, kept = 0, dict[str, str]()
+    touched, kept, failing = 0, dict[str, str](), dict[str, str]()
     for place, seen in now.items():
         label, old = seen.target.label, then.get(place)
         if seen.as_of:
             kept[label] = f"{seen.as_of}, {seen.error}"
-        if old and old.reading and is_gone(seen):
-            moves.append(Move("deleted", label, text=seen.message or "the folder does not exist any more"))
-        elif seen.error and (old is None or (seen.error != old.error and not (seen.as_of and old.as_of))):
+        if is_gone(seen):
+            if old and old.reading:
+                text = seen.message or "the folder does not exist any more"
+                moves.append(Move("gone", label, text=text, error=GONE))
+        elif seen.error and not _failed_before(seen, old):
             figures = f", ranked by its figures of {seen.as_of}" if seen.as_of else ""
-            moves.append(Move("failed", label, text=seen.error + figures, message=seen.message))
+            text = seen.error + figures
+            moves.append(Move("failed", label, text=text, error=seen.error, message=seen.message))
+        elif seen.error and seen.looked > since:
+            failing[label] = f"{seen.error}, since {seen.since}"
         if place not in live or (old and seen.state == old.state and old.reading):
             continue
         if old and old.reading and _same_figures(old, seen):
             touched += 1
         else:
-            arrived[place] = "new" if old is None else "changed" if old.reading else "recovered"
+            arrived[place] = "changed" if old and old.reading else "recovered" if place in read else "new"
     bases = bases_among(connection, tokens, list(live.values()), base)
     in_order = partial(ranked_rows, metric=metric, rank_by=rank_by, bases=bases)
-    groups = grouped(in_order(list(live.values())))
+    in_rank = in_order(list(live.values()))
+    groups = grouped(in_rank)
     ranks = {id(c.gaps): (c, group) for group in groups for c in group.checkpoints}
     origins = [place for place, seen in live.items() if ranks[seen.key][0].is_base]
     fresh = [p for p in arrived if p not in origins and (*p, now[p].state) not in announced]
-    standings = _standings(fresh, live, then, metric, in_order, origins)
+    standings = _standings(fresh, live, then, metric, in_rank, in_order, origins)
     # A rename is one move, not two.
     renamed = {now[s.of].target.label for place, s in standings.items() if s.of and arrived[place] == "new"}
-    moves = [move for move in moves if move.what != "deleted" or move.checkpoint not in renamed]
+    moves = [move for move in moves if move.what != "gone" or move.checkpoint not in renamed]
     arrivals = [ranks[live[place].key][0] for place in arrived]
     alone = max((len(group.checkpoints) for group in groups), default=0) < 2
     for place, what in arrived.items():
@@ -240,24 +272,61 @@ def news(
         standing = standings.get(place, _Standing(None, announced_as))
         before = then[place].reading if what == "changed" else None
         was = f"was G {before.gaps[metric].mean:.3f}" if before else ""
+        side = c.against.side if c.against and standing.word != "copy" else ""
+        said = [standing.text, side and _SIDES.get(side, f"{side} its base"), was]
+        rank = None if c.is_base else c.rank - before_it
+        if standing.word == "first" and rank != 1:
+            said[0] = "in a new group"
         what = "copy" if what == "new" and standing.word == "copy" else what
         moves.append(
             Move(
                 what,
                 c.label,
                 group.title,
-                rank=None if c.is_base else c.rank - before_it,
+                rank=rank,
                 G=c.gaps[metric].mean,
                 ratio=None if c.ratio is None else c.ratio.mean,
                 gain=standing.gain,
                 se=standing.se,
                 standing=standing.word,
-                text="; ".join(filter(None, [standing.text, was])),
+                text="; ".join(filter(None, said)),
                 name=c.name,
             )
         )
     moves.sort(key=lambda move: (_KINDS.index(move.what), move.group or "", move.rank or 0))
-    return News(since, tuple(moves), touched, kept, unknown(arrivals, alone=alone))
+    without_ratio = unknown(arrivals, alone=alone)
+    changed = {ranks[live[place].key][0] for place in origins if arrived.get(place) == "changed"}
+    new = {ranks[live[p].key][0] for p in arrived if p not in standings or standings[p].word != "copy"}
+    sides = [sentence for group in groups for sentence in _against_base(group, new, changed)]
+    return News(since, tuple(moves), touched, kept, without_ratio, failing, sides)
+
+
+def _failed_before(seen: Seen, old: Seen | None) -> bool:
+    """Whether a failure is not news: the error is that of before, or the state is as unknown as before."""
+    if old is None or not old.error:
+        return False
+    state = cause_of(seen.error).state
+    return seen.error == old.error or state == cause_of(old.error).state == "unknown"
+
+
+def _renamed(
+    connection: sqlite3.Connection, now: Mapping[_Place, Seen], since: str, until: str
+) -> Iterator[Move]:
+    """Checkpoints that go on under a new name."""
+    places = {place[0]: seen for place, seen in now.items()}
+    renamed = "SELECT asked, identity FROM names WHERE renamed > ? AND renamed <= ? ORDER BY renamed"
+    for asked, identity in connection.execute(renamed, [since, until]):
+        if identity in places:
+            label = places[identity].target.label
+            yield Move("renamed", label, text=f"before: {plain_name(asked)}", name=plain_name(identity))
+
+
+def _against_base(group: Group, arrivals: Set[Screened], changed: Set[Screened]) -> list[str]:
+    """The side of their base on which new checkpoints of a group lie; of all if the base changed."""
+    if group.base is None or group.base not in changed:
+        return base_sentences(group, [c for c in group.candidates if c in arrivals])
+    again = f"The base {group.names[group.base]} changed: all are compared with it again."
+    return [again, *base_sentences(group)]
 
 
 _Place = tuple[str, str, str]
@@ -293,6 +362,7 @@ def _standings(
     live: Mapping[_Place, Seen],
     then: Mapping[_Place, Seen],
     metric: Metric,
+    in_rank: Sequence[Screened],
     in_order: Callable[[Sequence[Seen]], list[Screened]],
     bases: Sequence[_Place],
 ) -> dict[_Place, _Standing]:
@@ -303,7 +373,7 @@ def _standings(
     former = {place: seen for place, seen in then.items() if seen.reading}
     as_now = {place for place, old in former.items() if place in live and _same_figures(old, live[place])}
     selves = [seen for place, seen in former.items() if place not in as_now]
-    everyone = in_order([*live.values(), *selves])
+    everyone = in_order([*live.values(), *selves]) if selves else in_rank
     standing = {id(c.gaps): c for c in everyone}
     best: dict[tuple[str, str], tuple[_Place, Screened]] = {}
     for place, old in former.items():
@@ -336,7 +406,7 @@ def _standings(
         )
         called = champion.label
         if origin not in as_now:
-            called += " as it was" if origin in live else " (deleted)"
+            called += " as it was" if origin in live else " (gone)"
         for place, c, is_above in zip(places, others, above, strict=True):
             is_below = c.rank > champion.rank and not c.tied_to(champion.rank)
             word: Any = "above" if is_above else "below" if is_below else "level"

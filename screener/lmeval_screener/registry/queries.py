@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,17 +20,16 @@ from lmeval_dispersion.report.declared import count, some
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
 from lmeval_screener.copies import said
-from lmeval_screener.errors import NOT_OF_WEIGHTS
-from lmeval_screener.registry.database import Seen, folder_is_gone, identity_of, last_seen
+from lmeval_screener.registry.database import Seen, identity_of, last_seen, plain_name
+from lmeval_screener.registry.states import cause_of, folder_is_gone
 from lmeval_screener.result.answer import GROUPS, group_sentences, unknown
 from lmeval_screener.result.columns import tie_cells, tied_with
 from lmeval_screener.screened import RANK_BY, Group, RankBy, Reading, Screened, grouped
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target
 
-#: Errors of a repository, a revision or a folder that does not exist.
-_GONE = frozenset({"RepoNotFound", "RevisionNotFound", "FolderNotFound"})
 _LIMIT = 60.0  # seconds that SQL may take
+_LONG = 40  # rows of a table that a terminal shows whole
 _WIDE = 100  # characters of a line beyond which each value of a row gets its own line
 
 
@@ -57,8 +57,9 @@ def named(seen: Sequence[Seen]) -> list[Seen]:
 
 
 def is_gone(seen: Seen) -> bool:
-    """Whether a checkpoint was deleted: folders are checked now, others by their last error."""
-    return seen.error in _GONE or (not seen.error and folder_is_gone(seen.identity))
+    """Whether a checkpoint is gone, by the last look for it; folders are checked now."""
+    is_lost = seen.error in ("", "FolderNotFound") and folder_is_gone(seen.identity)
+    return is_lost or cause_of(seen.error).state == "gone"
 
 
 def ranked_rows(
@@ -97,7 +98,7 @@ def bases_among(
 
 @dataclass(frozen=True)
 class Ranked:
-    """A checkpoint of a registry, as `query` shows it; ``rank`` and G are None if it was deleted."""
+    """A checkpoint of a registry, as `query` shows it; ``rank`` and G are None if it is gone."""
 
     checkpoint: Annotated[str, Col("Checkpoint")]
     family: str | None = None
@@ -137,8 +138,9 @@ class Sighting:
 def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, str]:
     """Identity (and file, if named) of the checkpoint that a printed label, path or address names."""
     place = f"file://{Path(os.path.expanduser(text)).resolve()}"
-    renamed = connection.execute("SELECT identity FROM names WHERE asked = ?", [f"hf://{text}"]).fetchone()
-    exact = {text, f"hf://{text}", place, *(renamed or ())}
+    asked = [text, f"hf://{text}", place]
+    renamed = connection.execute("SELECT identity FROM names WHERE asked IN (?, ?, ?)", asked)
+    exact = {*asked, *(row[0] for row in renamed)}
     keys = [row[0] for row in connection.execute("SELECT DISTINCT tokens FROM seen")]
     seen = [entry for tokens in keys for entry in named(last_seen(connection, tokens))]
     matches = {(entry.identity, "") for entry in seen if entry.identity in exact}
@@ -171,7 +173,7 @@ def query(
     """The latest state of every checkpoint, ranked across runs."""
     tokens, domain, reference = sets_of(connection, domain)
     seen = named(last_seen(connection, tokens))
-    gone = [entry.target.label for entry in seen if is_gone(entry)]
+    gone = dict.fromkeys(entry.target.label for entry in seen if is_gone(entry))
     bases = bases_among(connection, tokens, seen, base)
     checkpoints = ranked_rows([e for e in seen if e.target.label not in gone], metric, rank_by, bases)
     groups = grouped(c for c in checkpoints if family in (None, c.family) and scale in (None, c.scale))
@@ -194,7 +196,7 @@ def query(
         for c in _best(group, top)
     ]
     if family is None and scale is None and top is None:
-        rows += [Ranked(label, note="deleted") for label in gone]
+        rows += [Ranked(label, note="gone") for label in gone]
     failed = [
         f"{entry.target.label} ({entry.error})"
         for entry in seen
@@ -207,10 +209,23 @@ def query(
     best += unknown(members, alone=len(members) == len(groups))
     total = f"{count(len(members), 'checkpoint')} in {count(len(groups), 'group')}"
     sentence = (
-        f"{total} for {domain} against {reference}; {len(gone)} deleted, {len(failed)} failed when last seen"
+        f"{total} for {domain} against {reference}; {len(gone)} gone, {len(failed)} failed when last seen"
     )
     sentence += f": {some(failed)}." if failed else "."
-    return _document("Checkpoints of the registry", "checkpoints", [*best, sentence], rows)
+    places = () if top else excerpt([row.group for row in rows])
+    return _document("Checkpoints of the registry", "checkpoints", [*best, sentence], rows, places)
+
+
+def excerpt(kinds: Sequence[object]) -> tuple[int, ...]:
+    """The rows of a long table that a terminal shows, by the kind of each row: the first of every kind."""
+    most, before = max(1, _LONG // max(1, len(set(kinds)))), Counter[object]()
+    if len(kinds) <= _LONG:
+        return ()
+    first = []
+    for place, kind in enumerate(kinds):
+        before[kind] += 1
+        first += [place] if before[kind] <= most else []
+    return tuple(first[:_LONG])
 
 
 def _best(group: Group, top: int | None) -> Sequence[Screened]:
@@ -254,10 +269,14 @@ def history(connection: sqlite3.Connection, text: str) -> Document:
     commits = len({row.state for row in rows if row.state})
     sentence = f"{text}: {count(commits, 'commit')} seen, last on {rows[0].last}"
     if rows[0].error:
-        sentence += f"; it failed then ({rows[0].error})"
-        stands = rows[0].error in NOT_OF_WEIGHTS and len(rows) > 1 and not rows[1].error
+        state = "is gone" if cause_of(rows[0].error).state == "gone" else "failed then"
+        sentence += f"; it {state} ({rows[0].error})"
+        stands = cause_of(rows[0].error).state == "unknown" and len(rows) > 1 and not rows[1].error
         sentence += f", and its figures as of {rows[1].last[:10]} still hold" if stands else ""
     sentence += "."
+    renamed = "SELECT asked FROM names WHERE identity = ? AND renamed IS NOT NULL ORDER BY renamed"
+    former = [plain_name(asked) for (asked,) in connection.execute(renamed, [identity])]
+    sentence += f" Renamed: {' → '.join([*former, plain_name(identity)])}." if former else ""
     everyone = ranked_rows(named(last_seen(connection, sets_of(connection, rows[0].domain)[0])), "cosine")
     mine = {
         c.label for c in everyone if (identity_of(c.target, c.repo), c.target.file or "") == (identity, file)
@@ -267,8 +286,13 @@ def history(connection: sqlite3.Connection, text: str) -> Document:
     return _document(f"History of {text}", "history", [sentence], rows)
 
 
-def _document(title: str, name: str, sentences: Sequence[str], rows: Sequence[Any]) -> Document:
-    """Sentences and rows (a dataclass's or mappings'); one line per value if rows are too wide."""
+def _document(
+    title: str, name: str, sentences: Sequence[str], rows: Sequence[Any], places: Sequence[int] = ()
+) -> Document:
+    """Sentences and rows (a dataclass's or mappings'); one line per value if rows are too wide.
+
+    A terminal shows only the rows at ``places``, if there are any.
+    """
     plain: list[dict[str, Any]] = [row if isinstance(row, dict) else fields_of(row) for row in rows]
     if plain and isinstance(rows[0], dict):
         names, lines = list(plain[0]), plain
@@ -282,7 +306,7 @@ def _document(title: str, name: str, sentences: Sequence[str], rows: Sequence[An
             ]
         table = Table(lines, columns, title, name)
     else:
-        table = Table.of(rows, title, name=name)
+        table = Table.of(rows, title, name=name, excerpt=places)
     content = {"schema": "dispersion-registry/1", "answer": list(sentences), "rows": json_value(plain)}
     return Document(
         title,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import cProfile
 import gzip
 import itertools
 import json
+import pstats
 import re
 import sqlite3
 import subprocess
@@ -12,14 +14,15 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 from checkpoints import write_with_words
 from faulty_proxy import FaultyProxy
+from hub_server import HubServer
 from huggingface_hub import constants
 from lmeval_screener import screen
 from lmeval_screener.cli import main as screen_checkpoints
 from lmeval_screener.registry import database, queries
+from planted_registry import plant
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import DispersionError, UsageError
@@ -128,24 +131,57 @@ def test_the_demo_and_its_folders_by_name_are_one_group(tmp_path, capsys):
 def test_the_ties_of_a_large_group_are_runs_of_ranks(tmp_path, capsys):
     """Rank by rank, those of ten thousand would take gigabytes."""
     place = tmp_path / "r.db"
-    screen([str(data_folder("demo") / "sums-10")], registry=place)
-    draw = np.random.default_rng(0)
-    with closing(sqlite3.connect(place)) as connection, connection:
-        connection.row_factory = sqlite3.Row
-        for table in ("results", "seen"):
-            row = dict(connection.execute(f"SELECT * FROM {table}").fetchone())
-            for number in range(69):
-                row["identity"] = f"hf://org/m{number}"
-                if table == "results":
-                    numbers = np.frombuffer(row["numbers"])
-                    row["numbers"] = (numbers + draw.normal(0, 1e-4, len(numbers))).tobytes()
-                    row["sketch"] = None  # no copies
-                names, marks = ", ".join(row), ", ".join("?" * len(row))
-                connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(row.values()))
+    plant(place, 70, spread=0, sketches=False)
     assert main(["registry", "query", str(place), "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["rank"] for row in rows] == list(range(1, 71))
     assert (rows[0]["tied_with"], rows[1]["tied_with"]) == (["2-70"], [1, "3-70"])
+
+
+SCREEN = ["org/*", "--registry", "r.db"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (main, ["registry", "query", "r.db", "--format", "json"]),
+        (main, ["registry", "diff", "r.db", "--since", "2000-01-01"]),
+        (screen_checkpoints, [*SCREEN, "--format", "json"]),
+        (screen_checkpoints, [*SCREEN, "--since", "2000-01-01", "--format", "json"]),
+        (screen_checkpoints, [*SCREEN, "--format", "html"]),
+    ],
+)
+def test_the_work_grows_as_the_rows_do(tmp_path, monkeypatch, capsys, command, words):
+    """Counted in calls of functions: six times the rows take six times as many, not thirty-six."""
+    monkeypatch.chdir(tmp_path)
+    calls = []
+    for count in (50, 50, 300):  # the first for what is done once: imports, templates
+        Path("r.db").unlink(missing_ok=True)
+        with HubServer() as hub:
+            plant(Path("r.db"), count, hub)
+            monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+            profile = cProfile.Profile()
+            assert profile.runcall(command, words) in (0, 5)
+        calls.append(pstats.Stats(profile).total_calls)
+    assert f"{count - 1:05d}"[1:] not in capsys.readouterr().err
+    assert calls[2] < 6.5 * calls[1]
+
+
+def test_a_long_list_is_cut_for_readers_alone(tmp_path, capsys):
+    place, kinds = tmp_path / "r.db", ("table", "csv")
+    plant(place, 60)
+    shown = {}
+    for kind in kinds:
+        for words in (["query", str(place)], ["diff", str(place), "--since", "2000-01-01"]):
+            main(["registry", *words, "--format", kind])
+            shown[kind, words[0]] = capsys.readouterr().out
+    assert "40 of 60 rows; all of them: --format csv" in shown["table", "query"]
+    assert "40 of 60 rows" in shown["table", "diff"]
+    assert {shown["csv", name].count("org/model") for name in ("query", "diff")} == {59, 118}
+    # A kind with one row is not left out by one with many.
+    assert queries.excerpt([*"a" * 60, "b"]) == (*range(20), 60)
+    assert queries.excerpt(range(100)) == tuple(range(40))
+    assert queries.excerpt("ab" * 20) == ()
 
 
 def test_options_without_a_use_are_refused(tmp_path, capsys):
@@ -235,7 +271,7 @@ def test_a_registry_of_an_older_layout_is_brought_to_todays(many, tmp_path, caps
         screen(many[:1], registry=place)
     assert schema(old) == schema(new)
     assert main(["registry", "query", str(old), "--format", "csv"]) == 0
-    assert {"org/a", "org/b", "org/none", "m00"} == {
+    assert {"org/a", "org/b", "m00"} == {
         line.split(",")[0] for line in capsys.readouterr().out.splitlines()[1:]
     }
 

@@ -1,0 +1,118 @@
+"""The states of a checkpoint in a registry, there, gone or unknown: causes of each, and what follows from it.
+
+Everything follows from `CAUSES`: which figures the database keeps, the sentences of the news, the exit status
+of a run, and the table of docs/reference/registry.md.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from lmeval_screener.errors import GONE, NOT_OF_WEIGHTS, SCREENING_CODES, ScreeningError
+
+#: Errors of a checkpoint that is missing where it was named: they do not show why.
+_MISSING = frozenset({"RepoNotFound", "FolderNotFound"})
+_UNKNOWN = _MISSING | NOT_OF_WEIGHTS.keys()
+_STILL = "Still failing: {}."
+
+
+class Cause(NamedTuple):
+    """Why a checkpoint is in a state, and what follows.
+
+    Attributes:
+        event: The cause, for the docs.
+        state: ``there``, ``gone``, or ``unknown``, which keeps the last figures.
+        codes: The errors that the registry then holds; the first cause with a code is that of the code.
+        what: The kind of change of the night on which it begins; empty for one of `news.Move`'s others.
+        first: The sentence of that night, with the checkpoints in place of ``{}``.
+        later: The sentence of every later night.
+        status: The exit status of the first night.
+    """
+
+    event: str
+    state: Literal["there", "gone", "unknown"]
+    codes: frozenset[str] = frozenset()
+    what: str = ""
+    first: str = ""
+    later: str = ""
+    status: int = 0
+
+
+_NEVER_READ = Cause(
+    "the same, of a checkpoint that was never read", "unknown", _UNKNOWN, "failed", "Failed: {}.", _STILL, 3
+)
+_GONE = Cause(
+    "a folder was deleted; the folder above it exists", "gone", frozenset({GONE}), "gone", "Gone: {}."
+)
+CAUSES = (
+    Cause("it was read, or is unchanged", "there", frozenset({""})),
+    _NEVER_READ._replace(
+        event="it cannot be screened as it is stored (`BadHeader`, `NoSafetensors` and others)",
+        state="there",
+        codes=frozenset(SCREENING_CODES) - _UNKNOWN - {GONE, "RevisionNotFound"},
+    ),
+    _NEVER_READ._replace(
+        event="it cannot be opened or read now (`GatedRepo`, `Unreachable`, `BadToken` and others)",
+        first="Not readable now, ranked by older figures: {}.",
+        codes=frozenset(NOT_OF_WEIGHTS),
+    ),
+    _NEVER_READ._replace(
+        event="it is not found, or missing from a list, and was private when it was last seen, or an earlier "
+        "version did not record whether; a folder is not found, nor the folder above it",
+        first="Not readable now, ranked by older figures: {}.",
+        codes=_MISSING,
+    ),
+    _NEVER_READ,
+    _GONE,
+    _GONE._replace(event="it was public when it was last seen, and is not found any more"),
+    _GONE._replace(event="it was private, and the token that read it before does not find it any more"),
+    _GONE._replace(event="its branch or tag does not exist any more", codes=frozenset({"RevisionNotFound"})),
+    _GONE._replace(event="the list says that it has no weights any more"),
+    Cause(
+        "it is gone, and a new name has its commit (a new folder its files with their times): renamed",
+        "there",
+        what="renamed",
+        first="Renamed: {}.",
+    ),
+)  # fmt: skip
+_OF_CODE = {code: cause for cause in reversed(CAUSES) for code in cause.codes}
+RENAMED = CAUSES[-1]
+#: Codes that leave the last figures as they are, for SQL.
+UNKNOWN = ", ".join(f"'{code}'" for code in sorted(_UNKNOWN))
+
+
+def cause_of(code: str, *, was_read: bool = True) -> Cause:
+    """The cause of an error's code; empty for none."""
+    cause = _OF_CODE[code]
+    return cause if was_read or cause.state != "unknown" else _NEVER_READ
+
+
+def proven(error: ScreeningError, identity: str, last: sqlite3.Row | None, token: str) -> ScreeningError:
+    """The error of a checkpoint that is not found; `GONE` if what the registry knows shows that it is gone.
+
+    Args:
+        error: The error of looking for it.
+        identity: Its repository, folder or address.
+        last: Its last row of ``seen``, with ``was_read``; None if it has none.
+        token: The mark of the token that was used; empty for none.
+    """
+    if last is None or error.code not in _MISSING:
+        return error
+    why = ""
+    if last["error"] == GONE:
+        why = str(last["message"])
+    elif last["private"] == 0:
+        why = "it was public when it was last seen, and is not found: deleted, renamed or private now"
+    elif last["was_read"] and token and last["token"] == token:
+        why = "the token that read it before does not find it: deleted, renamed, or closed to that token"
+    elif last["was_read"] and (folder_is_gone(identity) or not identity.startswith(("hf://", "file://"))):
+        why = "the folder does not exist any more"
+    return ScreeningError(GONE, why) if why else error
+
+
+def folder_is_gone(identity: str) -> bool:
+    """Whether a folder was deleted: a folder above it exists, so this is the registry's machine."""
+    place = Path(identity.removeprefix("file://"))
+    return identity.startswith("file://") and not place.exists() and place.parent.parent.exists()
