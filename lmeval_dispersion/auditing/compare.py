@@ -9,6 +9,7 @@ point. `benchmarks/audit_conclusions.py --differences` counts false claims.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +18,16 @@ from typing import Annotated, Any
 import numpy as np
 
 from lmeval_dispersion.auditing.figures import RunReport, both_ends, interval_text, without_nan
-from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, read_run
+from lmeval_dispersion.auditing.run import (
+    Array,
+    AuditRun,
+    Rows,
+    read_run,
+    repeated_documents,
+    repeats_caution,
+)
 from lmeval_dispersion.auditing.slices import Slice, by_column
 from lmeval_dispersion.errors import MixedStoresError, UsageError
-from lmeval_dispersion.evidence import worth
 from lmeval_dispersion.geometry.dispersion import left_out
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.cells import short_names, shown
@@ -133,6 +140,7 @@ class Comparison(RunReport):
 
     Attributes:
         left_out: Documents of each run that others lack, or with another target.
+        cautions: Why the differences support no conclusion; empty where they may.
         notes: Other differences between the runs.
     """
 
@@ -145,6 +153,7 @@ class Comparison(RunReport):
     documents: int
     left_out: Sequence[int]
     others: Sequence[Compared]
+    cautions: Sequence[str]
     notes: Sequence[str]
 
     @property
@@ -162,6 +171,7 @@ class Comparison(RunReport):
 
     def _table(self, slices: Sequence[Difference]) -> Table:
         caption = f"{count(len(slices) - 1, 'slice')} by {self.by}, after all documents"
+        caption = caption if slices[1:] else "All documents"
         headings = {"slice": self.by.capitalize()}
         vectors = any(not math.isnan(row.dispersion_difference) for row in slices)
         name = "dispersion" if vectors else "accuracy"
@@ -189,7 +199,8 @@ class Comparison(RunReport):
                 charts[f"run-{i}"] = Chart(
                     dots(rows, "slice", f"{name}_difference", bounds, title, line=0.0),
                     f"Difference of {name}, slice by slice; the dashed line is no difference",
-                    f"{clear} of {len(rows)} intervals leave out 0; by chance about one in twenty does.",
+                    f"{clear} of {len(rows)} intervals leave out 0; by chance about one in twenty does"
+                    f"{', and more where documents repeat' if self.cautions else ''}.",
                 )
         return charts
 
@@ -203,13 +214,15 @@ class Comparison(RunReport):
         name, first = self.names[place], self.names[0]
         if whole.reason:
             yield f"{name} against {first}: {whole.reason}."
+        if self.cautions:
+            if not math.isnan(whole.accuracy):
+                yield f"{name} against {first}: {_shares(whole)}."
+            return
         if not math.isnan(whole.accuracy_low):
             yield _accuracy_sentence(whole, name, first)
             yield from _parts_sentence(parts, self.by)
         if not math.isnan(whole.probability_p):
             yield _probability_sentence(whole, name, first)
-            if said := worth("probability", min(part.labelled for part in slices)):
-                yield said
         if not math.isnan(whole.dispersion_low):
             yield _dispersion_sentence(whole, name, first)
 
@@ -217,8 +230,7 @@ class Comparison(RunReport):
 def _accuracy_sentence(row: Difference, name: str, first: str) -> str:
     exact = row.gained is not None
     side, test = row.side("accuracy"), "exact McNemar" if exact else "paired t"
-    p = _p_value(row.accuracy_p)
-    shares = f"{100 * row.accuracy:.1f} % against {100 * row.accuracy_baseline:.1f} %"
+    p, shares = _p_value(row.accuracy_p), _shares(row)
     numbers = (
         f"({_points(row.accuracy_difference)} points, 95 % {_points(row.accuracy_low)} to "
         f"{_points(row.accuracy_high)}; {test} p {p})"
@@ -229,6 +241,10 @@ def _accuracy_sentence(row: Difference, name: str, first: str) -> str:
     if side < 0:
         verb = "answers fewer documents right than" if exact else "scores lower than"
     return f"{name} {verb} {first}: {shares} {numbers}."
+
+
+def _shares(row: Difference) -> str:
+    return f"{100 * row.accuracy:.1f} % against {100 * row.accuracy_baseline:.1f} %"
 
 
 def _parts_sentence(parts: Sequence[Difference], by: str) -> Iterator[str]:
@@ -303,11 +319,13 @@ def compare_runs(paths: Sequence[str | Path], *, by: str = "subject", layer: str
     if len(paths) < 2:
         raise UsageError(f"comparing needs two runs or more, got {len(paths)}")
     runs = [read_run(path, layer) for path in paths]
-    notes = list(_notes(runs))
     rows, more = shared_rows(runs)
     first = runs[0]
+    notes = list(_notes(runs, set(first.documents["task"].iloc[rows[0]].str.removesuffix(SUFFIX))))
     everything = Slice("all documents", np.arange(len(rows[0])))
     parts = [Slice(part.name, np.flatnonzero(np.isin(rows[0], part.rows))) for part in by_column(first, by)]
+    parts = [part for part in parts if 0 < len(part.rows) < len(rows[0])]
+    repeated = min(repeated_documents(run, shared) for run, shared in zip(runs, rows, strict=True))
     names = _names(runs, paths)
     others = []
     for name, run, shared in zip(names[1:], runs[1:], rows[1:], strict=True):
@@ -321,6 +339,7 @@ def compare_runs(paths: Sequence[str | Path], *, by: str = "subject", layer: str
         documents=len(rows[0]),
         left_out=[len(run) - len(rows[0]) for run in runs],
         others=others,
+        cautions=list(repeats_caution(repeated, len(rows[0]))),
         notes=list(dict.fromkeys([*notes, *more])),
     )
 
@@ -436,7 +455,8 @@ def _names(runs: Sequence[AuditRun], paths: Sequence[str | Path]) -> list[str]:
     )
 
 
-def _notes(runs: Sequence[AuditRun]) -> Iterator[str]:
+def _notes(runs: Sequence[AuditRun], tasks: set[str]) -> Iterator[str]:
+    """Differences between the runs, and the runs' own notes but those on other tasks than ``tasks`` alone."""
     for run in runs[1:]:
         yield from (f"{note}." for note in check_comparable(runs[0].store.parts, run.store.parts))
     without = [run for run in runs if run.centred is None]
@@ -451,4 +471,8 @@ def _notes(runs: Sequence[AuditRun]) -> Iterator[str]:
     if any((run.documents["truncated"] == True).any() for run in runs):  # noqa: E712
         yield "some prompts were truncated, perhaps not the same ones in every run."
     for run in runs:
-        yield from run.store.manifest.get("notes", ())
+        others = set(run.documents["task"].str.removesuffix(SUFFIX)) - tasks
+        for note in run.store.manifest.get("notes", ()):
+            words = set(re.findall(r"\w+", note))
+            if words & tasks or not words & others:
+                yield note

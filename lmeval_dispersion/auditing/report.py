@@ -54,7 +54,6 @@ from lmeval_dispersion.auditing.slices import (
     spearman_text,
     weakest,
 )
-from lmeval_dispersion.evidence import worth
 from lmeval_dispersion.report import Chart, Table
 from lmeval_dispersion.report.declared import count, listed
 from lmeval_dispersion.report.document import fields_of
@@ -66,7 +65,6 @@ JUDGED = {
     "paper_protocol": "the paper's protocol",
     "ranking": "ranking",
 }
-_PARTS = (*JUDGED, "hard_tail")
 _LEFT_OUT = Missing("left out; --details computes it")
 
 
@@ -110,13 +108,18 @@ class Audit(RunReport):
     @property
     def left_out(self) -> list[str]:
         """Parts that were left out on purpose."""
-        return [part for part in _PARTS if getattr(self, part) == _LEFT_OUT]
+        return [name for name, part in vars(self).items() if part == _LEFT_OUT]
 
     @property
     def missing(self) -> dict[str, str]:
-        """Parts that could not be computed, with reasons; not those left out on purpose."""
-        parts = [part for part in _PARTS if not self.has(part) and part not in self.left_out]
-        return {part: getattr(self, part).missing for part in parts}
+        """Parts that could not be computed, with reasons; not those left out on purpose.
+
+        Nor confidence, which questions without choices do not have.
+        """
+        parts = {name: part for name, part in vars(self).items() if isinstance(part, Missing)}
+        return {
+            name: part.missing for name, part in parts.items() if name not in ("reliability", *self.left_out)
+        }
 
     def rows(self) -> list[Mapping[str, Any]]:
         """Every slice of every slicing, the whole run first."""
@@ -150,7 +153,6 @@ class Audit(RunReport):
         """Sentences and names for the template."""
         return {
             "opening": self._opening(),
-            "worth": worth("probability", self._scored()),
             "summary": self._summary(),
             "reliability": self._confidence(),
             "left_out": [JUDGED[part] for part in self.left_out if part in JUDGED],
@@ -165,13 +167,6 @@ class Audit(RunReport):
             "unfounded": f"{' '.join(self.cautions)} Nothing in this section is a finding.",
             "ranks": isinstance(self.overall, SpectrumRow),
         }
-
-    def _scored(self) -> int:
-        """Documents of the smallest slice with a probability of the right answer; 0 without one."""
-        rows = [
-            row for table in self.slices.values() for row in table.rows if not math.isnan(row.probability)
-        ]
-        return min((row.labelled for row in rows), default=0)
 
     def _opening(self) -> list[str]:
         """The answer: one finding, then the numbers."""

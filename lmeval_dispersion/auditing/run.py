@@ -329,7 +329,7 @@ def answers_of(run: AuditRun) -> Answers:
         answered_documents=given,
         commonest_share=count / given if given else float("nan"),
         commonest_accuracy=_score_of_constant(answer, run),
-        repeated_documents=_repeated(run),
+        repeated_documents=repeated_documents(run, np.arange(len(run))),
     )
     return replace(answers, cautions=list(_cautions(answers, len(run))))
 
@@ -352,19 +352,16 @@ def _score_of_constant(answer: str | None, run: AuditRun) -> float:
     return float(is_target.mean())
 
 
-def _repeated(run: AuditRun) -> int:
-    """Documents that repeat an earlier one."""
+def repeated_documents(run: AuditRun, rows: Rows) -> int:
+    """How many of the documents ``rows`` repeat an earlier one: its prompt (or text) and its vector."""
     column = "prompt_hash" if run.documents["prompt_hash"].notna().any() else "text"
     keys = run.documents[column]
-    rows = np.flatnonzero(keys.notna() & keys.duplicated(keep=False))
-    if not len(rows):
-        return 0
     first: dict[str, int] = {}
     if run.centred is None:
-        return int(keys.dropna().duplicated().sum())
+        return int(keys.iloc[rows].dropna().duplicated().sum())
     near = _SAME * max(float(run.vectors.squares.mean()), 1e-12)
     count = 0
-    for row in rows.tolist():
+    for row in rows[(keys.notna() & keys.duplicated(keep=False)).to_numpy()[rows]].tolist():
         other = first.setdefault(str(keys.iat[row]), row)
         if other != row:
             difference = run.vectors.rows[row] - run.vectors.rows[other]
@@ -389,7 +386,12 @@ def _cautions(answers: Answers, documents: int) -> Iterator[str]:
             f"The accuracy of {100 * answers.accuracy:.1f} % (95 % {100 * low:.1f} to {100 * high:.1f}) is "
             f"no better than guessing ({100 * answers.chance:.1f} %): right answers may be luck."
         )
-    if (repeated := answers.repeated_documents) >= _REPEATED * documents:
+    yield from repeats_caution(answers.repeated_documents, documents)
+
+
+def repeats_caution(repeated: int, documents: int) -> Iterator[str]:
+    """Why so many repeated documents allow no conclusion; nothing where they are few."""
+    if repeated >= _REPEATED * documents:
         yield (
             f"{repeated} of {documents} documents repeat another one: errors and intervals count them "
             "as independent and are too short."

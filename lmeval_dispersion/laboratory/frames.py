@@ -70,9 +70,10 @@ def with_ends(key: str, interval: Sequence[float]) -> dict[str, float]:
 
 
 def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spec:
-    """Pearson r of perplexity and dispersion by layer with its interval; controls as further lines."""
+    """Pearson r of perplexity and dispersion by layer with the answer's interval; controls as more lines."""
     frame = correlations[correlations["measure"] == "dispersion"]
     frame = frame.assign(series=frame["split"].replace({"data": "model"}))
+    frame = frame.assign(low=frame["all_low"], high=frame["all_high"])
     if controls is not None:
         others = controls[controls["measure"] == "dispersion"]
         names = (others["split"] + ", " + others["control"]).str.removeprefix("data, ")

@@ -70,7 +70,8 @@ _CORRELATIONS = {
     "reason": Col("Why undefined"),
 }
 _LAYERS = {
-    **{key: _CORRELATIONS[key] for key in ("layer", "pearson", "low", "high")},
+    "layer": _CORRELATIONS["layer"],
+    **bounded("pearson", "r", "+.2f", ("all_low", "all_high")),
     **{control: Col(control.capitalize(), "+.2f") for control in CONTROLS},
     "reason": _CORRELATIONS["reason"],
 }
@@ -117,7 +118,7 @@ class LawResult(StudyResult):
             others = _of_dispersion(self.controls).query(f"perplexity == '{SEQUENCE}'")
             wide = others.pivot(index="layer", columns="control", values="pearson")
             first = first.merge(wide.reset_index(), on="layer")
-        caption = "r of the perplexity of whole segments and dispersion"
+        caption = f"r of the perplexity of whole segments and dispersion, {self._level}"
         return {
             "layers": table(first, caption, _LAYERS, most=12),
             "correlations": table(self.correlations, "r of perplexity with each measure", _CORRELATIONS),
@@ -131,9 +132,8 @@ class LawResult(StudyResult):
         if len(layers) > 1:
             drawn["layers"] = Chart(
                 partial(frames.law_layers, self.correlations, self.controls),
-                "r of perplexity and dispersion by layer, with 95 % intervals over bins",
+                f"r of perplexity and dispersion by layer, {self._level}",
                 "One panel a perplexity; a dot a layer.",
-                "Bars are for one layer alone; the answer's hold for all together.",
             )
         points = self.points[self.points["layer"].isin(layers[:: math.ceil(len(layers) / _PANELS)])]
         caption = "Mean perplexity and dispersion of every chosen bin"
@@ -146,7 +146,16 @@ class LawResult(StudyResult):
         columns = ["perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
         controls = pd.DataFrame(columns=columns) if self.controls is None else _of_dispersion(self.controls)
         kinds = [_verdict(kind, rows, controls) for kind in dict.fromkeys(rows["perplexity"])]
-        return {**super().context(), "kinds": kinds}
+        return {**super().context(), "kinds": kinds, "tests": self._tests}
+
+    @property
+    def _tests(self) -> int:
+        """The number of correlations that may be claimed, for which the answer's intervals hold together."""
+        return int(self.correlations["all_low"].notna().sum())
+
+    @property
+    def _level(self) -> str:
+        return f"95 % intervals counting all {self._tests} r" if self._tests > 1 else "95 % interval"
 
 
 def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
@@ -457,7 +466,10 @@ def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> di
                     claim = mine.on_fishers_scale() - other.on_fishers_scale() if is_claimed else None
                     others[-1] |= {**with_ends("difference", difference), "claim": claim}
     tables = {"correlations": _with_bounds(models, "all")}
-    tables["correlations"][["all_low", "all_high"]] = np.tanh(tables["correlations"][["all_low", "all_high"]])
+    frame = tables["correlations"]
+    # Never narrower than the row's own interval, whose Student's point few bins need.
+    frame["all_low"] = np.minimum(np.tanh(frame["all_low"]), frame["low"])
+    frame["all_high"] = np.maximum(np.tanh(frame["all_high"]), frame["high"])
     return {**tables, "controls": _with_bounds(others, "apart")} if controls else tables
 
 

@@ -9,7 +9,7 @@ from scipy.stats import binomtest, ttest_1samp
 from scipy.stats import t as student
 from synthetic import differences_of_equals, documents, planted_store, written
 
-from lmeval_dispersion import audit, evidence
+from lmeval_dispersion import audit
 from lmeval_dispersion.auditing.compare import compare_runs
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.geometry import dispersion
@@ -139,6 +139,43 @@ def test_each_sentence_appears_where_it_is_true_and_nowhere_else(tmp_path, right
     assert ("neither good nor bad" in text) == (spread[0] != spread[1])
 
 
+@pytest.mark.parametrize("repeated", [0, 14, 15, 60], ids=str)
+def test_repeated_documents_allow_no_verdict_in_audit_and_compare_alike(tmp_path, repeated):
+    """Of 300 documents, from 5 % on: two models that clearly differ are then not said to."""
+    rng = np.random.default_rng(0)
+    places = np.r_[np.arange(300 - repeated), rng.integers(0, 240, repeated)]
+    luck, x = rng.random(300)[places], rng.normal(size=(300, 16))[places]
+    for name, share, width in (("a", 0.5, 0.5), ("b", 0.8, 1.0)):
+        frame = documents(luck < share, rng=np.random.default_rng(0)).assign(
+            prompt_hash=[f"p{place}" for place in places]
+        )
+        written(tmp_path / name, frame, np.eye(1, 16) + width * x, {"model": name})
+    found, said = compare_runs([tmp_path / "a", tmp_path / "b"]), f"{repeated} of 300 documents repeat"
+    audited = audit(tmp_path / "b", short=True)
+    if repeated < 15:
+        assert not found.cautions
+        assert not audited.cautions
+        assert found.answer()[0].startswith(MORE)
+        assert "No verdict" not in found.to_markdown()
+    else:
+        assert list(found.cautions) == list(audited.cautions)
+        assert found.answer()[0].startswith(f"No verdict: {said}")
+        shares = [f"{100 * np.mean(luck < share):.1f} %" for share in (0.8, 0.5)]
+        assert found.answer()[1] == f"b against a: {shares[0]} against {shares[1]}."
+        text = " ".join(found.answer())
+        assert not any(words in text for words in (MORE, WIDER, "p <", "clearly", "95 %"))
+        assert "and more where documents repeat" in found.to_html()
+
+
+def test_a_slice_without_shared_documents_or_with_all_of_them_has_no_row(tmp_path):
+    a, b = store(tmp_path / "a"), store(tmp_path / "b", seed=1, order=np.arange(0, 300, 6))
+    (whole,) = compare_runs([a, b]).others[0].slices
+    assert (whole.slice, whole.documents) == ("all documents", 50)
+    three = store(tmp_path / "c", order=np.flatnonzero(np.arange(300) % 6 < 3))
+    names = sorted(row.slice for row in compare_runs([a, three]).others[0].slices)
+    assert names == ["all documents", "subject 0", "subject 1", "subject 2"]
+
+
 def test_no_difference_of_minus_nothing_is_printed(tmp_path):
     """One document of 4,000 is lost: -0.025 points."""
     right = np.arange(4000) % 2 == 0
@@ -196,7 +233,7 @@ def test_an_interval_leaves_out_zero_where_the_exact_test_does_and_stays_in_its_
         (0.0, "b and a do not differ clearly in the probability of the right answer: 0."),
     ],
 )
-def test_the_probability_of_the_right_answer_is_compared(tmp_path, monkeypatch, shift, said):
+def test_the_probability_of_the_right_answer_is_compared(tmp_path, shift, said):
     rng = np.random.default_rng(5)
     x = rng.uniform(0.2, 0.6, 240)
     y = x + shift + rng.normal(0, 0.1, 240)
@@ -215,12 +252,8 @@ def test_the_probability_of_the_right_answer_is_compared(tmp_path, monkeypatch, 
     sentence = next(text for text in found.answer() if "right answer" in text)
     assert sentence.startswith(said)
     assert "Δ right answer" in render(found.document(), "markdown")
-    monkeypatch.setitem(evidence.WORTH, "probability", {10: (35, 30, 40)})
-    assert any("10 questions scored by the probability" in text for text in found.answer())
     shown = audit(stores[1], short=True)
     assert shown.overall.probability == pytest.approx(np.nanmean(y))
-    assert "ordered small fine-tunes as well as 35 labels" in shown.to_markdown()
-    monkeypatch.setitem(evidence.WORTH, "probability", {})
     assert "fine-tunes" not in shown.to_markdown() + found.to_markdown()
 
 

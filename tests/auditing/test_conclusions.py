@@ -88,6 +88,14 @@ def test_a_caution_comes_first_and_silences_every_conclusion_about_answers(summa
         assert claim not in text
 
 
+@pytest.mark.parametrize("name", sorted(STORES))
+def test_the_reason_for_what_is_not_computed_is_the_caution_itself(tmp_path, name):
+    report = audit(read_run(subjects_store(tmp_path, **STORES[name])), short=True)
+    text = " ".join(render(report.document(), "table").split())
+    assert ("Not computed, as there is no verdict: " in text) == (name in CAUTIOUS)
+    assert ("luck" in text) == (name == "guessing")
+
+
 def order_of(run):
     """The sentences of an audit on the subjects of a run."""
     return concluded(audit(run, short=True))

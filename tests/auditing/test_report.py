@@ -1,5 +1,6 @@
 """The whole report: equal bytes, plain numbers, and stores that lack something."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 from synthetic import concluded, documents, planted_store, subjects_store, vectors, written
 
 from lmeval_dispersion.auditing.ranking import ranked_documents
-from lmeval_dispersion.auditing.report import audit
-from lmeval_dispersion.auditing.run import read_run
+from lmeval_dispersion.auditing.report import JUDGED, Audit, audit
+from lmeval_dispersion.auditing.run import Missing, read_run
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.report import render
 
@@ -33,9 +34,9 @@ def test_same_store_and_seed_same_bytes(planted, tmp_path):
 
 def test_parts_that_are_no_finding_are_left_out_and_not_computed(tmp_path, monkeypatch):
     run = read_run(subjects_store(tmp_path, law=0.5, accuracy=0.25))
-    said = "Left out, as right answers may be luck: mixtures, calibration, the paper's protocol and ranking."
+    said = "Not computed, as there is no verdict: mixtures, calibration, the paper's protocol and ranking"
     whole = " ".join(render(audit(run, details=True).document(), "table", details=True).split())
-    assert "Left out" not in whole
+    assert "Not computed" not in whole
     assert whole.count("Nothing in this section is a finding.") == 4
     for name in ("mixture_curves", "calibrate", "paper_protocol", "ranking_report"):
         monkeypatch.setattr(f"lmeval_dispersion.auditing.report.{name}", None)
@@ -70,6 +71,17 @@ def test_parts_that_cannot_be_had_say_why_and_the_rest_stays(tmp_path, options, 
         assert printed["dispersion"] > 0
         assert len(report.slices["subject"].rows) == 6
         assert report.slices["subject"].association.missing
+
+
+def test_every_section_that_is_missing_says_why(planted):
+    """The parts come from the report's fields: a new one cannot be forgotten."""
+    parts = [field.name for field in dataclasses.fields(Audit) if "Missing" in str(field.type)]
+    assert set(parts) >= {*JUDGED, "hard_tail", "reliability"}
+    reasons = {name: Missing(f"the reason of {name}") for name in parts}
+    report = dataclasses.replace(audit(planted, short=True), **reasons)
+    assert report.missing == {name: r.missing for name, r in reasons.items() if name != "reliability"}
+    page = report.to_markdown()
+    assert [name for name in parts if f": the reason of {name}" not in page] == []
 
 
 def test_documents_without_direction_are_left_out_and_counted(tmp_path):

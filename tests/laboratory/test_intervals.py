@@ -56,6 +56,32 @@ def test_the_tables_of_a_law_print_these_intervals_and_a_control_s_difference_co
         assert (row["pearson"], row["low"], row["high"]) == pytest.approx(tuple(expected))
 
 
+@FEW_AND_FULL
+@pytest.mark.parametrize(
+    ("bins", "rho", "layers"), [(8, -0.6, 1), (20, -0.6, 1), (20, 0.0, 5), (20, -0.6, 5)]
+)
+def test_the_intervals_of_the_answer_cover_all_layers_at_once(bins, rho, layers, studies):
+    """Of one layer, and of five independent ones, of which their own intervals cover all in 81 %."""
+    rng, held = np.random.default_rng(bins + layers), 0
+    for _ in range(studies):
+        x = planted_bins(rng, 0.0, 1, bins=bins)[0][0]
+        points = pd.concat(
+            pd.DataFrame(
+                {
+                    **{"perplexity": SEQUENCE, "layer": f"layer.{layer}", "split": "data"},
+                    **{"mean_perplexity": x, "mean_nll": np.log(x)},
+                    "dispersion": rho * (x - x.mean()) / x.std()
+                    + np.sqrt(1 - rho**2) * rng.normal(size=bins),
+                }
+            )
+            for layer in range(layers)
+        )
+        rows = correlations(points, [], 0)["correlations"]
+        held += bool(((rows["all_low"] <= rho) & (rho <= rows["all_high"])).all())
+        assert ((rows["all_low"] <= rows["low"]) & (rows["high"] <= rows["all_high"])).all()
+    assert held >= min(nominal(studies))
+
+
 def test_a_difference_of_independent_correlations_is_that_of_their_distances():
     """Zou's interval by hand: r 0.5 (0.2 to 0.7) minus 0.1 (-0.3 to 0.4)."""
     first, second = Interval(0.1, -0.3, 0.4), Interval(0.5, 0.2, 0.7)

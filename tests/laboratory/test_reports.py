@@ -6,6 +6,7 @@ Sentences stand on planted data where they must, and on data where they must not
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -59,6 +60,7 @@ def law_of(points, controls=()):
     return LawResult(MANIFEST, points=points, overall=OVERALL, **tables)
 
 
+KINDS = ("sequence", "last@16", "last@64")
 ALL, SOME = [1] * 8, [0, 0, 0, 1, 1, 1, 0, 1]
 SHARED, OWN = {"untrained": -1.5, "shuffled": 0.0}, {"untrained": 0.0, "shuffled": 0.0}
 
@@ -81,6 +83,30 @@ def test_a_planted_law_is_the_models_where_it_is_and_no_control_shows_it(slope, 
     assert all(f"; {name} " in whole for name in controls or ())
     assert "positive" not in whole or "negative" not in whole
     assert others == ([] if controls else [NO_CONTROL])
+
+
+@pytest.mark.parametrize(("kinds", "layers"), [(("sequence",), 1), (("sequence", "last@16"), 1), (KINDS, 4)])
+def test_the_interval_beside_a_claim_is_that_of_the_claim(kinds, layers):
+    """At a slope of the border: it leaves out 0 where r is called negative, and nowhere else."""
+    said = {False: 0, True: 0}
+    for seed in range(6):
+        result = law_result(np.random.default_rng([5, seed]), [-0.4] * layers, kinds=kinds)
+        rows = result.correlations.set_index(["perplexity", "layer"])
+        for kind, sentence in zip(
+            kinds, re.split(r"; after |\. Single tokens", " ".join(result.answer())), strict=True
+        ):
+            row = rows.loc[(kind, "last")]
+            low, high = (f"{row[f'all_{end}']:+.2f}" for end in ("low", "high"))
+            assert f", 95 % {low} to {high}" in sentence
+            assert (f" counting all {len(kinds) * layers} r" in sentence) == (len(kinds) * layers > 1)
+            claims = (
+                re.search(r"negative at (all|\d of \d layers \([^)]*last)", sentence)
+                if layers > 1
+                else "negative" in sentence
+            )
+            assert bool(claims) == (row["all_high"] < 0)
+            said[bool(claims)] += 1
+    assert all(said.values()), said
 
 
 @pytest.mark.parametrize(
