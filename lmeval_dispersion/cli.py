@@ -52,26 +52,10 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         "inspect clusters": (_LABORATORY, "models", "distances within and between contexts"),
     },
     "train": {
-        "train": (
-            "lmeval_dispersion.training.train",
-            "models",
-            "train with a dispersion loss, against a base",
-        ),
         "watch": ("lmeval_dispersion.watching.report", "", "how G moved over a watched training run"),
     },
 }
 COMMANDS = {name: command for commands in JOBS.values() for name, command in commands.items()}
-
-# A command of earlier versions -> its name now.
-RENAMED = {
-    "disable": "enable --undo",
-    "status": "enable --status",
-    "tasks-path": "enable --path",
-    "store": "embed",
-    "budget": "calibrate",
-    "rank": "audit --worst 20",
-    **{kind: f"inspect {kind}" for kind in ("law", "sublayers", "condensation", "clusters")},
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.set_defaults(command=shlex.join(["dispersion", *args]))
         return run(parser.parse_args(rest))
 
-    return exit_code_of(f"dispersion {name}", work, extra)
+    return exit_code_of(f"dispersion {name}", work)
 
 
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
@@ -116,13 +100,11 @@ def parser_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Na
 
 def _no_command(args: Sequence[str]) -> str:
     """The error for ``args`` that begin with no command, with the likely one."""
-    if args[0] in RENAMED:
-        return f"`dispersion {args[0]}` is `dispersion {RENAMED[args[0]]}` now"
     if args[0] == "inspect":
         kinds = [name.split()[1] for name in COMMANDS if name.startswith("inspect ")]
         return f"expected `dispersion inspect` {', '.join(kinds)}; see `dispersion help inspect {kinds[0]}`"
-    near = difflib.get_close_matches(args[0], [*COMMANDS, *RENAMED], n=3)
-    hint = f"did you mean {', '.join(RENAMED.get(name, name) for name in near)}?"
+    near = difflib.get_close_matches(args[0], COMMANDS, n=3)
+    hint = f"did you mean {', '.join(near)}?"
     return f"there is no command {args[0]!r}; {hint if near else '`dispersion --help` lists the commands'}"
 
 

@@ -7,7 +7,7 @@ import difflib
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,15 +17,8 @@ from lmeval_dispersion.report import FORMATS
 from lmeval_dispersion.report.document import SITE
 
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
-# Common wrong names -> the option.
-_OTHER_NAMES = {"--top": "--shortlist", "--layers": "--layer", "--seeds": "--seed", "--batch": "--batch-size"}
 # Options that lm-eval has as keys of --model_args -> the key.
 _KEYS = {"--dtype": "dtype", "--quantize": "load_in_4bit", "--adapter": "peft", "--revision": "revision"}
-# Removed options -> what to use instead.
-_GONE = {
-    "--search": "name an organisation and a pattern, such as 'Qwen/*Math*', or use --author and --tag",
-    "--collection": "write its checkpoints into a file, one per line, and pass it with --from",
-}
 
 
 class _Help(argparse.HelpFormatter):
@@ -53,30 +46,17 @@ class _Once(argparse.Action):
 class _Parser(argparse.ArgumentParser):
     """Reports wrong usage in one sentence, without argparse's list of options."""
 
-    _words: Sequence[str] = ()
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's; keeps the words for suggestions in messages."""
-        self._words = list(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(args, namespace)
-
     def error(self, message: str) -> NoReturn:
         unknown = message.startswith("unrecognized arguments: ")
         meant = [self._meant(word) for word in message.split() if unknown and word.startswith("--")]
         hint = f"; did you mean {', '.join(filter(None, meant))}?" if any(meant) else ""
-        if "--from" in self._option_string_actions:
-            hint = next((f"; {advice}" for option, advice in _GONE.items() if f" {option}" in message), hint)
         self.exit(2, f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
 
     def _meant(self, word: str) -> str:
         """The option that an unknown one probably means; empty if none is close."""
-        (option, _, value), known = word.partition("="), self._option_string_actions
+        option, known = word.partition("=")[0], self._option_string_actions
         if option.removeprefix("--") in FORMATS and "--format" in known:
             return f"--format {option.removeprefix('--')}"
-        if (other := _OTHER_NAMES.get(option)) in known:
-            at = self._words.index(option) + 1 if option in self._words else len(self._words)
-            after = [value] if value else self._words[at : at + 1]
-            return " ".join([str(other), *(text for text in after if text and text[0] != "-")])
         if option in _KEYS and "--model_args" in known:
             return f"--model_args {_KEYS[option]}=…"
         place = option.removeprefix("--").upper()
@@ -86,11 +66,8 @@ class _Parser(argparse.ArgumentParser):
         return (near or [name for name in known if name.startswith(option)] or [""])[0]
 
 
-def exit_code_of(name: str, work: Callable[[], int], extra: str = "") -> int:
-    """Run a command and return its exit code; errors that a user can cause print one sentence, no traceback.
-
-    ``extra`` is the extra of the package that the command needs.
-    """
+def exit_code_of(name: str, work: Callable[[], int]) -> int:
+    """Run a command and return its exit code; a user's errors print one sentence, no traceback."""
     debug = bool(os.environ.get("DISPERSION_DEBUG"))
     try:
         with in_a_command():
@@ -103,14 +80,17 @@ def exit_code_of(name: str, work: Callable[[], int], extra: str = "") -> int:
                 return error.exit_code
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
-        if debug or package in ("", "lmeval_dispersion", "lmeval_screener"):
+        if debug or package in ("lmeval_dispersion", "lmeval_screener"):
             raise
-        brings = {"vl_convert": "html"} | dict.fromkeys(LIBRARIES["audit"], "audit")
-        part = extra or brings[package] if package in brings else "models"
-        print(
-            f"{name}: needs {package}, which is not installed; run: pip install 'lmeval-dispersion[{part}]'",
-            file=sys.stderr,
-        )
+        brings = {"vl_convert": "html"} | {lib: extra for extra in LIBRARIES for lib in LIBRARIES[extra]}
+        if not package:  # as lm-eval raises it, with the way to install the library
+            print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+        elif package in brings:
+            way = f"pip install 'lmeval-dispersion[{brings[package]}]'"
+            print(f"{name}: needs {package}, which is not installed; run: {way}", file=sys.stderr)
+        else:
+            way = f"which is not part of lmeval-dispersion; run: pip install {package}"
+            print(f"{name}: needs {package}, {way}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # `dispersion … | head` closed the pipe: discard the rest, and what Python flushes at exit.
@@ -119,6 +99,12 @@ def exit_code_of(name: str, work: Callable[[], int], extra: str = "") -> int:
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return 130
+
+
+def one_thread() -> None:
+    """Keep numpy to one thread: a hundred rows need no more, and a pool that spins is five times slower."""
+    if "numpy" not in sys.modules:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def command_parser(command: str, about: str) -> argparse.ArgumentParser:
@@ -174,6 +160,13 @@ def add_layers(parser: argparse._ActionsContainer, *, what: str, default: str) -
     """Add ``--layer LAYER`` for commands that take several."""
     text = f"{what}; may be repeated (default: {default})"
     parser.add_argument("--layer", action="append", metavar="LAYER", help=text)
+
+
+def add_tasks(parser: argparse._ActionsContainer, text: str, **more: Any) -> None:
+    """Add ``--task``, which is also ``--tasks``, as ``args.tasks``; ``text`` is its help."""
+    parser.add_argument(
+        "--task", "--tasks", action=_Once, dest="tasks", metavar="NAME,NAME", help=text, **more
+    )
 
 
 def add_column(parser: argparse._ActionsContainer) -> None:

@@ -9,8 +9,9 @@ import argparse
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,10 +98,15 @@ def report_beside(args: argparse.Namespace, file_format: str) -> tuple[Output, O
 
 
 @contextmanager
-def progress_bar(*, hidden: bool = False) -> Iterator[Callable[[int, int, str], None]]:
-    """Gives ``update(done, total, label)``: a bar after a second, on a terminal or in a notebook."""
+def progress_bar(
+    *, hidden: bool = False, every: float | None = None
+) -> Iterator[Callable[[int, int, str], None]]:
+    """Gives ``update(done, total, label)``: a bar after a second, on a terminal or in a notebook.
+
+    Elsewhere, as in the log of a batch job, it is a line each ``every`` seconds at most, or nothing.
+    """
     if hidden or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
-        yield lambda done, total, label: None
+        yield (lambda done, total, label: None) if hidden or every is None else _lines(every)
         return
     from tqdm import tqdm
 
@@ -112,6 +118,34 @@ def progress_bar(*, hidden: bool = False) -> Iterator[Callable[[int, int, str], 
             bar.update(done - bar.n)
 
         yield update
+
+
+def _lines(every: float) -> Callable[[int, int, str], None]:
+    said, before = time.monotonic(), 0
+
+    def update(done: int, total: int, label: str) -> None:
+        nonlocal said, before
+        if (passed := time.monotonic() - said) >= every and done > before:
+            minutes = (total - done) / (done - before) * passed / 60
+            pace = f"{done / total:.0%}, at this pace {max(1, round(minutes)):,} min left"
+            print(f"{label}; {pace}", file=sys.stderr, flush=True)
+            said, before = said + passed, done
+
+    return update
+
+
+@contextmanager
+def prints_to_stderr() -> Iterator[None]:
+    """Keep standard output for data: what libraries and their processes print goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def write_whole(path: Path, content: bytes) -> None:

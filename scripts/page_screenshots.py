@@ -57,10 +57,6 @@ PAGES = {
         f"dispersion inspect clusters sums-00 --data {TEXT} --model_args dtype=float32 "
         "--device cpu --ngram 2 --occurrences 20 --segment 10 --clusters 40 --layer all -o clusters.html"
     ],
-    "train": [
-        f"dispersion train --model sums-00 --data {TEXT} --output-dir trained --tokens 16000 "
-        "--block 64 --lr 1e-3 --seed 0 --seed 1 --seed 2 -o train.html"
-    ],
 }
 # name: (width, height, colours, medium). Paper is A4 less Chromium's margins.
 LOOKS = {

@@ -1,4 +1,4 @@
-"""A small GPT-2 to start from, and Python source as a second domain, for `dispersion train` on a CPU.
+"""A small GPT-2 to start from, and Python source as a second domain, to train on a CPU.
 
     python scripts/small_gpt2.py FOLDER WIKI.TRAIN.TXT
 

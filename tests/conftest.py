@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from command import in_process  # noqa: F401
 from hub_server import HubServer
+from nights import night  # noqa: F401
 
 # The tests run side by side, one worker a core, and threads of torch and BLAS would wait for each other at
 # full load. Said before either is imported, and handed down to the commands that tests start.

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lmeval_screener.shortlist import manifest
 
 from lmeval_dispersion.installation import __version__
 
@@ -31,6 +32,13 @@ def test_the_example_of_dispersion_prints_what_the_page_shows():
     (code, output), *_ = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == (output, "")
+
+
+def test_what_run_sh_writes_is_what_the_pages_verify():
+    (folder,) = re.findall(r"--output_path (\S+)", manifest._RUN)
+    text = "".join(page.read_text("utf-8") for page in PAGES)
+    named = set(re.findall(r"verify (list/?[\w/.]*\w)", text))
+    assert named - {"list/manifest.json"} == {f"list/{folder}"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

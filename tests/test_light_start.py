@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from lmeval_dispersion.cli import main
+from lmeval_dispersion.options import exit_code_of
 
 HEAVY = {"torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "pandas", "pyarrow"}
 HEAVY |= {"obstore", "botocore", "mlflow", "vl_convert"}
@@ -75,7 +76,10 @@ def test_a_screening_imports_no_more_of_our_files_than_it_needs():
 
 @pytest.mark.parametrize(
     ("library", "extra"),
-    [("pandas", "audit"), ("sklearn", "audit"), ("vl_convert", "html"), ("torch", "models")],
+    [
+        *(("pandas", "audit"), ("sklearn", "audit"), ("vl_convert", "html"), ("torch", "models")),
+        *(("peft", "adapters"), ("ray", "ray")),
+    ],
 )
 def test_a_library_that_is_met_on_the_way_is_named_with_the_part_that_brings_it(
     library, extra, monkeypatch, capsys
@@ -90,10 +94,27 @@ def test_a_library_that_is_met_on_the_way_is_named_with_the_part_that_brings_it(
 
 
 @pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            ModuleNotFoundError("No module named 'vllm'", name="vllm.lora"),
+            "needs vllm, which is not part of lmeval-dispersion; run: pip install vllm",
+        ),
+        (ModuleNotFoundError("needs `mamba_ssm`.  run\npip"), "needs `mamba_ssm`. run pip"),
+    ],
+)
+def test_a_library_that_no_extra_brings_is_not_said_to_be_in_one(error, sentence, capsys):
+    def missing():
+        raise error
+
+    assert exit_code_of("dispersion race", missing) == 1
+    assert capsys.readouterr().err == f"dispersion race: {sentence}\n"
+
+
+@pytest.mark.parametrize(
     ("command", "extra"),
     [
         ("inspect law", "models"),
-        ("train", "models"),
         ("run", "models"),
         ("embed", "models"),
         ("audit", "audit"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmeval_dispersion.cli import COMMANDS, JOBS, RENAMED, main, parser_of
+from lmeval_dispersion.cli import COMMANDS, JOBS, main, parser_of
 from lmeval_dispersion.report.document import SITE
 
 # One spelling a meaning. A new metavar belongs here only where none of these says what is meant.
@@ -74,12 +74,7 @@ def test_no_option_can_be_abbreviated_and_none_has_another_name(name):
         ("screen --demo --json", "; did you mean --format json?"),
         ("audit RUN --csv", "; did you mean --format csv?"),
         ("embed --model m t.txt -o run", "; did you mean MODEL without --model?"),
-        ("screen --demo --top 3", "; did you mean --shortlist 3?"),
-        ('screen --demo --top ""', "; did you mean --shortlist?"),
-        ("screen --demo --top=3", "; did you mean --shortlist 3?"),
         ("screen --demo --shortlst 3", "; did you mean --shortlist?"),
-        ("screen --search qwen --limit 5", "; name an organisation and a pattern, such as 'Qwen/*Math*'"),
-        ("screen --collection=org/x-1", "; write its checkpoints into a file, one per line"),
         ("tokens gsm8k --search x", ""),
         ("audit RUN --foobar", ""),
         ("watch RUN --json5", ""),
@@ -114,15 +109,6 @@ def test_the_overview_lists_every_command_under_its_job(capsys):
         assert [line[2:].split("  ")[0] for line in block.splitlines()] == list(commands)
     assert max(map(len, text.splitlines())) <= 90
     assert "  dispersion screen --demo" in text.partition("examples:")[2]
-
-
-@pytest.mark.parametrize(("old", "new"), sorted(RENAMED.items()))
-def test_an_old_name_answers_with_the_new_one(old, new, capsys):
-    assert main([old, "RUN", "--help"]) == 2
-    assert capsys.readouterr() == ("", f"dispersion: `dispersion {old}` is `dispersion {new}` now\n")
-    name = next(known for known in COMMANDS if new.split()[: len(known.split())] == known.split())
-    wanted = {word for word in new.split() if word.startswith("--")}
-    assert wanted <= set(options(name))
 
 
 def test_dispersion_screen_is_screen_checkpoints(capsys, monkeypatch):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from lmeval_dispersion.errors import DispersionError
 from lmeval_dispersion.harness import install
+from lmeval_dispersion.report.declared import listed
 
 
 @contextmanager
@@ -47,6 +48,13 @@ def failure_sentence(error: Exception) -> str | None:
     if isinstance(error, OSError):
         return f"{first}; check the name of the model or data set, and the network"
     return None
+
+
+def as_their_base(labels: Sequence[str]) -> list[str]:
+    """A note on adapters that answer as their base; none without any."""
+    one = len(labels) == 1
+    why = f"untrained, or {'its' if one else 'their'} weights did not reach it"
+    return [f"{listed(labels)} {'answers as its' if one else 'answer as their'} base: {why}."] * bool(labels)
 
 
 def checkpoint_failure(error: Exception) -> str:

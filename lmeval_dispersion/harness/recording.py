@@ -327,7 +327,7 @@ def check_model(lm: Any, tasks: str) -> None:
     if not issubclass(kind, HFLM):
         raise HarnessError(
             f"{tasks} needs hidden states, which {kind.__name__} does not give; use --model hf, or run the "
-            "stock task"
+            "stock task with --log_samples and then `dispersion embed MODEL --from-samples RESULTS`"
         )
     if getattr(lm, "backend", "causal") != "causal":
         raise HarnessError(

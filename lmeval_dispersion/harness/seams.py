@@ -22,7 +22,8 @@ tasks from two folders               :func:`more_tasks`: lm-eval's task manager 
 a word before weights are loaded,    :func:`before_weights`, in our own command alone;   none
 and a refusal in one sentence        :func:`one_sentence`
 a task's requests, asked of many     :func:`loaded_tasks`, :func:`built_requests`,       none
-models                               :func:`right_choices`, :func:`loaded_lm`
+models                               :func:`right_choices`, :func:`loaded_lm`,
+                                     :func:`settle_batch`
 some documents evaluated, by one     :func:`evaluated`: lm-eval's ``evaluate`` over      none
 model after the other                requests that are built once
 ===================================  ==================================================  ==================
@@ -37,6 +38,7 @@ import gc
 import json
 import random
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
@@ -63,12 +65,18 @@ from lm_eval.utils import handle_non_serializable, sanitize_list, simple_parse_a
 from transformers.utils.logging import disable_progress_bar
 
 from lmeval_dispersion import errors
-from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
+from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError, require_extra
 from lmeval_dispersion.harness import install
+from lmeval_dispersion.harness.adapters import check_reaches, downloaded
 from lmeval_dispersion.harness.failures import sentences
 from lmeval_dispersion.store.identity import SUFFIX
 
 Parts = tuple[Any, ...]
+
+# lm-eval's figures of all documents together, which no document has.
+_POOLED = ["perplexity", "weighted_perplexity", "bits_per_byte", "f1", "matthews_corrcoef", "bleu", "chrf"]
+_POOLED += ["chrf++", "ter", "brier_score"]
+_LONGEST, _LETTERS = 16, 4  # texts whose tokens are counted to find the longest; letters of a token, about
 
 
 @dataclass(frozen=True)
@@ -455,14 +463,47 @@ def filters_of(task: Any) -> list[str]:
     return [part.name for part in (task._scorers if _is_later(task) else task._filters)]
 
 
+def metrics_of(task: Any) -> tuple[dict[str, bool], bool]:
+    """Metric -> whether it can score one document, the higher the better; and whether answers may bring more.
+
+    lm-eval names the metrics of a function that returns several once it has answers.
+    """
+    pooled = [registry.get_aggregation(name) for name in _POOLED]
+    better = task.higher_is_better()
+    ours = getattr(task, "our_metrics", ())
+    usable = {
+        name: function not in pooled and better.get(name) is not False
+        for name, function in task.aggregation().items()
+        if name not in ours
+    }
+    return usable, _is_later(task) or any(callable(m["metric"]) for m in task.config.metric_list or ())
+
+
+def settle_batch(lm: Any, requests: Iterable[Any], most: int) -> None:
+    """Choose the batch size that is ``auto`` once, up to ``most``, for a model for transformers.
+
+    lm-eval chooses in each call. The longest of ``requests`` decides, with all text that may be generated.
+    """
+    if getattr(lm, "batch_size_per_gpu", None) != "auto" or not hasattr(lm, "_detect_batch_size"):
+        return
+    texts: dict[str, int] = {}  # with the number of tokens that may follow
+    for request in requests:
+        text = "".join(part for part in request.args if isinstance(part, str))
+        given = [part.get("max_gen_toks", lm.max_gen_toks) for part in request.args if isinstance(part, dict)]
+        texts[text] = max(given, default=0)
+    longest = sorted(texts, key=lambda text: len(text) + _LETTERS * texts[text])[-_LONGEST:]
+    tokens = max(len(lm.tok_encode(text)) + texts[text] for text in longest)
+    lm.max_batch_size = min(lm.max_batch_size, most)
+    lm.batch_size_per_gpu = lm._detect_batch_size([(None, [0] * min(tokens, lm.max_length), [0])])
+
+
 def halve_batch(lm: Any) -> bool:
-    """Halve the batch of lm-eval's model for transformers; False if impossible."""
-    sizes, size = getattr(lm, "batch_sizes", {}), getattr(lm, "batch_size_per_gpu", 1)
-    if isinstance(size, int):
-        lm.batch_size_per_gpu = max(1, size // 2)
-        return size > 1
-    sizes.update({place: max(1, number // 2) for place, number in sizes.items()})  # chosen by "auto"
-    return bool(sizes)
+    """Halve the batch of lm-eval's model for transformers, for good; False if impossible."""
+    size = getattr(lm, "batch_size_per_gpu", 1)
+    if not isinstance(size, int) or size < 2:
+        return False
+    lm.batch_size_per_gpu = size // 2
+    return True
 
 
 def free_memory() -> None:
@@ -508,7 +549,11 @@ def before_weights(check: Callable[[Any, RunningEvaluation], None]) -> Iterator[
     get_model, tokenizer = registry.get_model, HFLM._create_tokenizer
 
     def checked_class(name: str) -> Any:
-        kind = get_model(name)
+        try:
+            kind = get_model(name)
+        except ModuleNotFoundError:  # vllm's, say: a refusal comes before the way to install it
+            check(type(name, (), {}), running_evaluation())
+            raise
         check(kind, running_evaluation())
         return kind
 
@@ -541,10 +586,24 @@ def backend_arguments(model_args: str) -> dict[str, Any]:
 def loaded_lm(name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any) -> Any:
     """A model of lm-eval, checked before its weights are loaded; UsageError for an unknown backend."""
     disable_progress_bar()
-    kind = backend(name)
+    kind, arguments = backend(name), downloaded(arguments)
+
+    def checked(lm: Any, _: Any) -> None:
+        check(lm)
+        if "peft" in arguments:
+            check_reaches(lm, str(arguments["pretrained"]), str(arguments["peft"]))
+
+    if "peft" in arguments:
+        require_extra("adapters", "loading an adapter")
+        if not issubclass(kind, HFLM):
+            raise HarnessError(
+                f"it is an adapter, which --model {name} does not load; use --model hf, or merge it into its "
+                "base (merge_and_unload, save_pretrained)"
+            )
     if settings.get("device") is None and issubclass(kind, HFLM) and not torch.cuda.is_available():
         settings["device"] = "cpu"  # lm-eval's default is a GPU
-    with before_weights(lambda lm, _: check(lm)):
+    with before_weights(checked), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of libraries about each other
         return kind.create_from_arg_obj({**arguments}, settings)  # type: ignore[attr-defined]
 
 

@@ -28,12 +28,12 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 _COMMIT = 40  # hex digits
 
 # Files of a model's folder besides its weights; not optimizer states or logs.
-_TEXTS = (
+TEXTS = (
     *("config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.*", "merges.txt", "*.model", "*.tiktoken", "*.py"),
 )
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.pth")
-_ADAPTER = ("adapter_config.json", "adapter_model*")
+ADAPTER = ("adapter_config.json", "adapter_model*")
 
 # Bidirectional heads, or heads without text output, although the causal mapping lists their configurations.
 _OTHER_HEADS = [
@@ -333,27 +333,28 @@ def weights_identity(name: str | Path, commit: str | None = None, gguf: str | No
     return folder_digest(folder, _loaded_patterns(folder, gguf))
 
 
-def weights_stamp(name: str | Path, gguf: str | None = None) -> list[list[Any]]:
+def weights_stamp(name: str | Path, gguf: str | None = None, *, adapter: bool = False) -> list[list[Any]]:
     """Names, sizes in bytes and times in ns of the same files, without reading them; empty for no folder."""
     folder = Path(name).expanduser()
-    files = [(file.name, file.stat()) for file in _files(folder, _loaded_patterns(folder, gguf))]
+    patterns = ADAPTER if adapter else _loaded_patterns(folder, gguf)
+    files = [(file.name, file.stat()) for file in _files(folder, patterns)]
     return [[name, about.st_size, about.st_mtime_ns] for name, about in files]
 
 
 def _loaded_patterns(folder: Path, gguf: str | None) -> tuple[str, ...]:
     """Patterns of the files that loading a folder's checkpoint reads; none without weights."""
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        return _ADAPTER
+        return ADAPTER
     if gguf:
         return (gguf,)
     weights = next((kind for kind in _WEIGHTS if _files(folder, (kind,))), None)
-    return (*_TEXTS, weights) if weights else ()
+    return (*TEXTS, weights) if weights else ()
 
 
 def adapter_identity(name: str | Path, commit: str | None = None) -> str | None:
     """Identity of a PEFT adapter, by the same rule."""
     if (folder := Path(name).expanduser()).is_dir():
-        return folder_digest(folder, _ADAPTER)
+        return folder_digest(folder, ADAPTER)
     known = cached_commit(str(name), commit, "adapter_config.json")
     return f"{name}@{known}" if known else None
 
@@ -398,7 +399,7 @@ def settings_identity(model: Any) -> dict[str, str]:
 def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
     files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
     # An adapter in a whole model's folder is another checkpoint.
-    return sorted(file for file in files if patterns == _ADAPTER or not file.name.startswith("adapter_"))
+    return sorted(file for file in files if patterns == ADAPTER or not file.name.startswith("adapter_"))
 
 
 def file_digest(file: Path) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from lmeval_screener.figures import FigureDifference, rank_places
+from lmeval_screener.loading import with_base
 from lmeval_screener.result import answer
 from lmeval_screener.screened import Ranks
 from lmeval_screener.targets.labels import labelled
@@ -18,9 +19,9 @@ from lmeval_screener.targets.names import Target, parse_targets
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.evidence import worth
-from lmeval_dispersion.harness.failures import checkpoint_failure
-from lmeval_dispersion.options import add_examples, add_lm_eval, add_output, add_seed
-from lmeval_dispersion.output import Output, progress_bar
+from lmeval_dispersion.harness.failures import as_their_base, checkpoint_failure
+from lmeval_dispersion.options import add_examples, add_lm_eval, add_output, add_seed, add_tasks
+from lmeval_dispersion.output import Output, prints_to_stderr, progress_bar
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.statistics import holm
 
@@ -186,11 +187,13 @@ def probe(
         UsageError: No such backend, one without log-likelihoods, or no figure of the task's.
         DispersionError: No checkpoint could be run.
     """
+    from lmeval_dispersion.harness.adapters import answers_as_base
     from lmeval_dispersion.harness.seams import backend_arguments, free_memory, loaded_lm
     from lmeval_dispersion.probing.questions import check_decoder
 
     answered: dict[str, Answered] = {}
     failed: list[NotProbed] = []
+    as_base: list[str] = []
     with progress_bar(hidden=quiet) as update:
         for place, target in enumerate(labelled(targets)):
             update(place, len(targets), target.label)
@@ -199,8 +202,10 @@ def probe(
                 if target.refused:
                     raise DispersionError(target.refused[1])
                 arguments = target.arguments() | backend_arguments(model_args)
-                lm = loaded_lm(model, arguments, check_decoder, **settings)
+                lm = loaded_lm(model, with_base(arguments), check_decoder, **settings)
                 answered[target.label] = questions.ask(lm)
+                if answers_as_base(lm, questions.built(lm)[0].requests[0].args[0]):
+                    as_base.append(target.label)
             except UsageError:
                 raise
             except Exception as error:
@@ -214,6 +219,7 @@ def probe(
     figure, rows = probed(answered, rank_by)
     asked = len(next(iter(answered.values())).right)
     notes = sorted({f"No squares: {a.no_squares}." for a in answered.values() if a.no_squares})
+    notes += as_their_base(as_base)
     return Probe(questions.name, asked, questions.of, questions.seed, figure, rows, failed, notes)
 
 
@@ -221,7 +227,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "checkpoints", nargs="+", metavar="MODEL", help="Hub id, id@revision, folder, or a glob of folders"
     )
-    parser.add_argument("--task", required=True, metavar="NAME", help="lm-eval's task or group")
+    add_tasks(parser, "lm-eval's tasks and groups, or a set's file (needed)", required=True)
     parser.add_argument(
         "--questions",
         type=int,
@@ -256,7 +262,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.questions < FEWEST:
         raise UsageError(f"expected --questions of at least {FEWEST}, got {args.questions}")
     questions = Questions(
-        args.task,
+        args.tasks,
         args.questions,
         seed=args.seed,
         num_fewshot=args.num_fewshot,
@@ -266,16 +272,17 @@ def _run(args: argparse.Namespace) -> int:
     )
     if questions.of < args.questions:
         output.say(f"{questions.name} has {questions.of} questions; all are asked")
-    result = probe(
-        targets,
-        questions,
-        model=args.model,
-        model_args=args.model_args,
-        rank_by=args.rank_by,
-        quiet=args.quiet,
-        batch_size=args.batch_size,
-        device=args.device,
-    )
+    with prints_to_stderr():
+        result = probe(
+            targets,
+            questions,
+            model=args.model,
+            model_args=args.model_args,
+            rank_by=args.rank_by,
+            quiet=args.quiet,
+            batch_size=args.batch_size,
+            device=args.device,
+        )
     output.write(result.document())
     return 3 if result.failed else 0
 

@@ -13,8 +13,8 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
-from lmeval_screener.tokens.answers import load_answers, resolve_answers
-from lmeval_screener.tokens.sets import AnswerSet, load_token_set
+from lmeval_screener.tokens.answers import first_known, resolve_answers, tasks_in
+from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 from numpy.typing import NDArray
 
@@ -63,7 +63,7 @@ class Questions:
     """Documents of a task or group, drawn at random and in random order, the same for every model.
 
     Args:
-        name: lm-eval's name of the task or group, or ours.
+        name: lm-eval's ``NAME,NAME`` of tasks and groups, or ours, or a file of `dispersion tokens`.
         count: How many to draw; all there are where the task has fewer.
         seed: Of the draw.
         num_fewshot: Examples before each question; None for the task's own number.
@@ -86,7 +86,7 @@ class Questions:
         apply_chat_template: bool | str = False,
         answers: str | None = None,
     ) -> None:
-        self.name, self.seed = name.removesuffix(SUFFIX), seed
+        self.name, self.seed = ",".join(task.removesuffix(SUFFIX) for task in tasks_in(name)), seed
         self._tasks = loaded_tasks(self.name, num_fewshot, include_path)
         for task, loaded in self._tasks.items():
             if loaded.OUTPUT_TYPE not in _KINDS:
@@ -94,14 +94,12 @@ class Questions:
         self._places, self.of = drawn_questions(self._tasks, count, seed)
         self._chat = apply_chat_template
         self._built: tuple[Any, list[Question]] | None = None
-        self._answers: AnswerSet | UsageError
-        try:
-            self._answers = load_answers(answers or self.name)
-        except UsageError as error:
-            if answers:
-                raise
-            why = str(error).partition(";")[0]
-            self._answers = UsageError(f"{why}; --answers takes a set of `dispersion tokens`")
+        _, known, refused = first_known(answers or name)
+        if answers and not known:
+            raise refused[0]
+        self._answers = known or UsageError(
+            f"{str(refused[0]).partition(';')[0]}; --answers takes a set of `dispersion tokens`"
+        )
 
     def __len__(self) -> int:
         return len(self._places)
@@ -169,7 +167,7 @@ class Questions:
             raise HarnessError("the tokenizer has no tokenizer.json; save it as a fast one")
         vocabulary = Vocabulary.from_tokenizer_json(core.to_str().encode())
         everyday = load_token_set("reference", role="reference")
-        tokens = [token.id for token in resolve_answers(self._answers, vocabulary, everyday)]
+        tokens = [token.id for token in resolve_answers(self._answers, vocabulary, everyday)[0]]
         texts = [f"{question.space}{text.strip()}" for text in [*self._answers.answers][:_TEXTS] or [" "]]
         pairs = [lm._encode_pair(question.context, text or " ") for text in texts]
         columns = zip(*(answer for _, answer in pairs), strict=False)

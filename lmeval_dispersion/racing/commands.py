@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 
 from lmeval_dispersion.errors import UsageError, require_extra
-from lmeval_dispersion.options import add_examples, add_lm_eval, add_output, add_seed
-from lmeval_dispersion.output import Output
+from lmeval_dispersion.options import add_examples, add_lm_eval, add_output, add_seed, add_tasks
+from lmeval_dispersion.output import Output, prints_to_stderr
 from lmeval_dispersion.racing import replay
 from lmeval_dispersion.racing.contest import ERROR, MARGIN
 from lmeval_dispersion.racing.lineup import listed_results
-from lmeval_dispersion.racing.race import race
+from lmeval_dispersion.racing.race import check_settings, race
 
 _ERROR = f"chance, at most, that the best of those raced is dropped (default: {ERROR})"
 _MARGIN = f"of the score; what differs by no more is not told apart (default: {MARGIN})"
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument_group("which race").add_argument
     add("--family", metavar="NAME", help="all checkpoints of a family (default: none)")
-    add("--domain", metavar="SET", help="token set of the screen (default: the tasks' answer tokens)")
+    add("--domain", metavar="SET", help="token set of the screen (default: the tasks' answers)")
     add(
         "--base",
         metavar="CHECKPOINT",
@@ -45,8 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--engine", choices=("ray",), help=beside)
     gpus = "of the cluster's; a part of 1 too (default: 1 where it has GPUs)"
     add("--gpus-per-checkpoint", type=float, metavar="X", help=gpus)
-    add = add_lm_eval(parser).add_argument
-    add("--tasks", metavar="NAME,NAME", help="tasks and groups (default: those of --emit)")
+    group = add_lm_eval(parser)
+    add = group.add_argument
+    add_tasks(group, "tasks and groups, or a set's file (default: those of --emit)")
     add("--limit", type=int, metavar="N", help="the most questions of a checkpoint (default: all there are)")
     folder = "keeps all answers: the same command goes on (default: race-TASKS)"
     add("--output_path", metavar="FOLDER", help=folder)
@@ -56,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replay",
         nargs="+",
         metavar="RESULTS",
-        help="finished evaluations, one a model: lm-eval's with --log_samples, or stores; after --emit's "
-        "folder, by its list (default: none)",
+        help="finished evaluations, one a model: lm-eval's with --log_samples; stores; a race's folder; "
+        "after --emit's folder, by its list (default: none)",
     )
     recorded.add_argument("--demo", action="store_true", help="race the bundled models by recorded answers")
     add_seed(parser)
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--demo",
         "myruns --tasks gsm8k --batch_size auto",
-        "'runs/*' --tasks my_task --include_path tasks --domain math -o race.html",
+        "'runs/*' --tasks my_task --include_path tasks -o race.html",
         "list --device cuda:0",
         "--replay results/MODEL_A results/MODEL_B",
         "list --replay results/*",
@@ -83,16 +84,14 @@ def run(args: argparse.Namespace) -> int:
     unused = [f"--{name}" for name in live if getattr(args, name) is not None]
     if unused := [*(args.checkpoints if args.demo else ()), *unused]:
         raise UsageError(f"--demo and --replay race what is recorded; leave out {unused[0]}")
-    if not (0 < args.error < 1 and 0 <= args.margin < 1 and args.seed >= 0):
-        got = f"{args.error}, {args.margin} and {args.seed}"
-        raise UsageError(f"expected --error and --margin from 0 to 1, --seed of at least 0, got {got}")
+    check_settings(args.error, args.margin, args.seed)
     rule = {name: getattr(args, name) for name in ("seed", "error", "margin", "by_probability")}
     if args.demo:
         output.write(replay.demo(**rule).document())
     else:
         answers, tasks, notes = replay.read_answers(args.replay)
         listed = listed_results(args.checkpoints, list(answers)) if args.checkpoints else []
-        shuffled = not listed and args.replay == sorted(args.replay)
+        shuffled = not listed and len(args.replay) > 1 and args.replay == sorted(args.replay)
         races = replay.replay(
             answers, tasks, notes, listed=listed, shuffled=shuffled, quiet=args.quiet, **rule
         )
@@ -104,7 +103,8 @@ def _race(args: argparse.Namespace, output: Output) -> int:
     require_extra("models", "`dispersion race`")
     ours = ("replay", "demo", "output", "format", "details", "command")
     try:
-        result = race(**{key: v for key, v in vars(args).items() if key not in ours and key[0] != "_"})
+        with prints_to_stderr():
+            result = race(**{key: v for key, v in vars(args).items() if key not in ours and key[0] != "_"})
     except KeyboardInterrupt as interrupt:
         if not hasattr(interrupt, "race"):
             raise

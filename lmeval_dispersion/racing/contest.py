@@ -22,8 +22,8 @@ from lmeval_dispersion.racing.rule import is_below
 
 Array = NDArray[np.float64]
 #: ``running``: asked on. ``complete``: was asked everything. ``behind``: clearly worse than another.
-#: ``within``: better than another by no more than the margin, if at all. ``failed``: could not be asked on.
-Standing = Literal["running", "complete", "behind", "within", "failed"]
+#: ``not better``: than another by more than the margin, clearly. ``failed``: could not be asked on.
+Standing = Literal["running", "complete", "behind", "not better", "failed"]
 
 ERROR, MARGIN, BLOCK = 0.05, 0.01, 25
 _FIRST, _RATIO = 0.8, 0.2  # shares of the error: of the first reference, and of each next to the one before
@@ -96,6 +96,9 @@ class Contest:
     def _judged(self, label: str, mine: Scores) -> Standing:
         if len(mine.score) == self.questions:
             return "complete"
+        inside = [k for k, standing in self.standing.items() if standing in ("running", "complete")]
+        if self.side_by_side and not {*inside} - {label}:
+            return "running"  # two that drop each other are not both lost
         found = (self._against(self.answered[rival], mine) for rival in self._rivals(label))
         return next((standing for standing in found if standing != "running"), "running")
 
@@ -111,7 +114,7 @@ class Contest:
                 return "behind"
         whole = len(theirs.score) == self.questions
         if whole and self.margin and is_below(difference, self.questions, allowed, self.margin):
-            return "within"
+            return "not better"
         return "running"
 
     def _rivals(self, label: str) -> list[str]:

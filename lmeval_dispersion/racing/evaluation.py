@@ -8,23 +8,25 @@ The states of dispersion tasks are kept by block beside them, until all question
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
-from functools import partial
-from itertools import groupby
+from collections.abc import Iterable, Mapping
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lmeval_screener.loading import with_base
 from safetensors import SafetensorError
 
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
 from lmeval_dispersion.harness import seams
+from lmeval_dispersion.harness.adapters import answers_as_base
 from lmeval_dispersion.harness.failures import checkpoint_failure, failure_sentence
 from lmeval_dispersion.harness.recording import check_model
 from lmeval_dispersion.harness.records import DocRecord, TaskMetrics, load_states, save_states
@@ -33,14 +35,42 @@ from lmeval_dispersion.harness.task import DispersionTask
 from lmeval_dispersion.model.loading import weights_stamp
 from lmeval_dispersion.output import write_whole
 from lmeval_dispersion.racing.contest import BLOCK, NOTHING, Scores
-from lmeval_dispersion.store.identity import hashed, prompt_manifest
-from lmeval_dispersion.store.samples import Sample, by_filter, check_judge, correctness, split_judge
+from lmeval_dispersion.store.identity import hashed, prompt_manifest, source_text
+from lmeval_dispersion.store.samples import (
+    JUDGES,
+    Sample,
+    by_filter,
+    check_judge,
+    correctness,
+    split_judge,
+)
 
 _KEPT = ("configs", "versions", "n-shot", "higher_is_better")  # of lm-eval's results, task by task
 
 
+Question = tuple[str, int]  # task and document
+_SCORING = ("doc_to_target", "doc_to_choice", "process_results", "metric_list", "filter_list", "repeats")
+
+
+def _digest(values: Iterable[Any]) -> str:
+    """Hash of values, the same in every process: a function by its source, an image by its type."""
+
+    def shown(value: Any) -> str:
+        return source_text(value) if callable(value) else type(value).__name__
+
+    digest = hashlib.sha256()
+    for value in values:
+        digest.update(json.dumps(value, default=shown).encode())
+    return digest.hexdigest()
+
+
 class CheckpointError(DispersionError):
-    """One checkpoint could not be loaded or asked; the race goes on without it."""
+    """One checkpoint could not be loaded or asked; the race goes on without it.
+
+    ``asked`` says whether it was loaded before.
+    """
+
+    asked = False
 
 
 class Evaluation:
@@ -51,11 +81,15 @@ class Evaluation:
 
     Attributes:
         questions: Task and document of each, in order. Their mean score is that of a checkpoint.
+        available: How many questions the tasks have.
+        places: Task -> places of its questions in the order, ascending.
         judges: Filter and metric of each task that was asked.
         recorded: The dispersion tasks, whose hidden states are kept.
+        odd: Label -> questions whose log-probabilities are not finite numbers.
+        others: Label -> questions that the chat template gave another prompt than an earlier checkpoint had.
 
     Raises:
-        UsageError: lm-eval has no such task.
+        UsageError: lm-eval has no such task, or the task no metric to race by.
     """
 
     def __init__(
@@ -75,8 +109,15 @@ class Evaluation:
         self.recorded = {name: t for name, t in self.tasks.items() if isinstance(t, DispersionTask)}
         for task in self.recorded.values():
             task.saves = False
-        self.questions, _ = seams.drawn_questions(self.tasks, limit, seed)
+        self.questions, self.available = seams.drawn_questions(self.tasks, limit, seed)
+        names = np.array([name for name, _ in self.questions])
+        self.places = {name: np.flatnonzero(names == name) for name in dict(self.questions)}
         self.judges: dict[str, tuple[str, str]] = {}
+        for name in self.tasks:
+            self._check_metric(name)
+        self.odd = defaultdict[str, set[Question]](set)
+        self.others = defaultdict[str, set[Question]](set)
+        self._prompts = defaultdict[str | None, dict[Question, str]](dict)
         self._options = {"apply_chat_template": self.chat, "fewshot_as_multiturn": bool(self.chat)}
         self._options["confirm_run_unsafe_code"] = confirm_run_unsafe_code
         self._requests: dict[str, dict[int, list[Any]]] = {}
@@ -92,14 +133,24 @@ class Evaluation:
                 names[metric if len(seams.filters_of(task)) < 2 else f"{chosen}/{metric}"] = None
         return ", ".join(names)
 
-    def identity(self) -> dict[str, list[str]]:
-        """Task -> its version, and hashes of how it asks and of its documents."""
-        text = partial(json.dumps, default=lambda value: type(value).__name__)  # an image's has an address
-        found = {}
+    def identity(self) -> dict[str, dict[str, str]]:
+        """Task -> its version, and hashes of its requests (examples included), documents and scoring.
+
+        Of a chat the requests are hashed as they are without the template, which is each model's own.
+        """
+        found, asked = {}, dict(self.questions)
         for name, task in self.tasks.items():
-            prompts = self.prompts(name, str(self.chat) if self.chat else None)
-            asked = hashed("".join(map(text, task.eval_docs)))
-            found[name] = [str(task.VERSION), prompts["prompt_format"], asked]
+            requests = self._built(name) if name in asked else {}
+            if requests and not self.chat:
+                self._requests[name] = requests
+            arguments = (request.arguments for of_document in requests.values() for request in of_document)
+            config = vars(task.config)
+            found[name] = {
+                "version": str(task.VERSION),
+                "prompts": _digest(arguments),
+                "documents": _digest(task.eval_docs),
+                "scoring": _digest(config.get(key) for key in _SCORING),
+            }
         return found
 
     def prompts(self, name: str, chat_template: str | None) -> dict[str, Any]:
@@ -114,9 +165,13 @@ class Evaluation:
 
     def ask(self, lm: Any, begin: int, end: int) -> dict[str, Any]:
         """lm-eval's results of a model on the questions ``begin`` to ``end``, samples included."""
-        if not self._requests or (self.chat and self._built_for() is not lm):
-            self._requests = {name: self._built(name, lm) for name in dict(self.questions)}
+        if self._built_for() is not lm:
             self._built_for = weakref.ref(lm)
+            if self.chat or not self._requests:
+                self._requests = {name: self._built(name, lm) for name in dict(self.questions)}
+            documents = [found for each in self._requests.values() for found in each.values()]
+            most = BLOCK * max(sum(request.repeats for request in found) for found in documents)
+            seams.settle_batch(lm, chain.from_iterable(documents), most)
         requests = {
             name: {i: self._requests[name][i] for _, i in chosen}
             for name, chosen in groupby(sorted(self.questions[begin:end]), key=lambda question: question[0])
@@ -125,19 +180,24 @@ class Evaluation:
             task.take()  # of a block that another model did not finish
         return seams.evaluated(lm, self.tasks, requests, **self._options)
 
-    def _built(self, name: str, lm: Any) -> dict[int, list[Any]]:
+    def _built(self, name: str, lm: Any = None) -> dict[int, list[Any]]:
         """A task's requests; where examples may be drawn document by document all, as in lm-eval."""
         task = self.tasks[name]
         asked = [i for other, i in self.questions if other == name]
         documents = range(len(task.eval_docs)) if task.config.num_fewshot else asked
         return seams.built_requests(task, documents, lm if self.chat else None)
 
-    def scores(self, texts: Mapping[str, str], configs: Mapping[str, Any], begin: int, end: int) -> Scores:
+    def scores(
+        self, label: str, template: str | None, texts: Mapping[str, str], configs: Mapping[str, Any],
+        begin: int, end: int,
+    ) -> Scores:  # fmt: skip
         """The scores of the questions ``begin`` to ``end``, by the lines of each task's file of samples.
+
+        ``template`` is the hash of the checkpoint's chat template.
 
         Raises:
             UsageError: The metric gives no number from 0 to 1 for a question, or a lower one is better.
-            HarnessError: The task has no such metric, or a line is broken.
+            HarnessError: The task has no such metric, a line is broken, or a prompt is not the others'.
         """
         samples = {
             task: by_filter(text, Path(f"samples of {task}"), configs[task]) for task, text in texts.items()
@@ -155,7 +215,44 @@ class Evaluation:
                     f"another --metric of {', '.join(sample.metrics)}"
                 )
             found.append((value, sample.columns["probability"]))
+            if not np.isfinite(sample.columns["logprobs"]).all():
+                self.odd[label].add((task, i))
+            prompt = sample.columns["prompt_hash"]
+            if self._prompts[template].setdefault((task, i), prompt) != prompt:
+                if not self.chat:
+                    raise HarnessError(
+                        f"{label} was asked document {i} of {task} in another prompt than the "
+                        "checkpoints before it; remove its folder in --output_path, and it is asked anew"
+                    )
+                self.others[label].add((task, i))  # a template may hold the date
         return Scores(*np.array(found, dtype=np.float64).T)
+
+    def notes(self) -> list[str]:
+        """Sentences on answers that may not compare."""
+        found = [
+            f"{label}: the log-probabilities of {len(odd)} questions are not finite; its weights may be "
+            "damaged, or try --model_args dtype=float32."
+            for label, odd in self.odd.items()
+        ]
+        return found + [
+            f"{label}: the chat template gave {len(other)} questions other prompts than the checkpoints "
+            "before it had, as one with the date does."
+            for label, other in self.others.items()
+        ]
+
+    def _check_metric(self, task: str) -> None:
+        """Refuse, before a model is loaded, a task without a metric to race by."""
+        usable, may_have_more = seams.metrics_of(self.tasks[task])
+        named = split_judge(self._named)[1]
+        if not any(usable.get(metric, may_have_more) for metric in ((named,) if named else JUDGES)):
+            check_judge(task, self._named, seams.filters_of(self.tasks[task]), usable)
+            raise self._unusable(task, usable)
+
+    def _unusable(self, task: str, metrics: Iterable[str]) -> UsageError:
+        return UsageError(
+            f"{task}: expected --metric with a score from 0 to 1 for each question, the higher the "
+            f"better, got {split_judge(self._named)[1] or 'none'}; it has {', '.join(metrics)}"
+        )
 
     def _judge(self, task: str, filters: Mapping[str, Mapping[int, Sample]]) -> tuple[str, str]:
         """The filter and the metric that score."""
@@ -164,10 +261,7 @@ class Evaluation:
         chosen, named = split_judge(self._named)
         metric = correctness(metrics, named)[0]
         if metric is None or self.tasks[task].higher_is_better().get(metric) is False:
-            raise UsageError(
-                f"{task}: expected --metric with a score from 0 to 1 for each question, the higher the "
-                f"better, got {named or 'none'}; it has {', '.join(metrics)}"
-            )
+            raise self._unusable(task, metrics)
         return chosen or next(iter(filters)), metric
 
 
@@ -180,6 +274,7 @@ class Entrant:
     Attributes:
         seconds: To load and ask it, earlier runs included.
         known: All answers so far, in the race's order.
+        as_base: Whether it is an adapter that changes no answer of its base.
 
     Raises:
         HarnessError: What the folder holds was changed.
@@ -200,10 +295,10 @@ class Entrant:
         self.evaluation, self.label, self.known, self.seconds = evaluation, label, NOTHING, 0.0
         self._folder, self._date, self._file = folder, date, folder / f"results_{date}.json"
         self._model, self._given = model, {**arguments, **seams.backend_arguments(model_args)}
-        self._name = self._given.get("pretrained") or self._given["model"]  # the latter of a server
         self._settings = {key: value for key, value in settings.items() if value is not None}
         self._lm: Any = None
-        self._halved = False
+        self._halved = self.as_base = False
+        self._template: str | None = None  # hash of its chat template
         self._results: dict[str, Any] = {"date": time.time(), **{key: {} for key in _KEPT}}
         self._sizes: dict[str, int] = {}  # task -> bytes of its samples that count
         self._weights: list[Any] = []  # what the files of the weights were when they were loaded
@@ -224,10 +319,13 @@ class Entrant:
             lines = {
                 name: "".join(map(seams.logged_line, found)) for name, found in results["samples"].items()
             }
-            scores = self.evaluation.scores(lines, results["configs"], begin, end)
+            scores = self._scores(lines, results["configs"], begin, end)
             self.seconds += time.perf_counter() - start
             self._keep(scores, results, lines)
         return Scores(*(part[begin:end] for part in self.known))
+
+    def _scores(self, *given: Any) -> Scores:
+        return self.evaluation.scores(self.label, self._template, *given)
 
     def close(self) -> None:
         """Give the model's memory back."""
@@ -238,22 +336,31 @@ class Entrant:
         try:
             if self._lm is None:
                 self._lm = self._loaded()
-            return self.evaluation.ask(self._lm, begin, end)
+            results = self.evaluation.ask(self._lm, begin, end)
+            if not begin:
+                asked = next(iter(results["samples"].values()))
+                self.as_base = answers_as_base(self._lm, asked[0]["arguments"][0][0])
+            return results
         except UsageError:
             raise
         except Exception as error:
             memory = (failure_sentence(error) or "").startswith("out of memory")
             again = memory and self._lm is not None and not self._halved
             if not again or not seams.halve_batch(self._lm):
-                raise CheckpointError(checkpoint_failure(error)) from error
+                failure = CheckpointError(checkpoint_failure(error))
+                failure.asked = self._lm is not None
+                raise failure from error
             self._halved = True
         seams.free_memory()  # outside of the handler, whose traceback holds the tensors
         return self._asked(begin, end)
 
     def _loaded(self) -> Any:
         """The model; for earlier answers with the weights that gave them, on the Hub by their commit."""
-        places = [self._given[key] for key in ("pretrained", "peft", "delta") if key in self._given]
-        weights = [weights_stamp(place, self._given.get("gguf_file")) for place in places]
+        if not issubclass(seams.backend(self._model), seams.TemplateAPI):  # a server has its own names
+            self._given = with_base(self._given)
+        places = [key for key in ("pretrained", "peft", "delta") if key in self._given]
+        gguf = self._given.get("gguf_file")
+        weights = [weights_stamp(self._given[key], gguf, adapter=key == "peft") for key in places]
         if len(self.known.score) and weights != self._weights:
             raise CheckpointError(
                 "the files of its weights have other sizes or times than those that gave the "
@@ -268,7 +375,10 @@ class Entrant:
 
         lm = seams.loaded_lm(self._model, self._given, check, **self._settings)
         self._weights = weights
-        if commit := commit_of(self._name, lm, self._given):
+        if self.evaluation.chat and (template := lm.chat_template(self.evaluation.chat)):
+            self._template = hashed(template)
+        name = self._given.get("pretrained") or self._given["model"]  # the latter of a server
+        if commit := commit_of(name, lm, self._given):
             self._given["revision"] = commit
         if named:
             self._manifest = manifest_of(lm, self._given, {"identity": {}}, {}, None)
@@ -354,26 +464,27 @@ class Entrant:
         """What lm-eval's results say of the run, each task's figures so far, and where the race stands."""
         n, figures, counts = len(known.score), {}, {}
         for task, (chosen, metric) in self.evaluation.judges.items():
-            values = known.score[[name == task for name, _ in self.evaluation.questions[:n]]]
-            if len(values):
+            places = self.evaluation.places[task]
+            if len(values := known.score[places[: np.searchsorted(places, n)]]):
                 error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else "N/A"
                 figures[task] = {f"{metric},{chosen}": values.mean(), f"{metric}_stderr,{chosen}": error}
                 total = len(self.evaluation.tasks[task].eval_docs)
                 counts[task] = {"original": total, "effective": len(values)}
         given, chat = self._given, self.evaluation.chat
-        template = self._lm.chat_template(chat) if chat else None
         config = {"model": self._model, "model_args": given, "model_sha": given.get("revision")}
         race = {"label": self.label, "questions": n, "of": len(self.evaluation.questions)}
         race |= {"score": known.score.mean(), "seconds": round(self.seconds, 3), "bytes": self._sizes}
-        race |= {"weights": self._weights, "manifest": self._manifest}
+        race |= {"weights": self._weights, "manifest": self._manifest, "as_base": self.as_base}
+        name = next(given[key] for key in ("peft", "pretrained", "model") if key in given)
+        name = name if os.path.isdir(name) else name.partition("@")[0]
         return {
             "results": figures,
             "group_subtasks": {},
             "n-samples": counts,
             "config": {**config, **self._settings, "fewshot_seed": seams.DEFAULT_OTHER_SEED, "limit": None},
-            "model_name": self._name,
+            "model_name": name,
             "system_instruction": None,
-            "chat_template_sha": hashed(template) if template else None,
+            "chat_template_sha": self._template,
             "fewshot_as_multiturn": bool(chat),
             "race": race,
         }
@@ -383,10 +494,9 @@ class Entrant:
         try:
             if self._file.exists():
                 self._results = json.loads(self._file.read_text("utf-8"))
-                race, commit = self._results["race"], self._results["config"]["model_sha"]
+                race, self._given = self._results["race"], self._results["config"]["model_args"]
                 self._sizes, self._weights = race["bytes"], race["weights"]
-                self._manifest = race["manifest"]
-                self._given |= {"revision": commit} if commit else {}
+                self._manifest, self.as_base = race["manifest"], race.get("as_base", False)
             counted = {self._place(task): size for task, size in self._sizes.items()}
             for place in {*counted, *self._folder.glob(f"samples_*_{self._date}.jsonl")}:
                 size = counted.get(place, 0)
@@ -396,7 +506,8 @@ class Entrant:
             if self._sizes:
                 texts = {task: self._place(task).read_text("utf-8") for task in self._sizes}
                 asked = self._results["race"]["questions"]
-                self.known = self.evaluation.scores(texts, self._results["configs"], 0, asked)
+                self._template = self._results["chat_template_sha"]
+                self.known = self._scores(texts, self._results["configs"], 0, asked)
                 self.seconds = self._results["race"]["seconds"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self._changed(error) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import progress_bar, write_whole
 from lmeval_dispersion.racing.contest import Contest, Scores
 from lmeval_dispersion.racing.contest import run as run_checkpoint
 from lmeval_dispersion.racing.lineup import Entry, Lineup
 from lmeval_dispersion.racing.report import Race, race_of
+from lmeval_dispersion.report.declared import listed
 
 if TYPE_CHECKING:
-    from lmeval_dispersion.racing.evaluation import Entrant, Evaluation
+    from lmeval_dispersion.racing.evaluation import CheckpointError, Entrant, Evaluation
 
 SETTINGS, MANIFEST = "race.json", "manifest.json"
+LINES = 30.0  # seconds between two lines of progress in a log
+_PARTS = {"prompts": "prompts or examples"}
 
 
 @dataclass
@@ -39,6 +42,7 @@ class RaceFolder:
     date: str  # in the names of the files of results
     failed: dict[str, str] = field(default_factory=dict)  # label -> why it could not be loaded or asked
     seconds: dict[str, float] = field(default_factory=dict)  # label -> to load and ask it
+    as_base: list[str] = field(default_factory=list)  # adapters that answer as their base
 
     @property
     def raced(self) -> list[Entry]:
@@ -79,25 +83,27 @@ class RaceFolder:
         """Race, one checkpoint after the other."""
         from lmeval_dispersion.racing.evaluation import CheckpointError
 
-        most = contest.questions * len(self.raced)
-        with progress_bar(hidden=quiet) as update:
+        with progress_bar(hidden=quiet, every=LINES) as update:
             for entry in self.raced:
                 entrant = self.entrant(entry)
 
                 def ask(begin: int, end: int, entrant: Entrant = entrant) -> Scores:
-                    best = f"{entrant.label}, best {contest.best}" if contest.best else entrant.label
-                    update(contest.asked, most, best)
+                    update(*progress(contest, len(self.raced), entrant.label))
                     return entrant.ask(begin, end)
 
                 try:
                     run_checkpoint(contest, entry.label, ask)
                 except CheckpointError as error:
-                    self.failed[entry.label] = str(error)
-                    contest.fail(entry.label)
+                    take_out(self.failed, contest, entry.label, error)
                 finally:
-                    self.seconds[entry.label] = entrant.seconds
+                    self.ended(entrant)
                     entrant.close()
                     entrant.store()
+
+    def ended(self, entrant: Entrant) -> None:
+        """Take what is known of a checkpoint that is asked no more."""
+        self.seconds[entrant.label] = entrant.seconds
+        self.as_base += [entrant.label] if entrant.as_base else []
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -120,12 +126,11 @@ class RaceFolder:
     def keep(self, settings: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
         """Write the settings of a new race, or refuse to go on with one of other settings."""
         now = json.loads(json.dumps(settings))
-        for key in now if kept else ():
-            if kept.get(key) != now[key]:
-                raise UsageError(
-                    f"{self.path} is of a race with another {key} ({kept.get(key)}, now {now[key]}); name "
-                    "another --output_path, or remove the folder"
-                )
+        if other := next((key for key in now if kept and kept.get(key) != now[key]), None):
+            raise UsageError(
+                f"{self.path} is of a race {_difference(other, kept.get(other), now[other])}; "
+                "name another --output_path, or remove the folder"
+            )
         if kept:
             return
         if self.lineup.manifest is not None:
@@ -149,8 +154,53 @@ class RaceFolder:
             waiting=[e.label for e in self.raced if e.label not in {**contest.answered, **self.failed}],
             not_loaded=[e.label for e in entries if not e.chosen],
             audit_sample=[entry.label for entry in entries if entry.chosen == "audit"],
-            notes=self.lineup.notes,
+            there=self.evaluation.available,
+            tasks=len(self.evaluation.tasks),
+            as_base=self.as_base,
+            notes=[*self.lineup.notes, *self.evaluation.notes()],
         )
+
+
+def progress(contest: Contest, raced: int, label: str) -> tuple[int, int, str]:
+    """Questions asked, the most that there may be by now, and who is asked, in words."""
+    out = [name for name, standing in contest.standing.items() if standing not in ("running", "complete")]
+    asked = {name: len(scores.score) for name, scores in contest.answered.items()}
+    most = sum(asked.get(name, 0) for name in out) + contest.questions * (raced - len(out))
+    words = [f"{label} at {asked.get(label, 0):,} of {contest.questions:,} questions"]
+    words += [f"{len({*contest.standing, label})} of {raced} checkpoints"]
+    words += [f"{len(out)} dropped, last {out[-1]}"] if out else []
+    return contest.asked, most, ", ".join([*words, *([f"best {contest.best}"] if contest.best else [])])
+
+
+def take_out(failed: dict[str, str], contest: Contest, label: str, error: CheckpointError) -> None:
+    """Take out a checkpoint that could not be loaded or asked; where the fault is the task's, end the race.
+
+    Raises:
+        DispersionError: All that were asked so far failed, and one before it in the same way.
+    """
+    alike = [name for name, said in failed.items() if said == str(error)]
+    failed[label] = str(error)
+    contest.fail(label)
+    if error.asked and alike and {*contest.standing.values()} == {"failed"}:
+        raise DispersionError(f"{error} ({alike[-1]} and {label} failed alike, so no other was loaded)")
+
+
+def _difference(key: str, before: Any, now: Any) -> str:
+    """What a race's settings had before, in a few words."""
+    if key == "named":
+        more, fewer = ([name for name in a if name not in b] for a, b in ((now, before), (before, now)))
+        named = [f"{word} {_few(names)}" for word, names in (("without", more), ("with", fewer)) if names]
+        return " and ".join(named) or "with another order of its checkpoints"
+    if key == "identity":
+        task = next(name for name in {**before, **now} if before.get(name) != now.get(name))
+        old, new = before.get(task, {}), now.get(task, {})
+        parts = [_PARTS.get(part, part) for part in new if old.get(part) != new[part]]
+        return f"with other {listed(parts)} of {task}" if old and new else "with other tasks"
+    return f"with another {key} ({before}, now {now})"
+
+
+def _few(names: Sequence[str]) -> str:
+    return listed(names if len(names) < 5 else [*names[:3], f"{len(names) - 3} more"])
 
 
 def kept_race(path: Path) -> dict[str, Any]:
@@ -161,9 +211,9 @@ def kept_race(path: Path) -> dict[str, Any]:
     """
     try:
         content: dict[str, Any] = json.loads((path / SETTINGS).read_text("utf-8"))
-        if content.keys() >= {"checkpoints", "notes", "date", "prompts"}:
+        if content.keys() >= {"checkpoints", "notes", "date", "identity"}:
             return content
-        error: Exception = ValueError(f"another {SETTINGS}")
+        error: Exception = ValueError(f"{SETTINGS} of another program or version")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as wrong:

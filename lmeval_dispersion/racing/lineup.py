@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmeval_screener.accuracies import Accuracies, Rated
+from lmeval_screener.checkpoints.snapshot import run_sync
 from lmeval_screener.result.result import Result
-from lmeval_screener.screening import add_named, screen
+from lmeval_screener.screening import Screening, add_named
 from lmeval_screener.shortlist.choice import shortlist
-from lmeval_screener.shortlist.manifest import FILE, Candidate, manifest_dict, shortlist_manifest
+from lmeval_screener.shortlist.manifest import DOWNLOADED, FILE, Candidate, manifest_dict, shortlist_manifest
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target
-from lmeval_screener.targets.selection import Selection, select_targets
-from lmeval_screener.tokens.answers import load_answers
+from lmeval_screener.targets.selection import Selected, Selection, select_targets
+from lmeval_screener.tokens.answers import check_answers, first_known, tasks_in
+from lmeval_screener.tokens.resolution import load_domain
+from lmeval_screener.tokens.sets import AnswerSet, TokenSet, load_token_set
 
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.store.identity import SUFFIX
 
@@ -59,13 +64,15 @@ def lineup(
     all: bool,
     audit_sample: int,
     api: bool,
+    count: Callable[[], tuple[Counter[str], int]],
 ) -> Lineup:
     """Screen what is named and take a third of each group; or take the list of a manifest, or all.
 
-    With ``api``, ``all`` are those that a server knows by the names.
+    With ``api``, ``all`` are those that a server knows by the names. ``count`` gives the tasks' answers, and
+    the number of their documents.
 
     Raises:
-        UsageError: Nothing is named, or it is not known which tokens the tasks' answers consist of.
+        UsageError: Nothing is named, or the tasks' answers have no tokens to screen by.
     """
     content, notes = manifest_in(named), list[str]()
     unscreened = content or (all and not isinstance(named, Result))
@@ -78,16 +85,18 @@ def lineup(
         return _named(named, family)
     if not content:
         if not isinstance(named, Result):
-            named = screen(named, family=family, base=base, domain=domain, task=_task(tasks, domain))
-        notes = [f"Not screened, so not raced: {f.label} ({f.message})." for f in named.failed]
+            task = first_known(tasks)[0].removesuffix(SUFFIX) or (None if domain else _counted(tasks, count))
+            named = _screened(_selected(named, family), load_domain(domain, task), base)
+            if isinstance(task, AnswerSet) and named.checkpoints:
+                tokens = [token.text.strip() for token in named.checkpoints[0].resolution.of_ratio]
+                notes.append(f"Screened by the {len(tokens)} tokens of {task.about}: {' '.join(tokens)}.")
+        notes += [f"Not screened, so not raced: {f.label} ({f.message})." for f in named.failed]
         if not named.checkpoints:
             raise UsageError(notes[0])
         chosen = named.chosen or shortlist(named.groups, named.metric, None, audit_sample=audit_sample)
-        content = manifest_dict(
-            named.head(), chosen, tasks=tuple(tasks.split(",")), command="dispersion race"
-        )
+        content = manifest_dict(named.head(), chosen, tasks=tasks_in(tasks), command="dispersion race")
     entries = [
-        Entry(target.label, target.arguments(c.revision), c.rank, "named" if all else c.chosen)
+        Entry(target.label, _arguments(target, c, named), c.rank, "named" if all else c.chosen)
         for target, c in _in_order(content)
     ]
     return Lineup(entries, notes, content)
@@ -103,7 +112,10 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
         raise UsageError(f"expected one folder of --emit or of a race with --replay, got {', '.join(named)}")
     candidates = _in_order(content)
     # Matched as supplied accuracies are: in place of one, each has its position.
-    rated = [Rated(model, None, position, FILE) for position, model in enumerate(models)]
+    rated = [
+        Rated(model, None, position, FILE, label=model.rpartition(f"{DOWNLOADED}/")[2])
+        for position, model in enumerate(models)
+    ]
     found, targets = Accuracies(tuple(rated), ""), [target for target, _ in candidates]
     found.check(targets)
     positions = [target.accuracy for target in found.of(targets)]
@@ -124,29 +136,47 @@ def _in_order(content: Mapping[str, Any]) -> list[tuple[Target, Candidate]]:
     return sorted(pairs, key=lambda pair: (last.get(pair[1].chosen, 0), pair[1].rank))
 
 
-def _task(tasks: str, domain: str | None) -> str | None:
-    """The first task whose answer tokens are known, which the screen's ratio is over."""
-    refused = []
-    for task in tasks.split(","):
-        try:
-            load_answers(task.removesuffix(SUFFIX))
-        except UsageError as error:
-            refused.append(str(error))
-        else:
-            return task.removesuffix(SUFFIX)
-    if domain is None:
+def _arguments(target: Target, c: Candidate, named: Sequence[str] | Result) -> dict[str, str]:
+    """lm-eval's arguments of a candidate; an adapter that the list's script downloaded is a folder."""
+    if not isinstance(named, Result):
+        place = Path(named[0]).expanduser()
+        folder = (place.parent if place.name == FILE else place) / DOWNLOADED / target.name
+        if (folder / "adapter_config.json").is_file():
+            return {"pretrained": str(folder.resolve())}
+    return target.arguments(c.revision)
+
+
+def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> AnswerSet:
+    """The answers that the tasks' own documents have."""
+    name = ",".join(tasks_in(tasks))
+    try:
+        answers, documents = count()
+        check_answers(name, answers)
+    except DispersionError as error:
         raise UsageError(
-            f"expected --domain SET, by whose tokens to screen: {refused[0]}; or --all, which races all in "
-            "the order given"
-        )
-    return None
+            f"expected --domain SET, by whose tokens to screen: {error}; or --all, which races all in the "
+            "order given"
+        ) from error
+    about = f"the answers of {name} ({documents:,} documents)"
+    return AnswerSet(name, tasks_in(tasks), about=about, answers=dict(answers))
+
+
+def _selected(names: Sequence[str], family: str | None) -> Selected:
+    selected = run_sync(lambda: select_targets(names, Selection()))
+    add_named(selected, family, demo=False)
+    return selected
+
+
+def _screened(selected: Selected, domain: TokenSet, base: str | None) -> Result:
+    with progress_bar() as update:
+        run = Screening(domain, load_token_set("reference", "reference"), base=base)
+        run.on_done = lambda outcome, done, count: update(done, count, outcome.label)
+        return run.result(selected)
 
 
 def _named(names: Sequence[str], family: str | None) -> Lineup:
     """All that is named, in the order given."""
-    selected = select_targets(names, Selection())
-    add_named(selected, family, demo=False)
-    targets = labelled(list(dict.fromkeys(selected.targets)))
+    targets = labelled(list(dict.fromkeys(_selected(names, family).targets)))
     for target in targets:
         if target.refused or target.is_glob:
             raise UsageError(target.refused[1] if target.refused else f"name each revision of {target.name}")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from lmeval_screener.tokens.answers import tasks_in
 
 from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
 from lmeval_dispersion.racing.contest import ERROR, MARGIN, Contest
@@ -22,6 +26,18 @@ if TYPE_CHECKING:
 
 
 _BACKEND = {"model": "hf", "model_args": "", "batch_size": None, "device": None}
+
+
+def check_settings(error: float, margin: float, seed: int, limit: int | None = None) -> None:
+    """Raise UsageError for a number out of its range."""
+    for name, value, fits, wanted in (
+        ("error", error, 0 < error < 1, "above 0 and below 1"),
+        ("margin", margin, 0 <= margin < 1, "from 0 to below 1"),
+        ("seed", seed, seed >= 0, "of at least 0"),
+        ("limit", limit, limit is None or limit >= 1, "of at least 1"),
+    ):
+        if not fits:
+            raise UsageError(f"expected --{name} {wanted}, got {value}")
 
 
 def race(
@@ -50,10 +66,11 @@ def race(
 
     Args:
         checkpoints: As :func:`screen` takes them, its result, or the folder of a short list (``--emit``).
-        tasks: lm-eval's ``NAME,NAME``, tasks and groups; the score is the mean over all questions. Default:
-            those of the short list.
+        tasks: lm-eval's ``NAME,NAME``, tasks and groups, or a file of answers, which names its tasks; the
+            score is the mean over all questions. Default: those of the short list.
         family: As :func:`screen` takes it; so is ``base``, which is not raced.
-        domain: Token set of the screen, needed where the answer tokens of no task are known.
+        domain: Token set of the screen. Default: the answer tokens of the first task that has known ones,
+            else those of the tasks' own documents.
         base: The checkpoint that the others were trained from.
         all: Whether all race; those that are named in the order given, without a screen.
         audit_sample: How many others of each group race as well, drawn at random.
@@ -77,12 +94,7 @@ def race(
         KeyboardInterrupt: Ctrl-C; its ``race`` is the result so far.
     """
     start = time.perf_counter()
-    limit = options.get("limit")
-    if not 0 < error < 1 or not 0 <= margin < 1 or (limit is not None and limit < 1):
-        got = f"{error}, {margin} and {limit}"
-        raise UsageError(f"expected --error and --margin from 0 to 1, --limit of at least 1, got {got}")
-    if options.get("seed", 0) < 0:
-        raise UsageError(f"expected --seed of at least 0, got {options['seed']}")
+    check_settings(error, margin, options.get("seed", 0), options.get("limit"))
     if engine not in (None, "ray") or (gpus_per_checkpoint is not None and not engine):
         raise UsageError(f"expected --engine ray, which --gpus-per-checkpoint needs, got {engine or 'none'}")
     if engine:
@@ -94,16 +106,16 @@ def race(
         raise UsageError(
             "expected checkpoints to race, got none: name a folder of them, ORG/NAME or --family"
         )
-    tasks = tasks or ",".join(manifest_in(named).get("tasks", ()))
-    tasks = ",".join(name.strip() for name in tasks.split(","))
+    given = tasks or ",".join(manifest_in(named).get("tasks", ()))
+    tasks = ",".join(tasks_in(given))
     if not tasks:
         raise UsageError("expected --tasks NAME,NAME, which lm-eval has and checkpoints race on, got none")
     path = Path(output_path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
     which: dict[str, Any] = {"family": family, "domain": domain, "base": base, "all": all}
     which["audit_sample"] = audit_sample
     backend = {key: options.pop(key, default) for key, default in _BACKEND.items()}
-    given = [pair.partition("=")[0].strip() for pair in backend["model_args"].split(",")]
-    if own := [key for key in given if key in ("pretrained", "model", "revision")]:
+    keys = [pair.partition("=")[0].strip() for pair in backend["model_args"].split(",")]
+    if own := [key for key in keys if key in ("pretrained", "model", "revision")]:
         raise UsageError(
             f"expected --model_args that all checkpoints share, got {own[0]}, which is each one's own; name "
             "the checkpoints before the options"
@@ -115,16 +127,12 @@ def race(
 
     kind = backend_of(backend["model"])
     kept = kept_race(path)
-    known = Lineup([Entry(*entry) for entry in kept["checkpoints"]], kept["notes"]) if kept else None
+    known = Lineup([Entry(*entry) for entry in kept.get("checkpoints", ())], kept.get("notes", ()))
     date = kept.get("date") or datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    folder = RaceFolder(
-        tasks,
-        options,
-        backend,
-        path,
-        known or lineup(named, tasks, **which, api=issubclass(kind, TemplateAPI)),
-        date,
-    )
+    folder = RaceFolder(tasks, options, backend, path, known, date)
+    if not kept:
+        api = issubclass(kind, TemplateAPI)
+        folder.lineup = lineup(named, given, **which, api=api, count=partial(_counted, folder))
     count = len(folder.evaluation.questions)
     if recorded := folder.evaluation.recorded:
         check_model(kind, ",".join(recorded))
@@ -132,7 +140,7 @@ def race(
     settings |= {"error": error, "margin": margin, "by_probability": by_probability}
     settings |= {key: (options | backend)[key] for key in ("seed", "metric", "model", "model_args")}
     with folder.alone():
-        folder.keep(settings | {"prompts": folder.evaluation.identity()}, kept)
+        folder.keep(settings | {"identity": folder.evaluation.identity()}, kept)
         contest = Contest(count, error, margin, by_probability, len(folder.raced) if engine else 0)
         try:
             if engine:
@@ -148,3 +156,10 @@ def race(
         label, said = next(iter(folder.failed.items()))
         raise DispersionError(f"none of the {len(folder.failed)} checkpoints could be raced; {label}: {said}")
     return folder.result(contest, time.perf_counter() - start)
+
+
+def _counted(folder: RaceFolder) -> tuple[Counter[str], int]:
+    """The answers of the tasks' documents, and how many documents there are."""
+    from lmeval_dispersion.harness.answers import counted_answers
+
+    return counted_answers([*folder.evaluation.tasks.values()])

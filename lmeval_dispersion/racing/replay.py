@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -14,6 +16,7 @@ from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.racing.contest import BLOCK, Contest, Scores, run
+from lmeval_dispersion.racing.folder import SETTINGS, kept_race
 from lmeval_dispersion.racing.report import Race, race_of
 from lmeval_dispersion.racing.rule import log_won
 from lmeval_dispersion.report import Col, Report, Table
@@ -68,12 +71,15 @@ def read_answers(places: Sequence[str]) -> tuple[dict[str, Scores], list[str], l
     require_extra("audit", "finished evaluations")
     import pandas as pd
 
+    raced = _asked_everything(places[0]) if len(places) == 1 else None
+    places = raced or places
     stores = [read_logged(place) if is_logged(place) else read_store(place) for place in places]
     names = [store.model for store in stores]
     if len(names) < 2 or len(set(names)) < len(names):
         raise UsageError(f"expected results of two or more models, each once, got {', '.join(names)}")
     said = {note for store in stores for note in check_comparable(stores[0].parts, store.parts)}
     notes = [f"{note[0].upper()}{note[1:]}." for note in sorted(said) if "models differ" not in note]
+    notes += ["Of the race, the checkpoints that were asked everything."] if raced else []
     frames, columns = [], ["correct", "probability"]
     for store in stores:
         versions = store.documents["task"].map(store.manifest.get("tasks") or {}).astype(str)
@@ -91,6 +97,24 @@ def read_answers(places: Sequence[str]) -> tuple[dict[str, Scores], list[str], l
     if not all(0 <= answer.score.min() <= answer.score.max() <= 1 for answer in answers.values()):
         raise UsageError("expected scores from 0 to 1, as accuracy has; name results of such a metric")
     return answers, list(shared.index.unique("task")), notes
+
+
+def _asked_everything(place: str) -> list[str] | None:
+    """The checkpoints' folders of a race, those that were asked everything; None for another folder."""
+    path = Path(place).expanduser()
+    if not (path / SETTINGS).is_file():
+        return None
+    kept, found = kept_race(path), {}
+    for file in sorted(path.glob("*/results_*.json")):
+        race = json.loads(file.read_text("utf-8"))["race"]
+        found[race["label"]] = str(file.parent) if race["questions"] == race["of"] else None
+    whole = list(filter(None, (found.get(label) for label, *_ in kept["checkpoints"])))
+    if len(whole) < 2:
+        raise UsageError(
+            f"expected a race with two or more checkpoints that were asked everything in {place}, got "
+            f"{len(whole)} of {len(found)}; name finished evaluations"
+        )
+    return whole
 
 
 def replay(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from lmeval_dispersion.evidence import LOST
+from lmeval_dispersion.harness.failures import as_their_base
 from lmeval_dispersion.racing.contest import BLOCK, NOTHING, Contest, Scores
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.cells import short_names
@@ -20,8 +21,12 @@ from lmeval_dispersion.report.vega import mark, numeric, span
 from lmeval_dispersion.statistics import LEVEL
 
 #: ``unfinished``: was still in, or not asked yet, when the race was interrupted.
-Status = Literal["best", "behind", "within", "unfinished", "not loaded", "failed"]
-_COLOURS: Mapping[Status, str] = {"best": "var(--series-1)", "within": "var(--series-2)"}
+Status = Literal["best", "behind", "within", "not better", "unfinished", "not loaded", "failed"]
+_COLOURS: Mapping[Status, str] = {
+    "best": "var(--series-1)",
+    "within": "var(--series-2)",
+    "not better": "var(--series-4)",
+}
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -31,7 +36,7 @@ class Raced:
 
     rank: Annotated[int | None, Col("Screen", "d", short="#", drop=1)]  # from 1; None without a screen
     label: Annotated[str, Col("Checkpoint")]
-    questions: Annotated[int, Col("Questions", "d", short="Asked")]
+    questions: Annotated[int, Col("Questions", "d", short="Asked", drop=2)]
     score: Annotated[float | None, Col("Score", ".3f", error="se", dots="both")]
     se: float | None  # standard error over questions
     status: Status
@@ -59,6 +64,8 @@ class Race(Report):
     of: int
     questions: int  # asked of all together
     questions_all: int  # that all on the list could be asked
+    questions_there: int  # that the tasks have; more than each could be asked where --limit drew some
+    tasks: int  # of lm-eval; the score is the mean over the questions of all
     seconds: float | None
     seed: int  # of the order of the questions
     checkpoints: Sequence[Raced]
@@ -81,12 +88,13 @@ class Race(Report):
             for n in sorted({*range(BLOCK, len(scores), max(BLOCK, len(scores) // 60)), len(scores)}):
                 so_far = {"questions": n, "score": scores[:n].mean()}
                 values.append({"name": name, "status": row.status, **so_far})
-            low, high = (scores.mean() + sign * (row.se or 0.0) for sign in (-2, 2))
+            low, high = np.clip([scores.mean() + sign * (row.se or 0.0) for sign in (-2, 2)], 0, 1).tolist()
             says = f"{row.label} {scores.mean():.3f}, {row.outcome}"
             values[-1] |= {"low": low, "high": high, "says": says}
         kinds = list(dict.fromkeys(row.status for row in asked))
         colours = {"domain": kinds, "range": [_COLOURS.get(kind, "var(--axis)") for kind in kinds]}
-        questions = {"field": "questions", "type": "quantitative", "title": "Questions asked"}
+        questions: dict[str, Any] = {"field": "questions", "type": "quantitative", "title": "Questions asked"}
+        questions["scale"] = {"zero": True}
         encoding = {"x": questions, "color": {"field": "status", "title": None, "scale": colours}}
         y = numeric("score", self.metric)
         said = {"field": "says", "type": "nominal"}
@@ -109,10 +117,12 @@ class Race(Report):
         right = bool(np.isin(best, (0, 1)).all())
         rivals = [row for row in self._judged() if row.label != self.best]
         early = [row.label for row in rivals if row.outcome.startswith("behind after")]
+        near = [row for row in rivals if row.status in ("within", "not better")]  # the highest score first
         left_out = any(row.rank and row.status == "not loaded" for row in self.checkpoints)
         return {
             "amount": f"{100 * best.mean():.1f} %" if right else f"{self.metric} {best.mean():.3f}",
             "rivals": {row.status for row in rivals},
+            "nearest": near and f"{near[0].label}, {near[0].score:.3f}",
             "unfinished": [row.label for row in self.checkpoints if row.status == "unfinished"],
             "by_probability": self.by_probability
             and any(not np.isnan(self._answered[label].probability).any() for label in early),
@@ -147,13 +157,14 @@ def race_of(
     contest: Contest, *, task: str, metric: str, of: int, seed: int = 0, wall: float | None = None,
     ranks: Mapping[str, int] = _NONE, seconds: Mapping[str, float] = _NONE, failed: Mapping[str, str] = _NONE,
     waiting: Sequence[str] = (), not_loaded: Sequence[str] = (), audit_sample: Sequence[str] = (),
-    notes: Sequence[str] = (),
+    there: int | None = None, tasks: int = 1, as_base: Sequence[str] = (), notes: Sequence[str] = (),
 ) -> Race:  # fmt: skip
     """The result of a contest, interrupted or not, whose arguments are attributes of :class:`Race`.
 
     By label, ``ranks`` are those of the screen, ``seconds`` those to load and ask, and ``failed`` says why,
     in a sentence; ``waiting`` were to be asked when the race was interrupted; ``not_loaded`` is in the
-    screen's order.
+    screen's order; ``there`` are questions of ``tasks`` tasks, by default as many as the contest's.
+    ``as_base`` are adapters that answer as their base.
     """
     best, rows = contest.best, []
     for label in {**contest.answered, **dict.fromkeys([*failed, *waiting, *not_loaded])}:
@@ -172,17 +183,18 @@ def race_of(
     rows.sort(key=lambda row: row.label != best)
     return Race(
         best, task, metric, contest.error, contest.margin, contest.by_probability, len(contest.answered), of,
-        contest.asked, of * contest.questions, wall, seed, rows, list(audit_sample),
-        [*notes, *_alike(contest.answered)], dict(contest.answered),
+        contest.asked, of * contest.questions, there or contest.questions, tasks, wall, seed, rows,
+        list(audit_sample), [*notes, *as_their_base(as_base), *_alike(contest.answered, as_base)],
+        dict(contest.answered),
     )  # fmt: skip
 
 
-def _alike(answered: Mapping[str, Scores]) -> list[str]:
+def _alike(answered: Mapping[str, Scores], explained: Sequence[str]) -> list[str]:
     """Notes on checkpoints whose probabilities are the same to the last bit, beyond 0 and 1."""
     labels = defaultdict[bytes, list[str]](list)
     for label, scores in answered.items():
         first = scores.probability[:BLOCK]
-        if ((first > 0) & (first < 1)).any():
+        if label not in explained and ((first > 0) & (first < 1)).any():
             labels[first.tobytes()].append(label)
     return [
         f"{listed(same)} answered alike to the last digit: copies, or a server that answers unknown names "
@@ -197,16 +209,14 @@ def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str
     standing, by = contest.standing[label], f"{contest.margin:g}"
     if standing == "running":
         return "unfinished", "unfinished"
-    if standing == "within" and best and not contest.side_by_side:
+    if standing == "not better" and best and not contest.side_by_side:
         order = list(contest.answered)
         before = {*order[: order.index(label)]} & {*contest.references}
         # No more than the margin above its reference, and so below a best that is.
         if max(map(contest.mean, before), default=1.0) + contest.margin < contest.mean(best):
             standing = "behind"
-    if standing == "behind":
-        return "behind", f"behind after {len(contest.answered[label].score):,}"
-    if standing == "within":
-        return "within", f"at most {by} better"
+    if standing in ("behind", "not better"):
+        return standing, f"{standing} after {len(contest.answered[label].score):,}"
     if best is None or label == best:
         return "best", "best"
     behind = contest.mean(best) - contest.mean(label) > contest.margin + 1e-12

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.racing.contest import BLOCK, NOTHING, Contest, Scores
+from lmeval_dispersion.racing.folder import LINES, progress, take_out
 
 if TYPE_CHECKING:
     from lmeval_dispersion.racing.folder import RaceFolder
@@ -47,7 +48,7 @@ def race_on_ray(
             contest.add(entry.label, known)
     contest.judge_again()
     try:
-        with _cluster() as most, progress_bar(hidden=hidden) as update:
+        with _cluster() as most, progress_bar(hidden=hidden, every=LINES) as update:
             if gpus is not None and (not 0 <= gpus <= most or (gpus > 1 and gpus % 1)):
                 raise UsageError(
                     f"expected --gpus-per-checkpoint, whole or a part of 1, up to {most:g}, the most of a "
@@ -58,7 +59,7 @@ def race_on_ray(
     finally:  # no worker writes any more
         for entry in folder.raced:
             entrant = folder.entrant(entry)
-            folder.seconds[entry.label] = entrant.seconds
+            folder.ended(entrant)
             entrant.store()
 
 
@@ -97,14 +98,16 @@ def _scheduler(folder: RaceFolder, contest: Contest, update: Callable[[int, int,
                 self.refused = result["refused"]
                 raise self.refused
             if "failed" in result:
-                folder.failed[label] = result["failed"]
-                contest.fail(label)
+                try:
+                    take_out(folder.failed, contest, label, result["failed"])
+                except DispersionError as error:
+                    self.refused = error
+                    raise
             if label in folder.failed:
                 return self.STOP
             known = max(0, len(contest.answered.get(label, NOTHING).score) - result["begin"])
             standing = contest.add(label, Scores(*(part[known:] for part in result["scores"])))
-            best = f", best {contest.best}" if contest.best else ""
-            update(contest.asked, contest.questions * len(folder.raced), f"{label}{best}")
+            update(*progress(contest, len(folder.raced), label))
             return self.CONTINUE if standing == "running" else self.STOP
 
         def on_trial_error(self, controller: Any, trial: Any) -> None:
@@ -141,8 +144,7 @@ def _trial(folder: RaceFolder, questions: int) -> Callable[[dict[str, Any]], Non
         except DispersionError as error:
             from lmeval_dispersion.racing.evaluation import CheckpointError
 
-            failed = isinstance(error, CheckpointError)
-            tune.report({"failed": str(error)} if failed else {"refused": error})
+            tune.report({"failed" if isinstance(error, CheckpointError) else "refused": error})
 
     return trial
 

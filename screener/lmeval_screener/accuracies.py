@@ -1,4 +1,4 @@
-"""Supplied accuracies: read from lm-eval's results, a CSV file or the Hub, matched by name.
+"""Supplied accuracies: read from lm-eval's results or a CSV file, matched by name.
 
 They are read and matched before anything is screened, so that a name without a match costs no request.
 """
@@ -10,23 +10,20 @@ import fnmatch
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_screener.targets.labels import labelled
-from lmeval_screener.targets.names import Target, label
+from lmeval_screener.targets.names import REPOSITORY, Target, label
 from lmeval_screener.targets.runs import run_and_step
 from lmeval_screener.yaml_fields import nearest
 
-HUB = "hub:"
 # A task's accuracy in lm-eval's results: the first of these that exists.
 _METRICS = ("acc", "exact_match", "em", "pass@1", "pass_at_1", "acc_norm", "prompt_level_strict_acc")
 _FILTERS = ("none", "strict-match")
-_SEARCHES = 8  # repositories asked for their results at a time
 _LABELS = ("repo", "checkpoint", "name", "label")  # headings of the column that names checkpoints
 
 
@@ -44,11 +41,15 @@ class Rated:
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Accuracies of one source; if it is ``complete``, each must belong to a screened checkpoint."""
+    """Accuracies of one source; if it is ``complete``, each must belong to a screened checkpoint.
+
+    Of a race, ``dropped`` were not asked everything: who was, was chosen by the results.
+    """
 
     rated: tuple[Rated, ...]
     meaning: str
     complete: bool = True
+    dropped: int = 0
 
     def check(self, targets: Sequence[Target]) -> None:
         """Check that they match the targets; a glob of revisions fits every revision that it matches."""
@@ -89,7 +90,7 @@ class Accuracies:
 
 
 def read_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
-    """Accuracies of lm-eval's results, of a CSV file, or of the Hub, checked against the targets."""
+    """Accuracies of lm-eval's results, or of a CSV file, checked against the targets."""
     accuracies = find_accuracies(source, targets)
     accuracies.check(targets)
     return accuracies
@@ -97,16 +98,14 @@ def read_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
 
 def find_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
     """:func:`read_accuracies` before they are checked against the targets."""
-    if source.startswith(HUB):
-        return _from_hub(source[len(HUB) :], targets)
     path, task = Path(os.path.expanduser(source)), ""
     if not path.exists() and ":" in source:
         place, _, task = source.rpartition(":")
         path = Path(os.path.expanduser(place))
     if not path.exists():
         raise UsageError(
-            f"{path} does not exist; expected lm-eval's results or a folder of them (PATH:TASK), a CSV file "
-            f"with the columns repo,accuracy, or {HUB}TASK"
+            f"{path} does not exist; expected lm-eval's results or a folder of them (PATH:TASK), or a CSV "
+            "file with the columns repo,accuracy"
         )
     if path.is_dir() or path.suffix == ".json" or task:
         return _from_results(path, task)
@@ -269,9 +268,8 @@ def _from_results(path: Path, task: str) -> Accuracies:
     metric = _metric(task, [run["results"][task] for run in chosen.values()], path)
     latest: dict[tuple[str, str | None, str | None], Rated] = {}
     for file, run in sorted(chosen.items(), key=lambda pair: (pair[1]["date"], str(pair[0]))):
-        name, revision, weights = _model(run, file)
-        value = _number(run["results"][task][metric], str(file))
-        latest[name, revision, weights] = Rated(name, revision, value, str(file), weights)
+        rated = _rated(run, file, _number(run["results"][task][metric], str(file)))
+        latest[rated.name, rated.revision, rated.file] = rated
     count = f"{len(chosen)} of lm-eval's result files" if len(chosen) > 1 else next(iter(chosen)).name
     return Accuracies(tuple(latest.values()), f"{task}, {metric} ({count})", complete=False)
 
@@ -279,11 +277,9 @@ def _from_results(path: Path, task: str) -> Accuracies:
 def _from_race(runs: Mapping[Path, Mapping[str, Any]]) -> Accuracies:
     """Scores in a race, of checkpoints that answered all questions."""
     whole = {file: run for file, run in runs.items() if run["race"]["questions"] == run["race"]["of"]}
-    rated = []
-    for file, run in whole.items():
-        name, revision, weights = _model(run, file)
-        rated.append(Rated(name, revision, run["race"]["score"], str(file), weights))
-    return Accuracies(tuple(rated), f"a race ({len(whole)} of {len(runs)} asked everything)", complete=False)
+    rated = tuple(_rated(run, file, run["race"]["score"]) for file, run in whole.items())
+    meaning = f"a race ({len(whole)} of {len(runs)} asked everything)"
+    return Accuracies(rated, meaning, complete=False, dropped=len(runs) - len(whole))
 
 
 def _results(file: Path) -> dict[str, Any]:
@@ -322,66 +318,19 @@ def _metric(task: str, results: Sequence[Mapping[str, Any]], path: Path) -> str:
     )
 
 
-def _model(run: Mapping[str, Any], file: Path) -> tuple[str, str | None, str | None]:
-    """Name, revision and GGUF file of the model that was evaluated."""
+def _rated(run: Mapping[str, Any], file: Path, accuracy: float) -> Rated:
+    """The accuracy of the model that was evaluated, or of the adapter on it."""
     arguments = (run.get("config") or {}).get("model_args") or {}
     if isinstance(arguments, str):
         arguments = dict(part.partition("=")[::2] for part in arguments.split(","))
     name = arguments.get("pretrained") or arguments.get("model") or run.get("model_name")
     if not name:
         raise UsageError(f"{file}: expected the model's name in config.model_args, got none")
-    return str(name), arguments.get("revision") or None, arguments.get("gguf_file") or None
-
-
-def _from_hub(task: str, targets: Sequence[Target]) -> Accuracies:
-    """The results that repositories publish in ``.eval_results``, by huggingface_hub."""
-    import huggingface_hub
-
-    if not hasattr(huggingface_hub, "parse_eval_result_entries"):
-        raise UsageError(
-            f"{HUB}{task}: expected huggingface_hub 1.4 or newer, which reads .eval_results, got "
-            f"{huggingface_hub.__version__}; run: pip install -U huggingface_hub, or supply a CSV file"
-        )
-    from huggingface_hub.errors import HfHubHTTPError
-
-    repos = list(dict.fromkeys(target.repo for target in targets if target.on_hub))
-    if not task or not repos:
-        raise UsageError(f"expected {HUB}TASK and repositories of the Hub, got {HUB}{task} and {len(repos)}")
-    api = huggingface_hub.HfApi()
-
-    def published(repo: str) -> list[Any]:
-        try:
-            return api.model_info(repo, expand=["evalResults"], timeout=30).eval_results or []
-        except HfHubHTTPError as error:
-            if error.response is not None and error.response.status_code in (401, 403, 404):
-                return []  # screening it reports the error
-            raise
-
-    try:
-        with ThreadPoolExecutor(_SEARCHES) as pool:
-            results = dict(zip(repos, pool.map(published, repos), strict=True))
-    except Exception as error:  # huggingface_hub passes on errors of its HTTP library
-        raise UsageError(f"{HUB}{task}: the Hub gave no results ({error}); supply a CSV file") from error
-    entries = [(repo, entry) for repo in repos for entry in results[repo]]
-    wanted = [(repo, entry) for repo, entry in entries if task.casefold() in _task_names(entry)]
-    if not wanted:
-        raise UsageError(
-            f"{HUB}{task}: none of the {len(repos)} repositories publishes this task; they publish "
-            f"{_listed(_kinds(entry for _, entry in entries)) or 'no results'}"
-        )
-    kinds = _kinds(entry for _, entry in wanted)
-    if len(kinds) > 1:
-        raise UsageError(f"{HUB}{task} may be {_listed(kinds)}; name one of them after {HUB}")
-    places = [(repo, entry.value, f".eval_results of {repo}") for repo, entry in wanted]
-    rated = tuple(Rated(repo, "main", _number(value, place), place) for repo, value, place in places)
-    return Accuracies(rated, f"{kinds[0]}, as {len(rated)} repositories publish it", complete=False)
-
-
-def _kinds(entries: Iterable[Any]) -> list[str]:
-    return sorted({f"{entry.dataset_id}/{entry.task_id}" for entry in entries})
-
-
-def _task_names(entry: Any) -> set[str]:
-    """Names by which a user may request a published result."""
-    names = (entry.task_id, entry.dataset_id, entry.dataset_id.rpartition("/")[2], *_kinds([entry]))
-    return {name.casefold() for name in names}
+    revision, weights = arguments.get("revision") or None, arguments.get("gguf_file") or None
+    if not (peft := str(arguments.get("peft") or "")):
+        return Rated(str(name), revision, accuracy, str(file), weights)
+    place, at, commit = peft.partition("@")
+    if REPOSITORY.fullmatch(place) and not Path(peft).exists():
+        return Rated(place, commit if at else revision, accuracy, str(file))
+    # A folder, perhaps of `--emit`, where each has its repository's name; the revision is the base's.
+    return Rated(peft, None, accuracy, str(file), label=peft.rpartition("adapters/")[2])

@@ -6,7 +6,6 @@ Only the standard library is imported before the arguments are known, so that ``
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 import time
@@ -21,9 +20,11 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import (
     add_examples,
     add_output,
+    add_tasks,
     add_version,
     command_parser,
     exit_code_of,
+    one_thread,
 )
 from lmeval_dispersion.output import Output, progress_bar
 from lmeval_screener.targets.selection import add_ranking_options, add_selection_options
@@ -79,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what("--family", metavar="NAME", help="a family; FILE:NAME for your own (default: none)")
     add_selection_options(group)
     what("--demo", action="store_true", help="the bundled tiny models; needs no network")
-    what("--list", choices=("families", "domains"), help="print what is bundled and stop (default: no)")
+    what("--list", choices=("families", "domains", "tasks"), help="print the bundled ones (default: no)")
     group = parser.add_argument_group("how")
     how = group.add_argument
     how(
@@ -87,11 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SET",
         help="words of the domain: bundled, SET:GROUP,GROUP or a YAML file (default: of --task, else math)",
     )
-    how(
-        "--task",
-        metavar="NAME",
-        help="lm-eval task, or a YAML file, with the answers of the ratio (default: those of the domain)",
-    )
+    ratio = "lm-eval's tasks, or a set's file; the ratio is over answers of the first that has known ones"
+    add_tasks(group, f"{ratio} (default: those of the domain)")
     how("--reference", default="reference", metavar="SET", help="everyday words (default: reference)")
     how("--tokenizer", metavar="SOURCE", help="tokenizer for checkpoints without one (default: none)")
     add_ranking_options(group)
@@ -104,9 +102,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = group.add_argument
     show("--shortlist", type=int, metavar="K", help="the K best of each group, and ties (default: all)")
     show("--audit-sample", type=int, default=0, metavar="N", help="add N others at random (default: 0)")
-    show("--emit", type=Path, metavar="FOLDER", help="write the list for lm-eval here (default: nothing)")
-    show("--tasks", metavar="NAME,NAME", help="lm-eval tasks, for --emit (default: of --task or domain)")
-    show("--accuracy", metavar="SOURCE", help="compare with results, CSV or hub:TASK (default: none)")
+    emit = "write the list and its tasks for lm-eval here (default: nothing)"
+    show("--emit", type=Path, metavar="FOLDER", help=emit)
+    show("--accuracy", metavar="SOURCE", help="compare with results or CSV (default: none)")
     show("--fail-if-below", metavar="CHECKPOINT", help="status 4 if any is clearly below it (default: none)")
     add_output(group)
     add_version(parser)
@@ -122,13 +120,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run ``screen-checkpoints``; returns the exit code."""
-    if "numpy" not in sys.modules:
-        # A hundred rows need one thread; a pool that spins for them is five times slower on a busy machine.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    one_thread()
     if args.list is not None:
-        from lmeval_screener.planning import domains_document, families_document
+        from lmeval_screener import planning
 
-        Output.of(args).write(families_document() if args.list == "families" else domains_document())
+        Output.of(args).write(getattr(planning, f"{args.list}_document")())
         return 0
     _check(args)
     output = Output.of(args)
@@ -157,12 +153,13 @@ def run(args: argparse.Namespace) -> int:
     for option, text in (("--fail-if-below", args.fail_if_below), ("--base", args.base)):
         if text is not None:
             named = list(dict.fromkeys([*named, floor_among(named, text, args.tokenizer, option)]))
-    domain, reference = load_domain(args.domain, args.task), load_token_set(args.reference, "reference")
-    tasks: tuple[str, ...] = ()
+    domain, reference = load_domain(args.domain, args.tasks), load_token_set(args.reference, "reference")
+    if domain.remark:
+        output.say(f"screen-checkpoints: {domain.remark}")
     if args.emit is not None:
         from lmeval_screener.shortlist.manifest import check_emit
 
-        tasks = check_emit(args.emit, args.tasks, domain, named)
+        check_emit(args.emit, domain, named)
     if args.dry_run:
         from lmeval_screener.planning import plan_document
 
@@ -193,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
             result = screening.result(selected)
         if session is not None and session.reused:
             output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
-        status = _write(args, output, result, tasks)
+        status = _write(args, output, result, domain.tasks)
     if session is not None and session.loss:
         print(f"screen-checkpoints: {session.loss}", file=sys.stderr)
     return status
@@ -239,7 +236,7 @@ def _write(args: argparse.Namespace, output: Output, result: Result, tasks: tupl
 def _check(args: argparse.Namespace) -> None:
     """Refuse options that conflict, before anything is screened."""
     if args.shortlist is None:
-        for option in ("audit_sample", "emit", "tasks"):
+        for option in ("audit_sample", "emit"):
             if vars(args)[option]:
                 option = f"--{option.replace('_', '-')}"
                 raise UsageError(f"expected --shortlist K with {option}, got no --shortlist")
@@ -249,8 +246,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("expected no --shortlist with --since and --registry: they report only news")
     if args.audit_sample < 0:
         raise UsageError(f"expected --audit-sample of at least 0, got {args.audit_sample}")
-    if args.tasks is not None and args.emit is None:
-        raise UsageError("expected --emit FOLDER with --tasks, got no --emit")
 
 
 def _print_names(chosen: Shortlist, output: Output) -> None:
@@ -309,7 +304,7 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="RESULTS",
         help="lm-eval's results_*.json, or folders of them (PATH:TASK where they hold several tasks); a CSV "
-        "file with the columns repo,accuracy; or hub:TASK (default: those of MANIFEST, a race's folder)",
+        "file with the columns repo,accuracy (default: those of MANIFEST, a race's folder)",
     )
     parser.add_argument(
         "--hours-per-model",
@@ -319,9 +314,7 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_output(parser)
     add_version(parser)
-    add_examples(
-        parser, "list list/results", "list/manifest.json accuracy.csv --hours-per-model 1.5 -o verdict.html"
-    )
+    add_examples(parser, "list/race", "list/manifest.json accuracy.csv --hours-per-model 1.5 -o verdict.html")
 
 
 def run_verify(args: argparse.Namespace) -> int:

@@ -128,6 +128,28 @@ def domains_document() -> Document:
     return _listing("Token sets", answer, rows, headings | {"examples": "Such as"})
 
 
+def tasks_document() -> Document:
+    """The tasks whose answers are known, or known to have no tokens."""
+    from lmeval_screener.tokens.answers import bundled_answers
+
+    rows = [
+        {
+            "set": file.name,
+            "names": ", ".join(file.tasks[:6]) + (", …" if len(file.tasks) > 6 else ""),
+            "domain": file.domain or None,
+            "answers": len(file.answers) or None,
+            "examples": " ".join(map(str.strip, [*file.answers][:5])) or None,
+            "refused": file.refused or None,
+        }
+        for file in bundled_answers().values()
+    ]
+    known = sum(not row["refused"] for row in rows)
+    headings = {"set": "Set", "names": "Tasks", "answers": "Answers", "examples": "Such as"}
+    headings |= {"refused": "No answer tokens", "domain": "Domain"}
+    answer = f"{known} sets of answers; `--task NAME` takes a task. `dispersion tokens` makes sets of others."
+    return _listing("Tasks", answer, rows, headings)
+
+
 def _listing(title: str, answer: str, rows: list[dict[str, Any]], headings: dict[str, str]) -> Document:
     # On a narrow terminal the last columns go first.
     columns = [

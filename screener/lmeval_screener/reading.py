@@ -67,15 +67,18 @@ class Reader:
             raise ScreeningError(*target.refused)
         snapshot = await self._open(target, budget)
         base, named, find = None, snapshot.base, partial(find_projection, snapshot)
-        if target.file is None and "adapter_config.json" in snapshot.files:
-            from lmeval_screener.weights.adapters import adapted_projection, is_adapter, read_adapter
+        if adapted := await adapter_in(snapshot, target):
+            from lmeval_screener.weights.adapters import adapted_projection
 
-            if is_adapter(snapshot):
-                adapter = await read_adapter(snapshot)
-                at = _base_target(adapter, target)
+            adapter, at = adapted
+            try:
                 base = await self._open(at, budget)
-                named = str(Path(at.repo).resolve()) if at.local else label(base.repo, at.revision)
-                find = partial(adapted_projection, adapter, base)
+            except ScreeningError as error:
+                # Not found: the base, not the checkpoint.
+                code = "BaseNotFound" if error.code.endswith("NotFound") else error.code
+                raise ScreeningError(code, f"the base of the adapter: {error}") from error
+            named = str(Path(at.repo).resolve()) if at.local else label(base.repo, at.revision)
+            find = partial(adapted_projection, adapter, base)
         known = self._known(target, snapshot, base) if over is None and self._known is not None else None
         if known is not None:
             return replace(known, base=named)
@@ -189,6 +192,18 @@ def _is_gguf(snapshot: Snapshot, target: Target) -> bool:
     return any(n.endswith(GGUF.suffix) for n in names) and not any(n.endswith(others) for n in names)
 
 
+async def adapter_in(snapshot: Snapshot, target: Target) -> tuple[Adapter, Target] | None:
+    """The adapter that was opened and the target of its base; None for a whole model."""
+    if target.file is not None or "adapter_config.json" not in snapshot.files:
+        return None
+    from lmeval_screener.weights.adapters import is_adapter, read_adapter
+
+    if not is_adapter(snapshot):
+        return None
+    adapter = await read_adapter(snapshot)
+    return adapter, _base_target(adapter, target)
+
+
 def _base_target(adapter: Adapter, target: Target) -> Target:
     """The target of an adapter's base; a folder only for an adapter that is in a folder itself."""
     base = parse_target(adapter.base)
@@ -197,9 +212,8 @@ def _base_target(adapter: Adapter, target: Target) -> Target:
     if not REPOSITORY.fullmatch(adapter.base):
         raise ScreeningError(
             "AdapterOnly",
-            f"cannot be screened because its base is {adapter.base!r}, a path on the machine that trained "
-            "the adapter; write the base's repository into adapter_config.json, or merge the adapter and "
-            "screen the result",
+            f"its base is {adapter.base!r}, a path on the machine that trained the adapter; write the base's "
+            f"repository{' or folder' * target.local} into adapter_config.json, or merge the adapter into it",
         )
     return Target(adapter.base, adapter.revision)
 

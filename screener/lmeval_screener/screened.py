@@ -22,6 +22,7 @@ from lmeval_screener.figures import Gap, Ratio, difference, rank_places
 from lmeval_screener.targets.labels import shared_name
 from lmeval_screener.targets.names import Target, label
 from lmeval_screener.targets.runs import run_and_step, step_key
+from lmeval_screener.tokens.answers import left_out_note
 from lmeval_screener.tokens.resolution import Resolution
 
 
@@ -106,6 +107,8 @@ class Reading:
             )
         if tokens.one_row:
             notes.append(f"counted once because they share a row: {', '.join(tokens.one_row)}")
+        if tokens.answers and (note := left_out_note(tokens.answers[0].group, tokens.left_out)):
+            notes.append(note)
         if tokens.vocabulary > self.shape[0]:
             notes.append(
                 f"the tokenizer names {tokens.vocabulary} rows, {self.tensor} has only {self.shape[0]}"
@@ -309,7 +312,7 @@ class Group:
         """Family and scale."""
         return f"{self.family} · {self.scale}"
 
-    @property
+    @cached_property
     def title(self) -> str:
         """Its name in reports: a family, the shared part of its checkpoints' names, or a training's model."""
         if not self.trajectory:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 
 T = TypeVar("T")
+_NONE: Mapping[str, str] = MappingProxyType({})
 _NAMES = {
     bool: "a boolean",
     int: "an integer",
@@ -52,9 +54,10 @@ def bundled_yaml(path: Path) -> Any:
     return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def load_yaml(layout: type[T], path: Path) -> T:
+def load_yaml(layout: type[T], path: Path, elsewhere: Mapping[str, str] = _NONE) -> T:
     """A YAML file as the dataclass that describes its layout.
 
+    ``elsewhere`` says of a file with another ``role`` what it holds and which option takes it.
     Fields may be ``str`` (not empty), ``bool``, ``Annotated[int, low]``, ``Literal``, ``tuple[str, ...]``
     (different strings, at least one), ``tuple`` or ``dict`` of dataclasses, and ``Any``; those with a default
     may be left out.
@@ -70,6 +73,8 @@ def load_yaml(layout: type[T], path: Path) -> T:
         raise UsageError(f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x}") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"{path}: expected YAML, got: {' '.join(str(error).split())}") from error
+    if isinstance(content, dict) and (role := str(content.get("role"))) in elsewhere:
+        raise UsageError(f"{path} holds {elsewhere[role]}")
     file: T = _value(path, layout, content, "")
     return file
 

@@ -270,7 +270,8 @@ def test_formats_metrics_a_short_list_for_a_pipe_and_the_suffix_of_output(comman
         (("org/a", "--shortlist", "1", "--audit-sample", "-1"), "--audit-sample of at least 0"),
         (("org/a", "--audit-sample", "3"), "--shortlist K with --audit-sample"),
         (("org/a", "--emit", "x"), "--shortlist K with --emit"),
-        (("org/a", "--shortlist", "1", "--tasks", "gsm8k"), "--emit FOLDER with --tasks"),
+        (("org/a", "--tasks", "mine,gsm8q"), "the task 'mine' has no bundled answer tokens"),
+        (("org/a", "--task", "gsm8k", "--tasks", "mmlu"), "expected --tasks once, got it twice"),
         (("--family", "x.yaml:ours"), "x.yaml"),
     ],
 )
@@ -286,4 +287,7 @@ def test_families_domains_and_the_version_are_told(command):
     rows = csv.DictReader(io.StringIO(command("--list", "domains", "--format", "csv").stdout))
     taken = {(row["set"], row["group"]): row["default"] for row in rows}
     assert (taken["math", "digits"], taken["math", "operators"]) == ("True", "False")
+    rows = csv.DictReader(io.StringIO(command("--list", "tasks", "--format", "csv").stdout))
+    refused = {row["set"]: row["refused"] for row in rows}
+    assert (refused["mmlu"], refused["hellaswag"]) == ("", "its choices are whole sentences")
     assert command("--version").stdout.startswith("lmeval-dispersion ")

@@ -139,7 +139,19 @@ def test_the_emitted_script_evaluates_what_has_no_results_and_can_be_verified(in
         return child(*words, cwd=tmp_path, PATH=path, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="1")
 
     screen = (sys.executable, "-m", "lmeval_screener")
-    chosen = ("--demo", "--shortlist", "1", "--audit-sample", "1", "--emit", "list", "--tasks", ARC)
+    chosen = (
+        "--demo",
+        "--shortlist",
+        "1",
+        "--audit-sample",
+        "1",
+        "--emit",
+        "list",
+        "--domain",
+        "math",
+        "--tasks",
+        ARC,
+    )
     listed = run(*screen, *chosen).stdout.splitlines()
     assert len(listed) == 2
     # `datasets` takes "allenai/ai2_arc" for the folder of that name, where the script runs.

@@ -117,6 +117,8 @@ def test_what_differs_is_refused_or_left_out_and_counted(logged, stock):
     part = compare_runs([logged, only])
     assert (part.documents, part.left_out[1]) == (5, 0)
     assert "5 shared documents, " in part.answer()[-1]
+    assert [row.slice for row in part.others[0].slices] == ["all documents"]
+    assert not any(task in note for note in part.notes for task in ("gsm8k", "wikitext"))
     both = only.parent / "both"
     for place in (only, fewshot):
         shutil.copytree(place, both, dirs_exist_ok=True)

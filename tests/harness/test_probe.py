@@ -220,11 +220,11 @@ def test_the_worth_of_a_figure_is_said_where_it_was_measured(monkeypatch):
     figure, rows = probed({"a": Answered(values, values, values)})
     result = Probe("sums", 25, 40, 0, figure, rows, (), ())
     said = "25 questions scored by the probability of the right answer ordered small fine-tunes as well as"
-    assert any(said in sentence for sentence in result.answer())
+    assert said in result.to_markdown()
     monkeypatch.setitem(evidence.WORTH, "probability", {})
-    assert not any("labels" in sentence for sentence in result.answer())
+    assert "labels" not in result.to_markdown()
     assert evidence.worth("squares", 24) == evidence.worth("probability", 4) == ""
-    assert evidence.worth("squares", 60).startswith("25 questions without answers")
+    assert evidence.worth("squares", 60).startswith("In our studies 25 questions without answers")
 
 
 @pytest.mark.slow

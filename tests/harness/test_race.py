@@ -21,11 +21,12 @@ import yaml
 from filelock import FileLock
 from harness_world import check_same_store, environment, from_folder
 from json_schemas import faults
+from lm_eval.models.huggingface import HFLM
 from test_next_lm_eval import NEXT
 
 import lmeval_dispersion
 from lmeval_dispersion.cli import main
-from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.errors import DispersionError, HarnessError
 from lmeval_dispersion.harness import records, seams
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.racing.evaluation import Evaluation
@@ -296,6 +297,46 @@ def test_a_checkpoint_that_fails_costs_no_other_its_race(
     assert "none of the 1 checkpoints could be raced; broken: " in capsys.readouterr().err
 
 
+def test_auto_is_detected_once_a_checkpoint_and_a_halved_batch_stays(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Choices and generation; of four blocks the second one is out of memory."""
+    detect, evaluated, detected, sizes = HFLM._detect_batch_size, seams.evaluated, [], list[int]()
+
+    def counted(self: Any, requests: Any = None, pos: int = 0) -> int:
+        print("Passed argument batch_size = auto")  # as lm-eval itself does
+        detected.append((Path(self.pretrained).name, len(requests[pos][1])))
+        return int(detect(self, requests, pos))
+
+    def full(lm: Any, *given: Any, **options: Any) -> Any:
+        if "sums-80" in lm.pretrained:
+            sizes.append(lm.batch_size)
+            if len(sizes) == 2:
+                raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+        return evaluated(lm, *given, **options)
+
+    monkeypatch.setattr(HFLM, "_detect_batch_size", counted)
+    monkeypatch.setattr(seams, "evaluated", full)
+    given = words(tasks, tmp_path / "out", "sums-80", "sums-00", task="sums,sums_written")
+    given[given.index("--batch_size") + 1] = "auto"
+    result = raced(capsys, *given, "--model_args", "max_length=300")  # all of its output is JSON
+    assert (result["best"], result["questions"]) == ("sums-80", 105)
+    longest = len(from_folder(DEMO / "sums-80").tok_encode("7+5=12. 13+13=")) + 256  # of an answer
+    assert detected == [("sums-80", longest), ("sums-00", longest)]
+    assert sizes == [64, 64, 32, 32, 32]
+
+
+def test_standard_output_is_kept_for_data(tmp_path: Path) -> None:
+    """Python's print, and what another process prints."""
+    code = (
+        "import os, sys\nfrom lmeval_dispersion.output import prints_to_stderr\n"
+        "with prints_to_stderr():\n    print('a library')\n    os.system('echo its process')\nprint('data')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, {*done.stderr.splitlines()}) == ("data\n", {"a library", "its process"})
+
+
 def test_a_full_disk_is_a_sentence_and_loses_no_block(
     in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -378,6 +419,22 @@ def test_copies_are_not_told_apart(
     assert [c["status"] for c in result["checkpoints"]] == ["best", "within"]
 
 
+def test_a_races_folder_is_replayed_by_those_that_were_asked_everything(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    twin, out = shutil.copytree(DEMO / "sums-80", tmp_path / "a twin"), tmp_path / "out"
+    raced(capsys, *words(tasks, out, "sums-80", "sums-00", twin, task="sums,sums_written"))
+    monkeypatch.setattr(seams, "loaded_lm", None)
+    found = raced(capsys, "race", "--replay", str(out), "--format", "json", "-q")
+    assert (found["loaded"], found["questions"], found["shuffled"]) == (2, 80, False)
+    assert [Path(row["label"]).name for row in found["checkpoints"]] == ["sums-80", "a twin"]
+    assert found["notes"] == ["Of the race, the checkpoints that were asked everything."]
+    shutil.rmtree(out / "a_twin")
+    assert main(["race", "--replay", str(out)]) == 2
+    assert f"that were asked everything in {out}, got 1 of 2; name finished" in capsys.readouterr().err
+
+
 def test_the_screen_comes_first_and_verify_judges_it(
     in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -414,18 +471,26 @@ def test_the_screen_comes_first_and_verify_judges_it(
         (["--metric", "f1"], "sums has no 'f1' to judge answers by; it has acc"),
         (["--tasks", "lengths"], "lengths: expected --metric with a score from 0 to 1 for each question"),
         (["--tasks", "lengths", "--metric", "characters"], "expected scores from 0 to 1, got characters"),
-        (["--error", "1"], "expected --error and --margin from 0 to 1"),
+        (["--error", "1"], "expected --error above 0 and below 1, got 1.0"),
+        (["--margin", "1"], "expected --margin from 0 to below 1, got 1.0"),
         (["--base", "base"], "--base is of a screen, which --all and a list go without; leave it out"),
-        (["--limit", "0"], "--limit of at least 1, got 0.05, 0.01 and 0"),
+        (["--limit", "0"], "expected --limit of at least 1, got 0"),
         (["--seed", "-1"], "expected --seed of at least 0, got -1"),
         (["--output_path", "{tasks}/other"], "expected a race in"),
         (["--model", "nothing"], "lm-eval has no --model 'nothing'"),
         (["--model_args", "dtype=float32, pretrained=a"], "got pretrained, which is each one's own"),
-        (["--tasks", "lengths", "--model", "local-chat-completions"], "add --apply_chat_template"),
+        (
+            ["--metric", "characters", "--tasks", "lengths", "--model", "local-chat-completions"],
+            "add --apply_chat_template",
+        ),
         (["--tasks", "states", "--model", "local-completions"], "which LocalCompletionsAPI does not give"),
         (["--tasks", "sums_dispersion"], "lm-eval has no task 'sums_dispersion'; did you mean sums"),
         (["--output_path", "{out}", "--seed", "1"], "is of a race with another seed (0, now 1)"),
-        (["--output_path", "{out}", "--num_fewshot", "3"], "is of a race with another prompts"),
+        (
+            ["--output_path", "{out}", "--num_fewshot", "3"],
+            "is of a race with other prompts or examples of sums;",
+        ),
+        (["--output_path", "{out}", "{demo}/sums-00"], "is of a race without {demo}/sums-00; name another"),
         (["--output_path", "{out}", "--limit", "30"], "is of a race with another questions (25, now 30)"),
     ],
 )
@@ -448,12 +513,17 @@ def test_what_cannot_be_raced_is_one_sentence(
         shutil.copy(tasks / name, tmp_path)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "race.json").write_text('{"laps": 3}')
-    given = words(tmp_path, tmp_path / "out", "sums-80")
+    at = more.index("--tasks") if "--tasks" in more else len(more)
+    given = words(tmp_path, tmp_path / "out", "sums-80", task=[*more[at + 1 : at + 2], "sums"][0])
+    more = more[:at] + more[at + 2 :]
     if "{out}" in more:
         raced(capsys, *given, "--limit", "25")
         given += ["--limit", "25"]
-    assert main([*given, *(word.format(out=tmp_path / "out", tasks=tmp_path) for word in more)]) in (1, 2)
-    assert sentence in capsys.readouterr().err
+    places = {"out": tmp_path / "out", "tasks": tmp_path, "demo": DEMO}
+    models = [word.format(**places) for word in more if word.startswith("{demo}")]
+    given[1:1] = models
+    assert main([*given, *(word.format(**places) for word in more if word[:6] != "{demo}")]) in (1, 2)
+    assert sentence.format(**places) in capsys.readouterr().err
 
 
 class Server(BaseHTTPRequestHandler):
@@ -508,16 +578,148 @@ def test_two_races_do_not_share_a_folder(
     assert raced(capsys, *given)["best"] == "sums-80"
 
 
-def test_after_other_questions_of_the_same_name_a_race_does_not_go_on(
+@pytest.fixture
+def shots(tasks: Path, tmp_path: Path) -> Path:
+    """A task of a user's own: two examples drawn from a file, scored by a function."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    lines = (tasks / "sums.jsonl").read_text().splitlines(keepends=True)
+    for name, part in (("train", lines[:10]), ("test", lines[10:])):
+        (folder / f"{name}.jsonl").write_text("".join(part))
+    (folder / "scoring.py").write_text(
+        "import numpy as np\n\n\ndef scored(doc, results):\n"
+        "    return {'acc': float(np.argmax([float(log) for log, _ in results]) == doc['label'])}"
+    )
+    config = yaml.safe_load((tasks / "sums.yaml").read_text())
+    files = {name: str(folder / f"{name}.jsonl") for name in ("train", "test")}
+    config |= {"dataset_kwargs": {"data_files": files}, "fewshot_split": "train", "num_fewshot": 2}
+    text = yaml.safe_dump(config) + "process_results: !function scoring.scored\n"
+    (folder / "sums.yaml").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "changed"),
+    [
+        ("train.jsonl", "7+5=12.", "7+5=13.", "prompts or examples"),
+        ("test.jsonl", "7+5=12.", "7+5=13.", "prompts or examples and documents"),
+        ("scoring.py", "argmax", "argmin", "scoring"),
+        ("sums.yaml", "{{q}}", "{{q}} ", "prompts or examples"),
+    ],
+)
+def test_after_a_change_of_the_task_a_race_does_not_go_on(
+    file: str, before: str, after: str, changed: str, in_world: Path, shots: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    given = words(shots, tmp_path / "out", "sums-80", "sums-20")
+    with monkeypatch.context() as patch:
+        interrupted_after(0, "sums-20", patch)
+        raced(capsys, *given, code=130)
+    text = (shots / file).read_text()
+    assert before in text
+    (shots / file).write_text(text.replace(before, after))
+    assert main(given) == 2
+    said = capsys.readouterr().err
+    assert f"out is of a race with other {changed} of sums; name another --output_path" in said
+    assert len(said) < 300
+    (shots / file).write_text(text)
+    assert raced(capsys, *given)["best"] == "sums-80"
+
+
+def test_a_fault_of_the_task_ends_the_race_after_two_checkpoints(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """lm-eval's f1 has no figure for four choices; that a checkpoint cannot be loaded is its own fault."""
+    config = yaml.safe_load((tasks / "sums.yaml").read_text())
+    config["metric_list"].append({"metric": "f1", "aggregation": "f1", "higher_is_better": True})
+    (tmp_path / "sums.yaml").write_text(yaml.safe_dump(config))
+    broken = shutil.copytree(DEMO / "sums-00", tmp_path / "broken")
+    (broken / "model.safetensors.index.json").write_text("{}")
+    load, loaded = seams.loaded_lm, []
+
+    def counted(*given: Any, **options: Any) -> Any:
+        loaded.append(load(*given, **options))
+        return loaded[-1]
+
+    monkeypatch.setattr(seams, "loaded_lm", counted)
+    given = words(tmp_path, tmp_path / "out", broken, "sums-80", "sums-45", "sums-30", "sums-20")
+    assert main(given) == 1
+    said = capsys.readouterr().err
+    assert "average='binary'" in said
+    assert "(sums-80 and sums-45 failed alike, so no other was loaded)" in said
+    assert len(loaded) == 2
+
+
+def test_prompts_that_differ_under_one_chat_template_are_named(
     in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mine = shutil.copytree(tasks, tmp_path / "tasks")
-    (mine / "sums.yaml").write_text((mine / "sums.yaml").read_text().replace(str(tasks), str(mine)))
-    given = words(mine, tmp_path / "out", "sums-80")
-    raced(capsys, *given)
-    (mine / "sums.jsonl").write_text((mine / "sums.jsonl").read_text().replace("+1", "+2"))
-    assert main(given) == 2
-    assert "is of a race with another prompts" in capsys.readouterr().err
+    """As those of a template with the date do; here it has a token that the second tokenizer renamed."""
+    models = [shutil.copytree(DEMO / "sums-80", tmp_path / name) for name in ("first", "alike", "other")]
+    for model, token in zip(models, ("</s>", "</s>", "<s>"), strict=True):
+        config = model / "tokenizer_config.json"
+        chat = "{{ eos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+        config.write_text(
+            json.dumps(json.loads(config.read_text()) | {"chat_template": chat, "eos_token": token})
+        )
+    given = [*words(tasks, tmp_path / "out", *models, task="sums_written"), "--apply_chat_template"]
+    given += ["--limit", "25"]
+    for _ in range(2):  # of answers that are there, too
+        assert raced(capsys, *given)["notes"] == [
+            "other: the chat template gave 25 questions other prompts than the checkpoints before it had, as "
+            "one with the date does."
+        ]
+    evaluation = Evaluation("sums_written", include_path=str(tasks), limit=25)  # without a template
+
+    def score(label: str) -> None:
+        text = next((tmp_path / "out" / label).glob("samples_*")).read_text()
+        given = ({"sums_written": text}, {"sums_written": {"output_type": "generate_until"}}, 0, 25)
+        evaluation.scores(label, None, *given)
+
+    score("alike")
+    with pytest.raises(HarnessError, match=r"other was asked document .* of sums_written in another prompt"):
+        score("other")
+
+
+def test_answers_that_are_no_numbers_are_named(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    damaged = shutil.copytree(DEMO / "sums-80", tmp_path / "damaged")
+    for file in damaged.glob("*.safetensors"):
+        save_file({name: t * float("nan") for name, t in load_file(file).items()}, file, {"format": "pt"})
+    result = raced(capsys, *words(tasks, tmp_path / "out", "sums-80", damaged))
+    questions = {c["label"]: c["questions"] for c in result["checkpoints"]}["damaged"]
+    assert result["notes"] == [
+        f"damaged: the log-probabilities of {questions} questions are not finite; its weights may be "
+        "damaged, or try --model_args dtype=float32."
+    ]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        [{"metric": "bleu", "aggregation": "bleu", "higher_is_better": True}],
+        [{"metric": "ter"}, {"metric": "chrf"}],
+        [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": False}],
+    ],
+    ids=lambda metrics: metrics[0]["metric"],
+)
+def test_an_unusable_metric_is_refused_before_a_model_is_loaded(
+    metrics: list[dict[str, Any]], in_world: Path, tasks: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    config = yaml.safe_load((tasks / "sums_written.yaml").read_text()) | {"metric_list": metrics}
+    (tmp_path / "sums_written.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(seams, "loaded_lm", None)
+    for more in ([], ["--metric", metrics[0]["metric"]]):
+        assert main([*words(tmp_path, tmp_path / "out", "sums-80", task="sums_written"), *more]) == 2
+        said = capsys.readouterr().err
+        assert (
+            "sums_written: expected --metric with a score from 0 to 1 for each question, the higher" in said
+        )
+        assert f"it has {', '.join(m['metric'] for m in metrics)}" in said
 
 
 def test_choices_that_a_task_shuffles_as_it_is_loaded_are_the_same_each_time(
@@ -536,9 +738,63 @@ def test_choices_that_a_task_shuffles_as_it_is_loaded_are_the_same_each_time(
     assert again[0] == again[1]
 
 
-def test_without_known_answer_tokens_a_domain_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["race", str(DEMO / "sums-80"), "--tasks", "sums"]) == 2
-    assert "expected --domain SET, by whose tokens to screen" in capsys.readouterr().err
+def test_a_race_screens_by_the_answers_of_its_own_task(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `dispersion tokens` counts them; lm-eval's prompts and the settings stay as they are without."""
+    models = [str(DEMO / f"sums-{name}") for name in ("80", "45", "20", "00")]
+    shared = ["--include_path", str(tasks)]
+    backend = ["--device", "cpu", "--batch_size", "16", "--num_fewshot", "2", "--format", "json", "-q"]
+    out = [str(tmp_path / name) for name in ("own", "domain", "file")]
+    own = raced(capsys, "race", *models, "--task", "sums", *shared, *backend, "--output_path", out[0])
+    note = next(note for note in own["notes"] if note.startswith("Screened by the "))
+    counted, tokens = note.removesuffix(".").split(": ")
+    assert counted == f"Screened by the {len(tokens.split())} tokens of the answers of sums (40 documents)"
+    assert {*"0123456789"} <= {*tokens.split()}
+    settings = [json.loads(Path(place, "race.json").read_text()) for place in out[:1]]
+    given = ["race", *models, "--domain", "math", "--tasks", "sums", *shared, *backend]
+    raced(capsys, *given, "--output_path", out[1])
+    settings.append(json.loads(Path(out[1], "race.json").read_text()))
+    assert settings[0]["identity"] == settings[1]["identity"]
+    # The same by a file, which names the task.
+    assert main(["tokens", "sums", *shared, "-o", str(tmp_path / "sums.yaml"), "-q"]) == 0
+    capsys.readouterr()
+    file = str(tmp_path / "sums.yaml")
+    by_file = raced(capsys, "race", *models, "--task", file, *shared, *backend, "--output_path", out[2])
+    assert by_file["task"] == "sums"
+    shown = [{c["label"]: c["rank"] for c in result["checkpoints"]} for result in (own, by_file)]
+    assert shown[0] == shown[1]
+    # What goes on is not counted again.
+    again = raced(capsys, "race", *models, "--task", "sums", *shared, *backend, "--output_path", out[0])
+    assert (again["notes"], standing(again)) == (own["notes"], standing(own))
+    assert main([*given, "--domain", file, "--output_path", str(tmp_path / "none")]) == 2
+    assert "sums.yaml holds answers of a task: give it to --task" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("one two {i} {i} three four five six seven eight nine ten", "100% of its answers are sentences"),
+        ("{i} yes", "too many different words"),
+    ],
+)
+def test_own_answers_without_tokens_need_a_domain_or_all(
+    answer: str, why: str, in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letters = "".join(chr(97 + i) for i in range(26))
+    words = [a + b + c for a in letters for b in letters for c in "mnop"][:600]
+    rows = [{"q": word, "answer": answer.replace("{i}", word)} for word in words]
+    for row, word in zip(rows, words, strict=True):
+        row["answer"] += "".join(f" {word[::-1]}{letter}" for letter in "abcdefg" if "one" in answer)
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    content = (tasks / "sums_written.yaml").read_text().replace(str(tasks), str(tmp_path))
+    (tmp_path / "sums_written.yaml").write_text(content)
+    given = ["race", str(DEMO / "sums-80"), "--tasks", "sums_written", "--include_path", str(tmp_path)]
+    assert main([*given, "--output_path", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "expected --domain SET, by whose tokens to screen: sums_written: " in error
+    assert why in error
+    assert "or --all, which races all in the order given" in error
     assert main(["race", str(DEMO / "sums-80")]) == 2
     assert "expected --tasks NAME,NAME" in capsys.readouterr().err
 

@@ -4,6 +4,7 @@ import json
 import logging
 import random
 import shutil
+from importlib.util import find_spec
 
 import numpy as np
 import pandas as pd
@@ -87,11 +88,22 @@ def refused_models(model_folder, place):
             ["--model", "local-completions", "--model_args", api],
             "API does not give; use --model hf, or",
         ),
+        "vllm": (
+            ["--model", "vllm", "--model_args", f"pretrained={plain}"],
+            "which vllm does not give; use --model hf, or run the stock task with --log_samples and then "
+            "`dispersion embed MODEL --from-samples RESULTS`",
+        ),
         "unknown": (["--model", "hff"], "Attempted to load model 'hff'"),
     }
 
 
-@pytest.mark.parametrize("which", ["template", "t5", "dummy", "api", "unknown"])
+@pytest.mark.parametrize(
+    "which",
+    [
+        *("template", "t5", "dummy", "api", "unknown"),
+        pytest.param("vllm", marks=pytest.mark.skipif(find_spec("vllm") is not None, reason="vllm is here")),
+    ],
+)
 def test_a_model_that_cannot_run_our_tasks_is_refused_in_a_sentence_before_its_weights_are_loaded(
     which, model_folder, tmp_path, capsys, monkeypatch
 ):

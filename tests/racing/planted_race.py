@@ -82,6 +82,9 @@ class RaceFolder:
     def entrant(self, entry) -> Entrant:
         return Entrant(self.path, entry.label)
 
+    def ended(self, entrant: Entrant) -> None:
+        self.seconds[entrant.label] = entrant.seconds
+
 
 def main(path: Path, gpus: float | None, labels: list[str]) -> None:
     folder, contest = RaceFolder(path, labels), Contest(N, side_by_side=len(labels))

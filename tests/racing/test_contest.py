@@ -109,7 +109,7 @@ def test_what_differs_by_less_than_the_margin_is_not_told_apart() -> None:
     score = (rng.random((1, N)) < 0.5).astype(float).repeat(2, axis=0)
     score[1, 0] = 1 - score[1, 0]
     contest = _raced(score, score, rng, margin=0.05)
-    assert contest.standing["1"] == "within"
+    assert contest.standing["1"] == "not better"
     assert contest.asked < 2 * N
 
 
@@ -146,6 +146,19 @@ def test_whom_a_failed_checkpoint_alone_had_dropped_runs_again() -> None:
     contest.fail("giant")
     assert contest.standing == {"giant": "failed", "good": "running", "bad": "behind"}
     assert contest.asked == 150
+
+
+def test_two_that_drop_each_other_side_by_side_are_not_both_lost() -> None:
+    """One is right on 40 questions that the other has wrong, and wrong on the next 1,000."""
+    score = np.zeros((2, 2000))
+    score[0, 25:65] = score[1, 65:1065] = 1
+    contest = Contest(2000, side_by_side=2)
+    for label, end in ((1, 1500), (0, 25), (0, 150), (1, 1525)):
+        begin = len(contest.answered[str(label)].score) if str(label) in contest.answered else 0
+        contest.add(str(label), Scores(*(score[label, begin:end],) * 2))
+    assert contest.standing == {"1": "running", "0": "behind"}
+    contest.judge_again()
+    assert contest.standing == {"1": "running", "0": "behind"}
 
 
 def test_a_failure_changes_nothing_for_those_that_others_dropped() -> None:

@@ -19,7 +19,7 @@ N = 200
 #: Label -> (right answers, questions asked, standing); the probability of the right answer is theirs too.
 WON = {"a": (190, N, "complete"), "b": (40, 50, "behind"), "c": (30, 75, "behind")}
 CLOSE = WON | {"b": (189, N, "complete")}
-DROPPED = WON | {"b": (140, 150, "within")}
+DROPPED = WON | {"b": (140, 150, "not better")}
 EQUAL = WON | {"b": (190, N, "complete")}
 STOPPED = WON | {"b": (40, 50, "running")}
 NEVER = {"b": (40, 50, "running")}
@@ -56,6 +56,8 @@ ALL = {
     "timed": race(WON, wall=240.0), "short": race(WON, wall=35.2),
     "failed": race(WON, failed={"x": "It has no weights."}), "noted": race(WON, notes=["Recorded."]),
     "partial": race(WON, scale=0.5),
+    "drawn": race(WON, there=1319), "group": race(WON, tasks=3), "both": race(CLOSE, there=1319, tasks=3),
+    "nobody": race(NEVER, there=1319),
     "sampled": race(WON, **LISTED, audit_sample=["c"]),
     "missed": race({**WON, "z": (200, N, "complete")}, **LISTED, audit_sample=["c", "z"]),
 }  # fmt: skip
@@ -69,17 +71,24 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
     [
         ("Best: a, 95.0 % of gsm8k; better than all others raced (error ≤ 5 %).",
          "won quick listed timed short failed noted sampled groups"),
+        ("Best: a, 95.0 % of gsm8k (200 of 1,319 questions); better than all others raced", "drawn"),
+        ("Best: a, 95.0 % of gsm8k (mean over 200 questions); better than all others raced", "group"),
+        ("Best: a, 95.0 % of gsm8k (mean over 200 of 1,319 questions); no other", "both"),
+        ("No best yet: no checkpoint was asked all 200 drawn questions of gsm8k; the same", "nobody"),
+        ("better than all others raced (error ≤ 5 %).",
+         "won quick listed timed short failed noted sampled groups missed partial drawn group"),
         ("Best: z, 100.0 % of gsm8k; better than all others raced (error ≤ 5 %).", "missed"),
         ("Best: a, exact_match 0.475 of gsm8k; better than all others raced (error ≤ 5 %).", "partial"),
-        ("better than all others raced, or within 0.01 of them (error ≤ 5 %).", "close dropped"),
-        ("Best: a, 95.0 % of gsm8k; no other raced is better (error ≤ 5 %).", "equal"),
+        ("no other raced is better by more than 0.01 (error ≤ 5 %); nearest: b, 0.945.", "close both"),
+        ("no other raced is better by more than 0.01 (error ≤ 5 %); nearest: b, 0.933.", "dropped"),
+        ("Best: a, 95.0 % of gsm8k; no other raced is better (error ≤ 5 %); nearest: b, 0.950.", "equal"),
         ("Best: a, 95.0 % of gsm8k; no other was raced.", "alone"),
         ("Best so far: a, 95.0 % of gsm8k; still in: b. The same command goes on.", "stopped"),
         ("Best so far: a, 95.0 % of gsm8k; still in: b and c. The same command goes on.", "early"),
         ("1 of 9 checkpoints loaded, 200 of 1,800 questions asked (11 %).", "early"),
         ("No best yet: no checkpoint was asked all 200 questions of gsm8k; the same command", "never"),
         ("3 of 3 checkpoints loaded, 325 of 600 questions asked (54 %).",
-         "won quick stopped failed noted partial"),
+         "won quick stopped failed noted partial drawn group"),
         ("3 of 9 checkpoints loaded, 325 of 1,800 questions asked (18 %).", "listed sampled groups"),
         ("questions asked (54 %), 4 min.", "timed"),
         ("questions asked (54 %), 35 s.", "short"),
@@ -89,11 +98,12 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("Of 2 random others, z did better by more than 0.01: race more of the list.", "missed"),
         ("x failed: It has no weights.", "failed"),
         ("Recorded.", "noted"),
-        ("within 0.01 |", "close"),
-        ("at most 0.01 better", "dropped"),
+        ("within 0.01 |", "close both"),
+        ("not better after 150", "dropped"),
         ("equal |", "equal"),
         ("a, b and c answered alike to the last digit: copies, or a server that", "partial"),
-        ("behind after 50", "won quick listed timed short failed noted partial sampled missed groups"),
+        ("behind after 50",
+         "won quick listed timed short failed noted partial sampled missed groups drawn group"),
     ],
 )  # fmt: skip
 def test_a_sentence_stands_on_its_data_and_on_no_other(sentence: str, races: str) -> None:
@@ -144,7 +154,7 @@ def test_statuses_are_those_of_the_whole_list_best_first() -> None:
     result = race(DROPPED | {"d": (20, 25, "running")}, of=7, failed=failed, not_loaded=["y"])
     assert [(row.label, row.status, row.outcome) for row in result.checkpoints] == [
         ("a", "best", "best"),
-        ("b", "within", "at most 0.01 better"),
+        ("b", "not better", "not better after 150"),
         ("c", "behind", "behind after 75"),
         ("d", "failed", "failed"),
         ("x", "failed", "failed"),
@@ -154,7 +164,7 @@ def test_statuses_are_those_of_the_whole_list_best_first() -> None:
     assert result.checkpoints[2].se == pytest.approx(np.sqrt(score.var(ddof=1) / 75))
 
 
-@pytest.mark.parametrize(("last", "status"), [(0.9, "behind"), (0.51, "within")])
+@pytest.mark.parametrize(("last", "status"), [(0.9, "behind"), (0.51, "not better")])
 def test_what_is_no_better_than_a_former_reference_is_behind_a_clearly_better_one(
     last: float, status: str
 ) -> None:
@@ -166,7 +176,7 @@ def test_what_is_no_better_than_a_former_reference_is_behind_a_clearly_better_on
     for label, score in scores.items():
         shown = Scores(*(1.0 * score[order],) * 2)
         run(contest, label, lambda a, b, shown=shown: Scores(*(part[a:b] for part in shown)))
-    assert contest.standing["near"] == "within"
+    assert contest.standing["near"] == "not better"
     result = race_of(contest, task="sums", metric="acc", of=3)
     assert result.best == ("last" if status == "behind" else "first")
     assert {row.label: row.status for row in result.checkpoints}["near"] == status

@@ -1,24 +1,16 @@
-"""Accuracies from CSV files, lm-eval's results and the Hub, matched to what is screened."""
+"""Accuracies from CSV files, lm-eval's results, matched to what is screened."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
-from types import ModuleType
 
-import huggingface_hub
 import pytest
-from hub_wire import Loopback, Reply
 from lmeval_screener.accuracies import read_accuracies
 from lmeval_screener.targets.names import Target
 
 from lmeval_dispersion.errors import UsageError
 
-knows_published_results = pytest.mark.skipif(
-    not hasattr(huggingface_hub, "parse_eval_result_entries"),
-    reason="huggingface_hub reads .eval_results since 1.4",
-)
 CHECKPOINTS = [
     *(Target("a/base"), Target("a/math"), Target("one/y", "v1")),
     *(Target("run/x", "step1"), Target("run/x", "step2")),
@@ -90,7 +82,7 @@ def test_a_glob_is_matched_before_it_is_expanded(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "; expected lm-eval's results or a folder of them (PATH:TASK), a CSV file"),
+        (None, "; expected lm-eval's results or a folder of them (PATH:TASK), or a CSV"),
         (b"repo,accuracy\n\xff\xfe,1\n", "expected a CSV file in UTF-8"),
         ("repo,score\na/base,1\n", "repo, accuracy and optionally revision, got repo, score"),
         ("", "got nothing"),
@@ -176,60 +168,3 @@ def test_results_that_say_nothing_of_what_is_screened(tmp_path, content, message
 
 
 # --- the Hub --------------------------------------------------------------------------------------------
-
-
-PUBLISHED = {
-    "a/base": [("openai/gsm8k", "gsm8k", 40.0), ("cais/hle", "hle", 3.0)],
-    "a/math": [("openai/gsm8k", "gsm8k", 60.0)],
-}
-
-
-class Publishing(Loopback):
-    """A Hub that knows the results of two repositories."""
-
-    def usual(self, request):
-        name = request.path.removeprefix("/api/models/")
-        entries = [
-            {"filename": "x.yaml", "data": {"dataset": {"id": a, "task_id": b}, "value": c}}
-            for a, b, c in PUBLISHED.get(name, [])
-        ]
-        body = json.dumps({"id": name, "evalResults": entries}).encode()
-        return Reply(200 if name in PUBLISHED else 404, {"Content-Type": "application/json"}, body)
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    with Publishing() as server:
-        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", server.endpoint)
-        yield server
-
-
-@knows_published_results
-@pytest.mark.parametrize("task", ["gsm8k", "openai/gsm8k", "GSM8K"])
-def test_results_that_repositories_publish(hub, task):
-    targets = [Target("a/base"), Target("a/math"), Target("a/none")]
-    accuracies = read_accuracies(f"hub:{task}", targets)
-    assert [target.accuracy for target in accuracies.of(targets)] == [40.0, 60.0, None]
-    assert accuracies.meaning == "openai/gsm8k/gsm8k, as 2 repositories publish it"
-    asked = [request.query for request in hub.requests if request.path.startswith("/api/models/")]
-    assert asked == [{"expand": ["evalResults"]}] * 3
-
-
-@knows_published_results
-def test_what_no_repository_publishes(hub, monkeypatch):
-    message = "none of the 1 repositories publishes this task; they publish cais/hle/hle"
-    with pytest.raises(UsageError, match=message):
-        read_accuracies("hub:mmlu", [Target("a/base")])
-    with pytest.raises(UsageError, match="hub:TASK and repositories of the Hub"):
-        read_accuracies("hub:mmlu", FOLDERS)
-    monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(UsageError, match=r"the Hub gave no results .*supply a CSV file"):
-        read_accuracies("hub:gsm8k", [Target("a/base")])
-
-
-def test_an_older_huggingface_hub_is_named(monkeypatch):
-    older = ModuleType("huggingface_hub")
-    older.__version__ = "1.3.0"
-    monkeypatch.setitem(sys.modules, "huggingface_hub", older)
-    with pytest.raises(UsageError, match=r"1\.4 or newer.*, got 1\.3\.0; run: pip install -U"):
-        read_accuracies("hub:gsm8k", CHECKPOINTS)

@@ -29,7 +29,7 @@ from screenings import screened
 from token_cases import REFERENCE, tokenizer_json
 
 from lmeval_dispersion.cli import main as dispersion
-from lmeval_dispersion.errors import GeometryError
+from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.installation import data_folder
 
 WIDTH, DIGITS, EVERYDAY = 576, 10, 80  # SmolLM2-135M's width
@@ -87,6 +87,36 @@ def test_where_no_answers_are_known_the_ratio_is_over_t_as_before(domain, task, 
     assert (found.digest != plain.digest) == (found.answers is not None) == own
 
 
+def test_of_several_tasks_the_first_with_known_answers_counts_and_all_are_evaluated(tmp_path, task, capsys):
+    found = load_domain(None, f"hellaswag, mine,{task},gsm8k")
+    assert (found.answers.name, found.task, found.name) == ("snippets", "snippets", "math")
+    assert found.tasks == ("hellaswag", "mine", "snippets", "gsm8k")
+    assert found.remark.startswith("the ratio is over tokens of snippets; hellaswag has no answer tokens")
+    assert load_domain("code", "mine").answers.name == "humaneval"
+    assert load_domain("code", "mine").tasks == ("mine",)
+    assert "over tokens of legal; the task 'mine' has no bundled" in load_domain("legal", "mine").remark
+    assert load_domain(None, "gsm8k,mine").remark == load_domain("math").remark == ""
+    with pytest.raises(UsageError, match=r"the task 'mine' has no bundled answer tokens.* or name a "):
+        load_domain(None, "mine,hellaswag")
+    names, folder = [write(tmp_path / f"m{seed}", head(seed)) for seed in range(3)], tmp_path / "list"
+    assert main([*names, "--tasks", f"mine,{task}", "--shortlist", "1", "--emit", str(folder)]) == 0
+    assert json.loads((folder / "manifest.json").read_text())["tasks"] == ["mine", "snippets"]
+    assert "the ratio is over tokens of snippets; the task 'mine'" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match="over tokens of snippets"):
+        assert screen(names, task=f"mine,{task}").task == "snippets"
+
+
+def test_a_report_warns_where_most_of_the_answers_is_left_out(tmp_path, capsys):
+    names = [write(tmp_path / f"m{seed}", head(seed)) for seed in range(3)]
+    note = "75% of what the answers of snippets hold is in nearly all of them, or in sentences"
+    path = tmp_path / "snippets.yaml"
+    for form, warned in ((" 0 1 2{}", True), ("{}", False)):
+        content = {form.format(text): 10 for text in (" num", " buf", " True", " None")}
+        path.write_text(SET.format(json.dumps(content)))
+        assert main([*names, "--task", str(path)]) == 0
+        assert (note in " ".join(capsys.readouterr().out.split())) == warned
+
+
 def test_rows_of_a_task_are_the_tokenizers_own_and_none_is_an_everyday_word():
     tokenizers = pytest.importorskip("tokenizers")
     content = (data_folder("demo") / "sums-00" / "tokenizer.json").read_bytes()
@@ -95,7 +125,7 @@ def test_rows_of_a_task_are_the_tokenizers_own_and_none_is_an_everyday_word():
         Vocabulary.from_tokenizer_json(content),
     )
     for task in ("gsm8k", "mmlu"):
-        found = resolve_tokens(load_domain(task=task), REFERENCE, words)
+        found = resolve_tokens(load_domain(tasks=task), REFERENCE, words)
         assert len(found.of_ratio) >= 3
         for token in found.of_ratio:
             assert tokenizer.id_to_token(token.id) == token.piece

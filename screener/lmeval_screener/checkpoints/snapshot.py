@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.errors import ScreeningError
+
+T = TypeVar("T")
 
 #: The service of an address's scheme.
 SERVICES = {
@@ -36,7 +39,7 @@ class FileEntry:
         path: Path inside the repository or folder, with ``/``.
         size: Bytes; negative if its listing does not say, see `Snapshot.look_up`.
         digest: ``sha256:<hex>`` of the content (large files of the Hub, small files of a folder), or
-            ``git:<hex>``, the git blob id, which is a hash of the content too; ``xet:<hex>`` likewise.
+            ``git:<hex>``, the git blob id, which is a hash of the content too.
             ``etag:<hex>`` is a hash of the file's address and its version in the storage. None if
             unknown. Files with equal digests are equal; digests of different kinds say nothing.
     """
@@ -90,12 +93,14 @@ class Snapshot:
         cache: Where rows and headers are kept; None for a folder, and for files without a version.
         parameters: Parameters as the Hub counts them from the safetensors headers; None if it does not say.
         base: The repository that it was trained from, by the Hub's listing; empty if that names none.
+        private: Whether only some tokens read it, by the Hub's listing; None if nobody says.
         borrowed: Files that belong to another snapshot, which is given with their paths there.
         is_local: Whether its files are on this machine, where reading costs nothing.
     """
 
     parameters: int | None = None
     base = ""
+    private: bool | None = None
     is_local = False
 
     def __init__(
@@ -186,3 +191,15 @@ async def side_by_side(works: Iterable[Coroutine[Any, Any, Any]], most: int | No
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def run_sync(act: Callable[[], T]) -> T:
+    """The result of a function that runs an event loop, even in a notebook, whose thread already runs one."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return act()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(act).result()

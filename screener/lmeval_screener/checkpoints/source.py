@@ -88,10 +88,6 @@ class Sources:
             return RegisteredModels(self.snapshot)
         from lmeval_screener.checkpoints.stores import BucketSource, FileSystem
 
-        if scheme == "hf":
-            from lmeval_screener.checkpoints.buckets import HubBucket
-
-            return BucketSource(HubBucket, self._hub)
         if scheme in SERVICES:
             from lmeval_screener.checkpoints.object_store import ObjectStore
 

@@ -131,12 +131,12 @@ def order(group: Ordered, why: str, rivals: Sequence[Screened] = ()) -> list[str
     return [f"Evaluate first: {first} ({why}).", _clear(group)]
 
 
-def base_sentences(group: Group) -> list[str]:
-    """On which side of their base the members of a group lie; empty if the base is not known."""
+def base_sentences(group: Group, members: Sequence[Screened] | None = None) -> list[str]:
+    """On which side of their base members of a group (all) lie; empty if the base is not known."""
     if group.base is None or group.base.ratio is None:
         return []
     base, sides = group.names[group.base], dict[str, list[str]]()
-    for c in group.candidates:
+    for c in group.candidates if members is None else members:
         if c.against is not None:
             sides.setdefault(c.against.side, []).append(group.names[c])
     return [words.format(base, some(names)) for side, words in _SIDES.items() if (names := sides.get(side))]

@@ -72,27 +72,26 @@ def ratios(group: Group, metric: Metric) -> Spec:
 
 
 def accuracy_chart(groups: Sequence[Group], metric: Metric) -> Spec:
-    """Accuracy against G of a screening with supplied accuracies."""
-    return accuracy_points(
-        [
-            {
-                "label": c.label,
-                "group": group.title,
-                "G": c.gaps[metric].mean,
-                "accuracy": c.accuracy,
-                "kind": _KINDS[c.target.negative_control],
-            }
-            for group in groups
-            for c in group.checkpoints
-            if c.accuracy is not None
-        ],
-        metric,
-    )
+    """Accuracy against the figure that ranks, of a screening with supplied accuracies."""
+    rated = [(group, c) for group in groups for c in group.checkpoints if c.accuracy is not None]
+    figure = "ratio" if all(c.ratio for _, c in rated) else "G"
+    values = [
+        {
+            "label": c.label,
+            "group": group.title,
+            "G": c.gaps[metric].mean,
+            "ratio": c.ratio and c.ratio.mean,
+            "accuracy": c.accuracy,
+            "kind": _KINDS[c.target.negative_control],
+        }
+        for group, c in rated
+    ]
+    return accuracy_points(values, figure, metric)
 
 
-def accuracy_points(values: Sequence[Mapping[str, Any]], metric: str) -> Spec:
-    """Accuracy against G: ``label``, ``group``, ``G``, ``accuracy`` and ``kind`` of each checkpoint."""
-    says = "{label}; {group}; G {G:.3f}; accuracy {accuracy:.3g}"
+def accuracy_points(values: Sequence[Mapping[str, Any]], figure: str, metric: str) -> Spec:
+    """Accuracy against a figure: ``label``, ``group``, the figure, ``accuracy``, ``kind`` of checkpoints."""
+    says = "{label}; {group}; " + f"{figure} {{{figure}:.3f}}" + "; accuracy {accuracy:.3g}"
     values = [{**value, "says": says.format(**value)} for value in values]
     several = len({value["group"] for value in values}) > 1
     marks = {"color": {"field": "group", "title": None}} if several else _marks(values)
@@ -100,7 +99,7 @@ def accuracy_points(values: Sequence[Mapping[str, Any]], metric: str) -> Spec:
     if len(values) <= 15:
         text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12, "aria": False}
         layers.append(mark(text, text={"field": "label"}))
-    x = numeric("G", f"{metric} gap G", zero=False, padding=20)
+    x = numeric(figure, f"{metric} gap G" if figure == "G" else figure, zero=False, padding=20)
     y = numeric("accuracy", "accuracy", zero=False, padding=14)
     return {"data": {"values": values}, "height": 340, "encoding": {"x": x, "y": y}, "layer": layers}
 

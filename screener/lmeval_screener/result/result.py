@@ -144,12 +144,14 @@ class Result(Report):
         """Exit status of the command.
 
         The first that applies: 4 below the gate, 1 without an answer, 5 for news worth an evaluation, 3 if
-        some failed.
+        some failed; of news, if some began to fail or nothing could be read.
         """
         if self.gate is not None and not self.gate.passed:
             return 4 if self.gate.below else 1
         if self.news is not None and self.news.worth:
             return 5
+        if self.news is not None and len(self.failed) < self._everyone:
+            return self.news.status
         return (3 if self.checkpoints else 1) if self.failed else 0
 
     def shortlist(self, k: int, *, audit_sample: int = 0, seed: int = 0) -> Shortlist:
@@ -168,7 +170,7 @@ class Result(Report):
         """Whether the order agrees with results: of the short list if there is one, else of all.
 
         Args:
-            results: lm-eval's results or folders of them, CSV files, or ``hub:TASK``.
+            results: lm-eval's results or folders of them, or CSV files.
         """
         from lmeval_screener.shortlist.manifest import manifest_dict, shortlist_manifest
         from lmeval_screener.shortlist.verdict import verify

@@ -32,15 +32,14 @@ _HARDLY = 0.5  # wrong pairs, as if all were independent, below which errors say
 class GroupResults:
     """Figures and results of the candidates of one group, arrays of shape (n,); NaN without a result.
 
-    ``gaps`` is the figure that ranks them; with a ``second`` figure, only pairs that both order alike are
-    ordered. ``listed`` were on the short list, ``audited`` were drawn at random from the others.
+    ``figure`` is the one that ranks them. ``listed`` were on the short list, ``audited`` were drawn at random
+    from the others.
     """
 
-    gaps: Array
+    figure: Array
     accuracies: Array
     listed: Flags
     audited: Flags
-    second: Array | None = None
 
     @property
     def known(self) -> Flags:
@@ -79,10 +78,10 @@ class GroupResults:
     def pair_sums(self) -> tuple[Array, Array]:
         """For each used result, over its pairs: weights of the pairs in the right order, and all weights.
 
-        A weight is one over the probability that both are included, 0 if two figures do not agree; a tie
-        counts half. Shapes (used,), (used,).
+        A weight is one over the probability that both are included; a tie counts half. Shapes (used,),
+        (used,).
         """
-        gaps, accuracies, drawn = self.gaps[self.used], self.accuracies[self.used], self.audited[self.used]
+        accuracies, drawn = self.accuracies[self.used], self.audited[self.used]
         m, others = int(drawn.sum()), self.others
         single = double = 1.0
         if self.design == "audit" and self.stands_for_all:
@@ -90,10 +89,7 @@ class GroupResults:
             double = others * (others - 1) / (m * (m - 1)) if m > 1 else 1.0
         weights = np.where(drawn[:, None] & drawn, double, np.where(drawn[:, None] | drawn, single, 1.0))
         np.fill_diagonal(weights, 0)
-        order = _signs(gaps)
-        if self.second is not None:
-            weights *= (_signs(self.second[self.used]) == order) & (order != 0)
-        agree = order * _signs(accuracies)
+        agree = _signs(self.figure[self.used]) * _signs(accuracies)
         return (weights * (1 + agree)).sum(axis=1) / 2, weights.sum(axis=1)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import yaml
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.installation import __version__
+from lmeval_screener.loading import on_base
 from lmeval_screener.screened import Screened
 from lmeval_screener.shortlist.choice import Shortlist
 from lmeval_screener.targets.names import Target
@@ -25,28 +27,25 @@ from lmeval_screener.tokens.sets import TokenSet
 
 SCHEMA = "screen-checkpoints-shortlist/2"
 FILE = "manifest.json"
+DOWNLOADED = "adapters"  # folder of the list's adapters of the Hub, each under its name
 _RUN = """\
 #!/usr/bin/env bash
 # Races the short list of manifest.json on lm-eval's tasks; `dispersion verify race` judges the screen by it.
 # Arguments go to `dispersion race`: bash run.sh --device cuda:0 --limit 400
-# A Slurm array that evaluates the whole list in full (after `dispersion enable`):
+# A Slurm array that evaluates the whole list in full (after `dispersion enable`@AND@):
 #   sbatch --array=1-@COUNT@ --gres=gpu:1 \\
 #     --wrap 'lm_eval run --config "$(ls models/*.yaml | sed -n "${SLURM_ARRAY_TASK_ID}p")"'
 set -eu
 cd "$(dirname "${BASH_SOURCE[0]}")"
-exec dispersion race . --batch_size auto --output_path race "$@"
+@DOWNLOADS@exec dispersion race . --batch_size auto --output_path race "$@"
 """
 
 
-def check_emit(
-    folder: Path, tasks: str | None, domain: TokenSet, targets: Sequence[Target]
-) -> tuple[str, ...]:
-    """Check, before anything is screened, that a short list can be written for lm-eval; returns its tasks."""
+def check_emit(folder: Path, domain: TokenSet, targets: Sequence[Target]) -> None:
+    """Check, before anything is screened, that a short list can be written for lm-eval."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"expected --emit to name a new or empty folder, got {folder}; name another")
-    names = domain.tasks if tasks is None else tasks.split(",")
-    chosen = tuple(name.strip() for name in names if name.strip())
-    if not chosen:
+    if not domain.tasks:
         raise UsageError(
             f"expected --tasks NAME,NAME with --emit for the domain {domain.name}, got none; its file has no "
             "`tasks`"
@@ -57,7 +56,6 @@ def check_emit(
             f"expected repositories and folders with --emit, got {address}, which lm-eval cannot read; copy "
             "it to a folder first, or leave --emit out"
         )
-    return chosen
 
 
 def emit(
@@ -66,16 +64,24 @@ def emit(
     """Write the folder; returns the manifest's path.
 
     ``models/001-NAME.yaml`` are lm-eval's configurations (``lm_eval run --config``), each pinned to the
-    commit that was screened; ``run.sh`` races them, ``manifest.json`` comes last.
+    commit that was screened; ``run.sh`` downloads adapters, and races; ``manifest.json`` comes last.
     """
-    members = chosen.chosen
+    members, downloads = chosen.chosen, ""
     width = max(3, len(str(len(members))))
     files: dict[str, str] = {}
     for number, c in enumerate(members, start=1):
         name = f"{number:0{width}d}-{_file_name(c)}"
-        config = yaml.safe_dump(_config(c, tasks, f"results/{name}"), sort_keys=False, allow_unicode=True)
-        files[f"models/{name}.yaml"] = config
-    files["run.sh"] = _RUN.replace("@COUNT@", str(len(members)))
+        target = _loaded(c)
+        place = f"{DOWNLOADED}/{c.name}" if target.on and target.on_hub else None
+        if place:
+            # A sub-folder holds a training's earlier steps.
+            words = (c.repo, "--revision", str(c.revision), "--local-dir", place, "--exclude", "*/*")
+            downloads += f"hf download {shlex.join(words)}\n"
+        given = {"model": "hf", "model_args": target.arguments(c.revision, place), "tasks": list(tasks)}
+        given |= {"batch_size": "auto", "output_path": f"results/{name}"}
+        files[f"models/{name}.yaml"] = yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
+    script = _RUN.replace("@COUNT@", str(len(members))).replace("@DOWNLOADS@", downloads)
+    files["run.sh"] = script.replace("@AND@", " and the downloads below" if downloads else "")
     content = manifest_dict(head, chosen, tasks=tasks, command=command)
     files[FILE] = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:
@@ -91,16 +97,10 @@ def emit(
     return folder / FILE
 
 
-def _config(c: Screened, tasks: Sequence[str], output: str) -> dict[str, Any]:
-    """lm-eval's configuration of one checkpoint."""
+def _loaded(c: Screened) -> Target:
+    """The checkpoint as lm-eval loads it."""
     read = replace(c.target, repo=c.repo, file=c.file if c.file.endswith(".gguf") else None)
-    return {
-        "model": "hf",
-        "model_args": read.arguments(c.revision),
-        "tasks": list(tasks),
-        "batch_size": "auto",
-        "output_path": output,
-    }
+    return replace(read, on=on_base(replace(read, revision=c.revision)).on) if c.base else read
 
 
 def _file_name(c: Screened) -> str:
@@ -171,7 +171,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A screening with its short list, read at ``place``; candidates are best first in their groups."""
+    """A screening with its short list, read at ``place``; candidates are best first in their groups.
+
+    ``kinds`` are those of the groups whose ranks have a chance (`lmeval_dispersion.evidence`).
+    """
 
     domain: str
     metric: str
@@ -182,6 +185,7 @@ class Manifest:
     task: str = ""
     ranked_by: str = ""
     base: str = ""
+    kinds: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 def read_shortlist_manifest(path: Path) -> Manifest:
@@ -213,7 +217,11 @@ def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
             int(content["audit_sample"]),
             tuple(_candidate(entry) for entry in content["candidates"]),
             place,
-            *(str(content.get(name) or "") for name in ("task", "ranked_by", "base")),  # newer keys
+            # Newer keys.
+            str(content.get("task") or ""),
+            str(content.get("ranked_by") or ""),
+            str(content.get("base") or ""),
+            {(g["family"], g["scale"]): str(g["kind"]) for g in content.get("groups", ()) if g.get("kind")},
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(

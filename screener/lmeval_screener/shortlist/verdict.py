@@ -15,10 +15,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.evidence import FINE_TUNES, SLOPES, Slope
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.statistics import holm, normal_point
-from lmeval_screener.accuracies import Rated, find_accuracies
+from lmeval_screener.accuracies import Accuracies, Rated, find_accuracies
+from lmeval_screener.chance import NEAR, WITHIN, Chances, fitted, normal_scores
 from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.screened import RANKED, title_of
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
@@ -89,11 +91,10 @@ _FIRST = ("results", "candidates", "spearman", "p", "right", "low", "high", "reg
 
 @dataclass(frozen=True)
 class FigureVerdict:
-    """G, the ratio, or both where they agree, against the results; inside groups with known ratios."""
+    """The ratio, or G, against the results; inside groups with known ratios."""
 
     figure: Annotated[str, Col("Figure")]
-    ordered: Annotated[float | None, Col("Pairs ordered", ".0%")]
-    right: Annotated[float | None, Col("of these right", ".0%")]
+    right: Annotated[float | None, Col("Pairs right", ".0%")]
     low: Annotated[float | None, Col("95% CI from", ".0%")]
     high: Annotated[float | None, Col("to", ".0%")]
 
@@ -104,7 +105,8 @@ class Point:
 
     label: Annotated[str, Col("Checkpoint")]
     group: Annotated[str, Col("Group", drop=1)]
-    G: Annotated[float, Col("G", ".3f")]
+    ratio: Annotated[float | None, Col("Ratio", ".3f")]
+    G: Annotated[float, Col("G", ".3f", drop=2)]
     accuracy: Annotated[float, Col("Accuracy", ".3g")]
     chosen: Annotated[str | None, Col("Chosen")]
 
@@ -116,14 +118,19 @@ class Verdict(Report):
     Attributes:
         outcome: The verdict in a word, over all groups.
         groups: One verdict per group; ``overall``: over all, compared only inside each.
-        figures: G, the ratio and both; empty if the manifest has no ratios.
+        figures: The ratio and G; empty if the manifest has no ratios.
         results: A line for each source of results.
         without: Labels of the checkpoints to evaluate that have no result.
-        points: G and result of each candidate with a result.
+        points: Figures and result of each candidate with a result.
         hours_per_model: GPU hours that one model costs, if given; ``hours_saved`` against evaluating all.
         list: How the list was chosen.
         task: The task of the screening; empty if none was named.
         order: The figure that ranked, and the base, if any; empty if unknown.
+        slope: How far ranks order accuracies by these results, shrunk to ``ours``; None where no chance is
+            known of the ranks, without two results in a group, and where only a race's survivors have one.
+        ours: The same, as measured on checkpoints of their kind; None where no chance is known.
+        dropped: Of a race, how many were not asked everything.
+        places: The places of the largest group, of ``slope``.
     """
 
     template = "verdict.jinja"
@@ -146,28 +153,34 @@ class Verdict(Report):
     list: str
     task: str = ""
     order: str = ""
+    slope: Slope | None = None
+    ours: Slope | None = None
+    dropped: int = 0
+    places: int = 0
 
     def tables(self) -> Mapping[str, Table]:
-        """Groups against the results, their lists against the others, and the two figures."""
+        """Groups against the results, their lists against the others, and each figure."""
         return {
             "groups": Table.of(self._lines(), "", name="groups", hide=_DETAILS),
             "lists": Table.of(self.groups, "", name="lists", hide=_FIRST),
-            "figures": Table.of(self.figures, "G, ratio, and both where they agree", name="figures"),
+            "figures": Table.of(self.figures, "By either figure", name="figures"),
             "points": Table.of(self.points, "", name="points"),
         }
 
     def charts(self) -> Mapping[str, Chart]:
-        """Accuracy against G of every checkpoint with a result."""
+        """Accuracy against the figure that ranked, of every checkpoint with a result."""
+        by_gap = self.order.startswith(RANKED["gap"]) or any(point.ratio is None for point in self.points)
+        figure = "G" if by_gap else "ratio"
 
         def draw() -> dict[str, Any]:
             from lmeval_screener.result.charts import accuracy_points
 
             return accuracy_points(
-                [fields_of(point) | {"kind": "checkpoint"} for point in self.points], self.metric
+                [fields_of(point) | {"kind": "checkpoint"} for point in self.points], figure, self.metric
             )
 
         description = f"{len(self.points)} checkpoints with a result, by group."
-        return {"points": Chart(draw, "Accuracy against G", description, name="accuracy")}
+        return {"points": Chart(draw, f"Accuracy against {figure}", description, name="accuracy")}
 
     def _lines(self) -> tuple[GroupVerdict, ...]:
         return (*self.groups, self.overall) if len(self.groups) > 1 else self.groups
@@ -175,26 +188,25 @@ class Verdict(Report):
     def context(self) -> Mapping[str, Any]:
         """Further values for the sentences."""
         known = [line for line in self.groups if line.best is not None and line.others]
-        served = max(self.figures, key=lambda line: line.right or 0.0, default=None)
         return {
             "enough": enough_results(USEFUL),
             "exact": [line for line in known if line.regret is not None],
             "drawn": [line for line in known if line.drawn and line.regret is None],
             "apart": [line for line in self.groups if line.separate and len(self.groups) > 1],
-            # Shown only if it is better than chance.
-            "served": served.figure if served and served.low is not None and served.low > 0.5 else "",
+            "first": [Chances(self.places, s).first_for() for s in (self.slope, self.ours) if s],
+            "within": WITHIN,
         }
 
 
 def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = None) -> Verdict:
     """The verdict on a short list."""
-    candidates, meaning = _rated(manifest, sources)
+    candidates, found = _rated(manifest, sources)
     groups = _titles(candidates)
     members: dict[str, list[Candidate]] = {name: [] for name in groups}
     for c, name in zip(candidates, groups, strict=True):
         members[name].append(c)
     results = {name: _group(of, [-c.rank for c in of]) for name, of in members.items()}
-    # G, the ratio or both ranked: the verdict is on the order that the screen gave.
+    # Whichever figure ranked, the verdict is on the order that the screen gave.
     lines = agreements([-c.rank for c in candidates], [c.accuracy for c in candidates], groups)
     verdicts = [_verdict(line.group, [results[line.group]], line) for line in lines if line.scope == "group"]
     separate = holm({i: verdict.p for i, verdict in enumerate(verdicts) if verdict.p is not None})
@@ -208,10 +220,10 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
         groups=tuple(replace(verdict, separate=i in separate) for i, verdict in enumerate(verdicts)),
         overall=overall,
         figures=_figures([of for of in members.values() if all(c.ratio is not None for c in of)]),
-        results=tuple(meaning),
+        results=tuple(accuracies.meaning for accuracies in found),
         without=tuple(c.target.label for c in candidates if c.chosen and math.isnan(c.accuracy)),
         points=tuple(
-            Point(c.target.label, group, c.G, c.accuracy, c.chosen)
+            Point(c.target.label, group, c.ratio, c.G, c.accuracy, c.chosen)
             for c, group in zip(candidates, groups, strict=True)
             if not math.isnan(c.accuracy)
         ),
@@ -221,7 +233,38 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
         list=f"the {manifest.k} best of each group, {manifest.audit_sample} others drawn at random",
         task=manifest.task,
         order=", ".join(filter(None, order)),
+        dropped=(dropped := sum(accuracies.dropped for accuracies in found)),
+        **_slopes(manifest, candidates, survivors=dropped > 0),
     )
+
+
+def _slopes(manifest: Manifest, candidates: Sequence[Candidate], *, survivors: bool) -> dict[str, Any]:
+    """The slope of the results and ours, and the places of the largest group, as fields of a verdict.
+
+    Those who survive a race were chosen by their results: where a race dropped any, its random sample counts
+    alone, if it was asked everything.
+    """
+    groups: dict[tuple[str, str], list[Candidate]] = {}
+    for c in candidates:
+        if c.group in manifest.kinds:
+            groups.setdefault(c.group, []).append(c)
+    if not groups:
+        return {}
+    # Without one kind, or after an own slope, the smaller.
+    (kind, *others) = set(manifest.kinds.values())
+    ours = SLOPES[FINE_TUNES] if others else SLOPES.get(kind, SLOPES[FINE_TUNES])
+    fields: dict[str, Any] = {"ours": ours, "places": max(c.rank for of in groups.values() for c in of)}
+    sample = [c for of in groups.values() for c in of if c.chosen == "audit"]
+    if survivors and any(math.isnan(c.accuracy) for c in sample):
+        return fields
+    evaluated = []
+    for of in groups.values():
+        known = [c for c in of if not math.isnan(c.accuracy) and (c.chosen == "audit" or not survivors)]
+        if len(known) > 1:
+            scores = normal_scores(max(c.rank for c in of))
+            evaluated.append((scores[[c.rank - 1 for c in known]], np.array([c.accuracy for c in known])))
+    near = NEAR * (100 if any(accuracies.max() > 1 for _, accuracies in evaluated) else 1)
+    return fields | ({"slope": fitted(evaluated, ours, near)} if evaluated else {})
 
 
 def _titles(candidates: Sequence[Candidate]) -> list[str]:
@@ -246,7 +289,7 @@ def _group(members: Sequence[Candidate], figure: Sequence[Any]) -> GroupResults:
 
 def _verdict(name: str, results: Sequence[GroupResults], line: Agreement) -> GroupVerdict:
     """The verdict on groups, compared only inside each, or on one group."""
-    compared = [group for group in results if len(group.gaps) > 1]
+    compared = [group for group in results if len(group.figure) > 1]
     right, low, high = map(_defined, decision_accuracy(results))
     stands_for_all = bool(compared) and all(group.stands_for_all for group in compared)
     outside: dict[str, Any] = missed(results[0]) if len(results) == 1 else {}
@@ -254,7 +297,7 @@ def _verdict(name: str, results: Sequence[GroupResults], line: Agreement) -> Gro
         group=name,
         outcome=_outcome(line, high, stands_for_all),
         results=sum(int(group.known.sum()) for group in results),
-        candidates=sum(len(group.gaps) for group in results),
+        candidates=sum(len(group.figure) for group in results),
         spearman=_defined(line.spearman),
         p=_defined(line.spearman_p),
         right=right,
@@ -276,18 +319,16 @@ def _outcome(line: Agreement, high: float | None, stands_for_all: bool) -> Outco
 
 
 def _figures(groups: Sequence[Sequence[Candidate]]) -> tuple[FigureVerdict, ...]:
-    """G, the ratio and both, over groups with all ratios known."""
-    alone = [_group(members, [c.G for c in members]) for members in groups]
-    ratio = [_group(members, [c.ratio for c in members]) for members in groups]
-    both = [replace(G, second=of_ratio.gaps) for G, of_ratio in zip(alone, ratio, strict=True)]
-    every = sum(group.pair_sums()[1].sum() for group in alone if group.design != "none")
-    if not every:
-        return ()
-    lines = []
-    for name, judged in (("G", alone), ("ratio", ratio), ("both", both)):
-        ordered = sum(group.pair_sums()[1].sum() for group in judged if group.design != "none") / every
-        lines.append(FigureVerdict(name, float(ordered), *map(_defined, decision_accuracy(judged))))
-    return tuple(lines)
+    """The ratio and G, over groups with all ratios known."""
+    judged = {
+        "ratio": decision_accuracy([_group(of, [c.ratio for c in of]) for of in groups]),
+        "G": decision_accuracy([_group(of, [c.G for c in of]) for of in groups]),
+    }
+    return tuple(
+        FigureVerdict(name, *map(_defined, right))
+        for name, right in judged.items()
+        if not math.isnan(right.value)
+    )
 
 
 def enough_results(share: float) -> int:
@@ -302,18 +343,18 @@ def enough_results(share: float) -> int:
     return n
 
 
-def _rated(manifest: Manifest, sources: Sequence[str]) -> tuple[list[Candidate], list[str]]:
-    """The candidates, labelled and with their accuracies, and a line for each source."""
+def _rated(manifest: Manifest, sources: Sequence[str]) -> tuple[list[Candidate], list[Accuracies]]:
+    """The candidates, labelled and with their accuracies, and those of each source."""
     targets = [c.target for c in manifest.candidates]
     places: dict[int, str] = {}
-    meanings = []
+    found = []
     for source in sources:
         accuracies = find_accuracies(source, targets)
         accuracies = replace(
             accuracies, rated=tuple(_by_name(rated, manifest.candidates) for rated in accuracies.rated)
         )
         accuracies.check(targets)
-        meanings.append(accuracies.meaning)
+        found.append(accuracies)
         for i, target in enumerate(accuracies.of(targets)):
             known = targets[i].accuracy
             if target.accuracy is None:
@@ -325,7 +366,7 @@ def _rated(manifest: Manifest, sources: Sequence[str]) -> tuple[list[Candidate],
                 )
             targets[i], places[i] = target, source
     pairs = zip(manifest.candidates, labelled(targets), strict=True)
-    return [replace(c, target=target) for c, target in pairs], meanings
+    return [replace(c, target=target) for c, target in pairs], found
 
 
 def _by_name(rated: Rated, candidates: Sequence[Candidate]) -> Rated:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from lmeval_dispersion.errors import printable
@@ -20,7 +21,6 @@ from lmeval_screener.weights.formats import GGUF, SUFFIXES, holds_weights
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _GGUF_CHOICE = re.compile(r"[\w-][\w.-]*", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
-_BUCKET = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(/.*)?", re.ASCII)
 _MODEL = re.compile(r"models:/[^/@:]+([/@][^/@]+)?")
 _HOSTS = {"huggingface.co", "www.huggingface.co", "hf.co"}
 _FORMS = "ORGANISATION/NAME, ORGANISATION/NAME@REVISION, a folder, or an address such as s3://BUCKET/FOLDER"
@@ -35,6 +35,15 @@ class Listed:
     parameters: int | None
     gated: bool
     base: str = ""  # see `Snapshot`
+    private: bool | None = None
+
+
+class Base(NamedTuple):
+    """The base of an adapter: its repository at a commit, or its folder; whose tokenizer the two use."""
+
+    place: str
+    revision: str | None
+    tokenizer: bool  # whether it is the base's
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,7 @@ class Target:
         tokenizer: Where to read a tokenizer if the checkpoint stores none: the name or address of a
             checkpoint, or a tokenizer file; None for nowhere else.
         listed: Its entry in a Hub listing, above all its commit; None if the user named it.
+        on: The base of an adapter; None for a whole model, and until the adapter was opened.
         labelled: Its name in reports (:func:`labelled`); None until all targets are known.
     """
 
@@ -69,6 +79,7 @@ class Target:
     refused: tuple[str, str] | None = None
     tokenizer: str | None = None
     listed: Listed | None = field(default=None, compare=False, repr=False)
+    on: Base | None = field(default=None, compare=False, repr=False)
     labelled: str | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -104,11 +115,19 @@ class Target:
         """Whether the revision is a glob."""
         return self.revision is not None and any(sign in self.revision for sign in "*?[")
 
-    def arguments(self, commit: str | None = None) -> dict[str, str]:
-        """The arguments with which transformers and lm-eval load it, at its commit if known."""
-        place = str(Path(self.repo).resolve()) if self.local else self.repo
-        more = {"revision": commit or self.revision, "gguf_file": self.file}
-        return {"pretrained": place} | {key: value for key, value in more.items() if value is not None}
+    def arguments(self, commit: str | None = None, folder: str | None = None) -> dict[str, str]:
+        """The arguments with which lm-eval loads it, at its commit if known.
+
+        An adapter's are its base's, and ``peft``: its ``folder`` where it was downloaded, else its name. The
+        ``revision`` is the base's: lm-eval has one for both.
+        """
+        place, revision = str(Path(self.repo).resolve()) if self.local else self.repo, commit or self.revision
+        given: dict[str, str | None] = {"pretrained": place, "revision": revision, "gguf_file": self.file}
+        if self.on is not None:
+            place = folder or label(place, revision)
+            given = {"pretrained": self.on.place, "revision": self.on.revision, "peft": place}
+            given["tokenizer"] = None if self.on.tokenizer else place
+        return {key: value for key, value in given.items() if value is not None}
 
 
 def parse_targets(
@@ -195,7 +214,7 @@ def parse_name(text: str) -> Target:
     HF_ENDPOINT counts too), as ``hf://ORG/NAME@REVISION``, and with slashes at its end. A GGUF model is its
     file (``x/model.gguf``), or is named after a colon: ``ORG/NAME:Q4_K_M``, ``FOLDER:model-Q8_0.gguf``.
     Any other weights file is given by its path. Addresses of storages (``s3://…``, ``https://…`` of another
-    host, ``hf://buckets/…``, ``models:/…``) stay unchanged.
+    host, ``models:/…``) stay unchanged.
     """
     if text.startswith("models:/") and not text.startswith("models://"):
         if not _MODEL.fullmatch(text) or not text.isprintable():
@@ -222,12 +241,10 @@ def parse_name(text: str) -> Target:
         if (address := _storage_address(text)) is not None:
             return Target(address)
         name, revision = _page_of_revision(text)
-    elif scheme == "hf" and rest.startswith("buckets/"):
-        return Target(_bucket(text, rest.removeprefix("buckets/")))
     elif scheme == "hf":
         name, _, revision = rest.partition("@")
         name, revision = name.rstrip("/").removeprefix("models/"), revision.rstrip("/")
-        if name.startswith(("datasets/", "spaces/")) or name.count("/") > 1:
+        if name.startswith(("datasets/", "spaces/", "buckets/")) or name.count("/") > 1:
             raise _bad(text, "only whole model repositories can be read: hf://ORGANISATION/NAME")
     elif _SCHEME.fullmatch(scheme) and rest.strip("/") and rest.isprintable():
         return Target(text.rstrip("/"))
@@ -278,7 +295,7 @@ def _on_disk(text: str) -> Target | None:
 
 
 def _storage_address(text: str) -> str | None:
-    """The address of a file, folder or bucket, unchanged; None for a model's page on the Hub."""
+    """The address of a file or folder, unchanged; None for a model's page on the Hub."""
     from huggingface_hub import constants
 
     try:
@@ -290,18 +307,7 @@ def _storage_address(text: str) -> str | None:
         raise _bad(text, "its host is missing")
     if address.netloc != endpoint.netloc and address.netloc not in _HOSTS:
         return text
-    parts = [part for part in address.path.split("/") if part]
-    if parts[:1] == ["buckets"]:
-        below = parts[4:] if parts[3:4] in (["tree"], ["resolve"]) else parts[3:]
-        return _bucket(text, "/".join([*parts[1:3], *map(unquote, below)]))
     return None
-
-
-def _bucket(text: str, name: str) -> str:
-    """``hf://buckets/NAMESPACE/NAME[/FOLDER]``."""
-    if not _BUCKET.fullmatch(name.rstrip("/")):
-        raise _bad(text, "a bucket is hf://buckets/NAMESPACE/NAME or hf://buckets/NAMESPACE/NAME/FOLDER")
-    return f"hf://buckets/{name.rstrip('/')}"
 
 
 def _page_of_revision(text: str) -> tuple[str, str]:
@@ -309,7 +315,7 @@ def _page_of_revision(text: str) -> tuple[str, str]:
     parts = [part for part in urlsplit(text).path.split("/") if part]
     if parts[:1] == ["models"] or parts[1:] == ["models"]:
         raise _bad(text, "it is a list of models; write 'ORG/*', --author or --tag")
-    if parts[:1] in (["datasets"], ["spaces"], ["papers"], ["collections"]):
+    if parts[:1] in (["datasets"], ["spaces"], ["papers"], ["collections"], ["buckets"]):
         raise _bad(text, f"that page is about {parts[0]}, not a model")
     # gpt2/tree/main: the oldest repositories have no organisation.
     cut = 1 if parts[1:2] in ([], ["tree"], ["blob"], ["resolve"], ["commit"]) else 2

@@ -7,6 +7,7 @@ costs no further request if its commit is cached, or if it has no weights or may
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import os
 import re
 import sys
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 _PAGE = 1000  # repositories that one request may list
 _SECONDS = 60.0  # for one page
-_EXPAND = ("sha", "siblings", "safetensors", "gated", "lastModified", "tags")
+_EXPAND = ("sha", "siblings", "safetensors", "gated", "private", "lastModified", "tags")
 _NAME_COLUMNS = ("repo", "checkpoint", "name", "model", "repository", "id", "model_id")
 _AUTHOR = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -84,12 +85,31 @@ class Selection:
     limit: int | None = None
 
 
+@dataclass(frozen=True)
+class CompleteList:
+    """All repositories of an organisation whose names match a glob, as far as the token shows them."""
+
+    query: Query
+    repos: frozenset[str]
+    without_weights: frozenset[str]
+
+    def missing(self, repo: str) -> str:
+        """Why a repository that it should have cannot be screened any more, as a clause; empty if it can."""
+        author, _, name = repo.partition("/")
+        if author != self.query.author or not fnmatch.fnmatchcase(name, self.query.pattern):
+            return ""
+        if repo in self.without_weights:
+            return f"{repo} has no weights any more"
+        return "" if repo in self.repos else f"{repo} is not in the list of {self.query.words}"
+
+
 @dataclass
 class Selected:
     """The checkpoints of a selection; ``left_out`` are neighbouring folders without a model."""
 
     targets: list[Target] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    complete: list[CompleteList] = field(default_factory=list)
     listed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     meter: Meter = field(default_factory=Meter)
@@ -276,12 +296,10 @@ async def _listed(
     hub: Hub, query: Query, since: datetime.date | None, limit: int | None, selected: Selected
 ) -> list[Target]:
     """The targets of one query, page by page, up to the limit."""
-    import fnmatch
-
     from lmeval_screener.checkpoints.limits import Budget
 
     targets: list[Target] = []
-    seen: set[str] = set()
+    seen, empty = set[str](), set[str]()
     address: str | None = query.address(_PAGE if limit is None else min(limit, _PAGE))
     while address is not None:
         budget = Budget(_SECONDS)
@@ -295,10 +313,9 @@ async def _listed(
                 continue
             seen.add(repo)
             selected.listed += 1
-            if listed is None:
-                selected.skipped["empty"] += 1
-            elif not holds_weights(listed.files):
-                selected.skipped["without weights"] += 1
+            if listed is None or not holds_weights(listed.files):
+                selected.skipped["without weights" if listed else "empty"] += 1
+                empty.add(repo)
             else:
                 targets.append(Target(repo, listed=listed))
             if len(targets) == limit:
@@ -307,6 +324,8 @@ async def _listed(
         raise UsageError(
             f"expected models of {query.words} on the Hub, got none; check the spelling and --since"
         )
+    if query.author and not query.tags and since is None:
+        selected.complete.append(CompleteList(query, frozenset(seen), frozenset(empty)))
     return targets
 
 
@@ -321,6 +340,7 @@ def _parse_page(page: Any) -> list[_Entry]:
         if info.get("sha") and info.get("siblings") is not None:
             files = parse_listing(info)
             is_gated = info.get("gated") not in (None, False)
-            listed = Listed(files.commit, tuple(files.files), files.parameters, is_gated, files.base)
+            known = files.parameters, is_gated, files.base, files.private
+            listed = Listed(files.commit, tuple(files.files), *known)
         entries.append((text(info["id"]), info.get("lastModified") or "", listed))
     return entries

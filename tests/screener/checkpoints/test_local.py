@@ -1,4 +1,4 @@
-"""Folders and files on disk, web servers and buckets: what each has that no other storage has."""
+"""Folders and files on disk, web servers: what each has that no other storage has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from checkpoints import head_and_embedding, write_checkpoint
 from faulty_proxy import WebServer
 from hub_client import FILE, read_folder, refused, truth, whole_gap
 from hub_faults import status, without
-from hub_server import HubServer
 from hub_wire import Reply
 from lmeval_screener import screen
 from lmeval_screener.checkpoints import web as web_source
@@ -183,29 +182,3 @@ def test_addresses_that_no_storage_serves(folder, tmp_path):
     assert refused(read, "http://127.0.0.1:9/m", tmp_path, timeout=1.0).code == "Unreachable"
     assert refused(read, "nonsense://disk/none", tmp_path).code == "BadName"
     refused(expand, "http://127.0.0.1:9/run/checkpoint-*", tmp_path, code="BadName", says="lists no folders")
-
-
-def test_a_bucket(hub, folder, tmp_path):
-    refused(
-        read,
-        "hf://buckets/org/box/m",
-        tmp_path,
-        endpoint=hub.endpoint,
-        code="RepoNotFound",
-        says="hf://buckets/org/box",
-    )
-    address = hub.add_bucket("org/box", folder.parent)
-    shutil.copytree(folder, folder.parent / "run" / "checkpoint-5")
-    found = read(f"{address}/m", tmp_path, endpoint=hub.endpoint)
-    before = len(hub.requests)
-    again = read(f"{address}/run/checkpoint-5", tmp_path, endpoint=hub.endpoint)
-    np.testing.assert_array_equal(again.rows, found.rows)
-    assert len(hub.requests) == before + 1, "the same content under another name is in the cache"
-
-
-def test_a_bucket_waits_for_the_quota_like_a_repository(folder, tmp_path):
-    with HubServer(quotas={"api": (1, 1.0)}) as hub:
-        address = hub.add_bucket("org/box", folder.parent)
-        for cache in ("first", "second"):
-            found = read(f"{address}/m", tmp_path / cache, endpoint=hub.endpoint, timeout=0.8)
-            np.testing.assert_array_equal(found.rows, truth(folder))

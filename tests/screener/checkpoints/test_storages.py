@@ -33,7 +33,7 @@ from lmeval_dispersion.installation import data_folder
 
 DEMO = data_folder("demo") / "sums-20"
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
-SERVED = ("s3", "azure", "gcs", "web", "bucket")
+SERVED = ("s3", "azure", "gcs", "web")
 LISTED = (*(kind for kind in SERVED if kind != "web"), "memory")
 
 
@@ -78,9 +78,6 @@ def storage(request, folder, tmp_path, monkeypatch) -> Iterator[Served]:
     if kind == "web":
         with WebServer(root) as web:
             yield Served(web, web.endpoint, copied, f"m/{FILE}")
-    elif kind == "bucket":
-        with HubServer() as hub:
-            yield Served(hub, hub.add_bucket("org/box", root), copied)
     elif kind == "memory":
         system = fsspec.filesystem("memory")
         system.put(str(folder), "/disk/m", recursive=True)

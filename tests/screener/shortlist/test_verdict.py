@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from json_schemas import faults
+from lmeval_screener.chance import Chances, fitted, normal_scores
 from lmeval_screener.cli import main as screen_checkpoints
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
 from lmeval_screener.shortlist.verdict import enough_results, verify
@@ -20,6 +21,7 @@ from scipy import stats
 
 from lmeval_dispersion.cli import main as dispersion
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.evidence import FINE_TUNES, FROM_SCRATCH, SLOPES
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.report import render
 
@@ -169,14 +171,14 @@ def test_several_groups_are_compared_only_inside_each(tmp_path):
     assert lists in found.answer()
 
 
-# --- two figures ----------------------------------------------------------------------------------------
+# --- either figure --------------------------------------------------------------------------------------
 
 
 def noisy(draw, gap, accuracy):
     return float(accuracy + draw.normal())
 
 
-def test_g_the_ratio_and_both_are_judged_by_their_pairs(tmp_path):
+def test_either_figure_is_judged_by_its_pairs(tmp_path):
     manifest, accuracies = planted([12, 9], 0.6, ratio=noisy)
     found = verdict(tmp_path, manifest, accuracies)
     rated = list(zip(manifest.candidates, accuracies, strict=True))
@@ -186,44 +188,19 @@ def test_g_the_ratio_and_both_are_judged_by_their_pairs(tmp_path):
         for b, y in rated[:i]
         if a.group == b.group
     ]
-    alike = [(g, y) for g, r, y in pairs if g * r > 0]
-    gap, ratio, both = found.figures
-    assert (gap.ordered, ratio.ordered, both.ordered) == (1, 1, pytest.approx(len(alike) / len(pairs)))
+    ratio, gap = found.figures
+    assert (ratio.figure, gap.figure) == ("ratio", "G")
     assert gap.right == pytest.approx(np.mean([g * y > 0 for g, _, y in pairs]))
     assert ratio.right == pytest.approx(np.mean([r * y > 0 for _, r, y in pairs]))
-    assert both.right == pytest.approx(np.mean([g * y > 0 for g, y in alike]))
-    (sentence,) = [s for s in found.answer() if s.startswith("G and ratio agree on ")]
-    assert f"agree on {both.ordered:.0%} of pairs and order {both.right:.0%} of these right" in sentence
+    assert not [s for s in found.answer() if "ratio" in s]
 
 
-def test_which_figure_served_is_said(tmp_path):
-    ends = []
-    for skill, ratio in ((0.0, lambda d, g, a: float(a)), (1.0, lambda d, g, a: float(d.normal()))):
-        found = verdict(tmp_path, *planted([15], skill, ratio=ratio))
-        ends += [s.rpartition(". ")[2] for s in found.answer() if "ratio alone" in s]
-    assert ends == ["Most right here: ratio.", "Most right here: G."]
-    opposite = verdict(tmp_path, *planted([15], 0.5, ratio=lambda d, g, a: -float(g)))
-    assert "G and ratio agree on no pair." in opposite.answer()
-
-
-def test_without_a_ratio_of_every_member_a_group_judges_g_alone(tmp_path):
+def test_figures_are_judged_in_groups_with_all_ratios(tmp_path):
     manifest, accuracies = planted([8, 8], 0.5, ratio=noisy)
     first = replace(manifest.candidates[0], ratio=None)
     found = verdict(tmp_path, replace(manifest, candidates=(first, *manifest.candidates[1:])), accuracies)
-    assert (len(found.figures), found.overall.results) == (3, 16)
-    without = verdict(tmp_path, *planted([8], 0.5))
-    assert without.figures == ()
-    assert not [s for s in without.answer() if "ratio" in s]
-
-
-def test_intervals_where_both_agree_hold_the_share_of_all_pairs(tmp_path):
-    held = 0
-    for seed in range(30):
-        manifest, accuracies = planted([40], 0.7, listed=6, audit=8, ratio=noisy, seed=seed)
-        whole = verdict(tmp_path, manifest, accuracies).figures[2]
-        part = verdict(tmp_path, manifest, accuracies, known=chosen).figures[2]
-        held += part.low <= whole.right <= part.high
-    assert held >= 26  # fewer at 95 % in 1 % of cases
+    assert (len(found.figures), found.overall.results) == (2, 16)
+    assert verdict(tmp_path, *planted([8], 0.5)).figures == ()
 
 
 def test_the_verdict_is_on_the_order_that_the_screen_gave_whichever_figure_ranked(tmp_path):
@@ -231,8 +208,88 @@ def test_the_verdict_is_on_the_order_that_the_screen_gave_whichever_figure_ranke
     by_ratio = [replace(c, rank=9 - c.rank, ratio=float(c.rank)) for c in manifest.candidates]
     judged = verdict(tmp_path, replace(manifest, candidates=tuple(by_ratio)), accuracies)
     assert (judged.outcome, judged.overall.right) == ("misleads", 0)
-    assert [(f.figure, f.right) for f in judged.figures[:2]] == [("G", 1), ("ratio", 0)]
+    assert [(f.figure, f.right) for f in judged.figures] == [("ratio", 0), ("G", 1)]
     assert verdict(tmp_path, manifest, accuracies).outcome == "works"
+
+
+# --- the own slope --------------------------------------------------------------------------------------
+
+
+def sloped(*args, kind=FINE_TUNES, **options):
+    """A planted manifest whose ranks have a chance."""
+    manifest, accuracies = planted(*args, **options)
+    return replace(manifest, kinds={c.group: kind for c in manifest.candidates}), accuracies
+
+
+def raced(folder, manifest, accuracies, known):
+    """A race's folder in which only ``known`` were asked all 100 questions."""
+    (folder / "race").mkdir()
+    (folder / "race" / "race.json").write_text("{}")
+    for number, (c, accuracy) in enumerate(zip(manifest.candidates, accuracies, strict=True)):
+        if c.chosen:
+            content = {
+                "results": {"sums": {"acc,none": accuracy}},
+                "config": {"model_args": {"pretrained": c.target.repo}},
+                "race": {"questions": 100 if known(c) else 25, "of": 100, "score": accuracy},
+            }
+            (folder / "race" / f"results_{number}.json").write_text(json.dumps(content))
+    return verify(manifest, [str(folder / "race")])
+
+
+def test_the_own_slope_is_of_the_ranks_in_the_whole_group_and_said_with_its_interval(tmp_path):
+    manifest, accuracies = sloped([24], 0.7, listed=9, audit=5)
+    found = verdict(tmp_path, manifest, [1 / (1 + math.exp(-a)) for a in accuracies], known=chosen)
+    known = [(c, a) for c, a in zip(manifest.candidates, accuracies, strict=True) if c.chosen]
+    scores = normal_scores(24)[[c.rank - 1 for c, _ in known]]
+    by_hand = fitted([(scores, np.array([1 / (1 + math.exp(-a)) for _, a in known]))], SLOPES[FINE_TUNES])
+    assert (found.slope, found.ours, found.places) == (by_hand, SLOPES[FINE_TUNES], 24)
+    first = [Chances(24, slope).first_for() for slope in (found.slope, found.ours)]
+    assert (
+        f"Your slope k is {found.slope.k:.2f} ({found.slope.low:.2f} to {found.slope.high:.2f}) from 14 "
+        f"evaluated; ours on fine-tunes 0.7: {first[0]} of 24 hold the best with a chance of 90%, by ours "
+        f"{first[1]}." in found.answer()
+    )
+    # Per cent are the same accuracies.
+    per_cent = [100 / (1 + math.exp(-a)) for a in accuracies]
+    assert verdict(tmp_path, manifest, per_cent, known=chosen).slope == found.slope
+
+
+def test_an_own_slope_follows_the_skill_and_needs_ranks_with_a_chance(tmp_path):
+    slopes = [verdict(tmp_path, *sloped([30], skill)).slope.k for skill in (-0.9, 0.0, 0.9)]
+    assert slopes[0] < slopes[1] < SLOPES[FINE_TUNES].k < slopes[2]
+    without = verdict(tmp_path, *planted([30], 0.9))
+    assert (without.slope, without.ours) == (None, None)
+    manifest, accuracies = sloped([12, 12], 0.9)
+    one = verdict(tmp_path, manifest, accuracies, known=lambda c: c.target.repo in ("org/g0-1", "org/g1-1"))
+    assert one.slope is None
+    assert not [s for found in (without, one) for s in found.answer() if "slope" in s]
+    # Of two kinds of groups, or after an own slope, the prior is that of fine-tunes.
+    mixed = replace(manifest, kinds=dict(zip(manifest.kinds, (FINE_TUNES, FROM_SCRATCH), strict=True)))
+    assert verdict(tmp_path, mixed, accuracies).ours == SLOPES[FINE_TUNES]
+    scratch = replace(manifest, kinds=dict.fromkeys(manifest.kinds, FROM_SCRATCH))
+    assert verdict(tmp_path, scratch, accuracies).ours == SLOPES[FROM_SCRATCH]
+
+
+def test_survivors_of_a_race_give_no_slope_and_its_random_sample_does(tmp_path):
+    manifest, accuracies = sloped([24], 0.7, listed=8, audit=5)
+    accuracies = [0.5 + a / 20 for a in accuracies]
+    best = sorted(accuracies)[-4]
+    value = dict(zip((c.target.repo for c in manifest.candidates), accuracies, strict=True))
+    runs = {
+        "survivors": lambda c: value[c.target.repo] >= best,
+        "sample": lambda c: c.chosen == "audit" or value[c.target.repo] >= best,
+        "all": lambda c: True,
+    }
+    found = {}
+    for name, known in runs.items():
+        (tmp_path / name).mkdir()
+        found[name] = raced(tmp_path / name, manifest, accuracies, known)
+    assert {name: v.slope and v.slope.groups for name, v in found.items()} == {
+        **{"survivors": None, "sample": 5, "all": 13}
+    }
+    missing = sum(1 for c in manifest.candidates if c.chosen and value[c.target.repo] < best)
+    said = f"No slope of yours: a race drops by result, and {missing} more are missing."
+    assert [said in v.answer() for v in found.values()] == [True, False, False]
 
 
 # --- results --------------------------------------------------------------------------------------------
@@ -296,6 +353,7 @@ def test_the_schema_of_a_verdict_holds(tmp_path):
     given = [
         (planted([12, 9], 0.8, audit=3), {"known": chosen, "hours": 2.0}),
         (planted([25], 0.5, ratio=noisy), {}),
+        (sloped([25], 0.5, ratio=noisy), {}),
         (planted([6], 0.5), {"known": lambda c: c.target.repo == "org/g0-0"}),
         (planted([6, 6], 0.5), {"known": lambda c: c.group[1] == "1B"}),
     ]
@@ -305,13 +363,17 @@ def test_the_schema_of_a_verdict_holds(tmp_path):
         assert "nan" not in render(document, "markdown") + render(document, "csv")
 
 
-def test_the_page_has_accuracy_against_g_and_the_interval_in_a_cell(tmp_path):
+def test_the_page_has_accuracy_against_the_figure_that_ranked_and_the_interval_in_a_cell(tmp_path):
     found = verdict(tmp_path, *planted([9], 0.9))
-    (chart,) = found.charts().values()
-    points = chart.specification()["data"]["values"]
-    assert [(p["label"], p["G"], p["accuracy"]) for p in points] == [
-        (p.label, p.G, p.accuracy) for p in found.points
-    ]
+    by_gap = replace(found, order="highest G")
+    by_ratio = verdict(tmp_path, *planted([9], 0.9, ratio=noisy))
+    for drawn, figure in ((found, "G"), (by_gap, "G"), (by_ratio, "ratio")):
+        (chart,) = drawn.charts().values()
+        points = chart.specification()["data"]["values"]
+        assert chart.caption == f"Accuracy against {figure}"
+        assert [(p["label"], p[figure], p["accuracy"]) for p in points] == [
+            (p.label, getattr(p, figure), p.accuracy) for p in drawn.points
+        ]
     assert len(points) == found.overall.results == 9
     line = found.overall
     assert f"{line.right:.0%} ({line.low:.0%}–{line.high:.0%})" in (page := found.to_html())

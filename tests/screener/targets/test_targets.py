@@ -28,7 +28,6 @@ from lmeval_dispersion.installation import data_folder
         ("https://hub.example:8443/org/name/tree/v2", "org/name", "v2"),
         ("hf://models/org/name@v1/", "org/name", "v1"),
         ("x" * 5000, "x" * 5000, None),
-        ("https://huggingface.co/buckets/o/b/tree/run%201/x", "hf://buckets/o/b/run 1/x", None),
         ("models:/name@champion", "models:/name@champion", None),
         *(
             (f"{scheme}://{rest}", f"{scheme}://{rest}", None)
@@ -36,7 +35,6 @@ from lmeval_dispersion.installation import data_folder
                 ("s3", "bucket/run/checkpoint-*"),
                 ("abfss", "box@account.dfs.core.windows.net/a b/m"),
                 ("https", "example.com/m/model.safetensors?X-Amz-Signature=0f"),
-                ("hf", "buckets/org/name/run/checkpoint-5"),
             )
         ),
     ],
@@ -65,7 +63,8 @@ def test_names_of_the_hub_and_addresses(monkeypatch, text, repo, revision):
         ("s3://", "BadName", "a place after it"),
         ("://bucket", "BadName", "a scheme before"),
         ("https:///x/model.safetensors", "BadName", "host is missing"),
-        ("hf://buckets/alone", "BadName", "hf://buckets/NAMESPACE/NAME"),
+        ("hf://buckets/org/name", "BadName", "only whole model repositories"),
+        ("https://huggingface.co/buckets/o/b/tree/x", "BadName", "about buckets, not a model"),
         ("models:/a/1/2", "BadName", "models:/NAME@ALIAS"),
         ("/nowhere/at/all", "FolderNotFound", "that folder does not exist"),
         ("C:\\models\\x", "FolderNotFound", "that folder does not exist"),

@@ -225,7 +225,7 @@ def test_a_final_norm_that_the_adapter_changes_is_the_adapters(untied, tmp_path)
     ("name", "code", "says"),
     [
         ("/home/me/models/base", "AdapterOnly", "a path on the machine that trained"),
-        ("org/missing", "RepoNotFound", "org/missing"),
+        ("org/missing", "BaseNotFound", "org/missing"),
         ("org/adapter", "AdapterOnly", "its base org/adapter: cannot be screened because it holds only"),
         (7, "BadConfig", "does not name the base"),
     ],

@@ -1,0 +1,77 @@
+"""How lm-eval loads a checkpoint: an adapter on its base."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.snapshot import Snapshot, run_sync
+from lmeval_screener.checkpoints.source import Sources
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.reading import adapter_in
+from lmeval_screener.targets.names import REPOSITORY, Base, Target
+from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
+
+_SECONDS = 20.0  # to open one checkpoint
+
+
+def with_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """lm-eval's arguments of a checkpoint; if that is an adapter its base's, and the adapter as ``peft``.
+
+    Raises:
+        ScreeningError: The adapter does not name a base that can be had.
+    """
+    given, place = dict(arguments), str(arguments.get("pretrained", ""))
+    revision, local = given.get("revision"), Path(place).is_dir()
+    if not {"peft", "gguf_file"}.isdisjoint(given) or not (local or REPOSITORY.fullmatch(place)):
+        return given
+    target = on_base(Target(place, None if revision is None else str(revision), local=local))
+    if target.on is None:
+        return given
+    return target.arguments() | {key: given[key] for key in given if key not in ("pretrained", "revision")}
+
+
+def on_base(target: Target) -> Target:
+    """An adapter at its commit, with its base; a whole model, or what cannot be opened, unchanged.
+
+    Raises:
+        ScreeningError: The adapter does not name a base that can be had.
+    """
+    if target.local and not Path(target.repo, "adapter_config.json").is_file():
+        return target
+    for offline in (None, True):  # where the Hub cannot be reached, what was downloaded
+        try:
+            return run_sync(partial(asyncio.run, _on_base(target, offline)))
+        except ScreeningError as error:
+            if target.local or error.code in ("AdapterOnly", "BadConfig"):
+                raise
+    return target
+
+
+async def _on_base(target: Target, offline: bool | None) -> Target:
+    async with Hub(offline=offline) as hub:
+        sources = Sources(hub)
+
+        async def opened(place: Target) -> Snapshot:
+            budget = Budget(_SECONDS)
+            return await budget.bounded(sources.snapshot(place, budget))
+
+        snapshot = await opened(target)
+        if (adapted := await adapter_in(snapshot, target)) is None:
+            return target
+        _, at = adapted
+        place, commit = at.repo, at.revision
+        with contextlib.suppress(ScreeningError):  # loading it says why
+            base = await opened(at)
+            place, commit = base.repo, base.revision
+    own = any(name in snapshot.files for name in (*TOKENIZER_FILES, "tokenizer.model"))
+    shared = not own or "tokenizer_config.json" not in snapshot.files
+    place = str(Path(place).resolve()) if at.local else place
+    return replace(target, revision=snapshot.revision, on=Base(place, commit, shared))

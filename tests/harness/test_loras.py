@@ -1,0 +1,272 @@
+"""Adapters raced, probed, emitted and verified: PEFT's own folders, loaded by lm-eval on their base."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from harness_world import child
+from json_schemas import faults
+from lmeval_screener.accuracies import find_accuracies
+from lmeval_screener.loading import with_base
+from lmeval_screener.shortlist.manifest import read_shortlist_manifest
+from lmeval_screener.targets.labels import labelled
+from loras import BASE, DEMO, lora
+from safetensors.torch import load_file, save_file
+
+from lmeval_dispersion.cli import main
+from lmeval_dispersion.errors import DispersionError, HarnessError
+from lmeval_dispersion.harness import seams
+from lmeval_dispersion.harness.adapters import answers_as_base
+from lmeval_dispersion.racing.evaluation import Evaluation
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # PEFT's, of transformers and torch
+QUIET = ("--batch_size", "1", "--device", "cpu", "-q")
+NONE = 'import sys, lm_eval.tasks.manager as manager\nmanager.__file__ = "/none/manager.py"\n'
+COMMAND = f"{NONE}from lmeval_dispersion.cli import main\nsys.exit(main(sys.argv[1:]))"
+LM_EVAL = f"{NONE}from lm_eval.__main__ import cli_evaluate\ncli_evaluate()"
+UNTRAINED = "answers as its base: untrained, or its weights did not reach it."
+
+
+@pytest.fixture(autouse=True)
+def _no_tasks_but_named_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm_eval.tasks.manager.__file__", "/none/manager.py")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Adapters of one base: two with skill, one untrained, one whose tensors have other names."""
+    folder = tmp_path_factory.mktemp("made")
+    for name, share in (("near", 0.2), ("far", 0.9), ("untrained", 0.0), ("strays", 0.9)):
+        lora(folder / name, share)
+    weights = folder / "strays" / "adapter_model.safetensors"
+    renamed = {name.replace("model.layers", "other.layers"): t for name, t in load_file(weights).items()}
+    save_file(renamed, weights)
+    return folder
+
+
+@pytest.fixture
+def adapters(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "loras"))
+
+
+def race(tasks: Path, out: Path, *places: object, more: tuple[str, ...] = ("--all",)) -> list[str]:
+    given = ("--tasks", "sums", "--include_path", tasks, "--output_path", out, "--format", "json")
+    return [*map(str, ("race", *places, *given)), *more, *QUIET]
+
+
+def answer(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 0) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(words) == code
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert faults(result) == []
+    return result
+
+
+def results_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(next(folder.glob("results_*.json")).read_text())
+    return content
+
+
+def test_an_adapter_among_whole_models_has_the_answers_of_lm_evals_own_run(
+    in_world: Path, tasks: Path, adapters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    result = answer(capsys, race(tasks, tmp_path / "out", adapters / "far", DEMO / "sums-30"))
+    assert {c["label"] for c in result["checkpoints"]} == {"far", "sums-30"}
+    lm = HFLM(pretrained=str(BASE), peft=str(adapters / "far"), batch_size=1, device="cpu")
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    plain = lm_eval.simple_evaluate(lm, tasks=["sums"], task_manager=manager)["samples"]["sums"]
+    (file,) = (tmp_path / "out" / "far").glob("samples_*")
+    kept = {line["doc_id"]: line for line in map(json.loads, file.read_text().splitlines())}
+    assert len(kept) == 40
+    assert kept == {sample["doc_id"]: json.loads(seams.logged_line(sample)) for sample in plain}
+    content = results_of(tmp_path / "out" / "far")
+    assert content["config"]["model_args"] == {"pretrained": str(BASE), "peft": str(adapters / "far")}
+    assert content["model_name"] == str(adapters / "far")
+
+
+def test_one_that_answers_as_its_base_is_named_and_one_that_does_not_reach_it_is_refused(
+    in_world: Path, tasks: Path, adapters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from lm_eval.models.huggingface import HFLM
+
+    loaded, load = list[str](), HFLM._create_model
+
+    def noted(self: Any, *args: Any, **options: Any) -> None:
+        loaded.append(Path(options["peft"]).name if options["peft"] else "")
+        load(self, *args, **options)
+
+    monkeypatch.setattr(HFLM, "_create_model", noted)
+    shutil.copytree(adapters / "untrained", adapters / "untrained-2")
+    words = race(tasks, tmp_path / "out", adapters, BASE)
+    for loads in ({"", "far", "near", "untrained", "untrained-2"}, set()):  # again: it is kept
+        loaded.clear()
+        result = answer(capsys, words, 3)
+        assert set(loaded) == loads
+        both = "untrained and untrained-2 answer as their base: untrained, or their weights did not reach it."
+        assert result["notes"] == [both]
+        (failed,) = (c for c in result["checkpoints"] if c["status"] == "failed")
+        assert failed["label"] == "strays"
+        assert failed["message"] == (
+            f"none of the adapter's 42 tensors belongs to a module of its base {BASE}: it names "
+            "other.layers.0.mlp.down_proj, the base has model.layers.0.mlp.down_proj; write the base that it "
+            "was trained on into adapter_config.json, or save it again"
+        )
+    given = ("probe", adapters, "--task", "sums", "--include_path", tasks, "--format", "json", *QUIET)
+    shutil.rmtree(adapters / "untrained-2")
+    probed = answer(capsys, [*map(str, given)], 3)
+    assert {c["label"] for c in probed["checkpoints"]} == {"far", "near", "untrained"}
+    assert probed["notes"][-1] == f"untrained {UNTRAINED}"
+    assert [c["message"] for c in probed["failed"]] == [failed["message"]]
+
+
+def test_one_logit_decides_whether_it_answers_as_its_base(tmp_path: Path) -> None:
+    rank = {"use_rslora": True, "rank_pattern": {"q_proj": 4}}
+    heads = {"target_modules": ["lm_head"]}  # of which no block knows
+    for number, (share, settings, same) in enumerate(
+        ((0.0, rank, True), (0.3, rank, False), (0.3, {"use_dora": True}, False), (0.001, heads, False))
+    ):
+        place = lora(tmp_path / str(number), share, **settings)
+        lm = seams.loaded_lm("hf", with_base({"pretrained": str(place)}), lambda _: None, device="cpu")
+        assert answers_as_base(lm, "7+5=12. 13+14=") is same
+    assert not answers_as_base(seams.loaded_lm("hf", {"pretrained": str(BASE)}, lambda _: None), "7+5=")
+
+
+def test_arguments_are_the_bases_with_the_adapter_as_peft(adapters: Path, tmp_path: Path) -> None:
+    far = adapters / "far"
+    plain = {"pretrained": str(BASE), "peft": str(far)}
+    assert with_base({"pretrained": str(far), "dtype": "float32"}) == plain | {"dtype": "float32"}
+    whole = {"pretrained": str(BASE), "revision": "main", "dtype": "float32"}
+    given = ({"pretrained": str(BASE), "peft": str(far)}, {"model": "far"}, whole)
+    assert [with_base(arguments) for arguments in given] == [*given]
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert with_base({"pretrained": str(far)}) == plain
+        shutil.copy(BASE / name, far / name)
+    assert with_base({"pretrained": str(far)}) == plain | {"tokenizer": str(far)}
+    assert with_base({"pretrained": str(far), "tokenizer": "mine"}) == plain | {"tokenizer": "mine"}
+    for base, why in (("/none/base", "a path on the machine that trained"), ("", "does not name the base")):
+        settings = json.loads((far / "adapter_config.json").read_text())
+        text = json.dumps(settings | {"base_model_name_or_path": base})
+        (far / "adapter_config.json").write_text(text)
+        with pytest.raises(DispersionError, match=why):
+            with_base({"pretrained": str(far)})
+    shutil.copytree(BASE, far, dirs_exist_ok=True)  # a whole model in the same folder is what counts
+    assert with_base({"pretrained": str(far)}) == {"pretrained": str(far)}
+    with pytest.raises(HarnessError, match="an adapter, which --model dummy does not load"):
+        seams.loaded_lm("dummy", plain, lambda _: None)
+
+
+@pytest.fixture
+def served(hub: Any, made: Path, tmp_path: Path) -> dict[str, str]:
+    """A base and two adapters on the Hub: the commit of each."""
+    base = shutil.copytree(BASE, tmp_path / "hub" / "base")
+    commits = {"base": hub.add("org/base", base)}
+    for name, share in (("near", 0.2), ("far", 0.9)):
+        place = lora(tmp_path / "hub" / name, share, name="org/base")
+        commits[name] = hub.add(f"me/{name}", place)
+    return commits
+
+
+def test_on_the_hub_adapter_and_base_keep_the_commits_that_were_loaded_first(
+    in_world: Path, tasks: Path, hub: Any, served: dict[str, str], made: Path, tmp_path: Path,
+    in_process: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    words = race(tasks, tmp_path / "out", "me/far")
+    ask = Evaluation.ask
+
+    def interrupted(self: Any, lm: Any, begin: int, end: int) -> Any:
+        if begin:
+            raise KeyboardInterrupt
+        return ask(self, lm, begin, end)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluation, "ask", interrupted)
+        assert in_process(*words, endpoint=hub.endpoint, main=main).returncode == 130
+    hub.add("me/far", lora(tmp_path / "hub" / "other", 0.0, name="org/base"))
+    hub.add("org/base", shutil.copytree(DEMO / "sums-00", tmp_path / "hub" / "new"))
+    for home in ("hf", "elsewhere"):  # where nothing was downloaded before, as well
+        shutil.copytree(tmp_path / "out", tmp_path / home / "out")
+        words = race(tasks, tmp_path / home / "out", "me/far")
+        done = in_process(*words, endpoint=hub.endpoint, home=home, main=main)
+        assert done.returncode == 0, done.stderr
+        (row,) = json.loads(done.stdout)["checkpoints"]
+        content = results_of(tmp_path / home / "out" / "me_far")
+        place = f"me/far@{served['far']}"
+        assert content["config"]["model_args"] == {
+            "pretrained": "org/base", "revision": served["base"], "peft": place
+        }  # fmt: skip
+        assert content["model_name"] == "me/far"
+    local = answer_of(in_process, race(tasks, tmp_path / "local", made / "far"), hub)
+    assert row["score"] == local["checkpoints"][0]["score"]
+
+
+def answer_of(in_process: Any, words: list[str], hub: Any) -> dict[str, Any]:
+    done = in_process(*words, endpoint=hub.endpoint, main=main)
+    assert done.returncode == 0, done.stderr
+    content: dict[str, Any] = json.loads(done.stdout)
+    return content
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_list_with_adapters_is_raced_by_its_script_evaluated_by_its_files_and_verified(
+    in_world: Path, tasks: Path, hub: Any, served: dict[str, str], made: Path, tmp_path: Path,
+    in_process: Any,
+) -> None:  # fmt: skip
+    lists = tmp_path / "list"
+    local = shutil.copytree(made / "far", tmp_path / "mine")
+    places = ("me/near", "me/far", local, DEMO / "sums-30")
+    given = ("--shortlist", 4, "--emit", lists, "--tasks", "sums", "-q", "--base", "org/base")
+    done = in_process(*places, "--domain", "math", *given, endpoint=hub.endpoint)
+    assert done.returncode == 0, done.stderr
+    configs = {f.stem[4:]: yaml.safe_load(f.read_text()) for f in (lists / "models").glob("*.yaml")}
+    on = {"pretrained": "org/base", "revision": served["base"]}
+    assert {name: config["model_args"] for name, config in configs.items()} == {
+        "me_near": on | {"peft": "adapters/me/near"},
+        "me_far": on | {"peft": "adapters/me/far"},
+        "mine": {"pretrained": str(BASE), "peft": str(local)},
+        "sums-30": {"pretrained": str(DEMO / "sums-30")},
+    }
+    # As a user runs it, and as a job of the Slurm array does.
+    bin_folder = Path(sys.executable).parent
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "dispersion").write_text(f"#!{sys.executable}\n{COMMAND}")
+    (tmp_path / "bin" / "dispersion").chmod(0o755)
+    variables = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    variables["PATH"] = f"{tmp_path}/bin:{bin_folder}:/usr/bin:/bin"
+    all_asked = ("--error", "1e-9", "--include_path", tasks, "--device", "cpu", "--batch_size", 1, "-q")
+    child("bash", lists / "run.sh", *all_asked, **variables)
+    assert (lists / "adapters" / "me" / "far" / "adapter_model.safetensors").is_file()
+    raced = {file.parent.name: json.loads(file.read_text()) for file in lists.glob("race/*/results_*.json")}
+    assert raced["me_far"]["config"]["model_args"] == on | {"peft": str(lists / "adapters" / "me" / "far")}
+    assert raced["me_far"]["race"]["score"] == raced["mine"]["race"]["score"]
+    file = next((lists / "models").glob("*far.yaml"))
+    words = (
+        "--config",
+        file.relative_to(lists),
+        "--include_path",
+        tasks,
+        "--device",
+        "cpu",
+        "--batch_size",
+        1,
+    )
+    child(sys.executable, "-c", LM_EVAL, "run", *words, cwd=lists, **variables)
+    targets = labelled([c.target for c in read_shortlist_manifest(lists).candidates])
+    for results, known in (("race", {*configs}), ("results", {"me_far"})):
+        rated = find_accuracies(str(lists / results), targets).of(targets)
+        found = {t.label.replace("/", "_"): t.accuracy for t in rated if t.accuracy is not None}
+        assert found.keys() == known
+        assert found["me_far"] == raced["me_far"]["race"]["score"]
+    done = in_process("verify", lists, lists / "race", "--format", "json", endpoint=hub.endpoint, main=main)
+    assert done.returncode == 0, done.stderr
