@@ -12,9 +12,10 @@ $(VENV)/.base: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	touch $@
 
-# The pinned CPU build comes first: an open range would pull gigabytes of CUDA libraries.
+# The CPU build comes first and alone: the public index's own brings gigabytes of CUDA libraries.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
 $(VENV)/.dev: $(VENV)/.base
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --extra-index-url $(CPU_INDEX) torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
