@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint mass docs clean validity validity-full validity-page validity-hub
+.PHONY: demo test test-all lint mass docs clean validity validity-hub
 
 # The demo screens checkpoints, which needs no torch: a light environment of its own, ready in seconds.
 $(VENV)/.base: pyproject.toml
@@ -49,28 +49,10 @@ docs: $(VENV)/.docs
 	$(BIN)/python -m cogapp --check docs/reference/*.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# Does G order checkpoints? From nothing: fine-tunes and 48 random mixtures. Remove build/validity to begin anew.
-VALIDITY := OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.validity
-PART := --results build/validity/results --work build/validity/part
+# How often is the order right? Trains the registered population where it was stopped, and writes its page.
 validity: $(VENV)/.dev
-	$(VALIDITY) train benchmarks/validity/mixtures.yaml --seeds 20,21,22 --jobs 2 $(PART)
-	$(VALIDITY) both benchmarks/validity/mixtures.yaml $(PART)
-	$(VALIDITY) page $(PART) --page build/validity/page
-
-# All populations: goes on where it was stopped, and its results are committed.
-validity-full: $(VENV)/.dev
-	$(VALIDITY) train benchmarks/validity/mixtures.yaml --jobs 2
-	$(VALIDITY) both benchmarks/validity/mixtures.yaml
-	$(VALIDITY) train benchmarks/validity/answers.yaml --jobs 2
-	$(VALIDITY) train benchmarks/validity/full.yaml --jobs 2
-	$(VALIDITY) trials benchmarks/validity/full.yaml
-	$(VALIDITY) train benchmarks/validity/race.yaml --jobs 2
-	$(VALIDITY) races benchmarks/validity/race.yaml
-	$(VALIDITY) page
-
-# The pages and plots of docs/results, of the committed results.
-validity-page: $(VENV)/.dev
-	$(VALIDITY) page
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.validity train --jobs 2
+	$(BIN)/python -m benchmarks.validity page
 
 # Released checkpoints and their published scores, on the real Hub: needs a network and HF_TOKEN. ARGS=--dry-run says what it costs.
 validity-hub: $(VENV)/.dev

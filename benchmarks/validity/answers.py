@@ -1,15 +1,4 @@
-"""What answers are made of: rows of answer tokens, and what questions tell without a label or with a few.
-
-Recorded for each checkpoint, by domain (plain loops over tensors, none of the package's own code):
-
-- ``ratio_answers``, ``g_answers``: ratio and G with T = the tokens that the domain's answers are made of;
-- ``ratio_found``, ``g_found``: the same with T found by the base (`found`);
-- ``probability`` of the right answer with its end, for each question of both pools;
-- ``squares``: the sum of squared probabilities of the answer tokens at the place of the answer, for the first
-  questions of the pool ``labels``, without their answers.
-
-`Answers.kept` is what siblings.yaml keeps instead.
-"""
+"""What siblings.yaml keeps of a checkpoint: its answers, probabilities over T, and the ratio of its rows."""
 
 from __future__ import annotations
 
@@ -20,16 +9,13 @@ import numpy as np
 import torch
 from lmeval_screener.figures import ratio
 from lmeval_screener.weights.projection import FinalNorm
-from torch.nn.functional import normalize
 
 from benchmarks.validity import records, texts
 from benchmarks.validity.decoder import Decoder
 from benchmarks.validity.questions import Question, answered, batches, endings_read
 from benchmarks.validity.texts import DOMAINS
 
-UNLABELLED = 100  # questions whose answers are never looked at
 BLOCK = 25  # questions at whose places the probabilities of all answer tokens are kept
-COVERED, LEAST, MOST = 0.9, 3, 100  # share of the base's mean probability; bounds of the number of tokens
 GLUE = {"math": "", "legal": " ", "code": " "}  # between a prompt and its answer
 
 
@@ -62,48 +48,8 @@ class Answers:
             for domain in DOMAINS
         }
 
-    def found(self, base: Decoder) -> dict[str, list[int]]:
-        """T by the base: the tokens that hold most of its mean probability where the answers would begin."""
-        chosen = {}
-        for domain in DOMAINS:
-            mean = next_probabilities(base, self.prompts["labels", domain][:UNLABELLED]).mean(0)
-            shares, ids = mean.sort(descending=True)
-            count = int((shares.cumsum(0) < COVERED).sum()) + 1
-            chosen[domain] = ids[: max(LEAST, min(MOST, count))].tolist()
-        return chosen
-
-    def measured(self, model: Decoder, tensors: Mapping[str, torch.Tensor], base: Decoder) -> dict[str, Any]:
-        """All of the module's text, of one checkpoint; ``base`` finds T (its own, or another's)."""
-        figures: dict[str, float] = {}
-        found = self.found(base)
-        rows = tensors["lm_head.weight"].double()
-        folded = rows * tensors["model.norm.weight"].double()
-        for name, sets in (("answers", self.tokens), ("found", found)):
-            for domain, ids in sets.items():
-                others = [i for i in self.reference if i not in ids]
-                spread = torch.pdist(folded[ids]).mean() / torch.pdist(folded[others]).mean()
-                figures[f"ratio_{name}_{domain}"] = float(spread)
-                figures[f"g_{name}_{domain}"] = within(rows[ids]) + between(rows[ids], rows[others])
-        squares = {
-            domain: next_probabilities(model, self.prompts["labels", domain][:UNLABELLED])[:, ids]
-            .square()
-            .sum(1)
-            .numpy()
-            for domain, ids in self.tokens.items()
-        }
-        probability: dict[str, dict[str, str]] = {}
-        for (pool, domain), prompts in self.prompts.items():
-            _, values = endings_read(model, prompts, self.endings[pool, domain])
-            probability.setdefault(pool, {})[domain] = records.packed_shares(values)
-        return {
-            "answers": {name: round(value, 6) for name, value in figures.items()},
-            "found": {domain: len(ids) for domain, ids in found.items()},
-            "squares": {domain: records.packed_shares(values) for domain, values in squares.items()},
-            "probability": probability,
-        }
-
     def kept(self, model: Decoder, tensors: Mapping[str, torch.Tensor], *, own_rows: bool) -> dict[str, Any]:
-        """What siblings.yaml keeps, by domain; the ratio only of a checkpoint with ``own_rows``.
+        """All of it, by domain; the ratio only of a checkpoint with ``own_rows``.
 
         ``right`` and ``probability`` of each question of ``labels``; ``answers``: probabilities of T at the
         places of the first answers, (25, |T|); ``truth``: how many of the other pool are right; ``ratio`` by
@@ -137,18 +83,6 @@ class Answers:
                 kept["left_out"] = records.packed_halves(np.log(left) - np.log(figure.mean))
             found[domain] = kept
         return found
-
-
-def within(rows: torch.Tensor) -> float:
-    """Mean cosine distance over the pairs of some rows."""
-    units = normalize(rows, dim=1)
-    distances = 1 - units @ units.T
-    return float((distances.sum() - distances.diagonal().sum()) / (len(rows) * (len(rows) - 1)))
-
-
-def between(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Mean cosine distance over the pairs of two sets of rows."""
-    return float((1 - normalize(first, dim=1) @ normalize(second, dim=1).T).mean())
 
 
 @torch.inference_mode()

@@ -32,7 +32,7 @@ import yaml
 from huggingface_hub import HfApi, hf_hub_download
 
 from benchmarks.validity import records
-from benchmarks.validity.analysis import Population, outcome
+from benchmarks.validity.analysis import RESAMPLES, Resampled, drawn, outcome
 from benchmarks.validity.page import markdown
 
 CONFIGURATION = records.ROOT / "benchmarks" / "validity" / "hub.yaml"
@@ -221,14 +221,18 @@ def judged(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     """
     questions = sum(suite.tasks.values())
     table = pd.DataFrame([row for row in rows if row["skill"] is not None], columns=COLUMNS)
-    table = table.assign(
-        seed=table["size"] + " " + table.seed,
-        accuracy_it=table.skill.astype(float),
-        cosine_it=table.G,
-        ratio_folded_it=table.ratio.astype(float),
+    skill, groups = table.skill.to_numpy(float), (table["size"] + " " + table.seed).to_numpy()
+    first, second = np.triu_indices(len(skill), 1)
+    error = np.sqrt((skill[first] * (1 - skill[first]) + skill[second] * (1 - skill[second])) / questions)
+    kept = (groups[first] == groups[second]) & (np.abs(skill[first] - skill[second]) > 2 * error)
+    first, second = first[kept], second[kept]
+    g, ratio = (
+        (np.sign((x[first] - x[second]) * (skill[first] - skill[second])) + 1) / 2
+        for x in (table[name].to_numpy(float) for name in ("G", "ratio"))
     )
-    pairs = Population(table, questions).pairs("it")
-    g, ratio = pairs.by("G"), pairs.by("ratio")
+    codes, names = pd.factorize(table.recipe)
+    draws = drawn(len(names)) if len(names) else np.zeros((RESAMPLES, 0), int)
+    times = np.stack([(draws == number).sum(1) for number in codes], axis=1) if len(codes) else draws
     chance = suite.chance + 2 * math.sqrt(suite.chance * (1 - suite.chance) / questions)
     recipes, above = table.recipe.nunique(), int((table.skill > chance).sum())
     lines = []
@@ -244,7 +248,9 @@ def judged(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, An
             )
             line |= {"right": "", "verdict": verdict}
         else:
-            share = pairs.share(right, among).estimate
+            weight = (times[:, first] * times[:, second])[:, among]
+            samples = (weight @ right[among]) / np.maximum(weight.sum(1), 1)
+            share = Resampled(float(right[among].mean()), samples).estimate
             line |= {"right": str(share), "verdict": outcome(share.low > 0.75, share.low > 0.5)}
         lines.append(line)
     return lines

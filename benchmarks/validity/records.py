@@ -64,11 +64,6 @@ def checked(file: Path, configuration: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def screened(file: Path) -> dict[str, Any]:
-    """The counts of `both.py`, by kind of recipes and domain; nothing where it did not run."""
-    return dict(json.loads(file.read_text("utf-8"))) if file.exists() else {}
-
-
 def packed(right: NDArray[np.bool_]) -> str:
     """Flags as base64 of their bits."""
     return base64.b64encode(np.packbits(right).tobytes()).decode()
@@ -77,16 +72,6 @@ def packed(right: NDArray[np.bool_]) -> str:
 def unpacked(text: str, count: int) -> NDArray[np.bool_]:
     """Flags again."""
     return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8))[:count].astype(bool)
-
-
-def packed_shares(values: NDArray[np.float64]) -> str:
-    """Numbers of [0, 1] as base64 of 16 bits each."""
-    return base64.b64encode(np.round(np.asarray(values) * 65535).astype("<u2").tobytes()).decode()
-
-
-def unpacked_shares(text: str) -> NDArray[np.float64]:
-    """The numbers again, to 8e-6."""
-    return np.frombuffer(base64.b64decode(text), "<u2") / 65535
 
 
 def packed_bytes(values: NDArray[np.floating[Any]]) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,12 @@ from benchmarks.validity.analysis import (
     drawn,
     outcome,
 )
-from benchmarks.validity.answer_page import Part
+from benchmarks.validity.page import HOME, Page, markdown, provenance
 from benchmarks.validity.siblings import KINDS, Cell, Population, below
 from benchmarks.validity.study import read_study
 from lmeval_dispersion.racing.contest import BLOCK
 
+TITLE = "How often the order is right, and how many questions a race needs"
 ORDERS, SHORT = 20, 400
 LOST, WRONG = 0.01, 0.05
 SHARES = {("mix", SHORT): 0.15, ("tuned", SHORT): 0.18, ("mix", 1319): 0.11, ("tuned", 1319): 0.13}
@@ -217,7 +218,7 @@ def by_figures(kind: str, found: Sequence[Cell]) -> list[object]:
     return [KINDS.get(kind, "adapters"), str(len(own.cells)), *each]
 
 
-def race_texts(found: Sequence[Cell], content: Mapping[str, Results], markdown: Any) -> list[str]:
+def race_texts(found: Sequence[Cell], content: Mapping[str, Results]) -> list[str]:
     """Every way beside the race."""
     texts = ["## Ways to the best"]
     for count in ("400", "1319"):
@@ -241,16 +242,14 @@ def sentence(own: Population) -> str:
     )
 
 
-def sibling_part(folder: Path, markdown: Any, provenance: Any, home: str) -> Part | None:
-    """What the siblings say; None where they were not trained."""
+def sibling_page(folder: Path) -> Page:
+    """What the siblings say."""
     rows = siblings.read(folder)
-    if not rows:
-        return None
     study = read_study(siblings.STUDY)
     found, _ = siblings.cells(rows, study.content["questions"])
     populations = [Population(kind, found) for kind in KINDS]
     near = [cell for cell in found if cell.kind.startswith("copies")]
-    lines, texts = siblings.claims(populations, near), siblings.tables(populations, near, markdown)
+    lines, texts = siblings.claims(populations, near), siblings.tables(populations, near)
     texts += [
         "## Adapters without rows to order",
         "Rank correlation with accuracy on the other 1,319 questions, of what 25 questions tell; cells whose "
@@ -260,6 +259,6 @@ def sibling_part(folder: Path, markdown: Any, provenance: Any, home: str) -> Par
     if (races := folder / "siblings-races.json").exists():
         content = json.loads(races.read_text("utf-8"))
         lines += claims(found, content["400"], content["1319"], content["pooled"])
-        texts += race_texts(found, content, markdown)
-    texts.append(f"[siblings.yaml]({home}/siblings.yaml): {provenance(study, rows)}")
-    return Part([sentence(own) for own in populations], lines, texts)
+        texts += race_texts(found, content)
+    texts.append(f"[siblings.yaml]({HOME}/siblings.yaml): {provenance(study, rows)}")
+    return Page([sentence(own) for own in populations], lines, texts)

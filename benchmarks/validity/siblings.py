@@ -26,6 +26,7 @@ from benchmarks.validity.analysis import (
     drawn,
     outcome,
 )
+from benchmarks.validity.page import markdown
 from benchmarks.validity.records import unpacked, unpacked_bytes, unpacked_halves
 from benchmarks.validity.texts import DOMAINS
 from lmeval_dispersion import evidence
@@ -325,7 +326,7 @@ def claims(populations: Sequence[Population], near: Sequence[Cell]) -> list[Verd
     ]
 
 
-def tables(populations: Sequence[Population], near: Sequence[Cell], markdown: Any) -> list[str]:
+def tables(populations: Sequence[Population], near: Sequence[Cell]) -> list[str]:
     """What stands beside the claims."""
     scales, held, guards = [], [], []
     for own in populations:

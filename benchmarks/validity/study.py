@@ -39,9 +39,6 @@ class Run:
         size: Name of its size.
         seed: Of initial weights and of the order of data.
         shares: Share of the sequences by source.
-        pool: Share of the stored text that is read, again and again where it is small.
-        shuffled: Whether the tokens of each sequence are put in random order.
-        teacher: Recipe whose last checkpoint is imitated, None for the texts themselves.
         base: Recipe whose last checkpoint is trained on, None for initial weights.
         training: Settings of the optimiser.
         steps: Whose checkpoints are stored.
@@ -55,9 +52,6 @@ class Run:
     size: str
     seed: int
     shares: Mapping[str, float]
-    pool: float
-    shuffled: bool
-    teacher: str | None
     base: str | None
     training: Mapping[str, Any]
     steps: tuple[int, ...]
@@ -104,16 +98,16 @@ class Study:
         """Models that are trained side by side: of one size, with one setting of the optimiser.
 
         Recipes go by seed, so that a run that is cut short leaves whole seeds; settings take all seeds at
-        once. Those who imitate a teacher come last of all, those who go on from a base after it.
+        once. Those who go on from a base come after it.
         """
         waiting: dict[tuple[Any, ...], list[Run]] = {}
         sizes = list(self.content["population"])
         for run in self.runs():
             plain = run.setting == "default"
-            seed = run.seed if plain and not run.teacher else -1
+            seed = run.seed if plain else -1
             optimiser = (run.training["lr"], run.steps, run.adapter is not None) if run.base else ()
             key = (
-                *(run.teacher or "", sizes.index(run.size), not plain, seed, run.base or ""),
+                *(sizes.index(run.size), not plain, seed, run.base or ""),
                 *(run.setting, optimiser),
             )
             waiting.setdefault(key, []).append(run)
@@ -135,9 +129,6 @@ class Study:
             size,
             seed,
             made["shares"],
-            made.get("pool", 1.0),
-            made.get("shuffled", False),
-            made.get("teacher"),
             made.get("base"),
             {**self.content["training"], **settings},
             tuple(made.get("steps", self.steps)),
@@ -199,10 +190,6 @@ def read_study(path: Path) -> Study:
                 f"{path}: recipe {name}: expected shares of {', '.join(SOURCES)} that sum to 1, got "
                 f"{recipe['shares']}"
             )
-        if recipe.get("teacher") not in {None, *content["recipes"]}:
-            raise ValueError(
-                f"{path}: recipe {name}: there is no recipe {recipe['teacher']!r} to be its teacher"
-            )
     for name, setting in {"training": content["training"], **content["settings"]}.items():
         if set(setting) - TRAINING:
             raise ValueError(f"{path}: {name}: expected keys of {', '.join(sorted(TRAINING))}, got {setting}")
@@ -213,7 +200,4 @@ def read_study(path: Path) -> Study:
         for recipe in [*named, *part["settings_on"]]:
             if recipe not in content["recipes"]:
                 raise ValueError(f"{path}: population of size {size}: there is no recipe {recipe!r}")
-    for recipe in content.get("split", {"choose": {"recipes": []}})["choose"]["recipes"]:
-        if recipe not in content["recipes"]:
-            raise ValueError(f"{path}: split: there is no recipe {recipe!r}")
     return Study(path, content)

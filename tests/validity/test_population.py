@@ -2,7 +2,6 @@
 
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,36 +14,38 @@ from benchmarks.validity import records
 from benchmarks.validity import texts as sources
 from benchmarks.validity.decoder import Adapted, Decoder, built, stored_tensors, write, write_adapter
 from benchmarks.validity.questions import Question, answered, questions, runs
+from benchmarks.validity.siblings import STUDY
 from benchmarks.validity.study import read_study
-from benchmarks.validity.training import Texts, measured, train
-from benchmarks.validity.trials import KEPT, run_trials
-from lmeval_dispersion.geometry import within
+from benchmarks.validity.training import Texts, train
 
-FULL = Path("benchmarks/validity/full.yaml")
 SHAPE = {"width": 16, "mlp": 24, "layers": 2, "heads": 2}
 
 
 def changed(file, **changes):
-    """The full configuration with some keys changed, in a file of its own."""
-    file.write_text(yaml.safe_dump(yaml.safe_load(FULL.read_text("utf-8")) | changes), "utf-8")
+    """The registered configuration with some keys changed, in a file of its own."""
+    file.write_text(yaml.safe_dump(yaml.safe_load(STUDY.read_text("utf-8")) | changes), "utf-8")
     return read_study(file)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """The full configuration cut down to four models of four steps."""
-    small = {"recipes": ["even", "sums-20", "distilled"], "seeds": [0], "settings_on": ["even"]}
-    pairs = [["even", "sums-20"]]
+    """The registered configuration cut down to a base, a fine-tune and an adapter of a few steps."""
+    shares, short = {"text": 0.5, "sums": 0.5}, {"warmup": 1, "lr": 0.01}
+    on_base = {"shares": shares, "base": "even", "seed": 0, "steps": [2], "training": short}
     return changed(
         tmp_path_factory.mktemp("study") / "tiny.yaml",
-        steps=[0, 2, 4],
-        questions=12,
+        steps=[4],
+        questions=60,
         side_by_side=2,
-        texts={"vocabulary": 1400, "tokens": 4000, "held_out": 650, "seed": 11},
+        texts={"vocabulary": 1400, "tokens": 4000, "held_out": 650, "seed": 11, "calls": True, "alike": True},
         sizes={"small": SHAPE},
-        settings={"tied": {"tied": True}},
-        population={"small": small},
-        trials={"seeds": [0], "recipes": ["even"], "merges": pairs, "fine_tunes": pairs, "steps": 2},
+        recipes={
+            "even": {"shares": shares, "seed": 0},
+            "tuned-0": on_base,
+            "lora-0": {**on_base, "adapter": {"rank": 2, "modules": "all"}},
+        },
+        mixtures={},
+        population={"small": {"recipes": "all", "seeds": [0], "settings_on": []}},
     )
 
 
@@ -90,30 +91,14 @@ def test_wrong_answers_are_mostly_wrong():
 
 
 def test_mixtures_are_drawn_once_and_touch_two_domains():
-    study = read_study(FULL.with_name("mixtures.yaml"))
-    drawn = [run for run in study.runs() if run.recipe != "even"]
-    assert len(drawn) == 240
-    assert drawn == [run for run in read_study(study.path).runs() if run.recipe != "even"]
+    study = read_study(STUDY)
+    drawn = [run for run in study.runs() if run.recipe.startswith("mix")]
+    assert len(drawn) == 144
+    assert drawn == [run for run in read_study(study.path).runs() if run.recipe.startswith("mix")]
     for run in drawn:
         assert sum(run.shares.values()) == pytest.approx(1)
         assert min(run.shares.values()) >= 0.05
         assert sum(bool(held & set(run.shares)) for held in sources.HOLD.values()) >= 2
-    groups = study.groups()
-    assert [run.recipe for run in groups[0]] == ["even"]  # before those who go on from it
-    assert all(run.base == "even" and run.steps == (150,) for group in groups[1:13] for run in group)
-
-
-def test_the_tokenizer_has_the_rows_that_screening_needs(texts, work):
-    assert {name: len(stream) for name, stream in texts.streams.items()} == dict.fromkeys(
-        sources.SOURCES, 4000
-    )
-    folder = work / "untrained"
-    write(folder, Decoder(texts.vocabulary, **SHAPE).member(0), SHAPE, texts.json)
-    (figures,) = measured([folder])
-    assert all(f"cosine_{domain}" in figures for domain in sources.DOMAINS)
-    rows = stored_tensors(folder)["lm_head.weight"].numpy()
-    digits = rows[[texts.tokenizer.token_to_id(str(d)) for d in range(10)]]
-    assert figures["within_T_math"] == pytest.approx(within(digits).mean, abs=1e-5)
 
 
 def test_transformers_loads_the_checkpoints_and_computes_the_same(texts, work):
@@ -175,36 +160,20 @@ def test_a_model_that_knows_is_right_and_one_that_does_not_is_not(texts):
         assert answered(blind, texts.tokenizer, questions(skill, 40, 9)).mean() < 0.3
 
 
-def test_one_command_trains_resumes_and_tries(tiny, texts, work, capsys):
+def test_one_command_trains_and_resumes(tiny, texts, work, capsys):
     file = tiny.path.parent / "tiny.jsonl"
     train(tiny, file, work, 1)
-    rows = records.read(file)
-    assert {row["name"] for row in rows} == {run.name for run in tiny.runs()}
-    assert all([c["step"] for c in row["checkpoints"]] == tiny.steps for row in rows)
-    kept = file.read_text("utf-8").splitlines()
-    file.write_text("\n".join(kept[:-1]) + "\n", "utf-8")
+    rows = {kind: records.read(file.with_stem(f"tiny-{kind}")) for kind in ("even", "tuned", "lora")}
+    assert all(len(of_kind) == 1 for of_kind in rows.values())
+    right = records.unpacked(rows["tuned"][0]["math"]["right"], 60)
+    assert 0 <= right.mean() <= 1
+    assert "ratio" in rows["tuned"][0]["math"]
+    assert "ratio" not in rows["lora"][0]["math"]  # its rows are the base's
+    file.with_stem("tiny-tuned").unlink()
     train(tiny, file, work, 1)  # only the missing one, and with the same outcome
-    again = records.read(file)
-    assert len(again) == len(rows)
-    assert again[-1]["checkpoints"] == json.loads(kept[-1])["checkpoints"]
+    (again,) = records.read(file.with_stem("tiny-tuned"))
+    assert again["math"] == rows["tuned"][0]["math"]
     assert "1 to train" in capsys.readouterr().err
-
-    trials = tiny.path.parent / "tiny-trials.jsonl"
-    run_trials(tiny, trials, work)
-    rows = records.read(trials)
-    figures = {row["change"]: row["figures"] for row in rows}
-    start = figures["unchanged"]
-    same = [row for row in rows if row["kind"] == "same"]
-    assert len(same) == 6
-    for row in same:  # a change that moves no prediction does not reach the ratio
-        assert row["shift"] < 1e-4
-        ratio = row["figures"]["ratio_folded_math"]
-        assert ratio == pytest.approx(start["ratio_folded_math"], rel=2e-3), row["change"]
-    assert abs(figures["common vector"]["cosine_math"] - start["cosine_math"]) > 0.3
-    assert set(start) <= {f"{name}_{domain}" for name in KEPT for domain in sources.DOMAINS}
-    assert figures["fine-tuned, body"]["cosine_math"] == pytest.approx(start["cosine_math"], abs=1e-5)
-    run_trials(tiny, trials, work)
-    assert len(records.read(trials)) == len(rows)
 
 
 def test_results_of_another_configuration_are_refused(tiny, tmp_path):
@@ -218,7 +187,6 @@ def test_results_of_another_configuration_are_refused(tiny, tmp_path):
     [
         ({"recipes": {"x": {"shares": {"text": 0.5}}}}, "sum to 1"),
         ({"recipes": {"x": {"shares": {"poems": 1.0}}}}, "expected shares of"),
-        ({"recipes": {"x": {"shares": {"text": 1.0}, "teacher": "y"}}}, "no recipe 'y'"),
         ({"settings": {"x": {"momentum": 1}}}, "expected keys of"),
         ({"population": {"huge": {"recipes": "all", "seeds": [0], "settings_on": []}}}, "no size 'huge'"),
         ({"population": {"small": {"recipes": ["y"], "seeds": [0], "settings_on": []}}}, "no recipe 'y'"),
