@@ -79,14 +79,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     rest, extra = args[len(name.split()) :], COMMANDS[name][1]
 
-    def work() -> int:
+    def command() -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
         if extra and not {"-h", "--help"} & set(rest):
             require_extra(extra, f"`dispersion {name}`")
         parser, run = parser_of(name)
         parser.set_defaults(command=shlex.join(["dispersion", *args]))
-        return run(parser.parse_args(rest))
+        return parser, run
 
-    return exit_code_of(f"dispersion {name}", work)
+    return exit_code_of(f"dispersion {name}", command, rest)
 
 
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:

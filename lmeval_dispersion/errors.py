@@ -1,15 +1,12 @@
 """Every exception that a user can cause.
 
-A message says what was expected, what was given and what to do next: by options in a command, by arguments in
-Python.
+A message says what was expected, what was given and what to do next. It names arguments as Python does; a
+command puts the option in place of the one that is wrong.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 # Extra of the package -> libraries that it installs; they show whether it is installed.
 LIBRARIES = {
@@ -21,57 +18,30 @@ LIBRARIES = {
 }
 
 
-# Option -> the matching argument of the public functions. Messages name options.
-_ARGUMENTS = {
-    name: name.replace("-", "_")
-    for name in (
-        *("author", "base-model", "limit", "max-requests", "tag", "column"),
-        *("audit-sample", "bin-size", "bins", "control", "demo", "device", "domain"),
-        *("family", "force", "held-out", "layer", "metric", "ngram", "occurrences"),
-        *("pack", "reference", "refresh", "registry", "seed", "segment", "segments", "since"),
-        *("gpus-per-checkpoint", "timeout", "tokenizer", "where"),
-    )
-} | {"batch-size": "batch", "feature": "features", "shortlist": "k", "slice": "by", "study": "folder"}
-_OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w-])(?:[ =](\d[\w.]*)|=(\w+))?")
-_in_a_command = False
-
-
-@contextmanager
-def in_a_command() -> Iterator[None]:
-    """Inside, messages name options (``--bin-size 50``); elsewhere arguments (``bin_size=50``)."""
-    global _in_a_command
-    before, _in_a_command = _in_a_command, True
-    try:
-        yield
-    finally:
-        _in_a_command = before
-
-
-def is_in_a_command() -> bool:
-    """Whether one of our commands is running; it prints an error as a sentence."""
-    return _in_a_command
-
-
-def _as_argument(option: re.Match[str]) -> str:
-    name, number, word = option.groups()
-    if name not in _ARGUMENTS:
-        return option[0]
-    return f"{_ARGUMENTS[name]}={number or (repr(word) if word else '')}"
-
-
 def printable(text: str, keep: str = "") -> str:
     """A text that is safe to print: control characters other than ``keep`` are escaped."""
     return "".join(sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text)
 
 
 class DispersionError(Exception):
-    """Base of all errors. ``exit_code`` is the exit code of a command that it ends."""
+    """Base of all errors. ``exit_code`` is the exit code of a command that it ends.
+
+    ``argument`` is the name of the wrong argument, if one is; the message follows it.
+    """
 
     exit_code = 1
 
+    def __init__(self, message: str = "", *, argument: str = "") -> None:
+        super().__init__(message)
+        self.argument = argument
+
     def __str__(self) -> str:
+        return self.naming(self.argument)
+
+    def naming(self, argument: str) -> str:
+        """The message after a name for the wrong argument, such as its option."""
         text = printable(super().__str__(), keep="\n")
-        return text if _in_a_command else _OPTION.sub(_as_argument, text)
+        return f"{argument}: {text}" if argument else text
 
 
 class UsageError(DispersionError):

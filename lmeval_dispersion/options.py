@@ -7,11 +7,11 @@ import difflib
 import os
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lmeval_dispersion.errors import LIBRARIES, DispersionError, in_a_command
+from lmeval_dispersion.errors import LIBRARIES, DispersionError
 from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.report import FORMATS
 from lmeval_dispersion.report.document import SITE
@@ -66,18 +66,27 @@ class _Parser(argparse.ArgumentParser):
         return (near or [name for name in known if name.startswith(option)] or [""])[0]
 
 
-def exit_code_of(name: str, work: Callable[[], int]) -> int:
-    """Run a command and return its exit code; a user's errors print one sentence, no traceback."""
+def exit_code_of(
+    name: str,
+    command: Callable[[], tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]],
+    words: Sequence[str],
+) -> int:
+    """Run a command, a parser and a function, and return its exit code.
+
+    A user's errors print one sentence, with the option for the argument that they name, and no traceback.
+    """
     debug = bool(os.environ.get("DISPERSION_DEBUG"))
+    actions: list[argparse.Action] = []
     try:
-        with in_a_command():
-            try:
-                return work()
-            except DispersionError as error:
-                if debug:
-                    raise
-                print(f"{name}: {error}", file=sys.stderr)
-                return error.exit_code
+        parser, run = command()
+        actions = parser._actions
+        return run(parser.parse_args(words))
+    except DispersionError as error:
+        if debug:
+            raise
+        options = {action.dest: action.option_strings[-1] for action in actions if action.option_strings}
+        print(f"{name}: {error.naming(options.get(error.argument, error.argument))}", file=sys.stderr)
+        return error.exit_code
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if debug or package in ("lmeval_dispersion", "lmeval_screener"):
@@ -186,7 +195,7 @@ def add_one_slice(
 ) -> None:
     """Add ``--slice COLUMN`` for commands that take one; ``otherwise`` says what None means."""
     text = f"column of the documents that makes the slices (default: {otherwise or default})"
-    parser.add_argument("--slice", action=_Once, default=default, metavar="COLUMN", help=text)
+    parser.add_argument("--slice", action=_Once, dest="by", default=default, metavar="COLUMN", help=text)
 
 
 def add_metrics(parser: argparse._ActionsContainer) -> None:

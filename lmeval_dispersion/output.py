@@ -165,20 +165,20 @@ def write_whole(path: Path, content: bytes) -> None:
             beside.unlink(missing_ok=True)
     except OSError as error:
         raise DispersionError(
-            f"could not write {path}: {error.strerror or error}; free some space or name another --output"
+            f"could not write {path}: {error.strerror or error}; free some space or name another file"
         ) from error
 
 
 def _check_writable(path: Path) -> None:
     if path.is_dir():
-        raise UsageError(f"expected --output to be a file, got the folder {path}")
+        raise UsageError(f"expected a file, got the folder {path}", argument="output")
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise UsageError(f"expected --output in an existing folder, got {path}; create {folder} first")
+        raise UsageError(f"expected an existing folder, got {path}; create {folder} first", argument="output")
     if not os.access(path if path.exists() else folder, os.W_OK) or not (
         os.access(folder, os.W_OK) or (path.exists() and not path.is_file())
     ):
-        raise UsageError(f"expected --output where writing is allowed, got {path}")
+        raise UsageError(f"expected a file that may be written, got {path}", argument="output")
 
 
 def _by_suffix(path: Path) -> str:
@@ -186,7 +186,7 @@ def _by_suffix(path: Path) -> str:
         return _SUFFIXES[path.suffix.lower()]
     except KeyError:
         raise UsageError(
-            f"expected --output with the suffix {', '.join(_SUFFIXES)}, or with --format, got {path}"
+            f"expected the suffix {', '.join(_SUFFIXES)}, or a format, got {path}", argument="output"
         ) from None
 
 

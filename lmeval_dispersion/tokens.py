@@ -61,7 +61,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     task = args.task or args.tasks
     if bool(task) == bool(args.questions) or (args.questions and not args.base) or (args.task and args.tasks):
-        raise UsageError("expected the NAME of a task, or --base MODEL with --task NAME or --questions FILE")
+        raise UsageError("expected the NAME of a task, or a base with a task or a file of questions")
     output = Output.of(args)
     if task:
         output.say(f"dispersion tokens: asking lm-eval for {task} and its documents …")
@@ -72,7 +72,7 @@ def _run(args: argparse.Namespace) -> int:
         output.say(f"note: {note}")
     if output.path:
         print(head)
-        output.say(f"next: screen-checkpoints CHECKPOINT… --task {output.path}")
+        output.say(f"next: `screen-checkpoints CHECKPOINT… --task {output.path}`")
     return 0
 
 
@@ -129,7 +129,7 @@ def _found(args: argparse.Namespace, task: str | None) -> tuple[dict[str, Any], 
     else:
         texts = [text.text for text in Texts(args.questions, column=args.column)][:QUESTIONS]
         if not texts:
-            raise UsageError(f"{args.questions} holds no text; check the file and --column")
+            raise UsageError(f"{args.questions} holds no text; check the file and its column")
         name = Path(args.questions).name.split(".")[0]
         tasks, source = [], f"questions of {Path(args.questions).name}"
     loaded = load_model(args.base, revision=args.revision, device=args.device)

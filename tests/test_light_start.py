@@ -107,7 +107,7 @@ def test_a_library_that_no_extra_brings_is_not_said_to_be_in_one(error, sentence
     def missing():
         raise error
 
-    assert exit_code_of("dispersion race", missing) == 1
+    assert exit_code_of("dispersion race", missing, []) == 1
     assert capsys.readouterr().err == f"dispersion race: {sentence}\n"
 
 

@@ -121,7 +121,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
     """Run ``dispersion calibrate``."""
     output, file = report_beside(args, "json") if args.output else (Output.of(args), None)
     calibration = calibrate(
-        args.run, where=args.where, layer=args.layer, by=args.slice, features=args.feature, seed=args.seed
+        args.run, where=args.where, layer=args.layer, by=args.by, features=args.feature, seed=args.seed
     )
     if file:
         file.write_text(calibration.calibrator.to_json())
@@ -156,7 +156,7 @@ def run_predict(args: argparse.Namespace) -> int:
         raise UsageError(
             f"expected CALIBRATOR and RUN, got no {lacking}; `dispersion calibrate` writes a calibrator"
         )
-    result = predict(args.calibrator, args.run, where=args.where, by=args.slice, force=args.force)
+    result = predict(args.calibrator, args.run, where=args.where, by=args.by, force=args.force)
     output.write(result.document())
     refused = [row.reason is not None for row in result.slices]
     return 1 if all(refused) else 3 if any(refused) else 0

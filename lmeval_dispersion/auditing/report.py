@@ -65,7 +65,7 @@ JUDGED = {
     "paper_protocol": "the paper's protocol",
     "ranking": "ranking",
 }
-_LEFT_OUT = Missing("left out; --details computes it")
+_LEFT_OUT = Missing("left out; the details have it")
 
 
 @dataclass(frozen=True, repr=False)

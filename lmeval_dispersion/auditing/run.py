@@ -408,12 +408,15 @@ def rows_where(run: AuditRun, expression: str) -> Rows:
         # pandas raises whatever the values raise; a user's expression must not cause a traceback.
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(
-            f"--where {expression!r}: {reason}; write comparisons, such as {_EXAMPLE!r}, of the columns "
-            f"{', '.join(map(str, run.documents.columns))}"
+            f"{expression!r}: {reason}; write comparisons, such as {_EXAMPLE!r}, of the columns "
+            f"{', '.join(map(str, run.documents.columns))}",
+            argument="where",
         ) from None
     rows = np.flatnonzero(chosen.astype(bool))
     if not len(rows):
-        raise UsageError(f"no document satisfies --where {expression!r}; look at the values of its columns")
+        raise UsageError(
+            f"no document satisfies {expression!r}; look at the values of its columns", argument="where"
+        )
     return rows
 
 

@@ -31,7 +31,7 @@ def failure_sentence(error: Exception) -> str | None:
     first = text.splitlines()[0].rstrip(".") if text else type(error).__name__
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "OutOfMemoryError" in kinds or "out of memory" in text.lower() or isinstance(error, MemoryError):
-        return f"out of memory: {first}; lower --batch_size, or try --batch_size auto"
+        return f"out of memory: {first}; lower batch_size, or try batch_size auto"
     if text.startswith("Tasks not found"):
         names = first.partition(": ")[2].split(",")
         near = [n for name in names for n in difflib.get_close_matches(name.strip(), install.task_names())]
@@ -40,11 +40,11 @@ def failure_sentence(error: Exception) -> str | None:
     if text.startswith("Duplicate task"):
         return f"{first}; name it once"
     if text.startswith("Attempted to load model"):
-        return f"{first}; dispersion tasks need --model hf"
-    if "ensure --apply_chat_template is set" in text:
-        return "this --model takes chats alone; add --apply_chat_template"
+        return f"{first}; dispersion tasks need the model hf"
+    if "apply_chat_template is set" in text:
+        return "the model takes chats alone; add apply_chat_template"
     if "chat_template" in text or "chat template" in text:
-        return f"{first}; leave --apply_chat_template out, or use a model whose tokenizer has a template"
+        return f"{first}; leave apply_chat_template out, or use a model whose tokenizer has a template"
     if isinstance(error, OSError):
         return f"{first}; check the name of the model or data set, and the network"
     return None

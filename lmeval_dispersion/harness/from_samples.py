@@ -137,7 +137,8 @@ def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[
     if commit and "@" in identity.get("weights", "") and not identity["weights"].endswith(str(commit)):
         raise HarnessError(
             f"the samples come from commit {commit}, but the model is {identity['weights']}; "
-            f"pass --model_args revision={commit}"
+            f"pass revision={commit}",
+            argument="model_args",
         )
     dtype = str(config.get("model_dtype") or "").removeprefix("torch.")
     if dtype and dtype != identity.get("dtype"):
@@ -258,6 +259,6 @@ def _agreement(task: LoggedTask, force: bool) -> tuple[dict[str, float], list[st
     if far and not force:
         raise HarnessError(
             f"{task.name}: {difference}: the samples come from another model, tokenizer or prompt template; "
-            "name the model that gave the answers, or pass --force"
+            "name the model that gave the answers, or force it"
         )
     return figures, [f"{difference}: another model, tokenizer or precision"] if far else []

@@ -326,8 +326,8 @@ def check_model(lm: Any, tasks: str) -> None:
     kind = lm if isinstance(lm, type) else type(lm)
     if not issubclass(kind, HFLM):
         raise HarnessError(
-            f"{tasks} needs hidden states, which {kind.__name__} does not give; use --model hf, or run the "
-            "stock task with --log_samples and then `dispersion embed MODEL --from-samples RESULTS`"
+            f"{tasks} needs hidden states, which {kind.__name__} does not give; use the model hf, or run the "
+            "stock task with log_samples and then `dispersion embed MODEL --from-samples RESULTS`"
         )
     if getattr(lm, "backend", "causal") != "causal":
         raise HarnessError(
@@ -343,7 +343,7 @@ def check_choice(lm: Any, evaluation: RunningEvaluation) -> None:
     tokenizer = getattr(lm, "tokenizer", None)
     if evaluation.apply_chat_template is True and tokenizer is not None and not tokenizer.chat_template:
         raise HarnessError(
-            "the model's tokenizer has no chat template; leave --apply_chat_template out, or use a model "
+            "the model's tokenizer has no chat template; leave apply_chat_template out, or use a model "
             "whose tokenizer has one"
         )
 

@@ -184,7 +184,7 @@ class TaskMetrics:
                 warnings.append((shared, f"{metric} is NaN: {n} {kind}documents, two are needed"))
         for layer, bad in self.without_direction.items():
             if bad:
-                why = f"states of {layer} are zero or not finite and left out; try --model_args dtype=float32"
+                why = f"states of {layer} are zero or not finite and left out; try model_args dtype=float32"
                 warnings.append((why, f"{bad} of {len(self.vectors[layer])} {why}"))
         if self.truncated:
             why = "prompts were longer than the model's context and cut on the left"

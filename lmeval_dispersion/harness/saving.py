@@ -139,7 +139,7 @@ def _store_folder(task: str, metadata: Mapping[str, Any], evaluation: RunningEva
         stamp = _stamps.setdefault(evaluation.tracker, datetime.now().strftime("%Y-%m-%dT%H-%M-%S"))
         return output / f"dispersion_{stamp}" / task
     log.warning(
-        "%s: the vectors of this run are not kept; give --output_path, --metadata dispersion_store=DIR or %s",
+        "%s: the vectors of this run are not kept; give output_path, metadata dispersion_store=DIR or %s",
         task,
         VARIABLE,
     )
@@ -153,7 +153,7 @@ def _say_unfinished(root: Path) -> None:
     left = [path.parent for path in begun if not path.with_name(MANIFEST).exists()]
     if left:
         log.warning(
-            "%s comes from a run that did not finish; --use_cache does not shorten this run, because "
+            "%s comes from a run that did not finish; use_cache does not shorten this run, because "
             "vectors need the model",
             left[0],
         )

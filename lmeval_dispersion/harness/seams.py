@@ -64,7 +64,6 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import handle_non_serializable, sanitize_list, simple_parse_args_string
 from transformers.utils.logging import disable_progress_bar
 
-from lmeval_dispersion import errors
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError, require_extra
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.harness.adapters import check_reaches, downloaded
@@ -98,6 +97,7 @@ class RunningEvaluation:
     use_cache: Any = None  # as given
     metrics: Any = None  # key -> figure of the task that ends, which its results will have
     command_line: bool = False  # whether lm-eval's own command runs
+    ours: bool = False  # whether our command runs it
 
     def category(self, task: str) -> str | None:
         """Alias of the group that directly holds ``task``; None without a group."""
@@ -141,6 +141,8 @@ def running_evaluation() -> RunningEvaluation:
                 known |= {name: scope.get(name) for name in given}
                 if "lm" in scope:
                     known.setdefault("lm", getattr(scope["lm"], "lm", scope["lm"]))
+        elif module == "lmeval_dispersion.cli":
+            known["ours"] = True
         frame = frame.f_back  # type: ignore[assignment]
     return RunningEvaluation(**known)
 
@@ -574,7 +576,7 @@ def backend(name: str) -> type:
         return registry.get_model(name)  # type: ignore[no-any-return]
     except (KeyError, ValueError) as error:
         raise UsageError(
-            f"lm-eval has no --model {name!r}; see the --model of `lm_eval run --help`"
+            f"expected a model of `lm_eval run --help`, got {name!r}", argument="model"
         ) from error
 
 
@@ -597,7 +599,7 @@ def loaded_lm(name: str, arguments: Mapping[str, Any], check: Callable[[Any], No
         require_extra("adapters", "loading an adapter")
         if not issubclass(kind, HFLM):
             raise HarnessError(
-                f"it is an adapter, which --model {name} does not load; use --model hf, or merge it into its "
+                f"it is an adapter, which the model {name} does not load; use hf, or merge it into its "
                 "base (merge_and_unload, save_pretrained)"
             )
     if settings.get("device") is None and issubclass(kind, HFLM) and not torch.cuda.is_available():
@@ -613,10 +615,10 @@ def one_sentence() -> Iterator[None]:
     try:
         yield
     except DispersionError as error:
-        if errors.is_in_a_command() or not running_evaluation().command_line:
+        evaluation = running_evaluation()
+        if evaluation.ours or not evaluation.command_line:
             raise
-        with errors.in_a_command():
-            raise SystemExit(f"lm_eval: {error}") from error
+        raise SystemExit(f"lm_eval: {error}") from error
 
 
 class Pooled(float):

@@ -61,7 +61,7 @@ def embed(
     task = task or Path(source.source).name
     entries = list(source)
     if not entries:
-        raise UsageError(f"{source.source} holds no text; check the file and --column")
+        raise UsageError(f"{source.source} holds no text; check the file and its column")
     if report := source.report():
         print(report, file=sys.stderr)
     longest = _longest(loaded)

@@ -288,7 +288,7 @@ def draw_segments(
         raise UsageError(
             f"expected text for at least one segment of {length} tokens, got none: "
             f"{_report(texts.source, _counts(texts, 0))}; use shorter segments, "
-            + ("or more text" if pack or texts.continuous else "or --pack to join texts")
+            + ("or more text" if pack or texts.continuous else "or join texts (pack)")
         )
     order = rng.permutation(min(most, offered))
     return {"tokens": tokens[order], "origins": origins[order]}

@@ -152,7 +152,7 @@ class CausalModel:
             if len(tokens) == 1:
                 raise DispersionError(
                     f"one segment of {tokens.shape[1]} tokens does not fit on {self.loaded.device}; "
-                    "use shorter segments, --model_args load_in_8bit=True or --device auto"
+                    "use shorter segments, model_args load_in_8bit=True or device auto"
                 ) from error
         # Outside the handler, which would keep the failed pass's tensors alive.
         if torch.cuda.is_available():
@@ -191,7 +191,7 @@ class CausalModel:
         bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
         if bad.size:
             text, start = origins[int(bad[0])]
-            advice = "use --model_args dtype=bfloat16 or dtype=float32"
+            advice = "use model_args dtype=bfloat16 or dtype=float32"
             if self.loaded.model.dtype == torch.float32:
                 advice = "check the checkpoint's weights"
             layer = "the output" if name == "nll" else name

@@ -113,7 +113,7 @@ class StudiesCompared(FrameReport):
         tables = {"differences": table(self._named(), "First, second, and second minus first", _EVERY)}
         frame = self._named().sort_values("clear", ascending=False, kind="stable")
         for figure, rows in frame.groupby("figure", sort=False):
-            more = f"{_SHOWN} of {len(rows)} rows; --details shows all." if len(rows) > _SHOWN else ""
+            more = f"{_SHOWN} of {len(rows)} rows; the details show all." if len(rows) > _SHOWN else ""
             tables[str(figure)] = table(rows.head(_SHOWN).sort_index(), str(figure), _CLEAREST, more=more)
         return tables
 

@@ -87,7 +87,7 @@ class ClustersResult(StudyResult):
     def tables(self) -> dict[str, Table]:
         """``some`` distances; ``summary``: all of them; ``ngrams``: of each cluster."""
         left = len(self.ngrams) - _SHOWN_NGRAMS
-        more = f"{left} more; --format json has them." if left > 0 else ""
+        more = f"{left} more; JSON has them." if left > 0 else ""
         caption = "Distance between clusters over that within them"
         return {
             "some": table(self.summary, caption, _RATIOS, most=12),
@@ -287,7 +287,7 @@ def recurring_contexts(
         raise UsageError(
             f"expected at least 2 {ngram}-grams that occur {occurrences} times with {body} tokens before "
             f"them, got {len(chosen)} (the most frequent one occurs {most} times); pass more text, or lower "
-            "--ngram, --occurrences or --segment"
+            "ngram, occurrences or segment"
         )
     begin = np.concatenate(chosen) - body
     drawn = np.empty((len(begin), segment), dtype=np.uint32)

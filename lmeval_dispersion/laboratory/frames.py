@@ -47,7 +47,7 @@ def table(
 ) -> Table:
     """A table of a frame's columns, without those that are empty; of ``most`` rows, spread evenly."""
     if 0 < most < len(frame):
-        more = f"{most} of {len(frame)} rows; --details shows all."
+        more = f"{most} of {len(frame)} rows; the details show all."
         frame = frame.iloc[np.linspace(0, len(frame) - 1, most).round().astype(int)]
     return Table.of(records(frame), caption, columns=columns, more=more)
 

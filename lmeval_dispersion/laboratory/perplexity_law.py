@@ -236,11 +236,9 @@ def law(
             eight bins, too few for r.
         NonFiniteStateError: The model produces NaN; names layer and text.
     """
-    if bins < FEWEST_BINS or bin_size < 3:
-        raise UsageError(
-            f"expected --bins of at least {FEWEST_BINS} and --bin-size of at least 3, "
-            f"got {bins} and {bin_size}"
-        )
+    for name, value, least in (("bins", bins, FEWEST_BINS), ("bin_size", bin_size, 3)):
+        if value < least:
+            raise UsageError(f"expected at least {least}, got {value}", argument=name)
     settings = {
         **{"segment": segment, "segments": segments, "layers": layers, "bins": bins, "bin_size": bin_size},
         **{"contexts": [int(c) for c in contexts if 0 < c < segment], "control": as_controls(control)},
@@ -295,11 +293,11 @@ def _first_pass(analysis: Analysis, causal: CausalModel, layers: list[str], sour
     drawn = analysis.segments(name, causal, settings["segments"], source=source)
     n, size = len(drawn.tokens), settings["bin_size"]
     if n // size < FEWEST_BINS:
-        more = "a larger --segments" if n == settings["segments"] else "more text"
+        more = "more segments" if n == settings["segments"] else "more text"
         raise UsageError(
             f"expected {FEWEST_BINS} bins of {size} segments at least, {FEWEST_BINS * size} segments, to say "
             f"anything about r, got {n} of {settings['segment']} tokens from {drawn.source}; "
-            f"pass {more}, or a smaller --bin-size or --segment"
+            f"pass {more}, or make bins or segments smaller"
         )
     # Each unit has whole rounds of the jackknife's groups, so that it begins with the first.
     rows_a_unit = -(-n // (_UNITS * _GROUPS)) * _GROUPS

@@ -230,17 +230,15 @@ def _prepare(folder: Path, kind: str, settings: dict[str, Any], names: Mapping[s
     if is_study(folder):
         manifest = read_manifest(folder)
         if manifest["kind"] != kind:
-            raise UsageError(
-                f"{folder} holds a study of {manifest['kind']}, not of {kind}; pass another --study"
-            )
+            raise UsageError(f"{folder} holds a study of {manifest['kind']}, not of {kind}; name another")
         if changes := _changes(manifest["settings"], settings):
             raise UsageError(
-                f"{folder} holds a study with other settings ({'; '.join(changes)}); pass another --study"
+                f"{folder} holds a study with other settings ({'; '.join(changes)}); name another"
             )
         return
     with _writing(folder):
         if folder.exists() and (not folder.is_dir() or any(path.name != "work" for path in folder.iterdir())):
-            raise UsageError(f"{folder} exists but is not a study; pass another --study")
+            raise UsageError(f"{folder} exists but is not a study; name another folder")
         folder.mkdir(parents=True, exist_ok=True)
     versions = {name: version(name) for name in ("torch", "transformers")}
     manifest = {"format": FORMAT, "kind": kind, "complete": False, "settings": settings, "names": names}
@@ -262,8 +260,8 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DispersionError(
-            f"the study in {folder} cannot be written: {error.strerror or error}; free some space, or pass "
-            "another --study"
+            f"the study in {folder} cannot be written: {error.strerror or error}; free some space, or name "
+            "another folder"
         ) from error
 
 

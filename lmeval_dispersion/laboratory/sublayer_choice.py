@@ -121,7 +121,7 @@ def _measure(analysis: Analysis) -> None:
     ((_, causal, names),) = analysis.models(losses=False)
     if len(names) < 2:
         raise UsageError(
-            f"expected at least two candidates to choose from, got {', '.join(names)}; pass --layer for each"
+            f"expected at least two candidates to choose from, got {', '.join(names)}; name them as layers"
         )
     drawn = analysis.segments("pool", causal, _POOL * settings["sizes"][-1])
     pool = len(drawn.tokens)

@@ -88,7 +88,8 @@ def chosen_model(model: str, model_args: str = "", device: str | None = None) ->
     four, eight, trust = (given.pop(flag, "").lower() == "true" for flag in flags)
     if given:
         raise UsageError(
-            f"expected --model_args among dtype, peft, revision, {', '.join(flags)}, got {', '.join(given)}"
+            f"expected dtype, peft, revision, {', '.join(flags)}, got {', '.join(given)}",
+            argument="model_args",
         )
     if four and eight:
         raise UsageError("expected load_in_4bit or load_in_8bit, got both")
@@ -101,10 +102,10 @@ def key_values(model_args: str) -> dict[str, str]:
     pairs = [pair.strip().partition("=") for pair in model_args.split(",") if pair.strip()]
     for key, equals, value in pairs:
         if not equals or not key.strip():
-            raise UsageError(f"expected --model_args K=V,K=V, got {key + equals + value!r}")
+            raise UsageError(f"expected K=V,K=V, got {key + equals + value!r}", argument="model_args")
     given = {key.strip(): value.strip() for key, _, value in pairs}
     if len(given) < len(pairs):
-        raise UsageError(f"expected each of --model_args once, got {model_args}")
+        raise UsageError(f"expected each key once, got {model_args}", argument="model_args")
     return given
 
 
@@ -226,7 +227,7 @@ def _source(name: str | Path) -> str:
     path = Path(text).expanduser()
     if path.is_dir():
         if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
-            raise UsageError(f"{text} is a PEFT adapter; name its base model, with --model_args peft={text}")
+            raise UsageError(f"{text} is a PEFT adapter; name its base model, with model_args peft={text}")
         if not (path / "config.json").is_file():
             inside = sorted(child.parent.name for child in path.glob("*/config.json"))
             hint = f"it holds the models {', '.join(inside[:5])}" if inside else "check the path"

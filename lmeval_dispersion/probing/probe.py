@@ -260,7 +260,7 @@ def _run(args: argparse.Namespace) -> int:
     output = Output.of(args)
     targets = parse_targets(args.checkpoints)
     if args.questions < FEWEST:
-        raise UsageError(f"expected --questions of at least {FEWEST}, got {args.questions}")
+        raise UsageError(f"expected at least {FEWEST}, got {args.questions}", argument="questions")
     questions = Questions(
         args.tasks,
         args.questions,

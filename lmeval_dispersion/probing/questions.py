@@ -98,7 +98,7 @@ class Questions:
         if answers and not known:
             raise refused[0]
         self._answers = known or UsageError(
-            f"{str(refused[0]).partition(';')[0]}; --answers takes a set of `dispersion tokens`"
+            f"{str(refused[0]).partition(';')[0]}; pass a set of `dispersion tokens`", argument="answers"
         )
 
     def __len__(self) -> int:
@@ -186,7 +186,7 @@ def _log_likelihoods(lm: Any, requests: list[Any]) -> list[tuple[float, bool]]:
         return list(lm.loglikelihood(requests, **_silent(lm.loglikelihood))) if requests else []
     except NotImplementedError as error:
         raise UsageError(
-            f"a probe needs log-likelihoods, which {type(lm).__name__} does not give; use --model hf or vllm"
+            f"a probe needs log-likelihoods, which {type(lm).__name__} does not give; use hf or vllm"
         ) from error
 
 

@@ -212,7 +212,7 @@ class Evaluation:
             if not 0 <= value <= 1:
                 raise UsageError(
                     f"{task}: expected scores from 0 to 1, got {metric} {value:g} of document {i}; name "
-                    f"another --metric of {', '.join(sample.metrics)}"
+                    f"another metric of {', '.join(sample.metrics)}"
                 )
             found.append((value, sample.columns["probability"]))
             if not np.isfinite(sample.columns["logprobs"]).all():
@@ -222,7 +222,7 @@ class Evaluation:
                 if not self.chat:
                     raise HarnessError(
                         f"{label} was asked document {i} of {task} in another prompt than the "
-                        "checkpoints before it; remove its folder in --output_path, and it is asked anew"
+                        "checkpoints before it; remove its folder there, and it is asked anew"
                     )
                 self.others[label].add((task, i))  # a template may hold the date
         return Scores(*np.array(found, dtype=np.float64).T)
@@ -231,7 +231,7 @@ class Evaluation:
         """Sentences on answers that may not compare."""
         found = [
             f"{label}: the log-probabilities of {len(odd)} questions are not finite; its weights may be "
-            "damaged, or try --model_args dtype=float32."
+            "damaged, or try model_args dtype=float32."
             for label, odd in self.odd.items()
         ]
         return found + [
@@ -250,8 +250,9 @@ class Evaluation:
 
     def _unusable(self, task: str, metrics: Iterable[str]) -> UsageError:
         return UsageError(
-            f"{task}: expected --metric with a score from 0 to 1 for each question, the higher the "
-            f"better, got {split_judge(self._named)[1] or 'none'}; it has {', '.join(metrics)}"
+            f"{task}: expected a score from 0 to 1 for each question, the higher the better, "
+            f"got {split_judge(self._named)[1] or 'none'}; it has {', '.join(metrics)}",
+            argument="metric",
         )
 
     def _judge(self, task: str, filters: Mapping[str, Mapping[int, Sample]]) -> tuple[str, str]:

@@ -114,10 +114,12 @@ class RaceFolder:
             lock.acquire()
         except Timeout:
             raise UsageError(
-                f"another race runs in {self.path}; wait until it ends, or name another --output_path"
+                f"another race runs in {self.path}; wait until it ends, or name another folder"
             ) from None
         except OSError as error:
-            raise UsageError(f"expected --output_path to be a folder, got {self.path} ({error})") from error
+            raise UsageError(
+                f"expected a folder, got {self.path} ({error})", argument="output_path"
+            ) from error
         try:
             yield
         finally:
@@ -129,7 +131,7 @@ class RaceFolder:
         if other := next((key for key in now if kept and kept.get(key) != now[key]), None):
             raise UsageError(
                 f"{self.path} is of a race {_difference(other, kept.get(other), now[other])}; "
-                "name another --output_path, or remove the folder"
+                "name another output_path, or remove the folder"
             )
         if kept:
             return
@@ -218,4 +220,4 @@ def kept_race(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError, AttributeError) as wrong:
         error = wrong
-    raise UsageError(f"expected a race in {path}, got {error}; name another --output_path") from error
+    raise UsageError(f"expected a race in {path}, got {error}; name another folder") from error

@@ -76,9 +76,11 @@ def lineup(
     """
     content, notes = manifest_in(named), list[str]()
     unscreened = content or (all and not isinstance(named, Result))
-    of_screen = {"base": base, "domain": domain, "audit-sample": audit_sample}
+    of_screen = {"base": base, "domain": domain, "audit_sample": audit_sample}
     if unscreened and (unused := [name for name, value in of_screen.items() if value]):
-        raise UsageError(f"--{unused[0]} is of a screen, which --all and a list go without; leave it out")
+        raise UsageError(
+            "needs a screen, which a list and all checkpoints go without; leave it out", argument=unused[0]
+        )
     if not content and all and not isinstance(named, Result):
         if api and not family:
             return Lineup([Entry(name, {"model": name}, None, "named") for name in dict.fromkeys(named)])
@@ -109,7 +111,7 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
         UsageError: No manifest is named, a model is not in it, or one that it lists was not evaluated.
     """
     if not (content := manifest_in(named)):
-        raise UsageError(f"expected one folder of --emit or of a race with --replay, got {', '.join(named)}")
+        raise UsageError(f"expected a short list's folder or a race's to replay, got {', '.join(named)}")
     candidates = _in_order(content)
     # Matched as supplied accuracies are: in place of one, each has its position.
     rated = [
@@ -154,8 +156,8 @@ def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> Answe
         check_answers(name, answers)
     except DispersionError as error:
         raise UsageError(
-            f"expected --domain SET, by whose tokens to screen: {error}; or --all, which races all in the "
-            "order given"
+            f"expected the token set to screen by: {error}; or race all, in the order given",
+            argument="domain",
         ) from error
     about = f"the answers of {name} ({documents:,} documents)"
     return AnswerSet(name, tasks_in(tasks), about=about, answers=dict(answers))

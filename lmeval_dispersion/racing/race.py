@@ -33,11 +33,11 @@ def check_settings(error: float, margin: float, seed: int, limit: int | None = N
     for name, value, fits, wanted in (
         ("error", error, 0 < error < 1, "above 0 and below 1"),
         ("margin", margin, 0 <= margin < 1, "from 0 to below 1"),
-        ("seed", seed, seed >= 0, "of at least 0"),
-        ("limit", limit, limit is None or limit >= 1, "of at least 1"),
+        ("seed", seed, seed >= 0, "at least 0"),
+        ("limit", limit, limit is None or limit >= 1, "at least 1"),
     ):
         if not fits:
-            raise UsageError(f"expected --{name} {wanted}, got {value}")
+            raise UsageError(f"expected {wanted}, got {value}", argument=name)
 
 
 def race(
@@ -96,20 +96,22 @@ def race(
     start = time.perf_counter()
     check_settings(error, margin, options.get("seed", 0), options.get("limit"))
     if engine not in (None, "ray") or (gpus_per_checkpoint is not None and not engine):
-        raise UsageError(f"expected --engine ray, which --gpus-per-checkpoint needs, got {engine or 'none'}")
+        raise UsageError(
+            f"expected ray, which GPUs a checkpoint need, got {engine or 'none'}", argument="engine"
+        )
     if engine:
-        require_extra("ray", "--engine ray")
+        require_extra("ray", "the engine ray")
     named: Any = [checkpoints] if isinstance(checkpoints, str | os.PathLike) else checkpoints
     labels = [c.label for c in named.checkpoints] if hasattr(named, "groups") else [*map(os.fspath, named)]
     named = named if hasattr(named, "groups") else labels
     if not labels and not family:
         raise UsageError(
-            "expected checkpoints to race, got none: name a folder of them, ORG/NAME or --family"
+            "expected checkpoints to race, got none: name a folder of them, ORG/NAME or a family"
         )
     given = tasks or ",".join(manifest_in(named).get("tasks", ()))
     tasks = ",".join(tasks_in(given))
     if not tasks:
-        raise UsageError("expected --tasks NAME,NAME, which lm-eval has and checkpoints race on, got none")
+        raise UsageError("expected NAME,NAME, tasks of lm-eval to race on, got none", argument="tasks")
     path = Path(output_path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
     which: dict[str, Any] = {"family": family, "domain": domain, "base": base, "all": all}
     which["audit_sample"] = audit_sample
@@ -117,8 +119,9 @@ def race(
     keys = [pair.partition("=")[0].strip() for pair in backend["model_args"].split(",")]
     if own := [key for key in keys if key in ("pretrained", "model", "revision")]:
         raise UsageError(
-            f"expected --model_args that all checkpoints share, got {own[0]}, which is each one's own; name "
-            "the checkpoints before the options"
+            f"expected what all checkpoints share, got {own[0]}, which is each one's own; name the "
+            "checkpoints instead",
+            argument="model_args",
         )
     options = {"seed": 0, "metric": None, **options}
     from lmeval_dispersion.harness.recording import check_model  # imports torch

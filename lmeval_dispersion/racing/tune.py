@@ -51,8 +51,8 @@ def race_on_ray(
         with _cluster() as most, progress_bar(hidden=hidden, every=LINES) as update:
             if gpus is not None and (not 0 <= gpus <= most or (gpus > 1 and gpus % 1)):
                 raise UsageError(
-                    f"expected --gpus-per-checkpoint, whole or a part of 1, up to {most:g}, the most of a "
-                    f"node, got {gpus:g}"
+                    f"expected whole ones or a part of 1, up to {most:g}, the most of a node, got {gpus:g}",
+                    argument="gpus_per_checkpoint",
                 )
             resources = {"cpu": 1, "gpu": min(1, most) if gpus is None else gpus}
             _race(folder, contest, resources, _scheduler(folder, contest, update))
@@ -132,8 +132,9 @@ def _trial(folder: RaceFolder, questions: int) -> Callable[[dict[str, Any]], Non
         try:
             if not path.is_dir():
                 raise UsageError(
-                    f"expected --output_path that every node of the cluster sees, got {path}, which "
-                    f"{socket.gethostname()} does not; name a folder on storage that they share"
+                    f"expected a folder that every node of the cluster sees, got {path}, which "
+                    f"{socket.gethostname()} does not; name one on storage that they share",
+                    argument="output_path",
                 )
             with contextlib.closing(folder.entrant(entries[config["label"]])) as entrant:
                 begin = 0
@@ -166,7 +167,7 @@ def _cluster() -> Iterator[float]:
         ray.init(address=address, log_to_driver=False, configure_logging=False, **extra)
     except (OSError, RuntimeError, ValueError) as error:
         raise DispersionError(
-            f"--engine ray: expected RAY_ADDRESS to be host:port of a Ray cluster, got {address} ({error}); "
+            f"expected RAY_ADDRESS to be host:port of a Ray cluster, got {address} ({error}); "
             "look with `ray status`, or unset it for a cluster of this machine's own"
         ) from error
     # Tune prints even at verbosity 0, and Ray the end of a node whenever it hears of it.

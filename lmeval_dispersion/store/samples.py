@@ -66,7 +66,7 @@ def find_run(place: str | Path) -> LoggedRun:
     """The run with the results file or folder ``place``."""
     path = Path(place).expanduser()
     if not path.exists():
-        raise HarnessError(f"{path} does not exist; name the folder that lm-eval's --output_path made")
+        raise HarnessError(f"{path} does not exist; name the folder that lm-eval wrote (output_path)")
     files = sorted(path.parent.glob("samples_*.jsonl") if path.is_file() else path.rglob("samples_*.jsonl"))
     runs: dict[tuple[Path, str], dict[str, Path]] = {}
     for file in files:
@@ -76,8 +76,8 @@ def find_run(place: str | Path) -> LoggedRun:
         runs = {key: tasks for key, tasks in runs.items() if path.stem.endswith(key[1])}
     if not runs:
         raise HarnessError(
-            f"{path} has no samples of lm-eval (samples_TASK_DATE.jsonl); run it with --log_samples and "
-            "--output_path"
+            f"{path} has no samples of lm-eval (samples_TASK_DATE.jsonl); run it with log_samples and "
+            "output_path"
         )
     results = {
         (folder, date): next(iter(sorted(folder.glob(f"*_{date}.json"))), None) for folder, date in runs
@@ -243,7 +243,7 @@ def _sample(file: Path, config: Mapping[str, Any], logged: Mapping[str, Any]) ->
     kind, doc, doc_id = str(config["output_type"]), logged["doc"], logged["doc_id"]
     arguments = _arguments(logged["arguments"])
     if not arguments or not arguments[0] or not isinstance(arguments[0][0], str):
-        raise HarnessError(f"{file}: document {doc_id} has no prompt as text; log it with --log_samples")
+        raise HarnessError(f"{file}: document {doc_id} has no prompt as text; log it with log_samples")
     # 0.5, whose configurations have this key, keeps a list of the repeats of each request.
     later = "multiple_targets" in config
     answers = [repeats[0] if later else repeats for repeats in logged["filtered_resps"]]
@@ -405,7 +405,7 @@ def _holes(
     if uneven or not allowed:
         raise HarnessError(
             f"{file} lacks {len(absent)} of {max(expected, len(present))} documents ({named}); run it "
-            "again, or pass --force where they were left out on purpose (--samples)"
+            "again, or force it where they were left out on purpose (samples)"
         )
     return [f"{len(absent)} of {expected} documents are not in the samples ({named})"]
 

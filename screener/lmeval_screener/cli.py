@@ -64,8 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command_parser(name, _ABOUT)
     declare(parser)
     parser.set_defaults(command=command)
-    args = parser.parse_args(words)
-    return exit_code_of(name, lambda: work(args))
+    return exit_code_of(name, lambda: (parser, work), words)
 
 
 # --- screen ---------------------------------------------------------------------------------------------
@@ -150,9 +149,9 @@ def run(args: argparse.Namespace) -> int:
         output.say(f"screen-checkpoints: {selected.sentence}")
     add_named(selected, args.family, demo=args.demo)
     named = list(selected.targets)
-    for option, text in (("--fail-if-below", args.fail_if_below), ("--base", args.base)):
-        if text is not None:
-            named = list(dict.fromkeys([*named, floor_among(named, text, args.tokenizer, option)]))
+    for name in ("fail_if_below", "base"):
+        if (text := vars(args)[name]) is not None:
+            named = list(dict.fromkeys([*named, floor_among(named, text, args.tokenizer, name)]))
     domain, reference = load_domain(args.domain, args.tasks), load_token_set(args.reference, "reference")
     if domain.remark:
         output.say(f"screen-checkpoints: {domain.remark}")
@@ -238,14 +237,13 @@ def _check(args: argparse.Namespace) -> None:
     if args.shortlist is None:
         for option in ("audit_sample", "emit"):
             if vars(args)[option]:
-                option = f"--{option.replace('_', '-')}"
-                raise UsageError(f"expected --shortlist K with {option}, got no --shortlist")
+                raise UsageError("needs --shortlist K", argument=option)
     elif args.shortlist < 1:
-        raise UsageError(f"expected --shortlist of at least 1, got {args.shortlist}")
+        raise UsageError(f"expected at least 1, got {args.shortlist}", argument="shortlist")
     elif args.registry is not None and args.since is not None:
         raise UsageError("expected no --shortlist with --since and --registry: they report only news")
     if args.audit_sample < 0:
-        raise UsageError(f"expected --audit-sample of at least 0, got {args.audit_sample}")
+        raise UsageError(f"expected at least 0, got {args.audit_sample}", argument="audit_sample")
 
 
 def _print_names(chosen: Shortlist, output: Output) -> None:
@@ -321,7 +319,7 @@ def run_verify(args: argparse.Namespace) -> int:
     """Run ``dispersion verify``; returns the exit code."""
     output = Output.of(args)
     if args.hours_per_model is not None and not 0 < args.hours_per_model < float("inf"):
-        raise UsageError(f"expected --hours-per-model above 0, got {args.hours_per_model}")
+        raise UsageError(f"expected above 0, got {args.hours_per_model}", argument="hours_per_model")
 
     from lmeval_screener.shortlist.manifest import read_shortlist_manifest
     from lmeval_screener.shortlist.verdict import verify

@@ -233,7 +233,7 @@ async def _tokenizer(snapshot: Snapshot) -> tuple[str, str]:
         raise ScreeningError(
             "TokenizerNotFound",
             f"cannot be screened because it has no {' or '.join(TOKENIZER_FILES)}, which maps tokens to "
-            "rows; name a tokenizer with --tokenizer, or save it with "
+            "rows; pass a tokenizer, or save it with "
             "`AutoTokenizer.from_pretrained(...).save_pretrained(...)` and screen that folder",
         )
     if (digest := (await snapshot.look_up(name)).digest) is None:

@@ -161,9 +161,7 @@ def open_session(
     """
     if registry is None:
         if refresh:
-            raise UsageError(
-                "expected --registry FILE with --refresh, got none; without a registry everything is read"
-            )
+            raise UsageError("needs a registry; without one everything is read", argument="refresh")
         yield None
         return
     from lmeval_screener.registry.database import Session, to_write
@@ -198,7 +196,7 @@ def _all_local(targets: Sequence[Target]) -> bool:
 
 
 def floor_among(
-    targets: Sequence[Target], text: str, tokenizer: str | None = None, option: str = "--fail-if-below"
+    targets: Sequence[Target], text: str, tokenizer: str | None = None, argument: str = "fail_if_below"
 ) -> Target:
     """The checkpoint that an option names: by its label in the report, or by its name."""
     by_label = next((item for item in labelled(targets) if item.label == text), None)
@@ -207,10 +205,10 @@ def floor_among(
     labels = [item.label for item in labelled(targets)]
     near = "" if "/" in text or os.path.exists(text) else nearest(text, labels)
     if near:  # a mistyped label: the Hub is not asked
-        raise UsageError(f"expected a checkpoint with {option}, got {text!r}{near}")
+        raise UsageError(f"expected a checkpoint, got {text!r}{near}", argument=argument)
     wanted = parse_targets([text], tokenizer)
     if len(wanted) != 1 or wanted[0].is_glob:
-        raise UsageError(f"expected one checkpoint with {option}, got {text!r}, which names several")
+        raise UsageError(f"expected one checkpoint, got {text!r}, which names several", argument=argument)
 
     def place(target: Target) -> tuple[str, str | None, str | None]:
         repo = str(Path(target.repo).resolve()) if target.local else target.repo
@@ -262,8 +260,8 @@ class Screening:
         """Screen what was selected."""
         if not selected.targets:
             raise UsageError(
-                "expected a checkpoint, got none: name a folder of checkpoints, ORG/NAME or --family; "
-                "--demo shows an example, --help all options"
+                "expected a checkpoint, got none: name a folder of checkpoints, ORG/NAME or a family; demo "
+                "shows an example"
             )
         results: list[Result] = []
 
@@ -353,8 +351,8 @@ class Screening:
         lists = await asyncio.gather(*map(self._revisions, targets))
         expanded = list(dict.fromkeys(target for revisions in lists for target in revisions))
         places: list[int | None] = []
-        for option, text in (("--fail-if-below", self.fail_if_below), ("--base", self.base)):
-            target = None if text is None else floor_among(expanded, text, self.tokenizer, option)
+        for name, text in (("fail_if_below", self.fail_if_below), ("base", self.base)):
+            target = None if text is None else floor_among(expanded, text, self.tokenizer, name)
             expanded = list(dict.fromkeys([*expanded, *([target] if target else [])]))
             places.append(expanded.index(target) if target else None)
         if self.accuracies is not None:

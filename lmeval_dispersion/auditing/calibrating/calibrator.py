@@ -119,7 +119,8 @@ def labelled_slices(run: AuditRun, by: str | None = None, *, seed: int = 0) -> t
         if by:
             raise UsageError(
                 f"{name!r} makes {len(large)} slices of at least {FEWEST_DOCUMENTS} labelled documents, and "
-                f"{FEWEST_SLICES} are needed; label more, or cut by vectors: --slice={CLUSTERS}"
+                f"{FEWEST_SLICES} are needed; label more, or slice by {CLUSTERS!r}, which cuts by vectors",
+                argument="by",
             )
     count = min(len(rows) // _CLUSTER, _MOST_CLUSTERS)
     parts = vector_clusters(run, rows, count, seed=seed) if count >= FEWEST_SLICES else []
@@ -483,7 +484,7 @@ def check_worth(calibrator: Calibrator, name: str | Path) -> None:
     if not calibrator.beats_trivial:
         raise UsageError(
             f"{name} should not be used: {no_gain(calibrator.validation)}; take the labelled accuracy "
-            f"({calibrator.labelled.accuracy:.3f}), or see its estimate with --force"
+            f"({calibrator.labelled.accuracy:.3f}), or force its estimate"
         )
 
 

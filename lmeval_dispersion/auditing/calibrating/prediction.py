@@ -173,10 +173,10 @@ def predict(
         raise UsageError(f"no document to estimate has a value of {by!r}; choose another column")
     names = list(calibrator.features)
     if lacking := sorted(set(names) - set(available_features(run, rows))):
-        others = " ".join(f"--feature={name}" for name in names if name not in lacking)
+        others = ", ".join(name for name in names if name not in lacking)
         raise UsageError(
             f"some documents of the run have no {FEATURES[lacking[0]]}, which this calibrator needs; "
-            f"calibrate without it: {others}"
+            f"calibrate without it, by {others}"
         )
     threshold = math.nan if calibrator.atc_threshold is None else calibrator.atc_threshold
     raw = slice_features(run, [part.rows for part in parts], names, threshold)
@@ -223,7 +223,7 @@ def _unlabelled_rows(calibrator: Calibrator, run: AuditRun, where: str | None) -
     if not len(left):
         raise UsageError(
             f"the calibrator was fitted on the labels of all {len(rows)} documents; name another run, or "
-            "calibrate on part of this run with --where"
+            "calibrate on a part of this one"
         )
     return left, len(fitted)
 

@@ -79,7 +79,7 @@ class Budget:
                 return task.result()
             raise self.trouble or ScreeningError(
                 "Timeout",
-                f"not read within {self.seconds:g} s; try again, or allow more with --timeout",
+                f"not read within {self.seconds:g} s; try again, or allow a longer timeout",
             )
         finally:
             if not task.done():
@@ -175,7 +175,7 @@ class Allowance:
 
     def __init__(self, requests: int | None = None, notice: Notice | None = None) -> None:
         if requests is not None and requests < 1:
-            raise UsageError(f"expected --max-requests of at least 1, got {requests}")
+            raise UsageError(f"expected at least 1, got {requests}", argument="max_requests")
         self._most_requests, self.notice = requests, notice
         self.requests = 0
 
@@ -185,7 +185,7 @@ class Allowance:
         if not meter.requests and most is not None and self.requests >= most:
             raise ScreeningError(
                 "NotTried",
-                f"not tried, because --max-requests {most} was reached; run the same command again: it reads "
+                f"not tried, because the limit of {most} requests was reached; run it again: it reads "
                 "finished checkpoints from the cache and continues",
             )
 

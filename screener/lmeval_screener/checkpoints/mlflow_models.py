@@ -66,8 +66,8 @@ class RegisteredModels:
         if where.startswith("mlflow-artifacts:"):
             raise ScreeningError(
                 "RangeNotSupported",
-                f"the MLflow server sends the files of {chosen.repo} only whole; start it "
-                f"with --no-serve-artifacts and --default-artifact-root s3://… (or gs://), or {download}",
+                f"the MLflow server sends the files of {chosen.repo} only whole; start it as `mlflow "
+                f"server --no-serve-artifacts --default-artifact-root s3://…` (or gs://), or {download}",
             )
         inner = replace(parse_target(where), tokenizer=chosen.tokenizer, file=chosen.file)
         if inner.refused is not None or inner.on_hub or inner.scheme == "models":

@@ -113,13 +113,13 @@ class Sources:
             snapshot = await self._opened(target, Budget(math.inf))
         except ScreeningError as error:
             hub = "expected an existing folder or file, or a repository of the Hub: "
-            raise ScreeningError(error.code, f"--tokenizer {text}: {hub * target.on_hub}{error}") from error
+            raise ScreeningError(error.code, f"tokenizer {text}: {hub * target.on_hub}{error}") from error
         usual = {file: file for file in TOKENIZER_FILES if file in snapshot.files}
         names = {TOKENIZER_FILES[0]: name} if name else usual
         if not names or not set(names.values()) <= set(snapshot.files):
             raise ScreeningError(
                 "TokenizerNotFound",
-                f"--tokenizer {text} has no {name or ' or '.join(TOKENIZER_FILES)}; name a repository, "
+                f"tokenizer {text} has no {name or ' or '.join(TOKENIZER_FILES)}; name a repository, "
                 "folder or file that has one",
             )
         return snapshot, names

@@ -19,7 +19,7 @@ _MORE = """
 actions:
   query FILE [SQL]      the latest state of every checkpoint, ranked across runs; with SQL, its answer
   show FILE CHECKPOINT  the history of a checkpoint, by its printed label, path or address
-  diff FILE             changes since --since: new, changed, recovered, renamed, gone, failed
+  diff FILE             changes since a time: new, changed, recovered, renamed, gone, failed
 
 SQL is read-only. Tables: runs, seen, results, tokenizers; the view checkpoints has the latest of each.
 """
@@ -60,14 +60,14 @@ def run(args: argparse.Namespace) -> int:
     if args.what is not None and args.action == "diff":
         raise UsageError(f"expected nothing after diff {args.registry}, got {args.what!r}")
     if args.since is None and args.action == "diff":
-        raise UsageError("expected --since DATE with diff, such as yesterday, got none")
+        raise UsageError("diff expects a date, such as yesterday, got none", argument="since")
     is_sql = args.action == "query" and args.what is not None
     for option in ("domain", "family", "scale", "top", "since", "base"):
         if vars(args)[option] is not None and (is_sql or option not in _TAKES[args.action].split()):
             action = "query with SQL" if is_sql else args.action
-            raise UsageError(f"expected no --{option} with {action}, which does not use it; leave it out")
+            raise UsageError(f"{action} does not use it; leave it out", argument=option)
     if args.top is not None and args.top < 1:
-        raise UsageError(f"expected --top of at least 1, got {args.top}")
+        raise UsageError(f"expected at least 1, got {args.top}", argument="top")
     one_thread()
     from lmeval_screener.registry import news, queries
     from lmeval_screener.registry.database import to_read

@@ -120,7 +120,7 @@ WHERE l.first = (SELECT max(first) FROM seen o WHERE o.identity = s.identity
 def to_write(path: Path) -> Iterator[sqlite3.Connection]:
     """A registry to read and write; made if it does not exist."""
     if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
-        raise UsageError(f"expected --registry to be a file in an existing folder, got {path}")
+        raise UsageError(f"expected a file in an existing folder, got {path}", argument="registry")
     with _opened(path, "rwc") as connection:
         try:
             _prepare(connection, path)
@@ -169,7 +169,9 @@ def _set_journal(connection: sqlite3.Connection, mode: str) -> None:
 def to_read(path: Path) -> Iterator[sqlite3.Connection]:
     """A registry, read-only: no statement can change it, or reach another file."""
     if not path.is_file():
-        raise UsageError(f"expected a registry, got {path}, which does not exist; --registry makes one")
+        raise UsageError(
+            f"expected a registry, but {path} does not exist; `screen-checkpoints --registry` makes one"
+        )
     # On a read-only disk no process writes, and SQLite could not register its readers.
     free = os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK)
     with _opened(path, "rw" if free else "ro&immutable=1") as connection:
@@ -221,20 +223,22 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
             raise _other(path) from error
         if "unable to open" in reason:
             raise UsageError(
-                "expected --registry in a folder where files can be created, as SQLite keeps a journal with "
-                f"it, got {path}"
+                f"expected a folder where files can be created, as SQLite keeps a journal there, got {path}",
+                argument="registry",
             ) from error
         if "readonly" in reason or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-            raise UsageError(f"expected --registry where writing is allowed, got {path}") from error
+            raise UsageError(
+                f"expected a file that may be written, got {path}", argument="registry"
+            ) from error
         advice = "if it is damaged, begin a new registry: its checkpoints are then read again"
         if "locked" in reason or "locking" in reason:
             advice = (
                 f"waited {_WAIT:.0f} seconds for another process; try again when that has ended, and without "
                 f"one, its file system ({file_system(path) or 'of unknown type'}) cannot lock files: name a "
-                "--registry on a local disk"
+                "registry on a local disk"
             )
         elif "full" in reason or "disk I/O" in reason:
-            advice = "free some space, or name a --registry on another disk"
+            advice = "free some space, or name a registry on another disk"
         raise DispersionError(f"the registry {path} failed ({reason}): {advice}") from error
 
 

@@ -195,8 +195,9 @@ def since_time(connection: sqlite3.Connection, since: str, tokens: str, metric: 
         time = datetime.datetime.fromisoformat(since.replace("Z", "+00:00"))
     except ValueError as error:
         raise UsageError(
-            f"expected --since as last, yesterday, a date, a time or a run of the registry, got {since!r}; "
-            '`dispersion registry query FILE "SELECT * FROM runs"` lists the runs'
+            f"expected last, yesterday, a date, a time or a run of the registry, got {since!r}; "
+            '`dispersion registry query FILE "SELECT * FROM runs"` lists the runs',
+            argument="since",
         ) from error
     if time.tzinfo is not None:
         time = time.astimezone(datetime.timezone.utc)

@@ -135,9 +135,9 @@ def shortlist(
 ) -> Shortlist:
     """The short list of a screening; without a K a third of each group, as in a race."""
     if k is not None and k < 1:
-        raise UsageError(f"expected --shortlist of at least 1, got {k}")
+        raise UsageError(f"expected at least 1, got {k}", argument="k")
     if audit_sample < 0:
-        raise UsageError(f"expected --audit-sample of at least 0, got {audit_sample}")
+        raise UsageError(f"expected at least 0, got {audit_sample}", argument="audit_sample")
     groups = [replace(group, checkpoints=group.candidates) for group in groups if group.candidates]
     choices = tuple(_choice(group, metric, k, audit_sample, seed) for group in groups)
     return Shortlist(k or max(choice.k for choice in choices), audit_sample, seed, choices)

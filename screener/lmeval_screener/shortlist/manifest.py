@@ -44,17 +44,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 def check_emit(folder: Path, domain: TokenSet, targets: Sequence[Target]) -> None:
     """Check, before anything is screened, that a short list can be written for lm-eval."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"expected --emit to name a new or empty folder, got {folder}; name another")
+        raise UsageError(f"expected a new or empty folder, got {folder}; name another", argument="emit")
     if not domain.tasks:
         raise UsageError(
-            f"expected --tasks NAME,NAME with --emit for the domain {domain.name}, got none; its file has no "
-            "`tasks`"
+            f"expected NAME,NAME with a list of {domain.name}, whose file names no tasks", argument="tasks"
         )
     address = next((target.shown for target in targets if target.scheme is not None), None)
     if address is not None:
         raise UsageError(
-            f"expected repositories and folders with --emit, got {address}, which lm-eval cannot read; copy "
-            "it to a folder first, or leave --emit out"
+            f"expected repositories and folders, got {address}, which lm-eval cannot read; copy it to a "
+            "folder first",
+            argument="emit",
         )
 
 
@@ -92,7 +92,7 @@ def emit(
                 (folder / name).chmod(0o755)
     except OSError as error:
         raise DispersionError(
-            f"could not write {folder}: {error.strerror or error}; free some space or name another --emit"
+            f"could not write {folder}: {error.strerror or error}; free some space or name another folder"
         ) from error
     return folder / FILE
 
@@ -226,7 +226,7 @@ def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{place}: expected a whole manifest, but {type(error).__name__} {error} shows that a part is "
-            "missing or of another type; write it again with --emit"
+            "missing or of another type; write the list again"
         ) from error
     if not manifest.candidates:
         raise UsageError(f"{place}: expected at least one candidate, got none; screen checkpoints first")

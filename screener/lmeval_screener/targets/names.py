@@ -164,9 +164,9 @@ def _not_local(target: Target, path: str) -> Target:
     family = next((name for name in families if name.lower() == target.repo.lower()), None)
     near = difflib.get_close_matches(target.repo, os.listdir(), n=1, cutoff=0.8)
     if target.repo.lower() == "demo":
-        why = "the bundled family: write --demo"
+        why = "the bundled family, which the option demo screens"
     elif family:
-        why = f"a family: write --family {family}"
+        why = f"a family: give it as the family {family}"
     elif near:
         why = f"not a folder; did you mean {near[0]}?"
     else:
@@ -314,7 +314,7 @@ def _page_of_revision(text: str) -> tuple[str, str]:
     """Repository and revision of the address of a Hub page."""
     parts = [part for part in urlsplit(text).path.split("/") if part]
     if parts[:1] == ["models"] or parts[1:] == ["models"]:
-        raise _bad(text, "it is a list of models; write 'ORG/*', --author or --tag")
+        raise _bad(text, "it is a list of models; write 'ORG/*', or name an author or a tag")
     if parts[:1] in (["datasets"], ["spaces"], ["papers"], ["collections"], ["buckets"]):
         raise _bad(text, f"that page is about {parts[0]}, not a model")
     # gpt2/tree/main: the oldest repositories have no organisation.

@@ -189,20 +189,19 @@ def selection_of(
     first = None
     if since is not None and registry is None:
         if since == "last":
-            raise UsageError(
-                "expected --registry FILE with --since last, got none: the registry knows the last run"
-            )
+            raise UsageError("'last' needs a registry, which knows the last run", argument="since")
         try:
             today = datetime.datetime.now(datetime.timezone.utc).date()
             is_day_before = since == "yesterday"
             first = today - datetime.timedelta(1) if is_day_before else datetime.date.fromisoformat(since)
         except ValueError:
             raise UsageError(
-                f"expected --since such as 2026-10-31 or yesterday, got {since!r}; a run or a time of "
-                "day takes --registry"
+                f"expected a date such as 2026-10-31 or yesterday, got {since!r}; a run or a time of day "
+                "needs a registry",
+                argument="since",
             ) from None
     if limit is not None and limit < 1:
-        raise UsageError(f"expected --limit of at least 1, got {limit}")
+        raise UsageError(f"expected at least 1, got {limit}", argument="limit")
     return Selection(tuple(queries), first, limit)
 
 
@@ -250,8 +249,9 @@ def select_targets(
     if len(names) == len(parts):
         if selection.since is not None or selection.limit is not None:
             raise UsageError(
-                "expected a Hub listing with --since and --limit, got names only; add --author, "
-                "--tag, --base-model or ORG/*, or a --registry, which knows which names are new"
+                "expected a Hub listing, got names only; add an author, a tag, a base_model or ORG/*, or a "
+                "registry, which knows which names are new",
+                argument="limit" if selection.since is None else "since",
             )
         left_out: list[str] = []
         return Selected(parse_targets(names, tokenizer, left_out), left_out)
@@ -322,7 +322,7 @@ async def _listed(
                 return targets
     if not seen:
         raise UsageError(
-            f"expected models of {query.words} on the Hub, got none; check the spelling and --since"
+            f"expected models of {query.words} on the Hub, got none; check the spelling and the date"
         )
     if query.author and not query.tags and since is None:
         selected.complete.append(CompleteList(query, frozenset(seen), frozenset(empty)))

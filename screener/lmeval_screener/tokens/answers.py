@@ -30,7 +30,7 @@ from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 COVERED, LEAST, LEAST_COVERED = 0.9, 3, 2 / 3
 SAME = 0.9  # what more than this share of the answers hold does not differ between them
 WORDS = 5  # an answer with more words that differ is a sentence
-_ELSEWHERE = {"domain": "words of a domain: give it to --domain"}
+_ELSEWHERE = {"domain": "words of a domain: give it as the domain"}
 _WORD = re.compile(r"[^\W\d_]+")
 Piece = tuple[int, str]  # row and spelling
 
@@ -73,7 +73,7 @@ def load_answers(name_or_path: str) -> AnswerSet:
     raise UsageError(
         f"the task {task!r} has no bundled answer tokens{nearest(task, known)}; `dispersion tokens {task} -o "
         "set.yaml` makes the set of any task that lm-eval has here: give it instead of the name; or "
-        "name a --domain"
+        "name a domain"
     )
 
 
@@ -130,7 +130,7 @@ def resolve_answers(
             raise ScreeningError(
                 "TokenizerMismatch",
                 f"{answers.name}: its tokens come from {answers.base}, whose tokenizer differs from this "
-                "checkpoint's; make the set with this checkpoint's own base: dispersion tokens --base",
+                "checkpoint's; make the set with this checkpoint's own base: `dispersion tokens --base`",
             )
         places = ((vocabulary.text_row(piece), piece) for piece in answers.pieces)
         rows = [(row, piece) for row, piece in places if row is not None and row not in left_out]
@@ -151,8 +151,8 @@ def resolve_answers(
             "TooFewTokens",
             f"{answers.name}: expected answers of at least {LEAST} tokens that differ between them, got "
             f"{len(rows)} ({', '.join(piece for _, piece in rows) or 'none'}): errors leave each out in "
-            f"turn, and one alone has no distance; ask dispersion probe --task {answers.name}, or name a "
-            "--domain",
+            f"turn, and one alone has no distance; ask `dispersion probe --task {answers.name}`, or name a "
+            "domain",
         )
     return tuple(Token(vocabulary.text(piece), piece, row, answers.name) for row, piece in rows), left
 
@@ -163,7 +163,7 @@ def left_out_note(task: str, share: float) -> str:
         return ""
     return (
         f"{share:.0%} of what the answers of {task} hold is in nearly all of them, or in sentences, and left "
-        f"out of T; where right and wrong answers differ in that, ask dispersion probe --task {task}"
+        f"out of T; where right and wrong answers differ in that, ask `dispersion probe --task {task}`"
     )
 
 
@@ -199,7 +199,7 @@ def differing(name: str, answers: Mapping[str, int], cut: Callable[[str], Iterab
         raise ScreeningError(
             "TooFewTokens",
             f"{name}: {sentences:.0%} of its answers are sentences (more than {WORDS} words that differ "
-            f"between answers); ask dispersion probe --task {name}, or name a --domain",
+            f"between answers); ask `dispersion probe --task {name}`, or name a domain",
         )
     tokens = {text: {*cut(text)} for text in answers}
     whole = {token for text in short if len(tokens[text]) == 1 for token in tokens[text]}
@@ -243,8 +243,8 @@ def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
         raise ScreeningError(
             "TooFewTokens",
             f"{name}: its answers hold too many different words: the {MOST} most frequent cover "
-            f"{run / whole:.0%}, expected at least {LEAST_COVERED:.0%}; ask dispersion probe --task {name}, "
-            "or name a --domain",
+            f"{run / whole:.0%}, expected at least {LEAST_COVERED:.0%}; ask `dispersion probe --task {name}`, "
+            "or name a domain",
         )
     return taken
 
@@ -269,8 +269,8 @@ def _missing(rows: Sequence[Piece], tokens: Iterable[Piece], vocabulary: Vocabul
 def _set(path: Path, file: _File, asked: str) -> AnswerSet:
     if file.refused:
         raise UsageError(
-            f"{asked} has no answer tokens: {file.refused}; name a --domain, or let a base find tokens: "
-            f"dispersion tokens --base MODEL --task {asked} -o set.yaml"
+            f"{asked} has no answer tokens: {file.refused}; name a domain, or let a base find tokens: "
+            f"`dispersion tokens --base MODEL --task {asked} -o set.yaml`"
         )
     if bool(file.answers) == bool(file.pieces) or bool(file.pieces) != bool(file.tokenizer and file.base):
         raise mistake(path, "", "either `answers`, or `pieces` with `tokenizer` and `base`", None)

@@ -149,7 +149,7 @@ def _path(name: str) -> Path | None:
 
 
 def _read(path: Path, role: Role, selected: tuple[str, ...] | None) -> TokenSet:
-    file = load_yaml(_File, path, {"answers": "answers of a task: give it to --task"})
+    file = load_yaml(_File, path, {"answers": "answers of a task: give it as the task"})
     groups = file.groups
     for name, group in groups.items():
         for position, item in enumerate(group.items):

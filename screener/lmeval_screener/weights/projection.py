@@ -429,7 +429,7 @@ async def no_weights_error(snapshot: Snapshot) -> ScreeningError:
         return names.cannot(
             "NoSafetensors",
             f"its safetensors are in subfolders ({_listed(paths)})",
-            f"download one (hf download {snapshot.repo} --include '{folder}/*') and screen that folder",
+            f"download one (`hf download {snapshot.repo} --include '{folder}/*'`) and screen that folder",
         )
     return names.cannot("NoSafetensors", "it holds no weights", f"check the name, or screen {base}")
 
