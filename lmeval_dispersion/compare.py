@@ -44,7 +44,7 @@ def _run(args: argparse.Namespace) -> int:
     if not any(studies):
         from lmeval_dispersion.auditing.compare import compare_runs
 
-        output.write(compare_runs(args.runs, by=args.slice, layer=args.layer).document())
+        output.write(compare_runs(args.runs, by=args.by, layer=args.layer).document())
         return 0
     if not all(studies):
         kinds = ", ".join("study" if study else "run" for study in studies)

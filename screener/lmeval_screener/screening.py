@@ -260,8 +260,8 @@ class Screening:
         """Screen what was selected."""
         if not selected.targets:
             raise UsageError(
-                "expected a checkpoint, got none: name a folder of checkpoints, ORG/NAME or a family; demo "
-                "shows an example"
+                "expected a checkpoint, got none: name a folder of checkpoints, ORG/NAME or a family; "
+                "`screen-checkpoints --demo` shows an example, `--help` all options"
             )
         results: list[Result] = []
 

@@ -62,7 +62,7 @@ def test_without_a_law_it_is_the_trivial_predictor_and_refuses(noise):
     assert fitted.used == []
     assert not np.any(fitted.coefficients)
     with pytest.raises(
-        UsageError, match=r"should not be used: .* labelled accuracy alone.*force="
+        UsageError, match=r"should not be used: .* labelled accuracy alone.*force its estimate"
     ) as refused:
         check_worth(fitted, "cal.json")
     # The same words as the calibrator's own report.
@@ -201,7 +201,7 @@ def test_ids_are_written_as_ranges_and_read_again(law):
 def test_features_are_those_that_every_labelled_document_has(tmp_path, law):
     bare = read_run(planted_store(tmp_path, n=600, prompt_tokens=0, effect=1.0))
     assert list(law[1].features) == list(FEATURES)
-    with pytest.raises(UsageError, match=r"no prompt length.*features='dispersion' features='confidence'"):
+    with pytest.raises(UsageError, match=r"no prompt length.*without it, by dispersion, confidence"):
         predict(law[1], bare)
     with pytest.raises(UsageError, match="some labelled documents have no prompt length"):
         fit_calibrator(bare, features=["prompt_tokens"])

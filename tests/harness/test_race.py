@@ -469,19 +469,19 @@ def test_the_screen_comes_first_and_verify_judges_it(
     [
         (["--tasks", "none"], "lm-eval has no task 'none'"),
         (["--metric", "f1"], "sums has no 'f1' to judge answers by; it has acc"),
-        (["--tasks", "lengths"], "lengths: expected --metric with a score from 0 to 1 for each question"),
+        (["--tasks", "lengths"], "--metric: lengths: expected a score from 0 to 1 for each question"),
         (["--tasks", "lengths", "--metric", "characters"], "expected scores from 0 to 1, got characters"),
-        (["--error", "1"], "expected --error above 0 and below 1, got 1.0"),
-        (["--margin", "1"], "expected --margin from 0 to below 1, got 1.0"),
-        (["--base", "base"], "--base is of a screen, which --all and a list go without; leave it out"),
-        (["--limit", "0"], "expected --limit of at least 1, got 0"),
-        (["--seed", "-1"], "expected --seed of at least 0, got -1"),
+        (["--error", "1"], "--error: expected above 0 and below 1, got 1.0"),
+        (["--margin", "1"], "--margin: expected from 0 to below 1, got 1.0"),
+        (["--base", "base"], "--base: needs a screen, which a list and all checkpoints go without"),
+        (["--limit", "0"], "--limit: expected at least 1, got 0"),
+        (["--seed", "-1"], "--seed: expected at least 0, got -1"),
         (["--output_path", "{tasks}/other"], "expected a race in"),
-        (["--model", "nothing"], "lm-eval has no --model 'nothing'"),
+        (["--model", "nothing"], "--model: expected a model of `lm_eval run --help`, got 'nothing'"),
         (["--model_args", "dtype=float32, pretrained=a"], "got pretrained, which is each one's own"),
         (
             ["--metric", "characters", "--tasks", "lengths", "--model", "local-chat-completions"],
-            "add --apply_chat_template",
+            "add apply_chat_template",
         ),
         (["--tasks", "states", "--model", "local-completions"], "which LocalCompletionsAPI does not give"),
         (["--tasks", "sums_dispersion"], "lm-eval has no task 'sums_dispersion'; did you mean sums"),
@@ -620,7 +620,7 @@ def test_after_a_change_of_the_task_a_race_does_not_go_on(
     (shots / file).write_text(text.replace(before, after))
     assert main(given) == 2
     said = capsys.readouterr().err
-    assert f"out is of a race with other {changed} of sums; name another --output_path" in said
+    assert f"out is of a race with other {changed} of sums; name another output_path" in said
     assert len(said) < 300
     (shots / file).write_text(text)
     assert raced(capsys, *given)["best"] == "sums-80"
@@ -693,7 +693,7 @@ def test_answers_that_are_no_numbers_are_named(
     questions = {c["label"]: c["questions"] for c in result["checkpoints"]}["damaged"]
     assert result["notes"] == [
         f"damaged: the log-probabilities of {questions} questions are not finite; its weights may be "
-        "damaged, or try --model_args dtype=float32."
+        "damaged, or try model_args dtype=float32."
     ]
 
 
@@ -716,9 +716,7 @@ def test_an_unusable_metric_is_refused_before_a_model_is_loaded(
     for more in ([], ["--metric", metrics[0]["metric"]]):
         assert main([*words(tmp_path, tmp_path / "out", "sums-80", task="sums_written"), *more]) == 2
         said = capsys.readouterr().err
-        assert (
-            "sums_written: expected --metric with a score from 0 to 1 for each question, the higher" in said
-        )
+        assert "--metric: sums_written: expected a score from 0 to 1 for each question, the higher" in said
         assert f"it has {', '.join(m['metric'] for m in metrics)}" in said
 
 
@@ -768,7 +766,7 @@ def test_a_race_screens_by_the_answers_of_its_own_task(
     again = raced(capsys, "race", *models, "--task", "sums", *shared, *backend, "--output_path", out[0])
     assert (again["notes"], standing(again)) == (own["notes"], standing(own))
     assert main([*given, "--domain", file, "--output_path", str(tmp_path / "none")]) == 2
-    assert "sums.yaml holds answers of a task: give it to --task" in capsys.readouterr().err
+    assert "sums.yaml holds answers of a task: give it as the task" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -792,11 +790,11 @@ def test_own_answers_without_tokens_need_a_domain_or_all(
     given = ["race", str(DEMO / "sums-80"), "--tasks", "sums_written", "--include_path", str(tmp_path)]
     assert main([*given, "--output_path", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    assert "expected --domain SET, by whose tokens to screen: sums_written: " in error
+    assert "--domain: expected the token set to screen by: sums_written: " in error
     assert why in error
-    assert "or --all, which races all in the order given" in error
+    assert "or race all, in the order given" in error
     assert main(["race", str(DEMO / "sums-80")]) == 2
-    assert "expected --tasks NAME,NAME" in capsys.readouterr().err
+    assert "--tasks: expected NAME,NAME" in capsys.readouterr().err
 
 
 @pytest.mark.slow

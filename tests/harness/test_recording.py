@@ -200,7 +200,7 @@ def test_runs_that_cannot_work_are_refused_before_the_model_runs(world, tmp_path
     with pytest.raises(UsageError, match="holds a finished store already"):
         world.run(lm, store=tmp_path, limit=2)
     assert not calls
-    with pytest.raises(HarnessError, match="hidden states, which DummyLM does not give; use --model hf"):
+    with pytest.raises(HarnessError, match="hidden states, which DummyLM does not give; use the model hf"):
         world.run(get_model("dummy")())
     sizes = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
     config = transformers.T5Config(vocab_size=len(world.tokenizer), **sizes)

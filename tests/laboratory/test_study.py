@@ -81,11 +81,11 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text(content)
     for name, analysis, seed, message in (
-        ("r", "law", 2, r"other settings \(seed 1, now 2\); pass another folder="),
+        ("r", "law", 2, r"other settings \(seed 1, now 2\); name another"),
         ("r", "clusters", 1, "a study of law, not of clusters"),
         ("mine", "law", 1, "exists but is not a study"),
-        ("store", "law", 1, "exists but is not a study; pass another folder="),
-        ("mine/thesis.txt/new", "law", 1, "cannot be written: Not a directory; .* pass another folder="),
+        ("store", "law", 1, "exists but is not a study; name another folder"),
+        ("mine/thesis.txt/new", "law", 1, "cannot be written: Not a directory; .* name another folder"),
     ):
         with pytest.raises(DispersionError, match=message):
             Study.open(tmp_path / name, analysis, {"seed": seed})
@@ -153,7 +153,7 @@ def test_changed_content_makes_another_study_and_another_name_does_not(
         with torch.no_grad():
             other.model.layers[1].mlp.down_proj.weight[3, 5] += 0.25
         tiny_models.saved(model, other)
-    with pytest.raises(UsageError, match=message + r".*, now .*; pass another folder="):
+    with pytest.raises(UsageError, match=message + r".*, now .*; name another"):
         condensation(model, text, folder=study, **OPTIONS)
     again = condensation(model, text, folder=root, quiet=False, **OPTIONS)
     assert f"the study is kept in {root.root / 'condensation-'}" in capsys.readouterr().err

@@ -68,9 +68,9 @@ def test_a_model_is_chosen_by_the_words_of_lm_eval(folder):
     [
         ("load_in_4bit=1", "expected load_in_4bit to be True or False, got '1'"),
         ("load_in_4bit=True,load_in_8bit=True", "expected load_in_4bit or load_in_8bit, got both"),
-        ("=3", "expected --model_args K=V,K=V, got '=3'"),
-        ("revision=1,revision=2", "expected each of --model_args once, got revision=1,revision=2"),
-        ("layers=3", "expected --model_args among dtype, peft, revision, .*, got layers"),
+        ("=3", "model_args: expected K=V,K=V, got '=3'"),
+        ("revision=1,revision=2", "model_args: expected each key once, got revision=1,revision=2"),
+        ("layers=3", "model_args: expected dtype, peft, revision, .*, got layers"),
     ],
 )
 def test_arguments_of_a_model_that_say_nothing_clear_are_refused(given, sentence):

@@ -188,7 +188,7 @@ def test_the_demo_takes_a_second_and_needs_no_torch(tmp_path: Path) -> None:
     [
         (["--metric", "f1"], "race what is recorded; leave out --metric"),
         (["list"], "race what is recorded; leave out list"),
-        (["--seed", "-1"], "expected --seed of at least 0, got -1"),
+        (["--seed", "-1"], "--seed: expected at least 0, got -1"),
     ],
 )
 def test_a_recorded_race_refuses_what_it_would_not_use(

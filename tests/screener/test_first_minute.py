@@ -143,9 +143,9 @@ LOCAL = {
     "x/weights.bin": "that file does not exist",
     "./m.gguf": "that file does not exist",
     "myrnus": "did you mean myruns?",
-    "demo": "the bundled family: write --demo",
-    "qwen2.5": "a family: write --family qwen2.5",
-    "Qwen2.5": "a family: write --family qwen2.5",
+    "demo": "the bundled family: `screen-checkpoints --demo`",
+    "qwen2.5": "a family: `screen-checkpoints --family qwen2.5`",
+    "Qwen2.5": "a family: `screen-checkpoints --family qwen2.5`",
     "gpt2": "(the Hub's repository is hf://gpt2)",
 }
 
@@ -178,7 +178,7 @@ def test_a_misspelt_tokenizer_is_refused_where_no_checkpoint_needs_it(counted, c
     model("m")
     for name in ("org/nosuch", "nosuch", "./nosuch", "m/nosuch.json"):
         assert main(["m", "--tokenizer", name]) == 2
-        assert f"screen-checkpoints: --tokenizer {name}" in capsys.readouterr().err
+        assert f"screen-checkpoints: tokenizer {name}" in capsys.readouterr().err
     assert main(["m", "--tokenizer", "m", "-q"]) == 0
 
 
@@ -188,7 +188,7 @@ def test_a_tokenizer_that_no_hub_can_be_asked_for_is_refused(counted, capsys, mo
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     assert main([*names, "--tokenizer", "nosuch"]) == 2
     said = capsys.readouterr().err
-    assert "--tokenizer nosuch: expected an existing folder or file, or a repository of the Hub" in said
+    assert "tokenizer nosuch: expected an existing folder or file, or a repository of the Hub" in said
     assert "check the network" in said
     # A nightly goes on: what needs the tokenizer keeps its last figures.
     assert main([*names, "--tokenizer", "nosuch", "--registry", "r.db", "-q"]) == 0

@@ -185,7 +185,7 @@ class Allowance:
         if not meter.requests and most is not None and self.requests >= most:
             raise ScreeningError(
                 "NotTried",
-                f"not tried, because the limit of {most} requests was reached; run it again: it reads "
+                f"not tried, because the limit of {most} requests was reached; the same again reads "
                 "finished checkpoints from the cache and continues",
             )
 

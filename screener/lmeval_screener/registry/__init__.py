@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     for option in ("domain", "family", "scale", "top", "since", "base"):
         if vars(args)[option] is not None and (is_sql or option not in _TAKES[args.action].split()):
             action = "query with SQL" if is_sql else args.action
-            raise UsageError(f"{action} does not use it; leave it out", argument=option)
+            raise UsageError(f"{action} does not use this; leave it out", argument=option)
     if args.top is not None and args.top < 1:
         raise UsageError(f"expected at least 1, got {args.top}", argument="top")
     one_thread()

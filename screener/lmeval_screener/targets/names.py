@@ -164,9 +164,9 @@ def _not_local(target: Target, path: str) -> Target:
     family = next((name for name in families if name.lower() == target.repo.lower()), None)
     near = difflib.get_close_matches(target.repo, os.listdir(), n=1, cutoff=0.8)
     if target.repo.lower() == "demo":
-        why = "the bundled family, which the option demo screens"
+        why = "the bundled family: `screen-checkpoints --demo`"
     elif family:
-        why = f"a family: give it as the family {family}"
+        why = f"a family: `screen-checkpoints --family {family}`"
     elif near:
         why = f"not a folder; did you mean {near[0]}?"
     else:

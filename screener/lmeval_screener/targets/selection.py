@@ -175,13 +175,13 @@ def selection_of(
     import datetime
 
     authors, tags, bases = ([x] if isinstance(x, str) else list(x) for x in (author, tag, base_model))
-    for option, values, form, example in (
-        ("--author", authors, _AUTHOR, "ORG"),
-        ("--base-model", bases, _REPOSITORY, "ORG/NAME"),
+    for name, values, form, example in (
+        ("author", authors, _AUTHOR, "ORG"),
+        ("base_model", bases, _REPOSITORY, "ORG/NAME"),
     ):
         for value in values:
             if not form.fullmatch(value):
-                raise UsageError(f"expected {option} such as {example}, got {value!r}; copy it from its page")
+                raise UsageError(f"expected {example}, got {value!r}; copy it from its page", argument=name)
     queries = []
     if authors or tags or bases:
         filters = [(*tags, f"base_model:finetune:{base}") for base in bases] or [(*tags,)]

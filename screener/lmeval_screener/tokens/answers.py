@@ -243,8 +243,8 @@ def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
         raise ScreeningError(
             "TooFewTokens",
             f"{name}: its answers hold too many different words: the {MOST} most frequent cover "
-            f"{run / whole:.0%}, expected at least {LEAST_COVERED:.0%}; ask `dispersion probe --task {name}`, "
-            "or name a domain",
+            f"{run / whole:.0%}, expected at least {LEAST_COVERED:.0%}; ask `dispersion probe --task "
+            f"{name}`, or name a domain",
         )
     return taken
 

@@ -92,7 +92,10 @@ def test_the_sample_of_a_group_does_not_depend_on_the_other_groups_nor_on_the_or
     assert [c.inclusion_probability for c in choice.group.checkpoints] == [1, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("k", "audit", "message"), [(0, 0, "k= of"), (1, -1, "audit_sample= of")])
+@pytest.mark.parametrize(
+    ("k", "audit", "message"),
+    [(0, 0, "k: expected"), (1, -1, "audit_sample: expected")],
+)
 def test_numbers_out_of_range(k, audit, message):
     with pytest.raises(UsageError, match=message):
         result_of(*group(3)).shortlist(k, audit_sample=audit)
@@ -153,7 +156,7 @@ def test_what_cannot_be_emitted_is_said_before_the_screening(tmp_path):
     for folder, domain, names, message in (
         ("full", MATH, [], "new or empty folder"),
         ("full/x", MATH, [], "new or empty folder"),
-        ("new", MINE, [], "--tasks NAME,NAME with --emit for the domain mine"),
+        ("new", MINE, [], "tasks: expected NAME,NAME with a list of mine"),
         ("new", MATH, ["s3://b/x", "s3://b/y", "a/b"], "got s3://b/x, which lm-eval cannot read"),
         ("new", MATH, ["a/b", "models:/sums/2"], "got models:/sums/2, which lm-eval cannot read"),
     ):

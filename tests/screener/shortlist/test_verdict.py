@@ -426,7 +426,7 @@ def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsy
     assert "new or empty folder, got list" in capsys.readouterr().err
     for wrong, message in (
         (["none.json", "x.csv"], "none.json: expected the manifest of a short list, got No such file"),
-        (["none.json", "x.csv", "--hours-per-model", "0"], "--hours-per-model above 0"),
+        (["none.json", "x.csv", "--hours-per-model", "0"], "--hours-per-model: expected above 0"),
     ):
         assert screen_checkpoints(["verify", *wrong]) == 2
         error = capsys.readouterr().err

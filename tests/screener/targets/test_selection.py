@@ -142,12 +142,12 @@ def test_names_lists_and_selections_together_name_each_checkpoint_once(family, t
     ("words", "said"),
     [
         (["--author", "nobody"], "expected models of nobody/\\*"),
-        (["--author", "a/b"], "expected author= such as ORG"),
-        (["--base-model", "b"], "expected base_model= such as ORG/NAME"),
-        (["--since", "soon"], "expected since= such as 2026-10-31 or yesterday, got 'soon'"),
-        (["--since", "last"], "expected registry= .*with since= last"),
-        (["--since", "yesterday"], "expected a Hub listing .* or a registry="),
-        (["--limit", "0"], "expected limit= of at least 1"),
+        (["--author", "a/b"], "author: expected ORG"),
+        (["--base-model", "b"], "base_model: expected ORG/NAME"),
+        (["--since", "soon"], "since: expected a date such as 2026-10-31 or yesterday, got 'soon'"),
+        (["--since", "last"], "since: 'last' needs a registry"),
+        (["--since", "yesterday"], "expected a Hub listing.* or a registry"),
+        (["--limit", "0"], "limit: expected at least 1"),
         (["--limit", "3"], "expected a Hub listing"),
     ],
 )
@@ -204,12 +204,12 @@ def test_a_limit_stops_cleanly_and_the_next_run_goes_on(registry, monkeypatch):
         runs += 1
         result = screen(["acme/*"], max_requests=8)
         assert {failed.error for failed in result.failed} <= {"NotTried"}
-        assert all("was reached; run the same command again" in failed.message for failed in result.failed)
+        assert all("was reached; the same again reads" in failed.message for failed in result.failed)
         assert done < set(means(result)), "every run gets further"
         assert len(set(means(result)) - done) <= 4, "and begins no more than its limit allows"
         done = set(means(result))
     assert runs > 1
-    with pytest.raises(UsageError, match="expected max_requests= of at least 1, got 0"):
+    with pytest.raises(UsageError, match="max_requests: expected at least 1, got 0"):
         screen(["acme/*"], max_requests=0)
 
 

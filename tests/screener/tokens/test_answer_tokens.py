@@ -221,7 +221,7 @@ def test_tokens_of_a_kind_of_answers_are_what_differs(kind, expected, warned, tr
     assert {token.text.strip() for token in found} == expected
     note = left_out_note("mine", left_out)
     assert bool(note) == warned
-    assert note.endswith("ask dispersion probe --task mine") == warned
+    assert note.endswith("ask `dispersion probe --task mine`") == warned
 
 
 def test_tokens_of_characters_that_a_tokenizer_halves_are_all_there(trained):
@@ -243,7 +243,7 @@ def test_tokens_of_characters_that_a_tokenizer_halves_are_all_there(trained):
 def test_a_kind_of_answers_without_tokens_of_its_own_is_refused(kind, says, trained):
     with pytest.raises(ScreeningError, match=re.escape(says)) as refused:
         resolve_answers(answers(dict(made(kind))), trained, REFERENCE)
-    assert "ask dispersion probe --task own" in str(refused.value)
+    assert "ask `dispersion probe --task own`" in str(refused.value)
     if kind != "yes":  # as `dispersion tokens` says without a tokenizer
         with pytest.raises(ScreeningError, match=re.escape(says)):
             check_answers("own", made(kind))
@@ -254,7 +254,7 @@ def test_a_kind_of_answers_without_tokens_of_its_own_is_refused(kind, says, trai
     [
         (
             {" yes": 5, " no": 5},
-            "got 2 .* one alone has no distance; ask dispersion probe",
+            "got 2 .* one alone has no distance; ask `dispersion probe",
         ),
         (
             {f" {first}{second}z": 1 for first in "bcdfghjklmnpqrs" for second in "abcdefghijklmnopqrst"},
@@ -289,7 +289,7 @@ def test_answers_given_as_a_domain_are_named_with_the_option_that_takes_them(tmp
     (tmp_path / "own.yaml").write_text(
         "schema: 1\nname: own\nrole: answers\ntasks: [own]\nanswers: {' 1': 2}"
     )
-    with pytest.raises(UsageError, match=r"own.yaml holds answers of a task: give it to ") as refused:
+    with pytest.raises(UsageError, match=r"own.yaml holds answers of a task: give it as the ") as refused:
         load_token_set(str(tmp_path / "own.yaml"))
     assert "expected" not in str(refused.value)
 
@@ -320,7 +320,7 @@ def test_bundled_sets_load_by_every_name_and_are_no_domains():
         ({"pieces": ["Ġ1"], "base": "org/base"}, "either `answers`, or `pieces`"),
         ({"answers": {" 1": 0}}, "expected an integer of at least 1"),
         ({"answers": {1: 2}}, "a key that is a string"),
-        ({"role": "domain"}, "own.yaml holds words of a domain: give it to "),
+        ({"role": "domain"}, "own.yaml holds words of a domain: give it as the "),
         ({"role": "reference"}, "`role`: expected answers"),
     ],
 )
