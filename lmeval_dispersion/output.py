@@ -174,7 +174,9 @@ def _check_writable(path: Path) -> None:
         raise UsageError(f"expected a file, got the folder {path}", argument="output")
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise UsageError(f"expected an existing folder, got {path}; create {folder} first", argument="output")
+        raise UsageError(
+            f"expected a file in an existing folder, got {path}; create {folder} first", argument="output"
+        )
     if not os.access(path if path.exists() else folder, os.W_OK) or not (
         os.access(folder, os.W_OK) or (path.exists() and not path.is_file())
     ):

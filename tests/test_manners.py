@@ -17,6 +17,7 @@ METAVARS = {
     *("N", "N,N", "K", "X", "SECONDS", "TOKENS", "NAME", "NAME,NAME", "K=V,K=V", "SET", "LAYER"),
     *("COLUMN", "FIELD", "[FILTER/]METRIC"),
 }
+ROOT = Path(__file__).parents[1]
 # Other words for --slice, --layer, --seed, --study and --format.
 RETIRED = {"--by", "--layers", "--seeds", "--run", "--json"}
 
@@ -150,3 +151,10 @@ def test_the_surface_stays_small():
         entries.setdefault(name.split()[0], set()).update(names[-1] for names in shown if names)
     assert len(entries) <= 16
     assert sum(map(len, entries.values())) <= 214
+
+
+def test_three_phrases_of_the_style_guide_stay_away():
+    phrase = r"(?<!here )\b(is|are) no (?!longer|better|more|faster)|stands? for|(told|tells?)( \w+)? apart"
+    for path in (p for room in ("lmeval_dispersion", "screener", "docs") for p in (ROOT / room).rglob("*.*")):
+        if path.suffix in (".py", ".jinja", ".yaml", ".md") and "results" not in path.parts:
+            assert not re.search(phrase, " ".join(path.read_text("utf-8").split())), path

@@ -119,7 +119,7 @@ class StudiesCompared(FrameReport):
 
     def charts(self) -> dict[str, Chart]:
         """``differences``: each with its interval."""
-        caption = "Difference of every metric; the dashed line is no difference"
+        caption = "Difference of every metric; the dashed line marks 0"
         return {"differences": Chart(partial(frames.differences, self._named()), caption, "A dot a row.")}
 
     def context(self) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class Questions:
         if answers and not known:
             raise refused[0]
         self._answers = known or UsageError(
-            f"{str(refused[0]).partition(';')[0]}; pass a set of `dispersion tokens`", argument="answers"
+            f"{str(refused[0]).partition(';')[0]}; name a set of `dispersion tokens` as answers"
         )
 
     def __len__(self) -> int:

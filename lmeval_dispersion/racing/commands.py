@@ -13,7 +13,7 @@ from lmeval_dispersion.racing.lineup import listed_results
 from lmeval_dispersion.racing.race import check_settings, race
 
 _ERROR = f"chance, at most, that the best of those raced is dropped (default: {ERROR})"
-_MARGIN = f"of the score; what differs by no more is not told apart (default: {MARGIN})"
+_MARGIN = f"smallest difference in score that counts (default: {MARGIN})"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -55,7 +55,7 @@ class Contest:
         questions: How many each may be asked, N.
         error: Chance, at most, that the best of those raced (over all N questions) is dropped and another is
             named that is worse by more than ``margin``.
-        margin: Of the score; what differs by no more is not told apart.
+        margin: Smallest difference in score that counts.
         by_probability: Whether a checkpoint is dropped also where its mean probability of the right answer is
             clearly lower and its score so far is lower by the margin. ``error`` then holds (one after the
             other by simulation only) for a best checkpoint that is the best by probability too.

@@ -76,7 +76,7 @@ def race(
         audit_sample: How many others of each group race as well, drawn at random.
         error: Chance, at most, over the whole race that the best of those raced is dropped for one that is
             worse by more than ``margin``.
-        margin: Of the score, in [0, 1): checkpoints that differ by no more are not told apart.
+        margin: Smallest difference in score that counts, in [0, 1).
         by_probability: Whether a checkpoint is dropped as well where its probability of the right answer is
             clearly lower, and its score is lower so far.
         output_path: Folder that keeps the answers. Default: ``race-TASKS``.

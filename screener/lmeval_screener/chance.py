@@ -10,7 +10,7 @@ for two whose accuracies differ by more than `NEAR`. The slope k is measured, ki
 (`evidence.SLOPES`), or fitted on a user's own results (:func:`fitted`). The same k says how many places to
 evaluate (:meth:`Chances.first_for`).
 
-All that holds only where the rows tell checkpoints apart: see :func:`is_noise`.
+All that holds only where the rows of checkpoints differ: see :func:`is_noise`.
 """
 
 from __future__ import annotations

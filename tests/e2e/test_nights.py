@@ -276,7 +276,7 @@ def test_python_has_the_news_of_the_command(night, tmp_path, hub):
     assert heads == ["What", "Checkpoint", "How"]  # on a phone
     assert screen(names, registry=tmp_path / "p.db", since="last").news.moves == ()
     assert screen(names, registry=tmp_path / "p.db").news is None
-    with pytest.raises(UsageError, match="since: .last. needs a registry"):
+    with pytest.raises(UsageError, match=r"since: .last. needs a registry"):
         screen(names, since="last")
 
 

@@ -160,8 +160,8 @@ def test_one_checkpoint_copies_and_all_questions(in_world, tasks, capsys):
     ("more", "sentence"),
     [
         (["--model", "openai-chat-completions"], "needs log-likelihoods, which OpenAIChatCompletion"),
-        (["--model", "nothing"], "lm-eval has no --model 'nothing'"),
-        (["--questions", "4"], "expected --questions of at least 5, got 4"),
+        (["--model", "nothing"], "--model: expected a model of `lm_eval run --help`, got 'nothing'"),
+        (["--questions", "4"], "--questions: expected at least 5, got 4"),
         (
             ["--rank-by", "squares"],
             "expected questions that give squares: the task 'sums' has no bundled answer tokens",

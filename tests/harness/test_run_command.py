@@ -77,20 +77,23 @@ def refused_models(model_folder, place):
     return {
         "template": (
             [*hf, f"pretrained={plain}", "--apply_chat_template"],
-            "; leave --apply_chat_template out",
+            "; leave apply_chat_template out",
         ),
         "t5": (
             [*hf, f"pretrained={t5}"],
             "needs a decoder-only model, got an encoder-decoder; run the stock",
         ),
-        "dummy": (["--model", "dummy"], "which DummyLM does not give; use --model hf, or run the stock task"),
+        "dummy": (
+            ["--model", "dummy"],
+            "which DummyLM does not give; use the model hf, or run the stock task",
+        ),
         "api": (
             ["--model", "local-completions", "--model_args", api],
-            "API does not give; use --model hf, or",
+            "API does not give; use the model hf, or",
         ),
         "vllm": (
             ["--model", "vllm", "--model_args", f"pretrained={plain}"],
-            "which vllm does not give; use --model hf, or run the stock task with --log_samples and then "
+            "which vllm does not give; use the model hf, or run the stock task with log_samples and then "
             "`dispersion embed MODEL --from-samples RESULTS`",
         ),
         "unknown": (["--model", "hff"], "Attempted to load model 'hff'"),

@@ -163,10 +163,10 @@ def test_tokens_found_by_a_base_are_those_of_a_slow_loop(
     [
         (["arc_eazy"], "lm-eval has no task 'arc_eazy'; did you mean arc_easy"),
         (["wikitext"], "wikitext has no answers: it scores whole texts"),
-        ([], "expected the NAME of a task, or --base MODEL"),
-        (["arc_easy", "--questions", "q.txt"], "expected the NAME of a task, or --base MODEL"),
+        ([], "expected the NAME of a task, or a base"),
+        (["arc_easy", "--questions", "q.txt"], "expected the NAME of a task, or a base"),
         (["arc_easy", "--tokenizer", "./nowhere"], "nowhere"),
-        (["arc_easy", "-o", "nowhere/set.yaml"], "expected --output in an existing folder"),
+        (["arc_easy", "-o", "nowhere/set.yaml"], "--output: expected a file in an existing folder"),
     ],
 )
 def test_what_cannot_be_counted_is_a_sentence(tasks, words, says, capsys, monkeypatch):

@@ -99,8 +99,7 @@ class BucketSource:
             if not places:
                 raise ScreeningError(
                     "FolderNotFound",
-                    f"nothing matches {target.repo}; check the address (a * stands for a name between "
-                    "slashes)",
+                    f"nothing matches {target.repo}; check the address (a * matches a name between slashes)",
                 )
             checkpoints = await side_by_side(self._checkpoints(store, place, budget) for place in places)
         paths = dict.fromkeys(path for run in checkpoints for path in run)
