@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-#: Questions without their answers, or scored by the probability of the right answer -> as many scored right
-#: or wrong that ordered 192 small fine-tunes as well, with the 95 % interval; for other figures nothing.
+#: Questions -> equivalent number of right/wrong labels, with its 95 % interval (192 small fine-tunes).
 WORTH: dict[Literal["squares", "probability"], Mapping[int, tuple[int, int, int]]] = {
     "squares": {25: (16, 11, 25)},
     "probability": {5: (25, 20, 30), 10: (44, 34, 56), 25: (61, 45, 86)},

@@ -91,7 +91,7 @@ class Output:
             print(text, file=sys.stderr)
 
 
-def report_beside(args: argparse.Namespace, file_format: str) -> tuple[Output, Output]:
+def report_and_file(args: argparse.Namespace, file_format: str) -> tuple[Output, Output]:
     """The report on standard output, and the file of data that ``--output`` names, checked."""
     file = Output.of(argparse.Namespace(**vars(args) | {"format": file_format}))
     return Output.of(argparse.Namespace(**vars(args) | {"output": None})), file
@@ -151,18 +151,18 @@ def prints_to_stderr() -> Iterator[None]:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file atomically: to a temporary file first, then renamed."""
     place = Path(os.path.realpath(path))
-    beside = place.with_name(f".{place.name[:50]}.{os.getpid()}")  # 255 bytes at most
+    part = place.with_name(f".{place.name[:50]}.{os.getpid()}")  # 255 bytes at most
     try:
         if place.exists() and not place.is_file():
             place.write_bytes(content)  # a pipe or a device cannot be replaced
             return
         try:
-            beside.write_bytes(content)
+            part.write_bytes(content)
             if place.exists():
-                shutil.copymode(place, beside)
-            os.replace(beside, place)
+                shutil.copymode(place, part)
+            os.replace(part, place)
         finally:
-            beside.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise DispersionError(
             f"could not write {path}: {error.strerror or error}; free some space or name another file"

@@ -23,7 +23,7 @@ from lmeval_dispersion.options import (
     add_seed,
     add_slice,
 )
-from lmeval_dispersion.output import Output, report_beside
+from lmeval_dispersion.output import Output, report_and_file
 from lmeval_dispersion.report.declared import listed
 
 
@@ -119,7 +119,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_calibrate(args: argparse.Namespace) -> int:
     """Run ``dispersion calibrate``."""
-    output, file = report_beside(args, "json") if args.output else (Output.of(args), None)
+    output, file = report_and_file(args, "json") if args.output else (Output.of(args), None)
     calibration = calibrate(
         args.run, where=args.where, layer=args.layer, by=args.by, features=args.feature, seed=args.seed
     )

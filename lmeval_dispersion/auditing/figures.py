@@ -65,14 +65,14 @@ def claim_sentence(
     side, numbers = figure.side(nothing), f"{name}{interval_text(figure, spec)}"
     if inside is None:
         return f"{claim.holds if side else claim.nothing} ({numbers})."
-    there, beside = inside.side(nothing), interval_text(inside, spec, "")
-    both = f"({numbers}; inside {parts} {beside})"
+    there, within = inside.side(nothing), interval_text(inside, spec, "")
+    both = f"({numbers}; inside {parts} {within})"
     if not side:
         return f"{claim.nothing} {both}."
     if there:
         ends = f"inside {parts} too" if there == side else f"but the reverse inside {parts}"
-        return f"{claim.holds} ({numbers}), {ends} ({beside})."
-    # Inside the parts it differs clearly from the number over all, or from neither that nor no effect.
+        return f"{claim.holds} ({numbers}), {ends} ({within})."
+    # Inside the parts: clearly different from the overall value, or undecided.
     if inside.side(figure.value):
         return f"{claim.between} {both}: the difference lies between {parts}."
     return f"{claim.unclear} {both}."

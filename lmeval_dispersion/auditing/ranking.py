@@ -145,7 +145,7 @@ class Ranking:
     best_other: BestOther | Missing
 
     def tables(self) -> dict[str, Table]:
-        """Every signal."""
+        """The table of signals."""
         heading = {"inside": f"Inside {self.by}s"}
         caption = "How well each signal finds wrong answers"
         return {"signals": Table.of(self.signals, caption, name="signals", headings=heading)}

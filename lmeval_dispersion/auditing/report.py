@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 from lmeval_dispersion.auditing.calibrating.calibration import (
     Calibration,
-    beside_trivial,
+    against_trivial,
     calibrate,
     slices_of,
 )
@@ -160,7 +160,7 @@ class Audit(RunReport):
             "shortened": shortened,
             "kinds": KINDS,
             "slices_of": slices_of,
-            "verdict": beside_trivial,
+            "verdict": against_trivial,
             "features": lambda names: [FEATURES[name] for name in names],
             "errors": errors_sentence(self.ranking),
             "fewest": FEWEST,

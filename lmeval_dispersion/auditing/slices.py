@@ -187,7 +187,7 @@ class SpectrumRow(SliceRow):
 
 @dataclass(frozen=True)
 class InsideTasks:
-    """Ranks of slices inside their tasks: Spearman's correlation, its permutation p-value, of how many."""
+    """Spearman's correlation of slices ranked inside their tasks, its permutation p-value, and counts."""
 
     spearman: float
     p: float

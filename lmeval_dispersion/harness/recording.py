@@ -294,7 +294,7 @@ class PrefillRecorder(Recorder):
 
 
 class OneTokenRecorder(PrefillRecorder):
-    """The same without the generation: it ends after one token, prompts are cut as usual."""
+    """Records prompts, and ends each generation after one token; prompts are cut as usual."""
 
     def model_generate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Replaces HFLM's method."""

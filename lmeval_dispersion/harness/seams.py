@@ -466,7 +466,7 @@ def filters_of(task: Any) -> list[str]:
 
 
 def metrics_of(task: Any) -> tuple[dict[str, bool], bool]:
-    """Metric -> whether it can score one document, the higher the better; and whether answers may bring more.
+    """Which metrics can score one document, the higher the better; and whether answers may bring more.
 
     lm-eval names the metrics of a function that returns several once it has answers.
     """

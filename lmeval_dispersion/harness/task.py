@@ -168,7 +168,7 @@ class DispersionTask(TaskBase):
 
     def take(self) -> tuple[list[DocRecord], str | None]:
         """The records of what was evaluated, which are kept no longer, and the metric that judged them."""
-        # Several filters judge the same answers: the judge's counts, or the first.
+        # With several filters, use the judge's filter, else the first.
         chosen = split_judge(self._judge)[0] or next(iter(self._records), "")
         several = self._correct_by is not None and len(self.filter_names) > 1
         records, self._records = [*self._records.get(chosen, {}).values()], {}

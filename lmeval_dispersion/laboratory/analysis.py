@@ -262,7 +262,7 @@ def analyse(
 def draw_segments(
     texts: Texts, tokenizer: Any, *, length: int, most: int, seed: int = 0, pack: bool = False
 ) -> Unit:
-    """``most`` segments of ``length`` tokens, or all if fewer, in random order.
+    """Draw at most ``most`` segments of ``length`` tokens, in random order.
 
     Returns:
         ``tokens`` (n, length), uint32, and ``origins`` (n, 2): number of the text in its source, and the
@@ -323,7 +323,7 @@ def tokenised(texts: Texts, tokenizer: Any) -> Iterator[tuple[int, list[int]]]:
 
 
 def gap_of(texts: Texts, tokenizer: Any, pack: bool) -> list[int] | None:
-    """The tokens between two joined texts; None if texts are separate documents."""
+    """Tokens that separate two joined texts; None if texts are separate documents."""
     if not (pack or texts.continuous):
         return None
     return list(tokenizer("\n\n", add_special_tokens=False).input_ids)

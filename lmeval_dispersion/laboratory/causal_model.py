@@ -66,7 +66,7 @@ class CausalModel:
         return int(self.config.hidden_size)
 
     def summary(self) -> dict[str, Any]:
-        """The model as run, for the manifest."""
+        """The model's name, revision, dtype and device, for the manifest."""
         model = self.loaded.model
         about = {"name": self.loaded.name, "revision": self.loaded.revision}
         about |= {"dtype": str(model.dtype).removeprefix("torch."), "device": self.loaded.device.type}

@@ -85,7 +85,7 @@ class ClustersResult(StudyResult):
     template = "clusters.jinja"
 
     def tables(self) -> dict[str, Table]:
-        """``some`` distances; ``summary``: all of them; ``ngrams``: of each cluster."""
+        """Tables: ``some`` of the distances, their ``summary``, and the ``ngrams`` of each cluster."""
         left = len(self.ngrams) - _SHOWN_NGRAMS
         more = f"{left} more; JSON has them." if left > 0 else ""
         caption = "Distance between clusters over that within them"

@@ -227,7 +227,7 @@ def law(
     At most ``segments`` segments of ``segment`` tokens are drawn from a file or Hub data set; a bin has
     ``bin_size`` of them, and algorithm 1 chooses ``bins``. ``contexts`` are the context lengths of the
     last-token variant (those below ``segment``). ``held_out``, a second source, is binned separately; the
-    line fitted on ``data`` is tested on it. ``control``: ``untrained``, ``shuffled`` or both, run beside the
+    line fitted on ``data`` is tested on it. ``control``: ``untrained``, ``shuffled`` or both, run with the
     model on the same bins. ``layers``: ``last``, ``all``, or names. More:
     :class:`~lmeval_dispersion.laboratory.analysis.StudyOptions`.
 

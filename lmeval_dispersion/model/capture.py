@@ -101,7 +101,7 @@ class Decoder:
         return names
 
     def site(self, name: str) -> Site:
-        """The place called ``name``."""
+        """Find the module, and its input or output, that a layer's name means."""
         if name in (outside := self._outside()):
             return outside[name]
         match, n = NAME.fullmatch(name), len(self)

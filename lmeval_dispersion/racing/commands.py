@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--metric", metavar="[FILTER/]METRIC", help="what scores a question (default: acc, exact_match, …)")
     less = "drop also by the probability of the right answer, where the score is lower too"
     add("--by-probability", action="store_true", help=less)
-    beside = "side by side on the Ray cluster of RAY_ADDRESS, or of this machine (default: one by one)"
-    add("--engine", choices=("ray",), help=beside)
+    engine = "side by side on the Ray cluster of RAY_ADDRESS, or of this machine (default: one by one)"
+    add("--engine", choices=("ray",), help=engine)
     gpus = "of the cluster's; a part of 1 too (default: 1 where it has GPUs)"
     add("--gpus-per-checkpoint", type=float, metavar="X", help=gpus)
     group = add_lm_eval(parser)

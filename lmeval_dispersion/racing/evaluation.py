@@ -3,7 +3,7 @@
 An :class:`Entrant` is all that a process needs to run one checkpoint: it loads it, asks it, and keeps what it
 answered. Its folder holds what ``lm_eval --log_samples`` writes. A block counts once the results file, which
 is replaced as a whole, says how long the samples' files are; what a killed run left behind that is cut off.
-The states of dispersion tasks are kept by block beside them, until all questions are in a store.
+The states of dispersion tasks are kept by block next to them, until all questions are in a store.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Evaluation:
         return ", ".join(names)
 
     def identity(self) -> dict[str, dict[str, str]]:
-        """Task -> its version, and hashes of its requests (examples included), documents and scoring.
+        """Each task's version, and hashes of its requests (examples included), documents and scoring.
 
         Of a chat the requests are hashed as they are without the template, which is each model's own.
         """
@@ -302,7 +302,7 @@ class Entrant:
         self._template: str | None = None  # hash of its chat template
         self._results: dict[str, Any] = {"date": time.time(), **{key: {} for key in _KEPT}}
         self._sizes: dict[str, int] = {}  # task -> bytes of its samples that count
-        self._weights: list[Any] = []  # what the files of the weights were when they were loaded
+        self._weights: list[Any] = []  # sizes and times of the weight files at load
         self._manifest: dict[str, Any] = {}  # of stores, about the model
         self._read()
 

@@ -46,7 +46,7 @@ class Replay(Report):
     guide: ClassVar[str] = "docs/reference/race.md"
 
     tasks: Sequence[str]
-    questions: int  # that all have
+    questions: int  # that all models answered
     orders: int
     loaded: int  # of all checkpoints: those that a screen lists, or all
     same: int  # orders in which the best was named, or another of its score
@@ -64,7 +64,7 @@ class Replay(Report):
 
 
 def read_answers(places: Sequence[str]) -> tuple[dict[str, Scores], list[str], list[str]]:
-    """Results of lm-eval or stores, one a model: answers to the questions that all have, tasks, and notes.
+    """Read results of lm-eval or stores, one a model: answers to the questions of all, tasks, and notes.
 
     Raises DispersionError where one cannot be read or used, or was asked in another way than the first.
     """

@@ -69,7 +69,7 @@ class Race(Report):
     seconds: float | None
     seed: int  # of the order of the questions
     checkpoints: Sequence[Raced]
-    audit_sample: Sequence[str]  # labels of random others that were raced beside the list
+    audit_sample: Sequence[str]  # labels of random others, raced with the list
     notes: Sequence[str]
     _answered: Mapping[str, Scores] = field(default_factory=dict)
 
@@ -134,7 +134,7 @@ class Race(Report):
         return [row for row in self.checkpoints if row.questions and row.status != "failed"]
 
     def _sampled(self) -> str:
-        """What random others that were raced beside the list say of those that were not loaded."""
+        """How those that were not loaded compare, by random others raced with the list."""
         others = [row for row in self._judged() if row.label in self.audit_sample]
         whole = [row for row in self._judged() if row.questions == self.questions_all // self.of]
         best = max((row.score or 0.0 for row in whole if row not in others), default=None)
@@ -159,7 +159,7 @@ def race_of(
     waiting: Sequence[str] = (), not_loaded: Sequence[str] = (), audit_sample: Sequence[str] = (),
     there: int | None = None, tasks: int = 1, as_base: Sequence[str] = (), notes: Sequence[str] = (),
 ) -> Race:  # fmt: skip
-    """The result of a contest, interrupted or not, whose arguments are attributes of :class:`Race`.
+    """Build the Race from a contest, finished or interrupted; arguments are named as its attributes.
 
     By label, ``ranks`` are those of the screen, ``seconds`` those to load and ask, and ``failed`` says why,
     in a sentence; ``waiting`` were to be asked when the race was interrupted; ``not_loaded`` is in the

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _RETRIES = 2  # of a checkpoint whose worker or node was lost
 _SILENCE = 20.0  # seconds in which a cluster must answer
-# No files of results beside ours, and Ctrl-C ends the race at once.
+# No files of results but ours, and Ctrl-C ends the race at once.
 _TUNE = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_DISABLE_SIGINT_HANDLER": "1"}
 
 

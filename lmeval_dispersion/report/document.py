@@ -244,7 +244,7 @@ class Document:
         return {names.of(part.name, part.caption): part for part in parts if isinstance(part, Chart)}
 
     def origin(self) -> dict[str, str]:
-        """Help on the report, and the versions needed, with the command, to reproduce it."""
+        """Link to the guide, and the versions that made the report."""
         import platform
         from importlib import metadata  # importing it takes as long as numpy's arrays
 

@@ -9,4 +9,4 @@ from lmeval_dispersion.store.reading import Store, read_store
 
 __all__ = ["COLUMNS", "Store", "begin_store", "check_comparable", "open_store", "read_store", "write_store"]
 
-open_store = read_store  # the public name; a stub exports a name only as it is
+open_store = read_store  # public alias: the stub cannot rename

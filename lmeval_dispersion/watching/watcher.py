@@ -302,4 +302,4 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
     )
 
 
-watch = Watcher  # the public name; a stub exports a name only as it is
+watch = Watcher  # public alias: the stub cannot rename

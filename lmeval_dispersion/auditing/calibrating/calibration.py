@@ -64,7 +64,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class LabelError:
-    """Expected errors in points for so many labels, and the range of 95 % of draws."""
+    """Expected error in points with a number of labels, and the central 95 % of draws."""
 
     labels: Annotated[int, Col("Labels", "d")]
     mae: Annotated[float, Col("Expected error (points)", ".2f")]
@@ -168,7 +168,7 @@ class Calibration(RunReport):
             "points": Chart(
                 predicted_against_true(self.points),
                 "Accuracy estimated without a slice's labels against its true accuracy",
-                f"{len(self.points)} slices, each estimated by a fit to the others: {beside_trivial(self)}.",
+                f"{len(self.points)} slices, each estimated by a fit to the others: {against_trivial(self)}.",
                 "On the dashed line the estimate is right. An upright line is the labelled accuracy "
                 "for every slice. True accuracies scatter by sampling, most in small slices.",
             ),
@@ -258,7 +258,7 @@ def _without_repeats(rows: Sequence[Estimator]) -> list[Estimator]:
     return [*(row for row in rows[:-1] if row not in same), replace(alone, estimator=names)]
 
 
-def beside_trivial(calibration: Calibration) -> str:
+def against_trivial(calibration: Calibration) -> str:
     """The estimate's error, compared with the labelled accuracy alone."""
     ours, alone = calibration.estimators[0].mae, calibration.estimators[-1].mae
     if calibration.better:

@@ -181,7 +181,7 @@ class Result(Report):
         return verify(shortlist_manifest(content, "the screening"), [str(source) for source in results])
 
     def race(self, tasks: str, **options: Any) -> Any:
-        """The best of the short list, else of a third of each group, on lm-eval's tasks: see ``race``."""
+        """Race the short list, else a third of each group, on lm-eval's tasks: see ``race``."""
         import lmeval_dispersion
 
         return lmeval_dispersion.race(self, tasks=tasks, **options)

@@ -208,7 +208,7 @@ def read_shortlist_manifest(path: Path) -> Manifest:
 
 
 def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
-    """The manifest in plain values."""
+    """Build a Manifest from its JSON content; ``place`` is its name in errors."""
     try:
         manifest = Manifest(
             str(content["domain"]),

@@ -47,7 +47,7 @@ class Query:
 
     Attributes:
         author: Organisation or user.
-        tags: Tags that all have.
+        tags: Tags that every model has.
         pattern: Glob that the name without its author has to match.
     """
 
@@ -206,7 +206,7 @@ def selection_of(
 
 
 def read_list(path: str) -> list[str]:
-    """Checkpoints of a list, as a user would write each.
+    """Read the names in a list file, as a user would write each.
 
     One a line; empty lines and text after ``#`` are ignored. From a CSV file the first column is read; with a
     header, the column ``repo``, ``checkpoint``, ``name`` or ``model``, and ``revision`` if there is one.

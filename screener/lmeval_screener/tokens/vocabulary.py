@@ -41,7 +41,7 @@ class _Added(NamedTuple):
 
 
 class Vocabulary:
-    """Exact piece → row id."""
+    """A tokenizer's vocabulary: the row of each exact piece, and the cut of a text into pieces."""
 
     def __init__(
         self,

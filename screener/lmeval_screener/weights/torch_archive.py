@@ -80,7 +80,7 @@ async def read_header(file: WeightFile) -> Header:
 
 
 async def locate(file: WeightFile, tensor: Tensor, offset: int, name: str) -> Tensor:
-    """A tensor of an archive with its exact bytes, by a small range: its entry's local header."""
+    """Find a tensor's exact bytes in an archive, by a small read of its entry's local header."""
     shift = await _start(file, offset, name) - _least_start(offset, name)
     located = tensor._replace(begin=tensor.begin + shift, end=tensor.end + shift, entry=None)
     if located.end > file.size:
