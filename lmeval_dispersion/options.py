@@ -32,10 +32,11 @@ class _Help(argparse.HelpFormatter):
         )
 
 
-class _Once(argparse.Action):
+class Once(argparse.Action):
     """Stores a value; a second one is an error, which argparse would accept silently."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Store the value, or end with an error."""
         given = vars(namespace).setdefault("_given", set())
         if self.dest in given:
             parser.error(f"expected {option_string} once, got it twice")
@@ -101,6 +102,11 @@ def exit_code_of(
             way = f"which is not part of lmeval-dispersion; run: pip install {package}"
             print(f"{name}: needs {package}, {way}", file=sys.stderr)
         return 1
+    except FileNotFoundError as error:
+        if debug or error.filename:
+            raise
+        print(f"{name}: the current folder was deleted; change to one that exists", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # `dispersion … | head` closed the pipe: discard the rest, and what Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -162,7 +168,7 @@ def add_quiet(parser: argparse._ActionsContainer) -> None:
 def add_layer(parser: argparse._ActionsContainer) -> None:
     """Add ``--layer LAYER`` for commands that take one."""
     text = "layer of the vectors (default: the run's)"
-    parser.add_argument("--layer", action=_Once, metavar="LAYER", help=text)
+    parser.add_argument("--layer", action=Once, metavar="LAYER", help=text)
 
 
 def add_layers(parser: argparse._ActionsContainer, *, what: str, default: str) -> None:
@@ -174,7 +180,7 @@ def add_layers(parser: argparse._ActionsContainer, *, what: str, default: str) -
 def add_tasks(parser: argparse._ActionsContainer, text: str, **more: Any) -> None:
     """Add ``--task``, which is also ``--tasks``, as ``args.tasks``; ``text`` is its help."""
     parser.add_argument(
-        "--task", "--tasks", action=_Once, dest="tasks", metavar="NAME,NAME", help=text, **more
+        "--task", "--tasks", action=Once, dest="tasks", metavar="NAME,NAME", help=text, **more
     )
 
 
@@ -195,7 +201,7 @@ def add_one_slice(
 ) -> None:
     """Add ``--slice COLUMN`` for commands that take one; ``otherwise`` says what None means."""
     text = f"column of the documents that makes the slices (default: {otherwise or default})"
-    parser.add_argument("--slice", action=_Once, dest="by", default=default, metavar="COLUMN", help=text)
+    parser.add_argument("--slice", action=Once, dest="by", default=default, metavar="COLUMN", help=text)
 
 
 def add_metrics(parser: argparse._ActionsContainer) -> None:

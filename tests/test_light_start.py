@@ -111,6 +111,14 @@ def test_a_library_that_no_extra_brings_is_not_said_to_be_in_one(error, sentence
     assert capsys.readouterr().err == f"dispersion race: {sentence}\n"
 
 
+def test_a_folder_that_was_deleted_meanwhile_is_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert main(["screen", "--demo", "-o", "page.csv"]) == 1
+    monkeypatch.undo()
+    assert "the current folder was deleted; change to one that exists" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("command", "extra"),
     [

@@ -90,7 +90,8 @@ def test_a_suggestion_is_made_only_where_it_helps(words, hint, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "option"), [("audit", "--layer"), ("predict", "--slice"), ("compare", "--layer")]
+    ("name", "option"),
+    [("audit", "--layer"), ("predict", "--slice"), ("compare", "--layer"), ("screen", "--base")],
 )
 def test_what_holds_one_value_refuses_a_second(name, option, capsys):
     parser, folders = parser_of(name)[0], ["x"] if name == "audit" else ["x", "y"]

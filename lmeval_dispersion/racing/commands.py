@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lmeval_dispersion.errors import UsageError, require_extra
-from lmeval_dispersion.options import add_examples, add_lm_eval, add_output, add_seed, add_tasks
+from lmeval_dispersion.options import Once, add_examples, add_lm_eval, add_output, add_seed, add_tasks
 from lmeval_dispersion.output import Output, prints_to_stderr
 from lmeval_dispersion.racing import replay
 from lmeval_dispersion.racing.contest import ERROR, MARGIN
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--domain", metavar="SET", help="token set of the screen (default: the tasks' answers)")
     add(
         "--base",
+        action=Once,
         metavar="CHECKPOINT",
         help="that the others were trained from; it does not race (default: none)",
     )

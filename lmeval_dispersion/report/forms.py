@@ -6,12 +6,15 @@ import importlib.util
 import io
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError, printable
 from lmeval_dispersion.report.cells import cell, is_numeric, json_value, plain, shown, text_rows
 from lmeval_dispersion.report.document import LIMITS, Document, Facts, Note, Part, Row, Table, Text
+
+_TAG = re.compile(r"<(?!/?(?:details|summary)>)(?=[A-Za-z/!?])")  # of HTML, in a name
 
 Format = Literal["table", "markdown", "csv", "json", "html"]
 #: Every format of a report, by its name in ``--format``.
@@ -134,12 +137,13 @@ def markdown_text(document: Document) -> str:
         if not parts:
             continue
         if section.details:
-            heading = section.heading.replace("&", "&amp;").replace("<", "&lt;")
+            heading = section.heading.replace("&", "&amp;")
             blocks += [f"<details><summary>{heading}</summary>", *parts, "</details>"]
         else:
             blocks += [*([f"### {section.heading}"] if section.heading else []), *parts]
     if document.limits:
         blocks += [f"### {LIMITS}", "\n".join(f"- {limit}" for limit in document.limits)]
+    blocks = [_TAG.sub("&lt;", block) for block in blocks]
     blocks.append("### How this was made")
     if document.command:
         blocks.append(_fenced(printable(document.command)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import re
 import unicodedata
@@ -40,7 +41,7 @@ _SPELLED = {
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _GLUE, _GLUED = "\ue000", re.compile(r"(?<=\d) (?=%|±)|(?<=±) (?=\d)")  # non-breaking spaces
 _AXIS = (12, 32)  # characters of an axis with dots, at least and at most
-MORE = "More: --details, or -o page.html."
+MORE = "More: --details, or -o page.html"
 
 
 def terminal_text(
@@ -112,7 +113,8 @@ class _Writer:
             for limit in document.limits:
                 self._prose(limit, "dim")
         if not whole and (document.limits or any(section.details for section in document.sections)):
-            self._prose(MORE, "dim")
+            without = "." if importlib.util.find_spec("vl_convert") else " (needs lmeval-dispersion[html])."
+            self._prose(MORE + without, "dim")
         lines = self._buffer.getvalue().replace(_GLUE, " ").splitlines()
         return spelled("".join(f"{line.rstrip()}\n" for line in lines), self._encoding)
 

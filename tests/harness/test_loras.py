@@ -162,7 +162,7 @@ def test_arguments_are_the_bases_with_the_adapter_as_peft(adapters: Path, tmp_pa
             with_base({"pretrained": str(far)})
     shutil.copytree(BASE, far, dirs_exist_ok=True)  # a whole model in the same folder is what counts
     assert with_base({"pretrained": str(far)}) == {"pretrained": str(far)}
-    with pytest.raises(HarnessError, match="an adapter, which --model dummy does not load"):
+    with pytest.raises(HarnessError, match="an adapter, which the model dummy does not load"):
         seams.loaded_lm("dummy", plain, lambda _: None)
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import hypothesis.strategies as st
@@ -161,6 +162,12 @@ def test_json_is_the_contract_or_tables_by_name_with_null_for_what_is_undefined(
 
 
 # --- Markdown and notebooks -----------------------------------------------------------------------------
+
+
+def test_a_name_that_looks_like_html_stays_text_in_markdown():
+    text = render(replace(document(), answer=["Best: <img src=x onerror=a()>.", "p < 0.01"]), "markdown")
+    assert "Best: &lt;img src=x" in text
+    assert "p < 0.01" in text
 
 
 def test_markdown_is_read_back_by_a_parser():

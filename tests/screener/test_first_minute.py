@@ -145,6 +145,7 @@ LOCAL = {
     "myrnus": "did you mean myruns?",
     "demo": "the bundled family: `screen-checkpoints --demo`",
     "qwen2.5": "a family: `screen-checkpoints --family qwen2.5`",
+    "llama": "short for llama2, llama3? `screen-checkpoints --family llama2`",
     "Qwen2.5": "a family: `screen-checkpoints --family qwen2.5`",
     "gpt2": "(the Hub's repository is hf://gpt2)",
 }

@@ -155,18 +155,20 @@ def parse_targets(
 
 
 def _not_local(target: Target, path: str) -> Target:
-    """A name without an owner; refused if it is a family's or ``demo``, or close to a local file's name."""
+    """A name without an owner; refused if it is ``demo``, or close to a family's or a local file's."""
     from lmeval_screener.yaml_fields import bundled_yaml
 
     if not target.on_hub or "/" in path or target.revision is not None:
         return target
     families = bundled_yaml(Path(__file__).with_name("families.yaml"))["families"]
-    family = next((name for name in families if name.lower() == target.repo.lower()), None)
+    alike = sorted((name for name in families if name.lower().startswith(target.repo.lower())), key=len)
     near = difflib.get_close_matches(target.repo, os.listdir(), n=1, cutoff=0.8)
     if target.repo.lower() == "demo":
         why = "the bundled family: `screen-checkpoints --demo`"
-    elif family:
-        why = f"a family: `screen-checkpoints --family {family}`"
+    elif alike and alike[0].lower() == target.repo.lower():
+        why = f"a family: `screen-checkpoints --family {alike[0]}`"
+    elif alike:
+        why = f"short for {', '.join(alike)}? `screen-checkpoints --family {alike[0]}`"
     elif near:
         why = f"not a folder; did you mean {near[0]}?"
     else:

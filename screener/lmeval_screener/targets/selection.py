@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import UsageError, printable
+from lmeval_dispersion.options import Once
 from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.targets.names import Listed, Target, matching_paths, parse_targets
 from lmeval_screener.weights.formats import holds_weights
@@ -159,7 +160,7 @@ def add_ranking_options(parser: argparse._ActionsContainer) -> None:
         help="figure that ranks; both: the mean rank (default: ratio)",
     )
     of_base = "model that the others were trained from (default: the base they name)"
-    parser.add_argument("--base", metavar="CHECKPOINT", help=of_base)
+    parser.add_argument("--base", action=Once, metavar="CHECKPOINT", help=of_base)
 
 
 def selection_of(

@@ -375,6 +375,8 @@ def _find_norm(
         return StoredNorm(files, reason=reason)
     norm = names.norm_of_type(types[-1], config)
     if norm is None:
+        if types[-1] in names.TABLES["post_norm"]:
+            return StoredNorm(files, reason=f"{types[-1]} has no final norm")
         return StoredNorm(files, reason=f"the norm of {types[-1]} is not known")
     kind, plus_one, has_weight = norm
     if not has_weight:

@@ -97,6 +97,7 @@ def test_kinds_of_norm(tmp_path, config, changes, kind, plus):
         ({"model_type": "foo"}, "model.norm.weight", "the norm of foo is not known"),
         ({"model_type": "llama", "text_config": {"model_type": "foo"}}, "model.norm.weight", "norm of foo"),
         ({"model_type": "hf_olmo", "layer_norm_type": "new"}, "model.norm.weight", "the norm of hf_olmo"),
+        ({"model_type": "bart"}, "model.norm.weight", "bart has no final norm"),
         ({"model_type": "llama"}, "model.last.weight", "no final norm with a known name is stored"),
     ],
 )
