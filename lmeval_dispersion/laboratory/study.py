@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from lmeval_dispersion.output import progress_bar
 
 FORMAT = "dispersion-lab/3"
 
-_WORDS = {"data": "the text", "held_out": "the held-out text", "models": "the models' files"}
+_WORDS = {"data": "another text", "held_out": "another held-out text", "models": "other models"}
 
 
 class StudyRoot(NamedTuple):
@@ -266,9 +265,11 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """One phrase per changed setting; digests are shortened."""
-    pairs = {key: (old.get(key), new.get(key)) for key in sorted({*old, *new})}
-    phrases = [
-        f"{_WORDS.get(key, key)} {before}, now {now}" for key, (before, now) in pairs.items() if before != now
-    ]
-    return [re.sub(r"([0-9a-f]{10})[0-9a-f]{20,}", r"\1…", phrase) for phrase in phrases]
+    """One phrase per changed setting."""
+    changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+    before, now = (
+        [", ".join(map(str, value)) if isinstance(value, list) else value for value in map(side.get, changed)]
+        for side in (old, new)
+    )
+    rows = zip(changed, before, now, strict=True)
+    return [_WORDS.get(key) or f"{key} {was}, now {value}" for key, was, value in rows]

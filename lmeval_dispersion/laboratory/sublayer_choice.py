@@ -111,7 +111,7 @@ def sublayers(
         NonFiniteStateError: The model produces NaN; names layer and text.
     """
     if not sizes or min(sizes) < 2:
-        raise UsageError(f"expected draws of at least 2 segments, got {list(sizes)}")
+        raise UsageError(f"expected draws of at least 2 segments, got {', '.join(map(str, sizes)) or 'none'}")
     settings = {"layers": layers, "segment": segment, "sizes": sorted(set(sizes))}
     return analyse(SublayersResult, _measure, model, data, settings, run)
 

@@ -90,7 +90,7 @@ class Questions:
         self._tasks = loaded_tasks(self.name, num_fewshot, include_path)
         for task, loaded in self._tasks.items():
             if loaded.OUTPUT_TYPE not in _KINDS:
-                raise UsageError(f"{task} asks no questions ({loaded.OUTPUT_TYPE}); expected one of {_KINDS}")
+                raise UsageError(f"{task} asks no questions; expected {', '.join(_KINDS)}")
         self._places, self.of = drawn_questions(self._tasks, count, seed)
         self._chat = apply_chat_template
         self._built: tuple[Any, list[Question]] | None = None

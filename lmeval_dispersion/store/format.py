@@ -147,7 +147,8 @@ def _document_table(documents: pd.DataFrame) -> Any:
 
     missing = [name for name in ("doc_id", "task") if name not in documents]
     if missing:
-        raise StoreError(f"expected a column {missing[0]!r} in the documents, got {list(documents.columns)}")
+        there = ", ".join(map(str, documents.columns))
+        raise StoreError(f"expected a column {missing[0]!r} in the documents, got {there}")
     given = documents.reset_index(drop=True)
     if "subject" not in given:
         given = given.assign(subject=given["task"])

@@ -60,7 +60,7 @@ def plan_document(
         Column("what", "What"),
         Column("api", "API", "d", hint="requests"),
         Column("resolvers", "Resolver", "d", hint="requests; new tokenizers need more"),
-        Column("bytes", "Bytes", "d", hint="estimate: rows for its parameters, header, configuration"),
+        Column("bytes", "Bytes", ",d", hint="estimate: rows for its parameters, header, configuration"),
     ]
     table = Table(rows, columns, "Planned reads", "plan")
     guide = "docs/reference/screening.md"

@@ -130,9 +130,7 @@ def inputs(tmp_path):
     return tiny_models.saved(tmp_path / "model", tiny_models.llama()), text
 
 
-@pytest.mark.parametrize(
-    ("what", "message"), [("text", "the text {'sha256': '"), ("weights", "the models' files .*'sha256:")]
-)
+@pytest.mark.parametrize(("what", "message"), [("text", "another text"), ("weights", "other models")])
 def test_changed_content_makes_another_study_and_another_name_does_not(
     inputs, tmp_path, what, message, capsys, monkeypatch
 ):
@@ -153,7 +151,7 @@ def test_changed_content_makes_another_study_and_another_name_does_not(
         with torch.no_grad():
             other.model.layers[1].mlp.down_proj.weight[3, 5] += 0.25
         tiny_models.saved(model, other)
-    with pytest.raises(UsageError, match=message + r".*, now .*; name another"):
+    with pytest.raises(UsageError, match=message + r"\); name another"):
         condensation(model, text, folder=study, **OPTIONS)
     again = condensation(model, text, folder=root, quiet=False, **OPTIONS)
     assert f"the study is kept in {root.root / 'condensation-'}" in capsys.readouterr().err

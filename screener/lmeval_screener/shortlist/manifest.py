@@ -198,7 +198,7 @@ def read_shortlist_manifest(path: Path) -> Manifest:
         why = error.strerror or error
         raise UsageError(f"{file}: expected the manifest of a short list, got {why}; {hint}") from error
     except ValueError as error:
-        raise UsageError(f"{file}: expected the manifest of a short list as JSON, got: {error}") from error
+        raise UsageError(f"{file}: expected the manifest of a short list as JSON; {hint}") from error
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
         raise UsageError(
