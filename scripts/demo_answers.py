@@ -11,6 +11,7 @@ import copy
 import json
 import random
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,23 +26,25 @@ QUESTIONS = 400
 
 
 def questions(seed: int = 0) -> list[dict[str, object]]:
-    """Sums of pairs that no checkpoint was trained on, after one that is known to all."""
+    """Sums of pairs that no checkpoint was trained on."""
     rng = random.Random(seed)
     held_out = held_out_pairs()
     pairs = [(a, b) for a in range(OPERANDS) for b in range(10, OPERANDS) if frozenset((a, b)) in held_out]
-    rows = []
-    for a, b in rng.choices(pairs, k=QUESTIONS):
-        choices = [f"{a + b + step}." for step in rng.sample((-10, -2, -1, 1, 2, 10), 3)]
-        label = rng.randrange(4)
-        choices.insert(label, f"{a + b}.")
-        rows.append({"q": f"7+5=12. {a}+{b}=", "choices": choices, "label": label})
-    return rows
+    return [sum_with_choices(a, b, rng) for a, b in rng.choices(pairs, k=QUESTIONS)]
 
 
-def write_task(folder: Path) -> None:
-    """The task `sums` of lm-eval."""
+def sum_with_choices(a: int, b: int, rng: random.Random) -> dict[str, object]:
+    """A sum after one that is known to all, with the right answer among three near ones."""
+    choices = [f"{a + b + step}." for step in rng.sample((-10, -2, -1, 1, 2, 10), 3)]
+    label = rng.randrange(4)
+    choices.insert(label, f"{a + b}.")
+    return {"q": f"7+5=12. {a}+{b}=", "choices": choices, "label": label}
+
+
+def write_task(folder: Path, rows: Sequence[Mapping[str, object]], harness_class: str = "") -> None:
+    """The task `sums` of lm-eval, run by lm-eval's own class or another."""
     data = folder / "sums.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in questions()))
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = {
         "task": "sums",
         "dataset_path": "json",
@@ -54,7 +57,8 @@ def write_task(folder: Path) -> None:
         "target_delimiter": "",
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
     }
-    (folder / "sums.yaml").write_text(yaml.safe_dump(task))
+    own = f"class: !function {harness_class}\n" if harness_class else ""
+    (folder / "sums.yaml").write_text(yaml.safe_dump(task) + own)
 
 
 def evaluate(label: str, folder: Path, out: Path) -> Path:
@@ -78,7 +82,7 @@ def main() -> None:
     labels = [checkpoint.label for checkpoint in screen(demo=True).checkpoints]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        write_task(folder)
+        write_task(folder, questions())
         runs = [read_logged(evaluate(label, folder, folder)).documents for label in labels]
     np.savez_compressed(
         data_folder("demo") / "answers.npz",

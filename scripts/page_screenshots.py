@@ -39,12 +39,12 @@ PAGES = {
     "screen": ["screen-checkpoints sums-* -o screen.html"],
     "trajectory": ["screen-checkpoints run1 -o trajectory.html"],
     "accuracy": ["screen-checkpoints sums-* wrong-* --accuracy accuracy.csv -o accuracy.html"],
-    "audit": ["dispersion audit mmlu_after -o audit.html"],
+    "audit": ["dispersion audit --demo -o audit.html"],
     "predict": [
-        'dispersion calibrate mmlu_after --where "doc_id < 60" -o calibrator.json',
-        "dispersion predict calibrator.json mmlu_after --force -o predict.html",
+        'dispersion calibrate demo_runs/sums-30 --where "doc_id < 300" -o calibrator.json',
+        "dispersion predict calibrator.json demo_runs/sums-30 --force -o predict.html",
     ],
-    "compare": ["dispersion compare mmlu_before mmlu_after -o compare.html"],
+    "compare": ["dispersion compare --demo -o compare.html"],
     "law": [f"dispersion inspect law sums-00 {LAW} --control untrained -o law.html"],
     "sublayers": [
         f"dispersion inspect sublayers sums-00 {LOOK} --segment 64 --sizes 10,20,50 -o sublayers.html"
@@ -90,8 +90,7 @@ def prepare(folder: Path, text: Path) -> None:
     family = yaml.safe_load((DEMO / "family.yaml").read_text("utf-8"))
     rows = [f"{entry['folder']},{entry['accuracy']['mean']}" for entry in family["checkpoints"]]
     (folder / "accuracy.csv").write_text("\n".join(["repo,accuracy", *rows, ""]))
-    for store in ("mmlu_before", "mmlu_after"):
-        (folder / store).symlink_to(ROOT / "examples" / store)
+    (folder / "demo_runs").symlink_to(DEMO.parent / "demo_runs")
     shutil.copy(text, folder / TEXT)
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from lmeval_dispersion.auditing.compare import accuracies, dispersions
+from lmeval_dispersion.auditing.compare import dispersions
+from lmeval_dispersion.auditing.paired import paired_scores
 from lmeval_dispersion.geometry.centred import CentredVectors
 from lmeval_dispersion.store import write_store
 
@@ -173,7 +174,7 @@ def differences_of_equals(rng, n, *, d=32, spread=0.5, uneven=0.0, alike=0.5, sh
         x = np.eye(1, d) + width * own / np.sqrt(d)
         unit = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
         contributions.append(CentredVectors(unit).contributions())
-    found = {"answers": accuracies(first, second), "scores": accuracies(*scores)}
-    bounds = {kind: (row["accuracy_low"], row["accuracy_high"]) for kind, row in found.items()}
+    found = {"answers": paired_scores(first, second), "scores": paired_scores(*scores)}
+    bounds = {kind: (row.low, row.high) for kind, row in found.items()}
     vectors = dispersions(*contributions)
     return {**bounds, "vectors": (vectors["dispersion_low"], vectors["dispersion_high"])}

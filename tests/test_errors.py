@@ -12,7 +12,7 @@ from lmeval_dispersion.errors import DispersionError
 from lmeval_dispersion.installation import data_folder
 
 ROOT = Path(__file__).parents[1]
-MODEL, RUN = str(data_folder("demo") / "sums-00"), str(data_folder("demo_run"))
+MODEL, RUN = str(data_folder("demo") / "sums-00"), str(data_folder("demo_runs") / "sums-30")
 TEXTS = "texts.txt"
 DATA = f"{MODEL} --data {TEXTS}"
 COMMANDS = (

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmeval_dispersion.cli import COMMANDS, JOBS, main, parser_of
+from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.report.document import SITE
 
 # One spelling a meaning. A new metavar belongs here only where none of these says what is meant.
@@ -136,7 +137,7 @@ def test_dispersion_screen_is_screen_checkpoints(capsys, monkeypatch):
 @pytest.mark.parametrize("words", [["audit"], ["calibrate", "-o", "calibrator.json"]])
 def test_quiet_leaves_standard_error_empty(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = [*words, str(Path(__file__).parents[1] / "examples" / "mmlu_before")]
+    words = [*words, str(data_folder("demo_runs") / "sums-30")]
     assert main([*words, "-q"]) == 0
     quiet = capsys.readouterr()
     assert quiet.err == ""

@@ -36,9 +36,7 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of a finished run (its store, or lm-eval's results with --log_samples), or of several "
         "of one model",
     )
-    parser.add_argument(
-        "--demo", action="store_true", help="audit the bundled run: 204 questions of MMLU, by a tiny model"
-    )
+    parser.add_argument("--demo", action="store_true", help="audit a bundled run: 600 sums, by a tiny model")
     parser.add_argument(
         "--worst",
         type=int,
@@ -68,7 +66,7 @@ def run_audit(args: argparse.Namespace) -> int:
         )
     if args.worst and (args.slice or args.metrics == "all"):
         raise UsageError("--slice and --metrics change nothing in the order of --worst; leave them out")
-    run = read_run(data_folder("demo_run") if args.demo else args.runs[0], args.layer)
+    run = read_run(data_folder("demo_runs") / "sums-30" if args.demo else args.runs[0], args.layer)
     if args.worst:
         output.write(rank(run, count=args.worst, seed=args.seed).document())
         return 0

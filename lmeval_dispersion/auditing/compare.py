@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from lmeval_dispersion.auditing.figures import RunReport, both_ends, interval_text, without_nan
+from lmeval_dispersion.auditing.paired import FEWEST, paired_scores
 from lmeval_dispersion.auditing.run import (
     Array,
     AuditRun,
@@ -39,31 +40,18 @@ from lmeval_dispersion.statistics import (
     Interval,
     holm,
     jackknife_se,
-    mcnemar_p,
-    paired_share_bounds,
     student_bounds,
     student_p,
 )
 from lmeval_dispersion.store import check_comparable
 from lmeval_dispersion.store.identity import SUFFIX
 
-FEWEST = 5  # fewest shared documents for an interval: below, neither test can be significant
-
 _KEY = ["task", "doc_id"]
 _PROBABILITY = "Difference of the mean probability of the right answer, ± one paired standard error."
 _LINE = {"slice": Col("Slice"), "documents": Col("Docs", "d", drop=1)}
 _RIGHT = {"probability_difference": Col("Δ right answer", "+.3f", error="probability_se", drop=10)}
-# The columns of a short table by the difference that it draws.
+# The columns of a short table by the difference that it draws: accuracy, or where that is unknown dispersion.
 _SHORT = {
-    "dispersion": {
-        **_LINE,
-        "dispersion_difference": Col(
-            "Δ dispersion", "+.4f", error="reach", dots="both", reach="dispersion_low dispersion_high"
-        ),
-        "accuracy": Col("Δ acc. (95 %)"),
-        "accuracy_p": Col("p", "p-value", drop=9),
-        **_RIGHT,
-    },
     "accuracy": {
         **_LINE,
         "accuracy_difference": Col(
@@ -73,6 +61,13 @@ _SHORT = {
         "lost": Col("Lost", "d", drop=9),
         "accuracy_p": Col("p", "p-value"),
         **_RIGHT,
+        "dispersion_difference": Col("Δ dispersion", "+.4f", error="dispersion_reach", drop=11),
+    },
+    "dispersion": {
+        **_LINE,
+        "dispersion_difference": Col(
+            "Δ dispersion", "+.4f", error="reach", dots="both", reach="dispersion_low dispersion_high"
+        ),
     },
 }
 
@@ -115,8 +110,8 @@ class Difference:
 
     @property
     def change(self) -> float:
-        """The order of the slices: by difference of dispersion, else of accuracy; or NaN."""
-        both = (self.dispersion_difference, self.accuracy_difference)
+        """The order of the slices: by difference of accuracy, else of dispersion; or NaN."""
+        both = (self.accuracy_difference, self.dispersion_difference)
         return next((value for value in both if not math.isnan(value)), math.nan)
 
     def side(self, name: str) -> int:
@@ -173,8 +168,8 @@ class Comparison(RunReport):
         caption = f"{count(len(slices) - 1, 'slice')} by {self.by}, after all documents"
         caption = caption if slices[1:] else "All documents"
         headings = {"slice": self.by.capitalize()}
-        vectors = any(not math.isnan(row.dispersion_difference) for row in slices)
-        name = "dispersion" if vectors else "accuracy"
+        labels = any(not math.isnan(row.accuracy_difference) for row in slices)
+        name = "accuracy" if labels else "dispersion"
         brief = Table.of(
             [_short_line(row, name, aside=i == 0) for i, row in enumerate(slices)],
             caption,
@@ -186,18 +181,19 @@ class Comparison(RunReport):
         return replace(every, brief=brief)
 
     def charts(self) -> dict[str, Chart]:
-        """Differences with their intervals, in the order of the table; none where none is known."""
+        """Differences with their intervals, in the order of the table: of accuracy, then of dispersion."""
         charts = {}
         for i, other in enumerate(self.others):
-            vectors = math.isfinite(other.slices[0].dispersion_low)
-            name = "dispersion" if vectors else "accuracy"
-            bounds = (f"{name}_low", f"{name}_high")
-            rows = [row for row in other.slices if math.isfinite(getattr(row, bounds[0]))]
-            clear = sum(row.side(name) != 0 for row in rows)
-            if rows:
+            for name in ("accuracy", "dispersion"):
+                bounds = (f"{name}_low", f"{name}_high")
+                rows = [row for row in other.slices if math.isfinite(getattr(row, bounds[0]))]
+                if not rows:
+                    continue
+                clear = sum(row.side(name) != 0 for row in rows)
+                axis = {"format": "+%"} if name == "accuracy" else None
                 title = f"Difference of {name}, with 95 % interval"
-                charts[f"run-{i}"] = Chart(
-                    dots(rows, "slice", f"{name}_difference", bounds, title, line=0.0),
+                charts[f"{name}-{i}"] = Chart(
+                    dots(rows, "slice", f"{name}_difference", bounds, title, line=0.0, axis=axis),
                     f"Difference of {name}, slice by slice; the dashed line marks 0",
                     f"{clear} of {len(rows)} intervals leave out 0; by chance about one in twenty does"
                     f"{', and more where documents repeat' if self.cautions else ''}.",
@@ -292,16 +288,16 @@ def _points(share: float) -> str:
 
 def _short_line(row: Difference, name: str, aside: bool) -> dict[str, Any]:
     """A slice in the short table; ``aside``: its dot does not stretch the axis."""
-    low, high, value = (getattr(row, f"{name}_{part}") for part in ("low", "high", "difference"))
-    line = {**fields_of(without_nan(row)), "reach": max(high - value, value - low), "aside": aside}
+    line = {**fields_of(without_nan(row)), "aside": aside}
     if name == "accuracy":
-        return {**line, "documents": row.labelled}
-    accuracy = ""
-    if not math.isnan(row.accuracy_difference):
-        ends = (shown(100 * end, "+.0f") for end in (row.accuracy_low, row.accuracy_high))
-        interval = "" if math.isnan(row.accuracy_low) else f" ({' to '.join(ends)})"
-        accuracy = f"{shown(100 * row.accuracy_difference, '+.0f')}{interval}"
-    return {**line, "accuracy": accuracy}
+        line |= {"documents": row.labelled, "dispersion_reach": _reach(row, "dispersion")}
+    return {**line, "reach": _reach(row, name)}
+
+
+def _reach(row: Difference, name: str) -> float:
+    """The longer side of an interval."""
+    low, high, value = (float(getattr(row, f"{name}_{part}")) for part in ("low", "high", "difference"))
+    return max(high - value, value - low)
 
 
 def compare_runs(paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None) -> Comparison:
@@ -393,7 +389,12 @@ def _difference(part: Slice, a: AuditRun, rows_a: Rows, b: AuditRun, rows_b: Row
     x, y = a.score[in_a], b.score[in_b]
     both = ~np.isnan(x) & ~np.isnan(y)
     if both.any():
-        numbers |= accuracies(x[both], y[both])
+        scores = paired_scores(x[both], y[both])
+        numbers |= {
+            **{"labelled": scores.documents, "gained": scores.gained, "lost": scores.lost},
+            **_both("accuracy", scores.first, scores.second),
+            **{"accuracy_low": scores.low, "accuracy_high": scores.high, "accuracy_p": scores.p},
+        }
     numbers |= probabilities(a.probability[in_a], b.probability[in_b])
     reason = None if n >= FEWEST else f"an interval needs {FEWEST} shared documents, got {n}"
     return Difference(part.name, n, reason=reason, **numbers)
@@ -409,26 +410,6 @@ def dispersions(first: Array, second: Array) -> dict[str, Any]:
         most = n / (n - 1)  # a dispersion is at least 0
         numbers |= {"dispersion_low": max(low, -most), "dispersion_high": min(high, most)}
     return numbers
-
-
-def accuracies(x: Array, y: Array) -> dict[str, Any]:
-    """Mean scores of two runs on the same documents, shape (n,) each, with the test that they differ."""
-    n, difference = len(x), y - x
-    numbers = {"labelled": n, **_both("accuracy", float(x.mean()), float(y.mean()))}
-    counts = None
-    if np.isin([x, y], (0.0, 1.0)).all():
-        counts = int((difference > 0).sum()), int((difference < 0).sum())
-        numbers |= {"gained": counts[0], "lost": counts[1]}
-    if n < FEWEST:
-        return numbers
-    if counts:
-        (low, high), p = paired_share_bounds(*counts, n), mcnemar_p(*counts)
-    else:
-        mean, error = float(difference.mean()), float(difference.std(ddof=1)) / math.sqrt(n)
-        if not error:  # every score changed alike: no spread for a test
-            return numbers
-        (low, high), p = student_bounds(mean, error, n), student_p(abs(mean) / error, n - 1)
-    return {**numbers, "accuracy_low": max(low, -1.0), "accuracy_high": min(high, 1.0), "accuracy_p": p}
 
 
 def probabilities(x: Array, y: Array) -> dict[str, Any]:

@@ -61,10 +61,11 @@ def dots(
     *more: Spec,
     line: float,
     dot: Spec | None = None,
+    axis: Spec | None = None,
 ) -> Spec:
     """Rows of a dataclass: a dot at ``value``, a bar between ``bounds``, and a dashed upright ``line``.
 
-    ``more`` are further layers, ``dot`` changes the dot's.
+    ``more`` are further layers, ``dot`` changes the dot's, ``axis`` that of the values.
     """
     point = {"mark": FILLED, "encoding": {}, **(dot or {})}
     return {
@@ -73,7 +74,7 @@ def dots(
         "encoding": {"y": name(named, axis={"labelOverlap": False})},
         "layer": [
             {"data": {"values": [{"x": line}]}, **mark(DASHED, x=numeric("x"), y=None)},
-            mark("rule", **span("x", numeric(bounds[0], title), bounds[1])),
+            mark("rule", **span("x", numeric(bounds[0], title, axis=axis), bounds[1])),
             *more,
             {**point, "encoding": {"x": numeric(value), **point["encoding"]}},
         ],

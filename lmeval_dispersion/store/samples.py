@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,6 +46,13 @@ class Sample:
     answer: float | str  # to the first request: log-probability or text
     metrics: dict[str, Any]  # of lm-eval's own
     correct: float = math.nan  # the metric that judges
+
+
+class Scored(NamedTuple):
+    """One document's score, with what identifies the document: its hash and its target."""
+
+    document: tuple[str, str]
+    score: float
 
 
 @dataclass(frozen=True)
@@ -201,12 +208,56 @@ def read_logged(place: str | Path) -> Store:
     return Store(run.file, manifest, pd.DataFrame(rows), parts)
 
 
+def read_scores(file: str | Path, judge: str | None = None) -> tuple[str, dict[int, Scored]]:
+    """The judging ``FILTER/METRIC`` of a task's samples, and each document's score by its index.
+
+    Args:
+        file: ``samples_TASK_DATE.jsonl``; the run's results are not needed.
+        judge: ``METRIC`` or ``FILTER/METRIC``; default: the first filter and known metric.
+    """
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise HarnessError(
+            f"{path} does not exist; name a samples_TASK_DATE.jsonl of `lm_eval --log_samples`"
+        )
+    (wanted, name), filters, scores = split_judge(judge), dict[str, list[str]](), dict[int, Scored]()
+    for logged in _lines(path.read_text("utf-8"), path):
+        filters.setdefault(str(logged["filter"]), logged["metrics"])
+        wanted = wanted or next(iter(filters))
+        if str(logged["filter"]) != wanted:
+            continue
+        doc_id = int(logged["doc_id"])
+        if doc_id in scores:
+            raise HarnessError(f"{path} holds document {doc_id} twice: two runs were written into it")
+        found, score = correctness({m: logged.get(m) for m in logged["metrics"]}, name)
+        if found is not None:
+            name = found
+            scores[doc_id] = Scored((str(logged["doc_hash"]), str(logged["target"])), score)
+    if scores:
+        return f"{wanted}/{name}", scores
+    check_judge(str(path), judge, list(filters), next(iter(filters.values())))
+    raise HarnessError(f"no metric of {path} judges single documents, so they have no score to compare")
+
+
 # --- one line of a file ------------------------------------------------------------------------------------
 
 
 def by_filter(text: str, file: Path, config: Mapping[str, Any]) -> dict[str, dict[int, Sample]]:
     """Filter -> index -> sample, of the lines of a file."""
     filters: dict[str, dict[int, Sample]] = {}
+    for logged in _lines(text, file):
+        samples, doc_id = filters.setdefault(str(logged["filter"]), {}), int(logged["doc_id"])
+        if doc_id in samples:
+            raise HarnessError(
+                f"{file} holds document {doc_id} twice: two runs were written into it; run it again"
+            )
+        samples[doc_id] = _sample(file, config, logged)
+    return filters
+
+
+def _lines(text: str, file: Path) -> Iterator[dict[str, Any]]:
+    """The samples of a file, checked for the keys that are needed; at least one."""
+    logged = None
     # Not splitlines: lm-eval keeps U+2028 and similar characters inside a text.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -218,15 +269,9 @@ def by_filter(text: str, file: Path, config: Mapping[str, Any]) -> dict[str, dic
                 f"{file}: line {number} has no {missing[0]!r}: another lm-eval wrote it; this version reads "
                 "the samples of 0.4.13 and 0.5.0.dev2"
             )
-        samples, doc_id = filters.setdefault(str(logged["filter"]), {}), int(logged["doc_id"])
-        if doc_id in samples:
-            raise HarnessError(
-                f"{file} holds document {doc_id} twice: two runs were written into it; run it again"
-            )
-        samples[doc_id] = _sample(file, config, logged)
-    if not filters:
+        yield logged
+    if logged is None:
         raise HarnessError(f"{file} is empty; run it again")
-    return filters
 
 
 def _json(text: str, place: str) -> dict[str, Any]:

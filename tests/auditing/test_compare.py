@@ -55,7 +55,7 @@ def test_differences_and_errors_are_those_of_leaving_each_document_out(tmp_path)
     assert names[0] == "all documents"
     assert sorted(names[1:]) == [f"subject {i}" for i in range(6)]
     parts = found.others[0].slices[1:]
-    assert [p.change for p in parts] == sorted((p.dispersion_difference for p in parts), reverse=True)
+    assert [p.change for p in parts] == sorted((p.accuracy_difference for p in parts), reverse=True)
     # A phone has room for both differences; their ends stand in columns of their own, not in the cell.
     text = render(found.document(), "html")
     heads = re.findall(r'<th scope="col" class="([^"]*)"[^>]*><button type="button">([^<]*)', text)

@@ -10,9 +10,10 @@ import pytest
 from command import captured
 
 from lmeval_dispersion.cli import main
+from lmeval_dispersion.installation import data_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-CALIBRATE = "calibrate mmlu_after -o cal.json --where 'doc_id % 2 == 0'"
+CALIBRATE = "calibrate demo_runs/sums-30 -o cal.json --where 'doc_id % 2 == 0'"
 #: Name of the capture: the most lines that the answer may take, and the commands, of which the last is shown.
 LOOKS = {
     "screen": (22, ["screen --demo"]),
@@ -27,10 +28,10 @@ LOOKS = {
     ),
     "registry": (30, ["screen --demo --registry seen.db", "registry query seen.db"]),
     "audit": (40, ["audit --demo"]),
-    "compare": (30, ["compare mmlu_before mmlu_after"]),
+    "compare": (36, ["compare --demo"]),
     "calibrate": (30, [CALIBRATE]),
-    "predict": (30, [CALIBRATE, "predict cal.json mmlu_after --force"]),
-    "worst": (40, ["audit mmlu_after --worst 10"]),
+    "predict": (30, [CALIBRATE, "predict cal.json demo_runs/sums-30 --force"]),
+    "worst": (40, ["audit --demo --worst 10"]),
 }
 
 
@@ -38,8 +39,7 @@ LOOKS = {
 def test_a_default_output_fits_one_look(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
-    for store in ("mmlu_before", "mmlu_after"):
-        (tmp_path / store).symlink_to(ROOT / "examples" / store)
+    (tmp_path / "demo_runs").symlink_to(data_folder("demo_runs"))
     most, commands = LOOKS[name]
     for command in commands[:-1]:
         main([*shlex.split(command), "-q"])

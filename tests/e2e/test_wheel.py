@@ -88,16 +88,6 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(site, distributions):
     assert next(site.glob("*/METADATA")).read_text("utf-8").startswith("Metadata-Version: 2.4\n")
 
 
-def test_the_wheel_carries_the_notice_of_the_questions_that_it_ships(site):
-    (place,) = (site / "lmeval_dispersion/data/demo_run").glob("documents.parquet")
-    assert "MIT licence" in (place.parent / "README.md").read_text("utf-8")
-    (licences,) = site.glob("*.dist-info/licenses")
-    notice = (licences / "NOTICE").read_text("utf-8")
-    assert place.relative_to(site).as_posix() in notice
-    assert "Copyright (c) 2020 Dan Hendrycks" in notice
-    assert "The above copyright notice and this permission notice shall be included" in notice
-
-
 @pytest.mark.slow
 def test_a_users_program_with_every_public_name_passes_mypys_strict_mode(site, tmp_path):
     program = tmp_path / "program.py"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import pickle
-from pathlib import Path
 
 import pytest
 
 from lmeval_dispersion import audit, calibrate, compare_runs, predict, rank, screen
+from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.report import Report
 
-BEFORE, AFTER = (Path(__file__).parents[2] / "examples" / name for name in ("mmlu_before", "mmlu_after"))
+BEFORE, AFTER = (data_folder("demo_runs") / name for name in ("sums-20", "sums-30"))
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Report]:
-    calibrator = calibrate(BEFORE, where="subject not in ('anatomy', 'marketing')")
+    calibrator = calibrate(BEFORE, where="subject not in ('0x + 0x', '4x + 4x')")
     return {
         "screening": screen(demo=True),
         "audit": audit(BEFORE),

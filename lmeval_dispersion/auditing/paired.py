@@ -1,0 +1,100 @@
+"""Two models' scores on the same documents: the paired difference and its test, with numpy alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lmeval_dispersion.errors import MixedStoresError
+from lmeval_dispersion.statistics import (
+    UNDEFINED,
+    Array,
+    mcnemar_p,
+    paired_share_bounds,
+    student_bounds,
+    student_p,
+)
+from lmeval_dispersion.store.samples import Scored, read_scores
+
+FEWEST = 5  # fewest shared documents for an interval: below, neither test can be significant
+
+
+@dataclass(frozen=True)
+class PairedScores:
+    """Two models' scores on the documents that both answered; NaN where undefined.
+
+    Attributes:
+        documents: Number of shared documents.
+        first, second: Mean scores in [0, 1].
+        difference: ``second - first``, with its 95 % interval ``low`` to ``high``.
+        p: Of McNemar's exact test for right and wrong answers, else of Student's paired t.
+        gained, lost: Documents that only the second, or only the first, answers right; None for other scores.
+        metric: The metric that was compared, such as ``acc``.
+        left_out: Documents of the first and of the second that the other lacks.
+    """
+
+    documents: int
+    first: float
+    second: float
+    difference: float
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+    gained: int | None = None
+    lost: int | None = None
+    metric: str = ""
+    left_out: tuple[int, int] = (0, 0)
+
+
+def paired_scores(x: Array, y: Array, metric: str = "", left_out: tuple[int, int] = (0, 0)) -> PairedScores:
+    """Compare the scores ``x`` and ``y`` of two models on the same documents, shape (n,) each."""
+    n, changes, gained, lost = len(x), y - x, None, None
+    difference, (low, high), p = float(changes.mean()), UNDEFINED, math.nan
+    if np.isin([x, y], (0.0, 1.0)).all():
+        gained, lost = int((changes > 0).sum()), int((changes < 0).sum())
+    error = float(changes.std(ddof=1)) / math.sqrt(n) if n > 1 else 0.0
+    if n >= FEWEST and gained is not None and lost is not None:
+        (low, high), p = paired_share_bounds(gained, lost, n), mcnemar_p(gained, lost)
+    elif n >= FEWEST and error:  # where every score changed alike, there is no spread for a test
+        (low, high), p = student_bounds(difference, error, n), student_p(abs(difference) / error, n - 1)
+    return PairedScores(
+        *(n, float(x.mean()), float(y.mean()), difference, max(low, -1.0), min(high, 1.0), p),
+        *(gained, lost, metric, left_out),
+    )
+
+
+def compare_samples(first: str | Path, second: str | Path, *, metric: str | None = None) -> PairedScores:
+    """Compare two runs of lm-eval on one task by their samples, as ``dispersion compare`` does.
+
+    Needs numpy alone, and no results file.
+
+    Args:
+        first: The baseline's ``samples_TASK_DATE.jsonl`` (``lm_eval --log_samples``).
+        second: The other run's.
+        metric: ``METRIC`` or ``FILTER/METRIC``; default: the first filter, and of its metrics the first of
+            ``acc``, ``exact_match`` and so on (``docs/reference/audit.md``).
+
+    Raises:
+        HarnessError: A file is cut off, or has no such metric.
+        MixedStoresError: The files share no document, or an id means another document or target.
+    """
+    name, a = read_scores(first, metric)
+    _, b = read_scores(second, name)
+    if unlike := _unlike(a, b):
+        raise MixedStoresError(
+            f"{first} and {second} have other documents or targets under {len(unlike)} ids (the first: "
+            f"{unlike[0]}); compare runs on one version of the data"
+        )
+    shared = sorted(a.keys() & b.keys())
+    if not shared:
+        raise MixedStoresError(f"{first} and {second} share no document; name samples of one task")
+    x, y = (np.array([run[i].score for i in shared]) for run in (a, b))
+    return paired_scores(x, y, name, (len(a) - len(shared), len(b) - len(shared)))
+
+
+def _unlike(a: Mapping[int, Scored], b: Mapping[int, Scored]) -> list[int]:
+    return [i for i in sorted(a.keys() & b.keys()) if a[i].document != b[i].document]
