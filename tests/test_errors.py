@@ -91,3 +91,8 @@ def messages(tree):
         is_option = isinstance(child, ast.Call) and re.match(OPTIONS, ast.unparse(child.func))
         if not (is_docstring or is_option or isinstance(tree, ast.JoinedStr)):
             yield from messages(child)
+
+
+def test_a_misspelt_argument_of_a_race_is_named_before_anything_is_screened():
+    with pytest.raises(TypeError, match=r"race\(\) got an unexpected keyword argument 'batchsize'"):
+        d.race("x", tasks="t", batchsize=4)

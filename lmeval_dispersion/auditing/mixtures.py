@@ -60,7 +60,7 @@ class Pools(NamedTuple):
 
 
 def pools(run: AuditRun, rows: Rows) -> Pools:
-    """The labelled ones of ``rows``, split by whether the model answered them correctly."""
+    """Labelled ``rows``, split into right and wrong answers."""
     labelled = rows[~np.isnan(run.score[rows])]
     right = run.right[labelled]
     return Pools(labelled[right], labelled[~right])

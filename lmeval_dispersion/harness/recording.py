@@ -297,7 +297,7 @@ class OneTokenRecorder(PrefillRecorder):
     """Records prompts, and ends each generation after one token; prompts are cut as usual."""
 
     def model_generate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replaces HFLM's method."""
+        """Replaces HFLM's method: one token is generated."""
         context = kwargs["context"] if "context" in kwargs else args[0]
         return super().model_generate(original, *args, **{**kwargs, "max_length": context.shape[1] + 1})
 

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from lmeval_screener import Result
 
 
-_BACKEND = {"model": "hf", "model_args": "", "batch_size": None, "device": None}
-
-
 def check_settings(error: float, margin: float, seed: int, limit: int | None = None) -> None:
     """Raise UsageError for a number out of its range."""
     for name, value, fits, wanted in (
@@ -56,9 +53,19 @@ def race(
     engine: str | None = None,
     gpus_per_checkpoint: float | None = None,
     quiet: bool = False,
-    **options: Any,
+    seed: int = 0,
+    limit: int | None = None,
+    metric: str | None = None,
+    model: str = "hf",
+    model_args: str = "",
+    batch_size: int | str | None = None,
+    device: str | None = None,
+    num_fewshot: int | None = None,
+    include_path: str | None = None,
+    apply_chat_template: bool | str = False,
+    confirm_run_unsafe_code: bool = False,
 ) -> Race:
-    """The best of many checkpoints, by questions of lm-eval's tasks that most of them are not asked.
+    """Find the best of many checkpoints, most of which are asked a part of lm-eval's questions.
 
     The checkpoints are screened, and a third of each group is raced in the screen's order (at least 3, with
     those tied at the cut, at most half). Each is loaded once and asked the same questions in the same random
@@ -83,10 +90,17 @@ def race(
         engine: ``ray`` for checkpoints side by side, on the cluster of ``RAY_ADDRESS`` or of this machine.
         gpus_per_checkpoint: Of the cluster's; by default 1 where it has GPUs.
         quiet: Whether to show no progress.
-        options: ``seed`` of the questions' order, ``limit`` (the most questions of a checkpoint), ``metric``
-            (``METRIC`` or ``FILTER/METRIC``), and lm-eval's ``model``, ``model_args``, ``batch_size``,
-            ``device``, ``num_fewshot``, ``include_path``, ``apply_chat_template``,
-            ``confirm_run_unsafe_code``.
+        seed: Of the questions' order.
+        limit: The most questions of a checkpoint.
+        metric: ``METRIC`` or ``FILTER/METRIC``. Default: ``acc``, ``exact_match`` and their like.
+        model: lm-eval's backend; so are all below lm-eval's.
+        model_args: More arguments of the backend, ``K=V,K=V``.
+        batch_size: Number or ``auto``.
+        device: Such as ``cuda:0``.
+        num_fewshot: Examples before a question.
+        include_path: Folder with more tasks.
+        apply_chat_template: Whether to use the model's chat template, or the name of one.
+        confirm_run_unsafe_code: Whether tasks may run the code that models write.
 
     Raises:
         UsageError: An argument cannot be used as given, or the folder is of another race.
@@ -94,7 +108,7 @@ def race(
         KeyboardInterrupt: Ctrl-C; its ``race`` is the result so far.
     """
     start = time.perf_counter()
-    check_settings(error, margin, options.get("seed", 0), options.get("limit"))
+    check_settings(error, margin, seed, limit)
     if engine not in (None, "ray") or (gpus_per_checkpoint is not None and not engine):
         raise UsageError(
             f"expected ray, which GPUs a checkpoint need, got {engine or 'none'}", argument="engine"
@@ -115,20 +129,22 @@ def race(
     path = Path(output_path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
     which: dict[str, Any] = {"family": family, "domain": domain, "base": base, "all": all}
     which["audit_sample"] = audit_sample
-    backend = {key: options.pop(key, default) for key, default in _BACKEND.items()}
-    keys = [pair.partition("=")[0].strip() for pair in backend["model_args"].split(",")]
+    keys = [pair.partition("=")[0].strip() for pair in model_args.split(",")]
     if own := [key for key in keys if key in ("pretrained", "model", "revision")]:
         raise UsageError(
             f"expected what all checkpoints share, got {own[0]}, which is each one's own; name the "
             "checkpoints instead",
             argument="model_args",
         )
-    options = {"seed": 0, "metric": None, **options}
+    backend = {"model": model, "model_args": model_args, "batch_size": batch_size, "device": device}
+    options = {"seed": seed, "limit": limit, "metric": metric, "num_fewshot": num_fewshot}
+    options |= {"include_path": include_path, "apply_chat_template": apply_chat_template}
+    options |= {"confirm_run_unsafe_code": confirm_run_unsafe_code}
     from lmeval_dispersion.harness.recording import check_model  # imports torch
     from lmeval_dispersion.harness.seams import TemplateAPI
     from lmeval_dispersion.harness.seams import backend as backend_of
 
-    kind = backend_of(backend["model"])
+    kind = backend_of(model)
     kept = kept_race(path)
     known = Lineup([Entry(*entry) for entry in kept.get("checkpoints", ())], kept.get("notes", ()))
     date = kept.get("date") or datetime.now().strftime("%Y-%m-%dT%H-%M-%S")

@@ -196,7 +196,7 @@ def level_reached(slices: int) -> float:
 
 
 def conformal_rank(slices: int, level: float) -> int:
-    """Rank, from 1, of the ordered error that a new slice's interval reaches to."""
+    """Rank, from 1, of the held-out error that bounds a new slice's interval."""
     return min(math.ceil((slices + 1) * level - 1e-9), slices)
 
 

@@ -501,7 +501,7 @@ def text(value: Any) -> str:
 
 
 def items(value: Any) -> list[Any]:
-    """A list of a response; see `Hub.api`."""
+    """A response that has to be a list; see `Hub.api`."""
     if not isinstance(value, list):
         raise TypeError("expected a list")
     return value

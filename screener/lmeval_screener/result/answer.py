@@ -118,7 +118,7 @@ class Ordered(Protocol):
 
     @property
     def names(self) -> Mapping[Any, str]:
-        """The name of each."""
+        """Each checkpoint's name in a sentence."""
 
 
 def order(group: Ordered, why: str, rivals: Sequence[Screened] = ()) -> list[str]:

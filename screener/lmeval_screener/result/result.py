@@ -422,7 +422,7 @@ class Result(Report):
         return drawn
 
     def context(self) -> Mapping[str, Any]:
-        """The sentences of each group, notes, and facts of all."""
+        """Variables of the template: sentences by group, notes, facts."""
         members = [c for members in self._members.values() for c in members]
         whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
         return {
