@@ -40,8 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--error", type=float, default=ERROR, metavar="X", help=_ERROR)
     add("--margin", type=float, default=MARGIN, metavar="X", help=_MARGIN)
     add("--metric", metavar="[FILTER/]METRIC", help="what scores a question (default: acc, exact_match, …)")
-    less = "drop also by the probability of the right answer, where the score is lower too"
-    add("--by-probability", action="store_true", help=less)
     engine = "side by side on the Ray cluster of RAY_ADDRESS, or of this machine (default: one by one)"
     add("--engine", choices=("ray",), help=engine)
     gpus = "of the cluster's; a part of 1 too (default: 1 where it has GPUs)"
@@ -86,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if unused := [*(args.checkpoints if args.demo else ()), *unused]:
         raise UsageError(f"--demo and --replay race what is recorded; leave out {unused[0]}")
     check_settings(args.error, args.margin, args.seed)
-    rule = {name: getattr(args, name) for name in ("seed", "error", "margin", "by_probability")}
+    rule = {name: getattr(args, name) for name in ("seed", "error", "margin")}
     if args.demo:
         output.write(replay.demo(**rule).document())
     else:

@@ -1,16 +1,20 @@
-"""Who stays in a race: scores come in block by block, and what is clearly behind is asked no more.
+"""Who stays in a race: scores come in block by block, and what cannot be much better is asked no more.
 
-The error of the whole race. Checkpoints come one after the other, and each is compared with one other, the
-reference: the first one, and then each that was asked everything and is better than the reference by more
-than the margin. Had no comparison gone wrong, which ones become the reference would be fixed by the answers
-alone, not by the order of the questions; so the best is lost only if one of these, or itself, was dropped by
-the reference before it. Comparisons with the m-th reference have 0.8 * 0.2^(m - 1) of the error, which adds
-up to all of it, however many checkpoints there are. Side by side, where any may be compared with any other,
-each of the k - 1 comparisons that could drop the best has error / (k - 1).
+The error of the whole race. Checkpoints come one after the other, each asked in a random order of its own,
+and are compared with a level: the best mean of those that were asked everything by then, plus the margin.
+What came before is fixed when an order is drawn, the level and what predicts its scores included; so the
+best is lost only if it is dropped at its own turn, which has at most the error, however many checkpoints
+there are.
+
+Side by side all are asked in one order, and nothing is known of the level at first. Half of the error is for
+any two, compared question by question: each of the k - 1 comparisons that could drop the best has its share.
+The other half is for the level, once something was asked everything: what bets win against the levels that
+the best meets is at most what they win against its own mean, whatever came of the others' answers.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -18,15 +22,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_dispersion.racing.rule import is_below
+from lmeval_dispersion.racing.rule import BLOCK, Array, Bets
 
-Array = NDArray[np.float64]
-#: ``running``: asked on. ``complete``: was asked everything. ``behind``: clearly worse than another.
-#: ``not better``: than another by more than the margin, clearly. ``failed``: could not be asked on.
+#: ``running``: asked on. ``complete``: was asked everything. ``not better``: clearly not better than the best
+#: so far by more than the margin. ``behind``: clearly worse than another, side by side. ``failed``: could not
+#: be asked on.
 Standing = Literal["running", "complete", "behind", "not better", "failed"]
 
-ERROR, MARGIN, BLOCK = 0.05, 0.01, 25
-_FIRST, _RATIO = 0.8, 0.2  # shares of the error: of the first reference, and of each next to the one before
+ERROR, MARGIN = 0.05, 0.01
 
 
 class Scores(NamedTuple):
@@ -43,6 +46,10 @@ class Scores(NamedTuple):
     def __add__(self, later: Scores) -> Scores:  # type: ignore[override]
         return Scores(*(np.concatenate(parts) for parts in zip(self, later, strict=True)))
 
+    def at(self, places: NDArray[np.int64]) -> Scores:
+        """Those of some questions."""
+        return Scores(*(part[places] for part in self))
+
 
 NOTHING = Scores(np.empty(0), np.empty(0))
 
@@ -56,35 +63,45 @@ class Contest:
         error: Chance, at most, that the best of those raced (over all N questions) is dropped and another is
             named that is worse by more than ``margin``.
         margin: Smallest difference in score that counts.
-        by_probability: Whether a checkpoint is dropped also where its mean probability of the right answer is
-            clearly lower and its score so far is lower by the margin. ``error`` then holds (one after the
-            other by simulation only) for a best checkpoint that is the best by probability too.
+        seed: Of the orders of the questions.
         side_by_side: How many race in all where several race at once, 0 where they come one after the other.
+
+    Attributes:
+        answered: Label -> answers, in the checkpoint's own order.
+        levels: Label -> the mean that it had to reach when it was last compared with one.
     """
 
     questions: int
     error: float = ERROR
     margin: float = MARGIN
-    by_probability: bool = False
+    seed: int = 0
     side_by_side: int = 0
     answered: dict[str, Scores] = field(default_factory=dict)
     standing: dict[str, Standing] = field(default_factory=dict)
-    references: list[str] = field(default_factory=list)
+    levels: dict[str, float] = field(default_factory=dict)
+    _bets: dict[str, Bets] = field(default_factory=dict)
+
+    def order(self, label: str) -> NDArray[np.int64]:
+        """The places of the questions as a checkpoint is asked them; side by side all have one order."""
+        if self.side_by_side:
+            return np.arange(self.questions)
+        own = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big")
+        return np.random.default_rng([self.seed, own]).permutation(self.questions)
 
     def add(self, label: str, block: Scores) -> Standing:
-        """Take the answers to the next questions, in the race's order; returns whether it is asked on."""
+        """Take the answers to the next questions, in its order; returns whether it is asked on."""
         self.answered[label] = mine = self.answered.get(label, NOTHING) + block
-        self.standing[label] = standing = self._judged(label, mine)
-        if standing == "complete" and (
-            not self.references or self.mean(label) > self.mean(self.references[-1]) + self.margin
-        ):
-            self.references.append(label)
+        if len(mine.score) == self.questions:
+            standing: Standing = "complete"
+        else:
+            standing = self._beside(label) if self.side_by_side else self._at_its_turn(label)
+        self.standing[label] = standing
         return standing
 
     def fail(self, label: str) -> None:
         """Take out a checkpoint that cannot be asked on; those that it alone dropped are running again."""
         self.standing[label] = "failed"
-        if self.side_by_side:  # else it was never a reference
+        if self.side_by_side:  # else it dropped nobody
             self.judge_again()
 
     def judge_again(self) -> None:
@@ -93,43 +110,49 @@ class Contest:
             if standing != "failed":
                 self.add(label, NOTHING)
 
-    def _judged(self, label: str, mine: Scores) -> Standing:
-        if len(mine.score) == self.questions:
-            return "complete"
-        inside = [k for k, standing in self.standing.items() if standing in ("running", "complete")]
-        if self.side_by_side and not {*inside} - {label}:
-            return "running"  # two that drop each other are not both lost
-        found = (self._against(self.answered[rival], mine) for rival in self._rivals(label))
-        return next((standing for standing in found if standing != "running"), "running")
+    def _at_its_turn(self, label: str) -> Standing:
+        if self.best is None:
+            return "running"
+        if label not in self._bets:
+            self.levels[label] = level = self.mean(self.best) + self.margin
+            self._bets[label] = Bets(self.questions, level, self._columns()[self.order(label)])
+        bets = self._bets[label]
+        bets.take(self.answered[label].score[bets.taken :])
+        return "not better" if bets.refutes(self.error) else "running"
 
-    def _against(self, theirs: Scores, mine: Scores) -> Standing:
-        n = min(len(mine.score), len(theirs.score))
-        difference = mine.score[:n] - theirs.score[:n]
-        allowed = self._allowed()
-        if is_below(difference, self.questions, allowed):
-            return "behind"
-        if self.by_probability and 0 > difference.mean() <= -self.margin:
-            chances = mine.probability[:n] - theirs.probability[:n]
-            if not np.isnan(chances).any() and is_below(chances, self.questions, allowed):
+    def _columns(self) -> Array:
+        """What those that were asked everything answered to each question: the best, and the mean of all."""
+        whole = [label for label, standing in self.standing.items() if standing == "complete"]
+        places = {label: np.argsort(self.order(label)) for label in whole}
+        known = {
+            label: np.stack([score, np.where(np.isnan(chance), score, chance)], axis=1)[places[label]]
+            for label, (score, chance) in ((label, self.answered[label]) for label in whole)
+        }
+        best = known[str(self.best)]
+        return best if len(known) == 1 else np.hstack([best, np.mean([*known.values()], axis=0)])
+
+    def _beside(self, label: str) -> Standing:
+        others = [other for other in self.answered if other != label and self.standing[other] != "failed"]
+        if not any(self.standing[other] in ("running", "complete") for other in others):
+            return "running"  # two that drop each other are not both lost
+        mine = self.answered[label].score
+        if self.best is not None:
+            self.levels[label] = level = self.mean(self.best) + self.margin
+            if self._below(mine, level, self.error / 2):
+                return "not better"
+        for other in sorted(others, key=self.mean, reverse=True):
+            theirs = self.answered[other].score
+            n = min(len(mine), len(theirs))
+            if self._below(mine[:n] - theirs[:n], 0.0, self.error / 2 / max(1, self.side_by_side - 1)):
                 return "behind"
-        whole = len(theirs.score) == self.questions
-        if whole and self.margin and is_below(difference, self.questions, allowed, self.margin):
-            return "not better"
         return "running"
 
-    def _rivals(self, label: str) -> list[str]:
-        """The checkpoints that a running one is compared with, the best first."""
-        if not self.side_by_side:
-            return self.references[-1:]
-        others = [other for other in self.answered if other != label and self.standing[other] != "failed"]
-        return sorted(others, key=self.mean, reverse=True)
-
-    def _allowed(self) -> float:
-        """The error of one comparison."""
-        error = self.error / 2 if self.by_probability else self.error  # two tests
-        if self.side_by_side:
-            return error / max(1, self.side_by_side - 1)
-        return error * _FIRST * _RATIO ** (len(self.references) - 1)
+    def _below(self, scores: Array, level: float, error: float) -> bool:
+        if len(scores) == self.questions:
+            return bool(scores.mean() < level)
+        bets = Bets(self.questions, level)
+        bets.take(scores)
+        return bets.refutes(error)
 
     def mean(self, label: str) -> float:
         """The score so far."""
@@ -147,7 +170,7 @@ class Contest:
         return max(complete, key=self.mean, default=None)
 
 
-#: Answers of a checkpoint to the questions ``begin`` to ``end`` of the race's order.
+#: Answers of a checkpoint to the questions ``begin`` to ``end`` of its order.
 Ask = Callable[[int, int], Scores]
 
 

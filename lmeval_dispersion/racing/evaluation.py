@@ -15,13 +15,14 @@ import shutil
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lmeval_screener.loading import with_base
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
@@ -34,7 +35,8 @@ from lmeval_dispersion.harness.saving import commit_of, manifest_of, write
 from lmeval_dispersion.harness.task import DispersionTask
 from lmeval_dispersion.model.loading import weights_stamp
 from lmeval_dispersion.output import write_whole
-from lmeval_dispersion.racing.contest import BLOCK, NOTHING, Scores
+from lmeval_dispersion.racing.contest import Scores
+from lmeval_dispersion.racing.rule import BLOCK
 from lmeval_dispersion.store.identity import hashed, prompt_manifest, source_text
 from lmeval_dispersion.store.samples import (
     JUDGES,
@@ -74,15 +76,15 @@ class CheckpointError(DispersionError):
 
 
 class Evaluation:
-    """Questions of one or several tasks in one random order, the same for every model.
+    """Questions of one or several tasks, drawn at random.
 
-    ``seed`` is of the order, ``limit`` the most questions of a checkpoint, ``metric`` METRIC or
+    ``seed`` is of the draw, ``limit`` the most questions of a checkpoint, ``metric`` METRIC or
     FILTER/METRIC; the others are lm-eval's own.
 
     Attributes:
-        questions: Task and document of each, in order. Their mean score is that of a checkpoint.
+        questions: Task and document of each, as drawn. Their mean score is that of a checkpoint.
         available: How many questions the tasks have.
-        places: Task -> places of its questions in the order, ascending.
+        places: Task -> places of its questions, ascending.
         judges: Filter and metric of each task that was asked.
         recorded: The dispersion tasks, whose hidden states are kept.
         odd: Label -> questions whose log-probabilities are not finite numbers.
@@ -110,6 +112,7 @@ class Evaluation:
         for task in self.recorded.values():
             task.saves = False
         self.questions, self.available = seams.drawn_questions(self.tasks, limit, seed)
+        self._place = {question: i for i, question in enumerate(self.questions)}
         names = np.array([name for name, _ in self.questions])
         self.places = {name: np.flatnonzero(names == name) for name in dict(self.questions)}
         self.judges: dict[str, tuple[str, str]] = {}
@@ -163,8 +166,8 @@ class Evaluation:
             system=None,
         )
 
-    def ask(self, lm: Any, begin: int, end: int) -> dict[str, Any]:
-        """lm-eval's results of a model on the questions ``begin`` to ``end``, samples included."""
+    def ask(self, lm: Any, places: Sequence[int]) -> dict[str, Any]:
+        """lm-eval's results of a model on the questions at some places, samples included."""
         if self._built_for() is not lm:
             self._built_for = weakref.ref(lm)
             if self.chat or not self._requests:
@@ -172,9 +175,10 @@ class Evaluation:
             documents = [found for each in self._requests.values() for found in each.values()]
             most = BLOCK * max(sum(request.repeats for request in found) for found in documents)
             seams.settle_batch(lm, chain.from_iterable(documents), most)
+        chosen = sorted(self.questions[place] for place in places)
         requests = {
-            name: {i: self._requests[name][i] for _, i in chosen}
-            for name, chosen in groupby(sorted(self.questions[begin:end]), key=lambda question: question[0])
+            name: {i: self._requests[name][i] for _, i in found}
+            for name, found in groupby(chosen, key=lambda question: question[0])
         }
         for task in self.recorded.values():
             task.take()  # of a block that another model did not finish
@@ -188,10 +192,9 @@ class Evaluation:
         return seams.built_requests(task, documents, lm if self.chat else None)
 
     def scores(
-        self, label: str, template: str | None, texts: Mapping[str, str], configs: Mapping[str, Any],
-        begin: int, end: int,
-    ) -> Scores:  # fmt: skip
-        """The scores of the questions ``begin`` to ``end``, by the lines of each task's file of samples.
+        self, label: str, template: str | None, texts: Mapping[str, str], configs: Mapping[str, Any]
+    ) -> Scores:
+        """The scores of all questions, NaN without an answer, by the lines of each task's file of samples.
 
         ``template`` is the hash of the checkpoint's chat template.
 
@@ -202,19 +205,20 @@ class Evaluation:
         samples = {
             task: by_filter(text, Path(f"samples of {task}"), configs[task]) for task, text in texts.items()
         }
-        found = []
-        for task, i in self.questions[begin:end]:
-            if task not in self.judges:
-                self.judges[task] = self._judge(task, samples[task])
+        found = self.unasked()
+        for task, filters in samples.items():
+            if filters and task not in self.judges:
+                self.judges[task] = self._judge(task, filters)
+        for task, i in [(task, i) for task, filters in samples.items() for i in next(iter(filters.values()))]:
             chosen, metric = self.judges[task]
-            sample = samples[task][chosen][i]
+            sample, place = samples[task][chosen][i], self._place[task, i]
             value = correctness(sample.metrics, metric)[1]
             if not 0 <= value <= 1:
                 raise UsageError(
                     f"{task}: expected scores from 0 to 1, got {metric} {value:g} of document {i}; name "
                     f"another metric of {', '.join(sample.metrics)}"
                 )
-            found.append((value, sample.columns["probability"]))
+            found.score[place], found.probability[place] = value, sample.columns["probability"]
             if not np.isfinite(sample.columns["logprobs"]).all():
                 self.odd[label].add((task, i))
             prompt = sample.columns["prompt_hash"]
@@ -225,7 +229,11 @@ class Evaluation:
                         "checkpoints before it; remove its folder there, and it is asked anew"
                     )
                 self.others[label].add((task, i))  # a template may hold the date
-        return Scores(*np.array(found, dtype=np.float64).T)
+        return found
+
+    def unasked(self) -> Scores:
+        """No answer yet to any question."""
+        return Scores(*np.full((2, len(self.questions)), np.nan))
 
     def notes(self) -> list[str]:
         """Sentences on answers that may not compare."""
@@ -270,11 +278,11 @@ class Entrant:
     """One checkpoint of a race, loaded when a question is new, and its folder, which keeps all answers.
 
     ``arguments`` of the backend, such as ``pretrained``, come before ``model_args``; ``settings`` are
-    ``batch_size`` and ``device``; ``date`` stands in the names of the files.
+    ``batch_size`` and ``device``; ``date`` stands in the names of the files; ``order`` has the places of the
+    questions as it is asked them.
 
     Attributes:
         seconds: To load and ask it, earlier runs included.
-        known: All answers so far, in the race's order.
         as_base: Whether it is an adapter that changes no answer of its base.
 
     Raises:
@@ -288,12 +296,14 @@ class Entrant:
         folder: Path,
         date: str,
         arguments: Mapping[str, str],
+        order: NDArray[np.int64],
         *,
         model: str = "hf",
         model_args: str = "",
         **settings: Any,
     ) -> None:
-        self.evaluation, self.label, self.known, self.seconds = evaluation, label, NOTHING, 0.0
+        self.evaluation, self.label, self.seconds = evaluation, label, 0.0
+        self._order, self._answers = order, evaluation.unasked()
         self._folder, self._date, self._file = folder, date, folder / f"results_{date}.json"
         self._model, self._given = model, {**arguments, **seams.backend_arguments(model_args)}
         self._settings = {key: value for key, value in settings.items() if value is not None}
@@ -314,16 +324,28 @@ class Entrant:
             UsageError: Of the whole race: no such backend, or a metric that cannot be raced by.
             DispersionError: A block could not be written.
         """
-        if begin >= len(self.known.score):
+        places = self._order[begin:end]
+        if len(new := places[np.isnan(self._answers.score[places])]):
             start = time.perf_counter()
-            results = self._asked(begin, end)
+            results = self._asked(new)
             lines = {
                 name: "".join(map(seams.logged_line, found)) for name, found in results["samples"].items()
             }
-            scores = self._scores(lines, results["configs"], begin, end)
+            scores = self._scores(lines, results["configs"])
             self.seconds += time.perf_counter() - start
             self._keep(scores, results, lines)
-        return Scores(*(part[begin:end] for part in self.known))
+        return self._answers.at(places)
+
+    @property
+    def known(self) -> Scores:
+        """The answers in its order, up to the first question that it was not asked yet."""
+        asked = ~np.isnan(self._answers.score[self._order])
+        return self._answers.at(self._order[: np.append(asked, False).argmin()])
+
+    @property
+    def _count(self) -> int:
+        """Questions that it was asked, in whatever order."""
+        return int((~np.isnan(self._answers.score)).sum())
 
     def _scores(self, *given: Any) -> Scores:
         return self.evaluation.scores(self.label, self._template, *given)
@@ -333,12 +355,12 @@ class Entrant:
         self._lm = None
         seams.free_memory()
 
-    def _asked(self, begin: int, end: int) -> dict[str, Any]:
+    def _asked(self, places: NDArray[np.int64]) -> dict[str, Any]:
         try:
             if self._lm is None:
                 self._lm = self._loaded()
-            results = self.evaluation.ask(self._lm, begin, end)
-            if not begin:
+            results = self.evaluation.ask(self._lm, places.tolist())
+            if not self._count:
                 asked = next(iter(results["samples"].values()))
                 self.as_base = answers_as_base(self._lm, asked[0]["arguments"][0][0])
             return results
@@ -353,7 +375,7 @@ class Entrant:
                 raise failure from error
             self._halved = True
         seams.free_memory()  # outside of the handler, whose traceback holds the tensors
-        return self._asked(begin, end)
+        return self._asked(places)
 
     def _loaded(self) -> Any:
         """The model; for earlier answers with the weights that gave them, on the Hub by their commit."""
@@ -362,10 +384,10 @@ class Entrant:
         places = [key for key in ("pretrained", "peft", "delta") if key in self._given]
         gguf = self._given.get("gguf_file")
         weights = [weights_stamp(self._given[key], gguf, adapter=key == "peft") for key in places]
-        if len(self.known.score) and weights != self._weights:
+        if self._count and weights != self._weights:
             raise CheckpointError(
                 "the files of its weights have other sizes or times than those that gave the "
-                f"{len(self.known.score)} answers in {self._folder}; remove that folder, and the checkpoint "
+                f"{self._count} answers in {self._folder}; remove that folder, and the checkpoint "
                 "is asked anew"
             )
         named = ",".join(self.evaluation.recorded)
@@ -392,10 +414,13 @@ class Entrant:
 
     def _keep(self, scores: Scores, results: Mapping[str, Any], lines: Mapping[str, str]) -> None:
         """Append a block's samples, then replace the results, which make it count; it is known last."""
-        known, sizes = self.known + scores, dict(self._sizes)
+        answers = [
+            np.where(np.isnan(scores.score), old, new) for old, new in zip(self._answers, scores, strict=True)
+        ]
+        known, sizes = Scores(*answers), dict(self._sizes)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._keep_states(len(self.known.score))
+            self._keep_states(self._count)
             for task, text in lines.items():
                 with open(self._place(task), "ab") as file:
                     file.write(text.encode("utf-8", "backslashreplace"))
@@ -409,7 +434,7 @@ class Entrant:
         self._sizes = sizes
         self._results |= self._described(known)
         self._write()
-        self.known = known
+        self._answers = known
 
     def _write(self) -> None:
         text = json.dumps(self._results, indent=1, default=str, ensure_ascii=False)
@@ -435,12 +460,13 @@ class Entrant:
             HarnessError: The states are not as the race left them.
             DispersionError: A store could not be written.
         """
-        n, records = len(self.known.score), defaultdict[tuple[str, str | None], list[DocRecord]](list)
+        n, records = self._count, defaultdict[tuple[str, str | None], list[DocRecord]](list)
         if not self.evaluation.recorded or not n or self._results["race"].get("stored") == n:
             return
         try:
-            for begin in range(0, n, BLOCK):
-                for state, (name, by, *rest) in load_states(self._states(begin)):
+            kept = [file for file in sorted(self._states(0).parent.iterdir()) if int(file.stem) < n]
+            for file in kept:
+                for state, (name, by, *rest) in load_states(file):
                     records[name, by].append(DocRecord(state, *rest))
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise self._changed(error) from error
@@ -463,18 +489,18 @@ class Entrant:
 
     def _described(self, known: Scores) -> dict[str, Any]:
         """What lm-eval's results say of the run, each task's figures so far, and where the race stands."""
-        n, figures, counts = len(known.score), {}, {}
+        asked, figures, counts = known.score[~np.isnan(known.score)], {}, {}
         for task, (chosen, metric) in self.evaluation.judges.items():
-            places = self.evaluation.places[task]
-            if len(values := known.score[places[: np.searchsorted(places, n)]]):
+            found = known.score[self.evaluation.places[task]]
+            if len(values := found[~np.isnan(found)]):
                 error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else "N/A"
                 figures[task] = {f"{metric},{chosen}": values.mean(), f"{metric}_stderr,{chosen}": error}
                 total = len(self.evaluation.tasks[task].eval_docs)
                 counts[task] = {"original": total, "effective": len(values)}
         given, chat = self._given, self.evaluation.chat
         config = {"model": self._model, "model_args": given, "model_sha": given.get("revision")}
-        race = {"label": self.label, "questions": n, "of": len(self.evaluation.questions)}
-        race |= {"score": known.score.mean(), "seconds": round(self.seconds, 3), "bytes": self._sizes}
+        race = {"label": self.label, "questions": len(asked), "of": len(self.evaluation.questions)}
+        race |= {"score": asked.mean(), "seconds": round(self.seconds, 3), "bytes": self._sizes}
         race |= {"weights": self._weights, "manifest": self._manifest, "as_base": self.as_base}
         name = next(given[key] for key in ("peft", "pretrained", "model") if key in given)
         name = name if os.path.isdir(name) else name.partition("@")[0]
@@ -506,9 +532,10 @@ class Entrant:
                 os.truncate(place, size) if size else place.unlink()
             if self._sizes:
                 texts = {task: self._place(task).read_text("utf-8") for task in self._sizes}
-                asked = self._results["race"]["questions"]
                 self._template = self._results["chat_template_sha"]
-                self.known = self._scores(texts, self._results["configs"], 0, asked)
+                self._answers = self._scores(texts, self._results["configs"])
+                if self._count != self._results["race"]["questions"]:
+                    raise ValueError(f"it has answers to {self._count} questions")
                 self.seconds = self._results["race"]["seconds"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self._changed(error) from error

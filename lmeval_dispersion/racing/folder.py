@@ -59,12 +59,13 @@ class RaceFolder:
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "evaluation"}
 
-    def entrant(self, entry: Entry) -> Entrant:
+    def entrant(self, entry: Entry, contest: Contest) -> Entrant:
         """A checkpoint with what the folder has of it."""
         from lmeval_dispersion.racing.evaluation import Entrant
 
         place = self.path / self._names[entry.label]
-        return Entrant(self.evaluation, entry.label, place, self.date, entry.arguments, **self.backend)
+        order = contest.order(entry.label)
+        return Entrant(self.evaluation, entry.label, place, self.date, entry.arguments, order, **self.backend)
 
     @cached_property
     def _names(self) -> dict[str, str]:
@@ -85,7 +86,7 @@ class RaceFolder:
 
         with progress_bar(hidden=quiet, every=LINES) as update:
             for entry in self.raced:
-                entrant = self.entrant(entry)
+                entrant = self.entrant(entry, contest)
 
                 def ask(begin: int, end: int, entrant: Entrant = entrant) -> Scores:
                     update(*progress(contest, len(self.raced), entrant.label))
@@ -148,7 +149,6 @@ class RaceFolder:
             task=self.tasks,
             metric=self.evaluation.metric,
             of=len(entries),
-            seed=self.evaluation.seed,
             ranks={entry.label: entry.rank for entry in entries if entry.rank is not None},
             seconds=self.seconds,
             wall=wall,

@@ -48,7 +48,6 @@ def race(
     audit_sample: int = 0,
     error: float = ERROR,
     margin: float = MARGIN,
-    by_probability: bool = False,
     output_path: str | Path | None = None,
     engine: str | None = None,
     gpus_per_checkpoint: float | None = None,
@@ -68,8 +67,9 @@ def race(
     """Find the best of many checkpoints, most of which are asked a part of lm-eval's questions.
 
     The checkpoints are screened, and a third of each group is raced in the screen's order (at least 3, with
-    those tied at the cut, at most half). Each is loaded once and asked the same questions in the same random
-    order; what is clearly behind is asked no more. Every block of answers is kept: the same call goes on.
+    those tied at the cut, at most half). Each is loaded once and asked the same questions, in a random order
+    of its own; what is clearly not better than the best so far is asked no more. Every block of answers is
+    kept: the same call goes on.
 
     Args:
         checkpoints: As :func:`screen` takes them, its result, or the folder of a short list (``--emit``).
@@ -84,13 +84,11 @@ def race(
         error: Chance, at most, over the whole race that the best of those raced is dropped for one that is
             worse by more than ``margin``.
         margin: Smallest difference in score that counts, in [0, 1).
-        by_probability: Whether a checkpoint is dropped as well where its probability of the right answer is
-            clearly lower, and its score is lower so far.
         output_path: Folder that keeps the answers. Default: ``race-TASKS``.
         engine: ``ray`` for checkpoints side by side, on the cluster of ``RAY_ADDRESS`` or of this machine.
         gpus_per_checkpoint: Of the cluster's; by default 1 where it has GPUs.
         quiet: Whether to show no progress.
-        seed: Of the questions' order.
+        seed: Of the questions' orders.
         limit: The most questions of a checkpoint.
         metric: ``METRIC`` or ``FILTER/METRIC``. Default: ``acc``, ``exact_match`` and their like.
         model: lm-eval's backend; so are all below lm-eval's.
@@ -156,11 +154,11 @@ def race(
     if recorded := folder.evaluation.recorded:
         check_model(kind, ",".join(recorded))
     settings = {"named": labels, **which, "tasks": tasks, "questions": count, "lm_eval": version("lm_eval")}
-    settings |= {"error": error, "margin": margin, "by_probability": by_probability}
+    settings |= {"error": error, "margin": margin}
     settings |= {key: (options | backend)[key] for key in ("seed", "metric", "model", "model_args")}
     with folder.alone():
         folder.keep(settings | {"identity": folder.evaluation.identity()}, kept)
-        contest = Contest(count, error, margin, by_probability, len(folder.raced) if engine else 0)
+        contest = Contest(count, error, margin, folder.evaluation.seed, len(folder.raced) if engine else 0)
         try:
             if engine:
                 from lmeval_dispersion.racing.tune import race_on_ray

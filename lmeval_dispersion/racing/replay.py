@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ import numpy as np
 from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.output import progress_bar
-from lmeval_dispersion.racing.contest import BLOCK, Contest, Scores, run
+from lmeval_dispersion.racing.contest import Contest, Scores, run
 from lmeval_dispersion.racing.folder import SETTINGS, kept_race
 from lmeval_dispersion.racing.report import Race, race_of
-from lmeval_dispersion.racing.rule import log_won
+from lmeval_dispersion.racing.rule import BLOCK
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.store import check_comparable, read_store
 from lmeval_dispersion.store.samples import is_logged, read_logged
@@ -134,9 +133,8 @@ def replay(
             update(i, orders, "races")
             if shuffled:
                 rng.shuffle(labels)
-            races.append(
-                raced({label: answers[label] for label in labels}, rng.permutation(count), **settings)
-            )
+            order = int(rng.integers(2**32))
+            races.append(raced({label: answers[label] for label in labels}, seed=order, **settings))
     named = Counter(str(contest.best) for contest in races)
     shares = [contest.asked / (count * len(answers)) for contest in races]
     asked = {k: sum(len(race.answered[k].score) for race in races) / (count * orders) for k in labels}
@@ -151,32 +149,19 @@ def replay(
     )  # fmt: skip
 
 
-def raced(answers: Mapping[str, Scores], order: Any, **settings: Any) -> Contest:
-    """The contest of recorded answers, one after the other; ``order`` (n,) is that of the questions."""
-    contest = Contest(len(order), **settings)
+def raced(answers: Mapping[str, Scores], *, seed: int = 0, **settings: Any) -> Contest:
+    """The contest of recorded answers, one after the other."""
+    count = len(next(iter(answers.values())).score)
+    contest = Contest(count, seed=seed, **settings)
     for label, scores in answers.items():
+        mine = scores.at(contest.order(label))
 
-        def ask(begin: int, end: int, scores: Scores = scores) -> Scores:
-            return Scores(*(part[order[begin:end]] for part in scores))
+        def ask(begin: int, end: int, mine: Scores = mine) -> Scores:
+            return mine.at(np.arange(begin, end))
 
-        # Nothing ends sooner; from there the contest looks at every block, as in a race.
-        first = math.ceil(_told(contest, ask(0, len(order))) / BLOCK) * BLOCK
-        if contest.add(label, ask(0, first)) == "running":
-            run(contest, label, ask)
+        # The first to answer everything is compared with nobody.
+        run(contest, label, ask, BLOCK if contest.best else count)
     return contest
-
-
-def _told(contest: Contest, mine: Scores) -> int:
-    """After how many questions one of the contest's tests first tells something; all where none does."""
-    whole, rivals = len(mine.score), contest._rivals("")
-    if not rivals:
-        return whole
-    differences, chances = (a - b for a, b in zip(mine, contest.answered[rivals[0]], strict=True))
-    tests = [log_won(differences, whole), log_won(differences, whole, contest.margin)]
-    if contest.by_probability:
-        tests.append(log_won(chances, whole))
-    told = (np.stack(tests) >= -math.log(contest._allowed())).any(axis=0)
-    return int(told.argmax()) + 1 if told.any() else whole
 
 
 def demo(seed: int = 0, **settings: Any) -> Race:
@@ -185,9 +170,9 @@ def demo(seed: int = 0, **settings: Any) -> Race:
         labels, score, probability = (file[key].tolist() for key in ("label", "score", "probability"))
     listed = max(3, len(labels) // 3)
     answers = {labels[i]: Scores(np.array(score[i], float), np.array(probability[i])) for i in range(listed)}
-    contest = raced(answers, np.random.default_rng(seed).permutation(len(score[0])), **settings)
+    contest = raced(answers, seed=seed, **settings)
     return race_of(
-        contest, task="sums", metric="acc", of=len(labels), seed=seed, not_loaded=labels[listed:],
+        contest, task="sums", metric="acc", of=len(labels), not_loaded=labels[listed:],
         ranks={label: rank for rank, label in enumerate(labels, 1)},
         notes=["The answers were recorded before; no model was loaded now."],
     )  # fmt: skip

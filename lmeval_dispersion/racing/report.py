@@ -13,7 +13,8 @@ import numpy as np
 
 from lmeval_dispersion.evidence import LOST
 from lmeval_dispersion.harness.failures import as_their_base
-from lmeval_dispersion.racing.contest import BLOCK, NOTHING, Contest, Scores
+from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores
+from lmeval_dispersion.racing.rule import BLOCK
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.cells import short_names
 from lmeval_dispersion.report.declared import listed
@@ -59,7 +60,6 @@ class Race(Report):
     metric: str
     error: float  # chance, at most, that a checkpoint better by more than the margin was dropped
     margin: float
-    by_probability: bool
     loaded: int  # of all ``of`` on the list
     of: int
     questions: int  # asked of all together
@@ -67,7 +67,7 @@ class Race(Report):
     questions_there: int  # that the tasks have; more than each could be asked where --limit drew some
     tasks: int  # of lm-eval; the score is the mean over the questions of all
     seconds: float | None
-    seed: int  # of the order of the questions
+    seed: int  # of the orders of the questions
     checkpoints: Sequence[Raced]
     audit_sample: Sequence[str]  # labels of random others, raced with the list
     notes: Sequence[str]
@@ -75,7 +75,7 @@ class Race(Report):
 
     def tables(self) -> dict[str, Table]:
         """The checkpoints; on a terminal those that were asked or failed, and others up to a dozen."""
-        table = Table.of(self.checkpoints, f"The same questions in one random order (seed {self.seed})")
+        table = Table.of(self.checkpoints, f"In random orders of the questions (seed {self.seed})")
         shown = max(12, sum(row.status != "not loaded" for row in self.checkpoints))
         return {"race": replace(table, excerpt=range(shown) if len(table.rows) > shown else ())}
 
@@ -116,16 +116,13 @@ class Race(Report):
         best = self._answered[self.best].score if self.best else np.zeros(1)
         right = bool(np.isin(best, (0, 1)).all())
         rivals = [row for row in self._judged() if row.label != self.best]
-        early = [row.label for row in rivals if row.outcome.startswith("behind after")]
-        near = [row for row in rivals if row.status in ("within", "not better")]  # the highest score first
+        near = [row for row in rivals if row.status == "within"]  # the highest score first
         left_out = any(row.rank and row.status == "not loaded" for row in self.checkpoints)
         return {
             "amount": f"{100 * best.mean():.1f} %" if right else f"{self.metric} {best.mean():.3f}",
             "rivals": {row.status for row in rivals},
             "nearest": near and f"{near[0].label}, {near[0].score:.3f}",
             "unfinished": [row.label for row in self.checkpoints if row.status == "unfinished"],
-            "by_probability": self.by_probability
-            and any(not np.isnan(self._answered[label].probability).any() for label in early),
             "sample": self._sampled(),
             "lost": LOST if left_out else None,
         }
@@ -154,7 +151,7 @@ class Race(Report):
 
 
 def race_of(
-    contest: Contest, *, task: str, metric: str, of: int, seed: int = 0, wall: float | None = None,
+    contest: Contest, *, task: str, metric: str, of: int, wall: float | None = None,
     ranks: Mapping[str, int] = _NONE, seconds: Mapping[str, float] = _NONE, failed: Mapping[str, str] = _NONE,
     waiting: Sequence[str] = (), not_loaded: Sequence[str] = (), audit_sample: Sequence[str] = (),
     there: int | None = None, tasks: int = 1, as_base: Sequence[str] = (), notes: Sequence[str] = (),
@@ -182,8 +179,8 @@ def race_of(
     rows.sort(key=lambda row: (1 + last.index(row.status),) if row.status in last else (0, -(row.score or 0)))
     rows.sort(key=lambda row: row.label != best)
     return Race(
-        best, task, metric, contest.error, contest.margin, contest.by_probability, len(contest.answered), of,
-        contest.asked, of * contest.questions, there or contest.questions, tasks, wall, seed, rows,
+        best, task, metric, contest.error, contest.margin, len(contest.answered), of, contest.asked,
+        of * contest.questions, there or contest.questions, tasks, wall, contest.seed, rows,
         list(audit_sample), [*notes, *as_their_base(as_base), *_alike(contest.answered, as_base)],
         dict(contest.answered),
     )  # fmt: skip
@@ -209,12 +206,8 @@ def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str
     standing, by = contest.standing[label], f"{contest.margin:g}"
     if standing == "running":
         return "unfinished", "unfinished"
-    if standing == "not better" and best and not contest.side_by_side:
-        order = list(contest.answered)
-        before = {*order[: order.index(label)]} & {*contest.references}
-        # No more than the margin above its reference, and so below a best that is.
-        if max(map(contest.mean, before), default=1.0) + contest.margin < contest.mean(best):
-            standing = "behind"
+    if standing == "not better" and best and contest.levels[label] < contest.mean(best):
+        standing = "behind"
     if standing in ("behind", "not better"):
         return standing, f"{standing} after {len(contest.answered[label].score):,}"
     if best is None or label == best:

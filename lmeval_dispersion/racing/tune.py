@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import progress_bar
-from lmeval_dispersion.racing.contest import BLOCK, NOTHING, Contest, Scores
+from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores
 from lmeval_dispersion.racing.folder import LINES, progress, take_out
+from lmeval_dispersion.racing.rule import BLOCK
 
 if TYPE_CHECKING:
     from lmeval_dispersion.racing.folder import RaceFolder
@@ -44,7 +45,7 @@ def race_on_ray(
         DispersionError: No cluster answers at the address, or a block could not be written.
     """
     for entry in folder.raced:
-        if len((known := folder.entrant(entry).known).score):
+        if len((known := folder.entrant(entry, contest).known).score):
             contest.add(entry.label, known)
     contest.judge_again()
     try:
@@ -58,7 +59,7 @@ def race_on_ray(
             _race(folder, contest, resources, _scheduler(folder, contest, update))
     finally:  # no worker writes any more
         for entry in folder.raced:
-            entrant = folder.entrant(entry)
+            entrant = folder.entrant(entry, contest)
             folder.ended(entrant)
             entrant.store()
 
@@ -71,7 +72,7 @@ def _race(folder: RaceFolder, contest: Contest, resources: dict[str, float], sch
         with tempfile.TemporaryDirectory() as state:
             retries = tune.FailureConfig(max_failures=_RETRIES)
             tuner = tune.Tuner(
-                tune.with_resources(_trial(folder, contest.questions), resources),
+                tune.with_resources(_trial(folder, contest), resources),
                 param_space={"label": tune.grid_search(going)},
                 # A worker loads the tasks once, and one checkpoint after the other.
                 tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=True),
@@ -119,10 +120,11 @@ def _scheduler(folder: RaceFolder, contest: Contest, update: Callable[[int, int,
     return Scheduler()
 
 
-def _trial(folder: RaceFolder, questions: int) -> Callable[[dict[str, Any]], None]:
+def _trial(folder: RaceFolder, contest: Contest) -> Callable[[dict[str, Any]], None]:
     """Life of a checkpoint in a worker: it is asked until the contest ends it."""
     here, path = os.getcwd(), folder.path.resolve()
     entries = {entry.label: entry for entry in folder.raced}
+    asked = Contest(contest.questions, side_by_side=contest.side_by_side)  # without the answers
 
     def trial(config: dict[str, Any]) -> None:
         from ray import tune
@@ -136,10 +138,10 @@ def _trial(folder: RaceFolder, questions: int) -> Callable[[dict[str, Any]], Non
                     f"{socket.gethostname()} does not; name one on storage that they share",
                     argument="output_path",
                 )
-            with contextlib.closing(folder.entrant(entries[config["label"]])) as entrant:
+            with contextlib.closing(folder.entrant(entries[config["label"]], asked)) as entrant:
                 begin = 0
-                while begin < questions:
-                    scores = entrant.ask(begin, min(begin + BLOCK, questions))
+                while begin < asked.questions:
+                    scores = entrant.ask(begin, min(begin + BLOCK, asked.questions))
                     tune.report({"begin": begin, "scores": scores})
                     begin += len(scores.score)
         except DispersionError as error:

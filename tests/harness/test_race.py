@@ -141,12 +141,13 @@ def test_the_same_command_goes_on_after_kill_9(
 
 def interrupted_after(blocks: int, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C as soon as a checkpoint was asked so many blocks."""
-    ask = Evaluation.ask
+    ask, asked = Evaluation.ask, list[str]()
 
-    def interrupted(self: Any, lm: Any, begin: int, end: int) -> Any:
-        if begin == blocks * 25 and label in lm.pretrained:
+    def interrupted(self: Any, lm: Any, places: Any) -> Any:
+        if sum(label in name for name in asked) == blocks and label in lm.pretrained:
             raise KeyboardInterrupt
-        return ask(self, lm, begin, end)
+        asked.append(lm.pretrained)
+        return ask(self, lm, places)
 
     monkeypatch.setattr(Evaluation, "ask", interrupted)
 
@@ -415,7 +416,7 @@ def test_copies_are_not_told_apart(
     in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     twin = shutil.copytree(DEMO / "sums-80", tmp_path / "twin")
-    result = raced(capsys, *words(tasks, tmp_path / "out", "sums-80", twin))
+    result = raced(capsys, *words(tasks, tmp_path / "out", "sums-80", twin), "--margin", "0")
     assert [c["status"] for c in result["checkpoints"]] == ["best", "within"]
 
 
@@ -424,7 +425,8 @@ def test_a_races_folder_is_replayed_by_those_that_were_asked_everything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     twin, out = shutil.copytree(DEMO / "sums-80", tmp_path / "a twin"), tmp_path / "out"
-    raced(capsys, *words(tasks, out, "sums-80", "sums-00", twin, task="sums,sums_written"))
+    both = words(tasks, out, "sums-80", "sums-00", twin, task="sums,sums_written")
+    raced(capsys, *both, "--margin", "0")
     monkeypatch.setattr(seams, "loaded_lm", None)
     found = raced(capsys, "race", "--replay", str(out), "--format", "json", "-q")
     assert (found["loaded"], found["questions"], found["shuffled"]) == (2, 80, False)
@@ -673,7 +675,7 @@ def test_prompts_that_differ_under_one_chat_template_are_named(
 
     def score(label: str) -> None:
         text = next((tmp_path / "out" / label).glob("samples_*")).read_text()
-        given = ({"sums_written": text}, {"sums_written": {"output_type": "generate_until"}}, 0, 25)
+        given = ({"sums_written": text}, {"sums_written": {"output_type": "generate_until"}})
         evaluation.scores(label, None, *given)
 
     score("alike")

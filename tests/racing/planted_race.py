@@ -79,7 +79,7 @@ class RaceFolder:
     def raced(self):
         return [SimpleNamespace(label=label) for label in self.labels]
 
-    def entrant(self, entry) -> Entrant:
+    def entrant(self, entry, contest: Contest) -> Entrant:
         return Entrant(self.path, entry.label)
 
     def ended(self, entrant: Entrant) -> None:

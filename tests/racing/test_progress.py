@@ -15,7 +15,7 @@ def test_the_total_falls_with_each_that_is_dropped() -> None:
     contest.add("a", Scores(right, right))
     assert progress(contest, 3, "b") == (400, 1200, "b at 0 of 400 questions, 2 of 3 checkpoints, best a")
     contest.add("b", Scores(right[:50] - 1, right[:50]))
-    assert contest.standing["b"] == "behind"
+    assert contest.standing["b"] == "not better"
     assert progress(contest, 3, "c") == (
         450, 850, "c at 0 of 400 questions, 3 of 3 checkpoints, 1 dropped, last b, best a",
     )  # fmt: skip
