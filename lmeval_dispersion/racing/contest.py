@@ -6,6 +6,10 @@ What came before is fixed when an order is drawn, the level and what predicts it
 best is lost only if it is dropped at its own turn, which has at most the error, however many checkpoints
 there are.
 
+A first block of questions that all are asked may order the turns, and count. Its bets know no answers of
+others, so those against the level that the best meets, which is below its mean, win at most what those against
+its mean win; what follows has an order of its own, in which all else is fixed.
+
 Side by side all are asked in one order, and nothing is known of the level at first. Half of the error is for
 any two, compared question by question: each of the k - 1 comparisons that could drop the best has its share.
 The other half is for the level, once something was asked everything: what bets win against the levels that
@@ -15,7 +19,7 @@ the best meets is at most what they win against its own mean, whatever came of t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -26,8 +30,8 @@ from lmeval_dispersion.racing.rule import BLOCK, Array, Bets
 
 #: ``running``: asked on. ``complete``: was asked everything. ``not better``: clearly not better than the best
 #: so far by more than the margin. ``behind``: clearly worse than another, side by side. ``failed``: could not
-#: be asked on.
-Standing = Literal["running", "complete", "behind", "not better", "failed"]
+#: be asked on. ``left out``: not among the first by the first block.
+Standing = Literal["running", "complete", "behind", "not better", "left out", "failed"]
 
 ERROR, MARGIN = 0.05, 0.01
 
@@ -65,6 +69,8 @@ class Contest:
         margin: Smallest difference in score that counts.
         seed: Of the orders of the questions.
         side_by_side: How many race in all where several race at once, 0 where they come one after the other.
+        block: The first questions that all are asked, 0 where each has an order of its own from the start.
+        reference: A checkpoint that is asked everything and cannot be the best, as the base is.
 
     Attributes:
         answered: Label -> answers, in the checkpoint's own order.
@@ -76,6 +82,8 @@ class Contest:
     margin: float = MARGIN
     seed: int = 0
     side_by_side: int = 0
+    block: int = 0
+    reference: str = ""
     answered: dict[str, Scores] = field(default_factory=dict)
     standing: dict[str, Standing] = field(default_factory=dict)
     levels: dict[str, float] = field(default_factory=dict)
@@ -83,10 +91,10 @@ class Contest:
 
     def order(self, label: str) -> NDArray[np.int64]:
         """The places of the questions as a checkpoint is asked them; side by side all have one order."""
-        if self.side_by_side:
-            return np.arange(self.questions)
+        common = self.questions if self.side_by_side else self.block
         own = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big")
-        return np.random.default_rng([self.seed, own]).permutation(self.questions)
+        order = np.random.default_rng([self.seed, own]).permutation(self.questions)
+        return np.concatenate([np.arange(common), order[order >= common]])
 
     def add(self, label: str, block: Scores) -> Standing:
         """Take the answers to the next questions, in its order; returns whether it is asked on."""
@@ -97,6 +105,23 @@ class Contest:
             standing = self._beside(label) if self.side_by_side else self._at_its_turn(label)
         self.standing[label] = standing
         return standing
+
+    def hold(self, label: str, block: Scores) -> None:
+        """Take the answers to the first block before its turn comes."""
+        self.answered[label], self.standing[label] = block, "running"
+
+    def turns(self, labels: Sequence[str], keep: int | None = None) -> list[str]:
+        """Who is asked when, after a first block of all: the reference, then the others by what it showed.
+
+        That is the mean probability of the right answer, the score where there is none; those who failed have
+        no turn. ``keep`` of the others go on, all for None.
+        """
+        others = [label for label in labels if label != self.reference and self.standing[label] != "failed"]
+        order = sorted(others, key=lambda label: -_likely(self.answered[label])[: self.block].mean())
+        for label in order[keep:] if keep is not None else ():
+            self.standing[label] = "left out"
+        first = [label for label in labels if label == self.reference and self.standing[label] != "failed"]
+        return first + order[:keep]
 
     def fail(self, label: str) -> None:
         """Take out a checkpoint that cannot be asked on; those that it alone dropped are running again."""
@@ -111,11 +136,12 @@ class Contest:
                 self.add(label, NOTHING)
 
     def _at_its_turn(self, label: str) -> Standing:
-        if self.best is None:
+        if self.best is None or label == self.reference:
             return "running"
         if label not in self._bets:
             self.levels[label] = level = self.mean(self.best) + self.margin
-            self._bets[label] = Bets(self.questions, level, self._columns()[self.order(label)])
+            columns = self._columns()[self.order(label)]
+            self._bets[label] = Bets(self.questions, level, columns, self.block)
         bets = self._bets[label]
         bets.take(self.answered[label].score[bets.taken :])
         return "not better" if bets.refutes(self.error) else "running"
@@ -125,8 +151,8 @@ class Contest:
         whole = [label for label, standing in self.standing.items() if standing == "complete"]
         places = {label: np.argsort(self.order(label)) for label in whole}
         known = {
-            label: np.stack([score, np.where(np.isnan(chance), score, chance)], axis=1)[places[label]]
-            for label, (score, chance) in ((label, self.answered[label]) for label in whole)
+            label: np.stack([mine.score, _likely(mine)], axis=1)[places[label]]
+            for label, mine in ((label, self.answered[label]) for label in whole)
         }
         best = known[str(self.best)]
         return best if len(known) == 1 else np.hstack([best, np.mean([*known.values()], axis=0)])
@@ -167,7 +193,12 @@ class Contest:
     def best(self) -> str | None:
         """The highest score among those that were asked everything, the first of equal ones."""
         complete = [label for label, standing in self.standing.items() if standing == "complete"]
-        return max(complete, key=self.mean, default=None)
+        return max((label for label in complete if label != self.reference), key=self.mean, default=None)
+
+
+def _likely(scores: Scores) -> Array:
+    """The probabilities of the right answers, the scores where there are none."""
+    return np.where(np.isnan(scores.probability), scores.score, scores.probability)
 
 
 #: Answers of a checkpoint to the questions ``begin`` to ``end`` of its order.
@@ -176,7 +207,7 @@ Ask = Callable[[int, int], Scores]
 
 def run(contest: Contest, label: str, ask: Ask, block: int = BLOCK) -> Standing:
     """Ask a checkpoint block by block until it is dropped or was asked everything."""
-    standing: Standing = "running"
+    standing = contest.add(label, NOTHING) if label in contest.answered else "running"
     while standing == "running":
         begin = len(contest.answered.get(label, NOTHING).score)
         standing = contest.add(label, ask(begin, min(begin + block, contest.questions)))

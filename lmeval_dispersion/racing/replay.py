@@ -149,15 +149,19 @@ def replay(
     )  # fmt: skip
 
 
-def raced(answers: Mapping[str, Scores], *, seed: int = 0, **settings: Any) -> Contest:
-    """The contest of recorded answers, one after the other."""
+def raced(
+    answers: Mapping[str, Scores], *, seed: int = 0, keep: int | None = None, **settings: Any
+) -> Contest:
+    """The contest of recorded answers, one after the other; ``keep`` go on after a first block of all."""
     count = len(next(iter(answers.values())).score)
-    contest = Contest(count, seed=seed, **settings)
-    for label, scores in answers.items():
-        mine = scores.at(contest.order(label))
+    contest, order = Contest(count, seed=seed, **settings), np.random.default_rng(seed).permutation(count)
+    mine = {label: scores.at(order[contest.order(label)]) for label, scores in answers.items()}
+    for label in answers if contest.block else ():
+        contest.hold(label, mine[label].at(np.arange(contest.block)))
+    for label in contest.turns([*answers], keep) if contest.block else answers:
 
-        def ask(begin: int, end: int, mine: Scores = mine) -> Scores:
-            return mine.at(np.arange(begin, end))
+        def ask(begin: int, end: int, label: str = label) -> Scores:
+            return mine[label].at(np.arange(begin, end))
 
         # The first to answer everything is compared with nobody.
         run(contest, label, ask, BLOCK if contest.best else count)
