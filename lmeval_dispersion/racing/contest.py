@@ -7,8 +7,8 @@ best is lost only if it is dropped at its own turn, which has at most the error,
 there are.
 
 A first block of questions that all are asked may order the turns, and count. Its bets know no answers of
-others, so those against the level that the best meets, which is below its mean, win at most what those against
-its mean win; what follows has an order of its own, in which all else is fixed.
+others, so those against the level that the best meets, which is below its mean, win at most what those
+against its mean win; what follows has an order of its own, in which all else is fixed.
 
 Side by side all are asked in one order, and nothing is known of the level at first. Half of the error is for
 any two, compared question by question: each of the k - 1 comparisons that could drop the best has its share.

@@ -157,7 +157,7 @@ def test_other_weights_in_the_same_place_do_not_go_on_with_the_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     done, mine = (shutil.copytree(DEMO / "sums-80", tmp_path / name) for name in ("done", "mine"))
-    given = words(tasks, tmp_path / "out", done, mine)
+    given = [*words(tasks, tmp_path / "out", done, mine), "--margin", "0"]
     with monkeypatch.context() as patch:
         interrupted_after(1, "mine", patch)
         raced(capsys, *given, code=130)
