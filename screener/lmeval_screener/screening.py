@@ -245,11 +245,11 @@ class Screening:
     def __post_init__(self) -> None:
         """Validate the settings."""
         if self.metric not in METRICS:
-            raise UsageError(f"expected a metric of {', '.join(METRICS)}, got {self.metric!r}")
+            raise UsageError(f"expected {', '.join(METRICS)}, got {self.metric!r}", argument="metric")
         if self.rank_by not in RANKED:
-            raise UsageError(f"expected a figure of {', '.join(RANKED)} to rank by, got {self.rank_by!r}")
+            raise UsageError(f"expected {', '.join(RANKED)}, got {self.rank_by!r}", argument="rank_by")
         if not self.timeout > 0:
-            raise UsageError(f"expected a timeout above 0 seconds, got {self.timeout}")
+            raise UsageError(f"expected above 0 seconds, got {self.timeout}", argument="timeout")
         self._failed: dict[Target, Failed] = {}
         self._scouts: list[Budget] = []
         self._unreachable: list[str] = []

@@ -265,7 +265,7 @@ def test_formats_metrics_a_short_list_for_a_pipe_and_the_suffix_of_output(comman
         ((), "expected a checkpoint, got none: name a folder of checkpoints"),
         (("--family", "qwen"), "qwen2.5"),
         (("org/a", "--domain", "maths"), "math"),
-        (("org/a", "--timeout", "0"), "timeout above 0"),
+        (("org/a", "--timeout", "0"), "--timeout: expected above 0 seconds"),
         (("org/a", "--shortlist", "0"), "--shortlist: expected at least 1"),
         (("org/a", "--shortlist", "1", "--audit-sample", "-1"), "--audit-sample: expected at least 0"),
         (("org/a", "--audit-sample", "3"), "--audit-sample: needs --shortlist K"),

@@ -46,7 +46,7 @@ def test_clusters_are_geometrys_distances(model, repeating):
 
 
 def test_clusters_need_recurrence_and_one_tokenizer(model, repeating, place):
-    with pytest.raises(UsageError, match=r"at least 2 9-grams that occur 20 times .* lower ngram="):
+    with pytest.raises(UsageError, match=r"at least 2 9-grams that occur 20 times .* lower ngram, "):
         clusters(model, repeating, ngram=9, occurrences=20, segment=6)
     with pytest.raises(UsageError, match=r"at least 2 occurrences, got 6, 4 and 1"):
         clusters(model, repeating, ngram=4, occurrences=1, segment=6)

@@ -377,7 +377,7 @@ def test_thirty_layers_are_a_dozen_rows_and_a_few_panels():
     result = law_result(np.random.default_rng(0), [0.0] * 30)
     text = render(result.document(), "table", width=100)
     assert len(text.splitlines()) <= 30
-    assert "12 of 30 rows; --details shows all." in text
+    assert "12 of 30 rows; the details show all." in text
     shown = [line.split()[0] for line in text.splitlines() if line.startswith(("layer.", "last"))]
     assert (len(shown), shown[0], shown[-1]) == (12, "layer.0", "last")
     lines, bins = (chart.specification()["data"]["values"] for chart in result.charts().values())

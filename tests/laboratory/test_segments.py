@@ -77,7 +77,7 @@ def test_what_cannot_be_tokenised_is_counted(tmp_path):
 
 def test_too_little_text_says_what_to_do(source, tmp_path):
     for length, message in (
-        (8, r"one segment of 8 tokens, got none: .*2 too short.*pack="),
+        (8, r"one segment of 8 tokens, got none: .*2 too short.*pack"),
         (1, "segments of at least 2 tokens, got 1"),
     ):
         with pytest.raises(UsageError, match=message):
