@@ -2,7 +2,7 @@
 
     python scripts/page_screenshots.py --text wikitext-2-test.txt
 
-writes ``docs/pages/*.webp`` from the bundled demo models, the stores in ``examples/`` and one text, and
+writes ``build/pages/*.webp`` from the bundled demo models and runs and one text, and
 prints what each page measures: its widest table, whether it scrolls sideways, what the console said and,
 with ``--axe axe.min.js`` (npm package axe-core), the violations. Takes some minutes on two cores;
 ``--pages`` keeps the pages, so that a second call with that folder only takes the pictures. ``--front``
@@ -163,7 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--text", type=Path, help="plain text, such as WikiText-2's test part")
     parser.add_argument("--front", action="store_true", help="take the picture of README.md only")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pages", help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "pages", help="(default: %(default)s)")
     parser.add_argument("--pages", type=Path, help="folder to keep the pages in (default: a temporary one)")
     parser.add_argument("--axe", type=Path, help="axe.min.js of the npm package axe-core (default: not run)")
     parser.add_argument("--every", action="store_true", help="all looks of all pages, not only of three")

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 from collections.abc import Iterator
 
 os.environ["COLUMNS"] = "100"  # before argparse asks for the width
 
 from lmeval_dispersion.cli import JOBS, _overview, parser_of
+from lmeval_dispersion.options import add_output, command_parser
+
+_OPTION = re.compile(r"^  -.*\n(?: {10,}.*\n)*", re.MULTILINE)
 
 
 def every_help() -> Iterator[tuple[str, str]]:
-    """Title and help of each command, in the order of the overview."""
+    """Title and help of each command, in the order of the overview; what all share comes first, once."""
     yield "dispersion", _overview()
+    reports = command_parser("dispersion", "")
+    add_output(reports)
+    shared = _OPTION.findall(reports.format_help())
+    yield "Options of every report", "".join(shared).rstrip()
     for commands in JOBS.values():
         for name in commands:
-            parser, _ = parser_of(name)
-            yield f"dispersion {name}", parser.format_help().rstrip()
+            yield f"dispersion {name}", _own(parser_of(name)[0], shared)
+
+
+def _own(parser: argparse.ArgumentParser, shared: list[str]) -> str:
+    """A command's help without its usage, which its options repeat, the shared options and the last lines."""
+    text = parser.format_help().removeprefix(parser.format_usage()).partition("\ndocs, and completion")[0]
+    text = _OPTION.sub(lambda found: "" if found[0] in shared else found[0], f"{text}\n")
+    return re.sub(r"^options:\n\n", "", text, flags=re.MULTILINE).strip()
 
 
 def public_names() -> Iterator[tuple[str, list[str]]]:

@@ -1,6 +1,6 @@
 """Reports: results as data, and their formats: terminal, Markdown, CSV, JSON and page.
 
-A result declares its rows, charts and sentences (:class:`Report`; docs/explanation/reports.md has one whole);
+A result declares its rows, charts and sentences (:class:`Report`; its docstring shows a template);
 every format comes from these three. The modules are private; the names are here.
 """
 

@@ -50,7 +50,7 @@ def document(rows=ROWS, columns=COLUMNS):
         limits=["No accuracy follows."],
         command="screen-checkpoints ```a",
         libraries=("numpy", "not-a-distribution"),
-        guide="docs/explanation/reports.md",
+        guide="docs/reference/reports.md",
     )
 
 
@@ -185,7 +185,7 @@ def test_markdown_is_read_back_by_a_parser():
     assert "> **Note:** Two\n> \n> parts" in text
     assert "- No accuracy follows." in text
     end = text.rpartition("### How this was made")[2]
-    assert re.search(r"^- How to read it: https://lmeval-dispersion\S+/explanation/reports/$", end, re.M)
+    assert re.search(r"^- How to read it: https://lmeval-dispersion\S+/reference/reports/$", end, re.M)
     assert re.search(r"^- Made with: lmeval-dispersion \S+, Python \d+\.\d+\.\d+, numpy \d\S*$", end, re.M)
 
 

@@ -71,7 +71,7 @@ def sample():
         ],
         limits=["No accuracy follows."],
         command=HOSTILE,
-        guide="docs/explanation/reports.md",
+        guide="docs/reference/reports.md",
     )
     return render(document, "html")
 
@@ -180,7 +180,7 @@ def test_charts_are_drawn_and_nothing_is_asked_for_or_said(browser):
     elements = "document.querySelectorAll('img, iframe, object, embed, base, form, main script').length"
     assert browser.value(elements) == 0
     attributes = "[...document.querySelectorAll('*')].flatMap(e => [...e.attributes]).filter(a => %s)"
-    guide = "a.ownerElement.closest('footer') && a.value.endsWith('/explanation/reports/')"  # on a click only
+    guide = "a.ownerElement.closest('footer') && a.value.endsWith('/reference/reports/')"  # on a click only
     leads_away = "/^(src|href|action|data|poster)$/.test(a.localName) && !/^(#|data:,$|$)/.test(a.value)"
     leads_away += f" && !({guide})"
     assert browser.value(attributes % leads_away + ".length") == 0
@@ -239,7 +239,7 @@ def test_names_are_accessible_and_the_guide_is_named(browser):
         ("heading", "Sample & more"),
         ("button", "Save as CSV"),
     }
-    assert browser.value("document.querySelector('footer a').href").endswith("/explanation/reports/")
+    assert browser.value("document.querySelector('footer a').href").endswith("/reference/reports/")
 
 
 def saved(browser, button):
