@@ -96,7 +96,7 @@ def test_a_tokenizer_from_elsewhere(s3_server, proxied, tmp_path):
     for tokenizer in (demo, tmp_path / "words.json", addresses[1], f"{addresses[1]}/tokenizer.json"):
         result = screen([addresses[0]], tokenizer=str(tokenizer))
         assert [c.gaps["cosine"].mean for c in result.checkpoints] == [expected], result.failed
-    unread(addresses[0], "TokenizerNotFound", "name a tokenizer with")
+    unread(addresses[0], "TokenizerNotFound", "pass a tokenizer, or save it")
     with pytest.raises(UsageError, match="tokenizer"):
         screen([addresses[0]], tokenizer=str(bare))
 
