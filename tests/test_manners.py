@@ -19,8 +19,8 @@ METAVARS = {
     *("COLUMN", "FIELD", "[FILTER/]METRIC"),
 }
 ROOT = Path(__file__).parents[1]
-# Other words for --slice, --layer, --seed, --study and --format.
-RETIRED = {"--by", "--layers", "--seeds", "--run", "--json"}
+# Other words for --layer, --seed, --study and --format.
+RETIRED = {"--layers", "--seeds", "--run", "--json"}
 
 
 def actions(name):

@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHECKPOINT",
         help="that the others were trained from; it does not race (default: none)",
     )
-    add("--all", action="store_true", help="race all, in the order given, without a screen")
+    add("--all", action="store_true", help="race all, without a screen")
+    order = "what orders those that race (default: rows; a first block where rows are equal, and of --all)"
+    add("--by", choices=("rows", "block"), help=order)
     sample = "random others of each group race as well (default: 0)"
     add("--audit-sample", type=int, default=0, metavar="N", help=sample)
     add = parser.add_argument_group("how").add_argument
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
     if not (args.demo or args.replay):
         return _race(args, output)
-    live = ("family", "domain", "base", "tasks", "metric", "limit", "engine", "output_path")
+    live = ("family", "domain", "base", "by", "tasks", "metric", "limit", "engine", "output_path")
     unused = [f"--{name}" for name in live if getattr(args, name) is not None]
     if unused := [*(args.checkpoints if args.demo else ()), *unused]:
         raise UsageError(f"--demo and --replay race what is recorded; leave out {unused[0]}")

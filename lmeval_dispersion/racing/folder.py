@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from lmeval_dispersion.racing.evaluation import CheckpointError, Entrant, Evaluation
 
 SETTINGS, MANIFEST = "race.json", "manifest.json"
+LONG, LEAST = 24, 5  # of so many on, the first block leaves a third, at least so many
 LINES = 30.0  # seconds between two lines of progress in a log
 _PARTS = {"prompts": "prompts or examples"}
 
@@ -81,30 +83,51 @@ class RaceFolder:
         return names
 
     def run(self, contest: Contest, *, quiet: bool) -> None:
-        """Race, one checkpoint after the other."""
+        """Race, one checkpoint after the other; where a first block orders them, that of all comes first."""
+        entries = {entry.label: entry for entry in self.raced}
+        with progress_bar(hidden=quiet, every=LINES) as update:
+            for label in entries if contest.block else ():
+                self._ask(contest, entries[label], update, contest.block)
+            for label in contest.turns([*entries], self.going_on) if contest.block else entries:
+                self._ask(contest, entries[label], update)
+
+    def _ask(
+        self, contest: Contest, entry: Entry, update: Callable[[int, int, str], None], block: int = 0
+    ) -> None:
+        """Ask a checkpoint the first ``block``, or on until it is dropped or was asked everything."""
         from lmeval_dispersion.racing.evaluation import CheckpointError
 
-        with progress_bar(hidden=quiet, every=LINES) as update:
-            for entry in self.raced:
-                entrant = self.entrant(entry, contest)
+        entrant = self.entrant(entry, contest)
 
-                def ask(begin: int, end: int, entrant: Entrant = entrant) -> Scores:
-                    update(*progress(contest, len(self.raced), entrant.label))
-                    return entrant.ask(begin, end)
+        def ask(begin: int, end: int) -> Scores:
+            update(*progress(contest, len(self.raced), entrant.label))
+            return entrant.ask(begin, end)
 
-                try:
-                    run_checkpoint(contest, entry.label, ask)
-                except CheckpointError as error:
-                    take_out(self.failed, contest, entry.label, error)
-                finally:
-                    self.ended(entrant)
-                    entrant.close()
-                    entrant.store()
+        try:
+            if block:
+                contest.hold(entry.label, ask(0, block))
+            else:
+                run_checkpoint(contest, entry.label, ask)
+        except CheckpointError as error:
+            take_out(self.failed, contest, entry.label, error)
+        finally:
+            self.ended(entrant)
+            entrant.close()
+            entrant.store()
+
+    @property
+    def going_on(self) -> int | None:
+        """How many of a long list go on after the first block of all; None for all of them."""
+        why = [entry.chosen for entry in self.raced if entry.chosen != "base"]
+        if len(why) < LONG or "named" in why or "audit" in why:
+            return None
+        return max(LEAST, math.ceil(len(why) / 3))
 
     def ended(self, entrant: Entrant) -> None:
         """Take what is known of a checkpoint that is asked no more."""
         self.seconds[entrant.label] = entrant.seconds
-        self.as_base += [entrant.label] if entrant.as_base else []
+        if entrant.as_base and entrant.label not in self.as_base:
+            self.as_base.append(entrant.label)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -139,6 +162,7 @@ class RaceFolder:
         if self.lineup.manifest is not None:
             write_whole(self.path / MANIFEST, json.dumps(self.lineup.manifest, indent=1).encode())
         now |= {"date": self.date, "checkpoints": self.lineup.entries, "notes": self.lineup.notes}
+        now["order"] = self.lineup.by
         write_whole(self.path / SETTINGS, json.dumps(now, indent=1).encode())
 
     def result(self, contest: Contest, wall: float) -> Race:
@@ -148,7 +172,7 @@ class RaceFolder:
             contest,
             task=self.tasks,
             metric=self.evaluation.metric,
-            of=len(entries),
+            of=sum(entry.chosen != "base" for entry in entries),
             ranks={entry.label: entry.rank for entry in entries if entry.rank is not None},
             seconds=self.seconds,
             wall=wall,

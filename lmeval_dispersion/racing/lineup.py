@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from lmeval_screener.accuracies import Accuracies, Rated
 from lmeval_screener.checkpoints.snapshot import run_sync
+from lmeval_screener.loading import with_base
 from lmeval_screener.result.result import Result
 from lmeval_screener.screening import Screening, add_named
 from lmeval_screener.shortlist.choice import shortlist
@@ -28,7 +29,11 @@ from lmeval_dispersion.store.identity import SUFFIX
 
 
 class Entry(NamedTuple):
-    """One checkpoint of a list: it races by ``rank``, ``tied``, as ``audit`` or as ``named``."""
+    """One checkpoint of a list.
+
+    It races by ``rank``, ``tied``, as ``audit``, as ``named`` or by the ``block``; the ``base`` cannot be the
+    best.
+    """
 
     label: str
     arguments: Mapping[str, str]  # with which lm-eval loads it
@@ -37,11 +42,34 @@ class Entry(NamedTuple):
 
 
 class Lineup(NamedTuple):
-    """The checkpoints of a race in its order, then the others; what could not be screened; the manifest."""
+    """The checkpoints of a race in its order, then the others; what could not be screened; the manifest.
+
+    ``by`` is what orders those that race: the ``rows``, or a first ``block`` of questions.
+    """
 
     entries: Sequence[Entry]
     notes: Sequence[str] = ()
     manifest: Mapping[str, Any] | None = None
+    by: str = "rows"
+
+    @property
+    def reference(self) -> str:
+        """The label of the base; empty without one."""
+        return next((entry.label for entry in self.entries if entry.chosen == "base"), "")
+
+    def ordered(self, by: str | None, *, shared: bool) -> Lineup:
+        """The same by what is named; where the rows give no order, by a block, and adapters with their base.
+
+        Adapters have their ``shared`` base with them, unless they race side by side.
+        """
+        named = all(entry.chosen == "named" for entry in self.entries)
+        order = by or ("block" if named or any(e.chosen == "block" for e in self.entries) else "rows")
+        bases = [_base(entry.arguments) for entry in self.entries if entry.chosen]
+        if order == "rows" or not shared or len(bases) < 2 or not bases[0] or bases != bases[:1] * len(bases):
+            return self._replace(by=order)
+        name = bases[0]["pretrained"]
+        label = f"{Path(name).name if Path(name).is_dir() else name} (base)"
+        return self._replace(entries=[Entry(label, bases[0], None, "base"), *self.entries], by=order)
 
 
 def manifest_in(named: Sequence[str] | Result) -> dict[str, Any]:
@@ -62,11 +90,14 @@ def lineup(
     domain: str | None,
     base: str | None,
     all: bool,
+    by: str | None,
     audit_sample: int,
     api: bool,
     count: Callable[[], tuple[Counter[str], int]],
 ) -> Lineup:
     """Screen what is named and take a third of each group; or take the list of a manifest, or all.
+
+    Of those whose rows are equal all are taken, and of those that a block is to order.
 
     With ``api``, ``all`` are those that a server knows by the names. ``count`` gives the tasks' answers, and
     the number of their documents.
@@ -97,11 +128,24 @@ def lineup(
             raise UsageError(notes[0])
         chosen = named.chosen or shortlist(named.groups, named.metric, None, audit_sample=audit_sample)
         content = manifest_dict(named.head(), chosen, tasks=tasks_in(tasks), command="dispersion race")
-    entries = [
-        Entry(target.label, _arguments(target, c, named), c.rank, "named" if all else c.chosen)
-        for target, c in _in_order(content)
-    ]
-    return Lineup(entries, notes, content)
+    ordered = _in_order(content)
+    rows = Counter((c.group, c.G, c.ratio) for _, c in ordered)
+
+    def why(c: Candidate) -> str | None:
+        equal = rows[c.group, c.G, c.ratio] > 1
+        return "named" if all else "block" if by == "block" or (equal and by is None) else c.chosen
+
+    entries = [Entry(t.label, _arguments(t, c, named), c.rank, why(c)) for t, c in ordered]
+    return Lineup(sorted(entries, key=lambda entry: entry.chosen is None), notes, content)
+
+
+def _base(arguments: Mapping[str, str]) -> dict[str, str]:
+    """The arguments of an adapter's base; empty of a whole model, or where its base is not known."""
+    try:
+        found = with_base(arguments) if "pretrained" in arguments else {}
+    except DispersionError:  # loading it says why
+        found = {}
+    return {key: value for key, value in found.items() if key != "peft"} if "peft" in found else {}
 
 
 def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lmeval_screener.tokens.answers import tasks_in
 
@@ -20,6 +20,7 @@ from lmeval_dispersion.racing.contest import ERROR, MARGIN, Contest
 from lmeval_dispersion.racing.folder import RaceFolder, kept_race
 from lmeval_dispersion.racing.lineup import Entry, Lineup, lineup, manifest_in
 from lmeval_dispersion.racing.report import Race
+from lmeval_dispersion.racing.rule import BLOCK
 
 if TYPE_CHECKING:
     from lmeval_screener import Result
@@ -45,6 +46,7 @@ def race(
     domain: str | None = None,
     base: str | None = None,
     all: bool = False,
+    by: Literal["rows", "block"] | None = None,
     audit_sample: int = 0,
     error: float = ERROR,
     margin: float = MARGIN,
@@ -68,8 +70,9 @@ def race(
 
     The checkpoints are screened, and a third of each group is raced in the screen's order (at least 3, with
     those tied at the cut, at most half). Each is loaded once and asked the same questions, in a random order
-    of its own; what is clearly not better than the best so far is asked no more. Every block of answers is
-    kept: the same call goes on.
+    of its own; what is clearly not better than the best so far is asked no more. Where rows give no order all
+    answer one block of questions first, and race in the order of their mean probability of the right answer.
+    Every block of answers is kept: the same call goes on.
 
     Args:
         checkpoints: As :func:`screen` takes them, its result, or the folder of a short list (``--emit``).
@@ -79,7 +82,9 @@ def race(
         domain: Token set of the screen. Default: the answer tokens of the first task that has known ones,
             else those of the tasks' own documents.
         base: The checkpoint that the others were trained from.
-        all: Whether all race; those that are named in the order given, without a screen.
+        all: Whether all race; those that are named, without a screen.
+        by: What orders those that race: ``rows`` (the screen's order; with ``all`` the order given) or a
+            first ``block`` of questions that all answer. Default: rows where they differ.
         audit_sample: How many others of each group race as well, drawn at random.
         error: Chance, at most, over the whole race that the best of those raced is dropped for one that is
             worse by more than ``margin``.
@@ -125,7 +130,7 @@ def race(
     if not tasks:
         raise UsageError("expected NAME,NAME, tasks of lm-eval to race on, got none", argument="tasks")
     path = Path(output_path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
-    which: dict[str, Any] = {"family": family, "domain": domain, "base": base, "all": all}
+    which: dict[str, Any] = {"family": family, "domain": domain, "base": base, "all": all, "by": by}
     which["audit_sample"] = audit_sample
     keys = [pair.partition("=")[0].strip() for pair in model_args.split(",")]
     if own := [key for key in keys if key in ("pretrained", "model", "revision")]:
@@ -144,12 +149,14 @@ def race(
 
     kind = backend_of(model)
     kept = kept_race(path)
-    known = Lineup([Entry(*entry) for entry in kept.get("checkpoints", ())], kept.get("notes", ()))
+    entries = [Entry(*entry) for entry in kept.get("checkpoints", ())]
+    known = Lineup(entries, kept.get("notes", ()), by=kept.get("order", "rows"))
     date = kept.get("date") or datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
     folder = RaceFolder(tasks, options, backend, path, known, date)
     if not kept:
         api = issubclass(kind, TemplateAPI)
-        folder.lineup = lineup(named, given, **which, api=api, count=partial(_counted, folder))
+        chosen = lineup(named, given, **which, api=api, count=partial(_counted, folder))
+        folder.lineup = chosen.ordered(by, shared=not engine)
     count = len(folder.evaluation.questions)
     if recorded := folder.evaluation.recorded:
         check_model(kind, ",".join(recorded))
@@ -159,6 +166,8 @@ def race(
     with folder.alone():
         folder.keep(settings | {"identity": folder.evaluation.identity()}, kept)
         contest = Contest(count, error, margin, folder.evaluation.seed, len(folder.raced) if engine else 0)
+        if folder.lineup.by == "block" and not engine:
+            contest.block, contest.reference = min(BLOCK, count), folder.lineup.reference
         try:
             if engine:
                 from lmeval_dispersion.racing.tune import race_on_ray

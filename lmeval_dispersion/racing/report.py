@@ -22,7 +22,10 @@ from lmeval_dispersion.report.vega import mark, numeric, span
 from lmeval_dispersion.statistics import LEVEL
 
 #: ``unfinished``: was still in, or not asked yet, when the race was interrupted.
-Status = Literal["best", "behind", "within", "not better", "unfinished", "not loaded", "failed"]
+#: ``left out``: not among the first by the first block of all. ``base``: of the adapters, cannot be the best.
+Status = Literal[
+    "best", "behind", "within", "not better", "left out", "base", "unfinished", "not loaded", "failed"
+]
 _COLOURS: Mapping[Status, str] = {
     "best": "var(--series-1)",
     "within": "var(--series-2)",
@@ -117,18 +120,28 @@ class Race(Report):
         right = bool(np.isin(best, (0, 1)).all())
         rivals = [row for row in self._judged() if row.label != self.best]
         near = [row for row in rivals if row.status == "within"]  # the highest score first
-        left_out = any(row.rank and row.status == "not loaded" for row in self.checkpoints)
+        left_out = [row for row in rivals if row.status == "left out"]
+        unread = any(row.rank and row.status == "not loaded" for row in self.checkpoints)
+        base = next((row.score for row in self.checkpoints if row.status == "base"), None)
+        whole = [row.score or 0.0 for row in rivals if row.questions == self.questions_all // self.of]
+        whole += [best.mean()] if self.best else []
         return {
             "amount": f"{100 * best.mean():.1f} %" if right else f"{self.metric} {best.mean():.3f}",
-            "rivals": {row.status for row in rivals},
+            "rivals": {row.status for row in rivals} - {"left out"},
+            "others": "that went on" if left_out else "raced",
             "nearest": near and f"{near[0].label}, {near[0].score:.3f}",
             "unfinished": [row.label for row in self.checkpoints if row.status == "unfinished"],
             "sample": self._sampled(),
-            "lost": LOST if left_out else None,
+            "lost": LOST if unread else None,
+            "left_out": len(left_out),
+            "block": min((row.questions for row in left_out), default=0),
+            "base": base,
+            "whole": len(whole),
+            "above": sum(score > (base or 0.0) for score in whole),
         }
 
     def _judged(self) -> list[Raced]:
-        return [row for row in self.checkpoints if row.questions and row.status != "failed"]
+        return [row for row in self.checkpoints if row.questions and row.status not in ("failed", "base")]
 
     def _sampled(self) -> str:
         """How those that were not loaded compare, by random others raced with the list."""
@@ -178,8 +191,9 @@ def race_of(
     last = ["failed", "not loaded"]
     rows.sort(key=lambda row: (1 + last.index(row.status),) if row.status in last else (0, -(row.score or 0)))
     rows.sort(key=lambda row: row.label != best)
+    loaded = sum(label != contest.reference for label in contest.answered)
     return Race(
-        best, task, metric, contest.error, contest.margin, len(contest.answered), of, contest.asked,
+        best, task, metric, contest.error, contest.margin, loaded, of, contest.asked,
         of * contest.questions, there or contest.questions, tasks, wall, contest.seed, rows,
         list(audit_sample), [*notes, *as_their_base(as_base), *_alike(contest.answered, as_base)],
         dict(contest.answered),
@@ -208,7 +222,9 @@ def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str
         return "unfinished", "unfinished"
     if standing == "not better" and best and contest.levels[label] < contest.mean(best):
         standing = "behind"
-    if standing in ("behind", "not better"):
+    if label == contest.reference:
+        return "base", "base"
+    if standing in ("behind", "not better", "left out"):
         return standing, f"{standing} after {len(contest.answered[label].score):,}"
     if best is None or label == best:
         return "best", "best"

@@ -80,7 +80,10 @@ def test_an_adapter_among_whole_models_has_the_answers_of_lm_evals_own_run(
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    result = answer(capsys, race(tasks, tmp_path / "out", adapters / "far", DEMO / "sums-30"))
+    result = answer(
+        capsys,
+        race(tasks, tmp_path / "out", adapters / "far", DEMO / "sums-30", more=("--all", "--by", "rows")),
+    )
     assert {c["label"] for c in result["checkpoints"]} == {"far", "sums-30"}
     lm = HFLM(pretrained=str(BASE), peft=str(adapters / "far"), batch_size=1, device="cpu")
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
@@ -92,6 +95,34 @@ def test_an_adapter_among_whole_models_has_the_answers_of_lm_evals_own_run(
     content = results_of(tmp_path / "out" / "far")
     assert content["config"]["model_args"] == {"pretrained": str(BASE), "peft": str(adapters / "far")}
     assert content["model_name"] == str(adapters / "far")
+
+
+def test_adapters_race_in_the_order_of_a_first_block_with_their_base(
+    in_world: Path, tasks: Path, adapters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    shutil.rmtree(adapters / "strays")
+    words = race(tasks, tmp_path / "out", adapters, more=("--domain", "math"))
+    result = answer(capsys, words)
+    assert (result["of"], result["loaded"]) == (3, 3)
+    rows = {c["label"]: c for c in result["checkpoints"]}
+    base = rows["sums-20 (base)"]
+    assert (base["status"], base["questions"]) == ("base", 40)
+    assert base["score"] == rows["untrained"]["score"] or rows["untrained"]["questions"] < 40
+    assert result["best"] != base["label"]
+    samples = {
+        label: [
+            json.loads(line)["doc_id"] for line in next((tmp_path / "out" / folder).glob("samples_*")).open()
+        ]
+        for label, folder in {**{label: label for label in rows}, base["label"]: "sums-20_base_"}.items()
+    }
+    blocks = {tuple(sorted(asked[:25])) for asked in samples.values()}
+    assert len(blocks) == 1
+    assert sum(map(len, samples.values())) == result["questions"]
+    monkeypatch.setattr(seams, "loaded_lm", None)
+    again = answer(capsys, words)
+    assert [c["outcome"] for c in again["checkpoints"]] == [c["outcome"] for c in result["checkpoints"]]
+    assert answer(capsys, words)["questions"] == result["questions"]
 
 
 def test_one_that_answers_as_its_base_is_named_and_one_that_does_not_reach_it_is_refused(

@@ -54,7 +54,12 @@ def words(tasks: Path, out: Path, *models: object, task: str = "sums", batch: in
     """A race of models, by the last parts of their folders, in that order."""
     places = [DEMO / model if isinstance(model, str) else model for model in models]
     given = ("--tasks", task, "--include_path", tasks, "--batch_size", batch, "--output_path", out)
-    return [*map(str, ("race", *places, "--all", *given, "--device", "cpu", "--format", "json", "-q"))]
+    return [
+        *map(
+            str,
+            ("race", *places, "--all", "--by", "rows", *given, "--device", "cpu", "--format", "json", "-q"),
+        )
+    ]
 
 
 def raced(capsys: pytest.CaptureFixture[str], *given: str, code: int = 0) -> dict[str, Any]:

@@ -75,8 +75,9 @@ PLANTED |= {
         [0] * 5 + [STEP], rng,
     ),
     "rarely right": lambda rng: _moved(1.0 * (rng.random((6, N)) < 0.03), [0] * 5 + [STEP], rng),
-    "rarely wrong": lambda rng: _moved(1.0 * (rng.permutation([*range(N)] * 6).reshape(6, N) < 0.94 * N),
-                                       [0] * 5 + [STEP], rng),
+    "rarely wrong": lambda rng: _moved(
+        np.array([1.0 * (rng.permutation(N) < 0.94 * N) for _ in range(6)]), [0] * 5 + [STEP], rng
+    ),
 }  # fmt: skip
 
 
@@ -219,3 +220,64 @@ def test_a_failure_changes_nothing_for_those_that_others_dropped() -> None:
     assert before == {"0": "complete", "1": "not better", "2": "complete"}
     contest.fail("3")
     assert contest.standing == {**before, "3": "failed"}
+
+
+def _blocks(rng: np.random.Generator, count: int = 6) -> dict[str, Scores]:
+    score, probability = _drawn(np.linspace(0.3, 0.8, count), rng)
+    return {str(i): Scores(score[i], probability[i]) for i in range(count)}
+
+
+def test_a_first_block_orders_the_turns_and_counts() -> None:
+    answers = _blocks(np.random.default_rng(12))
+    contest = raced(answers, block=25)
+    assert [contest.answered[label].score[:25].mean() for label in "05"] == [
+        pytest.approx(answers[label].score[np.random.default_rng(0).permutation(N)[:25]].mean())
+        for label in "05"
+    ]
+    shown = {label: mine.probability[:25].mean() for label, mine in contest.answered.items()}
+    assert contest.turns([*answers]) == sorted(shown, key=lambda label: -shown[label]) == [*"543210"]
+    assert contest.best == "5"
+    assert contest.standing["0"] == "not better"
+    assert len(contest.answered["0"].score) == 25
+    assert (contest.order("0")[:25] == contest.order("5")[:25]).all()
+    assert (contest.order("0") != contest.order("5")).any()
+
+
+def test_where_there_is_no_probability_the_score_orders() -> None:
+    answers = _blocks(np.random.default_rng(13))
+    blind = {label: Scores(mine.score, np.full(N, np.nan)) for label, mine in answers.items()}
+    contest = raced(blind, block=25)
+    shown = {label: mine.score[:25].mean() for label, mine in contest.answered.items()}
+    assert contest.turns([*answers]) == sorted(shown, key=lambda label: -shown[label])
+    assert contest.best == "5"
+
+
+def test_of_a_long_list_the_first_by_the_block_go_on() -> None:
+    answers = _blocks(np.random.default_rng(14))
+    contest = raced(answers, block=25, keep=2)
+    assert [contest.standing[label] for label in "3210"] == ["left out"] * 4
+    assert contest.best == "5"
+    assert {len(contest.answered[label].score) for label in "3210"} == {25}
+
+
+def test_a_reference_is_asked_everything_and_is_never_the_best() -> None:
+    answers = _blocks(np.random.default_rng(15))
+    contest = raced(answers, block=25, reference="5", keep=1)
+    assert contest.standing["5"] == "complete"
+    assert contest.best == "4"
+    assert contest.levels.keys() == set()
+    assert contest.asked == 2 * N + 4 * 25
+    behind = raced(answers, block=25, reference="0")
+    assert behind.best == "5"
+    assert behind.standing["0"] == "complete"
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_by_the_block_the_best_is_rarely_lost(name: str) -> None:
+    assert _wrong(PLANTED[name], 40, block=25) <= 0.125
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_level_holds_by_the_block(name: str) -> None:
+    assert _wrong(PLANTED[name], 2000, block=25) <= 0.06

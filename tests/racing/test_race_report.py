@@ -20,6 +20,8 @@ N = 200
 #: Label -> (right answers, questions asked, standing); the probability of the right answer is theirs too.
 WON = {"a": (190, N, "complete"), "b": (40, 50, "behind"), "c": (30, 75, "behind")}
 CLOSE = WON | {"b": (189, N, "complete")}
+LEFT = WON | {"d": (10, 25, "left out"), "e": (5, 25, "left out")}
+BASED = WON | {"d": (150, N, "complete"), "base": (160, N, "complete")}
 DROPPED = WON | {"b": (140, 150, "not better")}
 EQUAL = WON | {"b": (190, N, "complete")}
 STOPPED = WON | {"b": (40, 50, "running")}
@@ -53,7 +55,10 @@ ALL = {
     "early": race({"a": WON["a"]}, waiting=["b", "c"], audit_sample=["c"], **LISTED),
     "groups": race(WON, of=9, not_loaded=list("defghi"), ranks={**RANKS, "b": 1, "c": 2}, audit_sample=["c"]),
     "never": race(NEVER), "alone": race({"a": WON["a"]}),
-    "listed": race(WON, **LISTED),
+    "listed": race(WON, **LISTED), "cut": race(LEFT),
+    "based": race(BASED, of=4, options={"reference": "base"}),
+    "below": race(BASED | {"base": (199, N, "complete")}, of=4, options={"reference": "base"}),
+    "above": race(BASED | {"d": (170, N, "complete")}, of=4, options={"reference": "base"}),
     "timed": race(WON, wall=240.0), "short": race(WON, wall=35.2),
     "failed": race(WON, failed={"x": "It has no weights."}), "noted": race(WON, notes=["Recorded."]),
     "partial": race(WON, scale=0.5),
@@ -71,13 +76,14 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
     ("sentence", "races"),
     [
         ("Best: a, 95.0 % of gsm8k; better than all others raced (error ≤ 5 %).",
-         "won listed timed short failed noted sampled groups"),
+         "won listed timed short failed noted sampled groups based below above"),
+        ("better than all others that went on (error ≤ 5 %).", "cut"),
         ("Best: a, 95.0 % of gsm8k (200 of 1,319 questions); better than all others raced", "drawn"),
         ("Best: a, 95.0 % of gsm8k (mean over 200 questions); better than all others raced", "group"),
         ("Best: a, 95.0 % of gsm8k (mean over 200 of 1,319 questions); no other", "both"),
         ("No best yet: no checkpoint was asked all 200 drawn questions of gsm8k; the same", "nobody"),
         ("better than all others raced (error ≤ 5 %).",
-         "won listed timed short failed noted sampled groups missed partial drawn group"),
+         "won listed timed short failed noted sampled groups missed partial drawn group based below above"),
         ("Best: z, 100.0 % of gsm8k; better than all others raced (error ≤ 5 %).", "missed"),
         ("Best: a, exact_match 0.475 of gsm8k; better than all others raced (error ≤ 5 %).", "partial"),
         ("no other raced is better by more than 0.01 (error ≤ 5 %); nearest: b, 0.945.", "close both"),
@@ -97,13 +103,20 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("None of 1 random others did better by more than 0.01. ", "groups"),
         ("Of 2 random others, z did better by more than 0.01: race more of the list.", "missed"),
         ("x failed: It has no weights.", "failed"),
+        ("2 of 5 were left out by their first 25 questions: the error does not cover this cut", "cut"),
+        ("left out after 25 |", "cut"),
+        ("Of the 2 asked everything 1 scores higher than the base (0.800).", "based"),
+        ("Of the 2 asked everything 2 score higher than the base (0.800).", "above"),
+        ("Of the 2 asked everything none scores higher than the base (0.995).", "below"),
+        ("4 of 4 checkpoints loaded, 725 of 800 questions asked (91 %).", "based below above"),
         ("Recorded.", "noted"),
         ("within 0.01 |", "close both"),
         ("not better after 150", "dropped"),
         ("equal |", "equal"),
         ("a, b and c answered alike to the last digit: copies, or a server that", "partial"),
         ("behind after 50",
-         "won listed timed short failed noted partial sampled missed groups drawn group"),
+         "won listed timed short failed noted partial sampled missed groups drawn group "
+         "cut based below above"),
     ],
 )  # fmt: skip
 def test_a_sentence_stands_on_its_data_and_on_no_other(sentence: str, races: str) -> None:

@@ -108,7 +108,7 @@ def test_where_the_best_is_never_named_the_sentence_says_so() -> None:
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three checkpoints of the demo family, evaluated by lm-eval."""
     folder = tmp_path_factory.mktemp("results")
-    demo_answers.write_task(folder)
+    demo_answers.write_task(folder, demo_answers.questions())
     for label in ("sums-20", "sums-80", "sums-00"):
         demo_answers.evaluate(label, folder, folder)
     return folder

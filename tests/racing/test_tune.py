@@ -150,7 +150,7 @@ def test_what_cannot_be_raced_ends_in_one_sentence(tmp_path, address, gpus, labe
 
 @pytest.mark.slow
 def test_models_race_by_the_command_and_one_by_one_nothing_is_left_to_ask(tmp_path):
-    demo_answers.write_task(tmp_path)
+    demo_answers.write_task(tmp_path, demo_answers.questions())
     states = "include: sums.yaml\ntask: states\nclass: !function lmeval_dispersion.harness.DispersionTask\n"
     (tmp_path / "states.yaml").write_text(states)
     models = [str(data_folder("demo") / name) for name in ("sums-45", "wrong-sums-45")]
