@@ -69,7 +69,7 @@ def table(folder: Path) -> str:
                 tokens, _ = resolve_answers(
                     load_answers(name), Vocabulary.from_tokenizer_json(path.read_bytes()), everyday
                 )
-                count, shown = str(len(tokens)), " ".join(f"`{token.piece}`" for token in tokens[:14])
+                count, shown = str(len(tokens)), " ".join(f"`{token.piece}`" for token in tokens[:6])
             except ScreeningError as error:
                 count, shown = error.code, str(error)
             lines.append(f"| {name} | {path.parent.name} | {count} | {shown} |")

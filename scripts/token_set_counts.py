@@ -45,13 +45,13 @@ def table(folder: Path) -> str:
         for domain in sets:
             try:
                 resolution = resolve_tokens(domain, reference, vocabulary)
-                cells.append(f"{len(resolution.domain)} of {asked(domain)}")
+                cells.append(f"{len(resolution.domain)}/{asked(domain)}")
             except ScreeningError as error:
                 cells.append(error.code)
         scheme = vocabulary.digit_scheme()
         everyday = len(resolve_tokens(load_token_set("math"), reference, vocabulary).reference)
         lines.append(
-            f"| {path.stem} | {scheme} | " + " | ".join(cells) + f" | {everyday} of {asked(reference)} |"
+            f"| {path.stem} | {scheme} | " + " | ".join(cells) + f" | {everyday}/{asked(reference)} |"
         )
     return "\n".join(lines)
 
