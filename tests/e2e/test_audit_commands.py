@@ -47,7 +47,7 @@ def sentence(result):
 
 
 def test_the_bundled_run_is_audited_anywhere(dispersion_command, tmp_path):
-    assert "No verdict: the accuracy of 20.6 %" in dispersion_command("audit", "--demo").stdout
+    assert "Labels can be saved here: accuracy read off" in dispersion_command("audit", "--demo").stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -120,9 +120,9 @@ def test_store_of_texts_holds_the_models_own_states(dispersion_command, model, t
         (["audit", "absent"], "is not a folder"),
         (["audit", "STORE", "--layer", "first"], "has no layer 'first'; it has last"),
         (["audit", "STORE", "--slice", "nothing"], "there is no column 'nothing' to slice by"),
-        (["audit", "STORE", "-o", "absent/x.txt"], "expected --output in an existing folder"),
-        (["calibrate", "STORE", "-o", "absent/c.json"], "expected --output in an existing folder"),
-        (["calibrate", "STORE", "-o", "."], "expected --output to be a file, got the folder"),
+        (["audit", "STORE", "-o", "absent/x.txt"], "--output: expected a file in an existing folder"),
+        (["calibrate", "STORE", "-o", "absent/c.json"], "--output: expected a file in an existing folder"),
+        (["calibrate", "STORE", "-o", "."], "--output: expected a file, got the folder"),
         (["audit", "TEXTS"], "is not a folder; `dispersion embed MODEL FILE` makes a run of texts"),
         (["audit", "STORE", "--slice", "target"], "the column 'target' is empty"),
         (["predict", "absent.json", "STORE"], "expected a calibrator from `dispersion calibrate`"),
@@ -137,7 +137,7 @@ def test_store_of_texts_holds_the_models_own_states(dispersion_command, model, t
         (["embed", "no/such/folder/at-all", "TEXTS", "-o", "s"], "does not exist"),
         (
             ["embed", "MODEL", "TEXTS", "-o", "s", "--model_args", "float32"],
-            "--model_args K=V,K=V, got 'float32'",
+            "--model_args: expected K=V,K=V, got 'float32'",
         ),
         (
             ["embed", "MODEL", "TEXTS", "-o", "s", "--model_args", "max_length=8"],
@@ -208,7 +208,7 @@ def test_calibrate_on_a_part_then_predict_the_rest(dispersion_command, tmp_path)
     assert text.stdout.count("slice 05") == 2
     assert dispersion_command("predict", file, planted_store(tmp_path / "small", n=60)).returncode == 1
     same = sentence(dispersion_command("predict", file, sliced, "--where", "part == 'labelled'"))
-    assert "calibrate on part of this run with --where" in same
+    assert "calibrate on a part of this one" in same
 
 
 def test_a_calibrator_of_noise_predicts_only_when_forced(dispersion_command, tmp_path):

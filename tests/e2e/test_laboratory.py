@@ -147,7 +147,7 @@ def test_every_kind_of_study_is_its_report_and_can_be_compared(here, whole, kind
     ("arguments", "code", "message"),
     [
         (("law", "model", "--data", "fex.jsonl"), 2, "fex.jsonl does not exist; did you mean few.jsonl?"),
-        ((*WHOLE, "--bin-size", "201"), 2, "--bin-size or --segment"),
+        ((*WHOLE, "--bin-size", "201"), 2, "make bins or segments smaller"),
         (("compare", "few.jsonl", "whole"), 2, "the folder of a run or a study, got few.jsonl"),
         (("compare", "model", "whole"), 2, "expected runs or studies, not both, got run, study"),
         (("compare", "whole"), 2, "expected two runs or two studies, got 1"),
