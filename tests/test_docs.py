@@ -47,6 +47,36 @@ def test_links_inside_the_repository_lead_somewhere(page):
     assert not [link for link in links if not (page.parent / link).exists()]
 
 
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("install", "how-to/install"),
+        ("tool", "how-to/which-tool"),
+        ("fine-tunes", "how-to/own-fine-tunes"),
+        ("loras", "how-to/loras"),
+        ("best checkpoint", "how-to/best-checkpoint"),
+        ("compare two runs", "how-to/compare-two-runs"),
+        ("resume interruption", "how-to/after-an-interruption"),
+        ("error", "reference/errors"),
+    ],
+)
+def test_words_that_people_type_are_in_the_title_of_their_page_and_measurements_come_last(words, page):
+    """The site's search weighs a title a thousand times and then multiplies by the page's boost."""
+    boosts = {}
+    for place in (ROOT / "docs").glob("**/*.md"):
+        front, title = re.search(
+            r"\A(?:---\n(.*?)---\n+)?# ([^\n]+)", place.read_text("utf-8"), re.S
+        ).groups()
+        boost = re.search(r"boost: ([\d.]+)", front or "")
+        if all(word in title.lower() for word in words.split()):
+            boosts[place.relative_to(ROOT / "docs").with_suffix("").as_posix()] = (
+                float(boost[1]) if boost else 1
+            )
+    assert max(boosts, key=boosts.get) == page
+    for name in ("README", "costs"):
+        assert "boost: 0.3" in (ROOT / "docs" / "results" / f"{name}.md").read_text("utf-8")
+
+
 def test_imports_of_benchmarks_scripts_and_examples_are_there():
     names = set()
     for file in [
