@@ -82,14 +82,6 @@ class Difference:
 
     slice: Annotated[str, Col("Slice")]
     documents: Annotated[int, Col("Documents", "d", short="Docs", drop=1)]
-    dispersion: Annotated[float, Col("Dispersion", ".4f", drop=5)] = math.nan
-    dispersion_baseline: float = math.nan
-    dispersion_difference: Annotated[
-        float,
-        Col("Δ dispersion", "+.4f", short="Δ disp.", dots="both", reach="dispersion_low dispersion_high"),
-    ] = math.nan
-    dispersion_low: Annotated[float, Col("95 % from", "+.4f", short="from", drop=1)] = math.nan
-    dispersion_high: Annotated[float, Col("to", "+.4f", drop=1)] = math.nan
     labelled: int = 0
     accuracy: Annotated[float, Col("Accuracy", ".1%", drop=4)] = math.nan
     accuracy_baseline: float = math.nan
@@ -106,6 +98,14 @@ class Difference:
     ] = math.nan
     probability_se: float = math.nan
     probability_p: float = math.nan
+    dispersion: Annotated[float, Col("Dispersion", ".4f", drop=5)] = math.nan
+    dispersion_baseline: float = math.nan
+    dispersion_difference: Annotated[
+        float,
+        Col("Δ dispersion", "+.4f", short="Δ disp.", dots="both", reach="dispersion_low dispersion_high"),
+    ] = math.nan
+    dispersion_low: Annotated[float, Col("95 % from", "+.4f", short="from", drop=1)] = math.nan
+    dispersion_high: Annotated[float, Col("to", "+.4f", drop=1)] = math.nan
     reason: Annotated[str | None, Col("Remark", drop=2)] = None
 
     @property

@@ -60,7 +60,7 @@ def test_differences_and_errors_are_those_of_leaving_each_document_out(tmp_path)
     text = render(found.document(), "html")
     heads = re.findall(r'<th scope="col" class="([^"]*)"[^>]*><button type="button">([^<]*)', text)
     narrow = [name for kind, name in heads if "spare" not in kind]
-    assert narrow == ["Subject", "Δ dispersion", "Δ accuracy"]
+    assert narrow == ["Subject", "Δ accuracy", "Δ dispersion"]
     assert f"{row.dispersion_difference:+.4f} (".replace("-", "−") not in text.split("<table")[1]
     mask = [i % 6 == 2 for i in range(300)]
     part = next(p for p in parts if p.slice == "subject 2")
@@ -100,7 +100,7 @@ def test_the_document_says_the_difference_first_and_has_every_form(tmp_path):
     assert render(document, "markdown").count("| subject ") == 6
     lines = render(document, "csv").splitlines()
     assert len(lines) == 8
-    assert lines[1].startswith(f"m2,all documents,300,{whole.dispersion!r},{whole.dispersion_baseline!r},")
+    assert lines[1].startswith(f"m2,all documents,300,300,{whole.accuracy!r},{whole.accuracy_baseline!r},")
     page = render(document, "html")
     assert "Difference of dispersion, slice by slice" in page
     assert "subject 5" in page
