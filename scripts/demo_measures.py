@@ -160,6 +160,6 @@ def spread(rows: list[dict[str, Any]]) -> str:
         same = [row for row in rows if row["folder"] == folder]
         figures = [[row["accuracy"]["mean"] for row in same]]
         figures += [[row["gap"][metric] for row in same] for metric in METRICS]
-        cells = [f"{np.mean(f):.3f} ({min(f):.3f} – {max(f):.3f})" for f in figures]
+        cells = [f"{np.mean(f):.3f} ({min(f):.3f}–{max(f):.3f})" for f in figures]
         lines.append(f"| {folder} | {' | '.join(cells)} |")
     return "\n".join(lines)
