@@ -97,7 +97,7 @@ def test_every_task_is_a_stock_one_with_our_class_and_every_group_has_our_metric
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (MemoryError("4 GB"), "out of memory: 4 GB; lower --batch_size"),
+        (MemoryError("4 GB"), "out of memory: 4 GB; lower batch_size"),
         (RuntimeError("CUDA out of memory. Tried 2 GiB.\nmore"), "out of memory: CUDA out of memory"),
         (ValueError("Tasks not found: mmlu_dispertion"), "did you mean mmlu_dispersion"),
         (ValueError("Tasks not found: qqq"), "`dispersion run ls tasks` lists them"),
