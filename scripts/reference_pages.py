@@ -16,22 +16,29 @@ _OPTION = re.compile(r"^  -.*\n(?: {10,}.*\n)*", re.MULTILINE)
 
 
 def every_help() -> Iterator[tuple[str, str]]:
-    """Title and help of each command, in the order of the overview; what all share comes first, once."""
+    """Title and help of each command, in the order of the overview; what several share comes before, once."""
     yield "dispersion", _overview()
     reports = command_parser("dispersion", "")
     add_output(reports)
-    shared = _OPTION.findall(reports.format_help())
-    yield "Options of every report", "".join(shared).rstrip()
+    known = _OPTION.findall(reports.format_help())
+    yield "Options of every report", "".join(known).rstrip()
     for commands in JOBS.values():
-        for name in commands:
-            yield f"dispersion {name}", _own(parser_of(name)[0], shared)
+        parsers = {name: parser_of(name)[0] for name in commands}
+        looks = [
+            _OPTION.findall(parsers[name].format_help()) for name in commands if name.startswith("inspect")
+        ]
+        shared = [option for option in looks[0] if all(option in look for look in looks)] if looks else []
+        if new := [option for option in shared if option not in known]:
+            yield "Options of every dispersion inspect", "".join(new).rstrip()
+        for name, parser in parsers.items():
+            yield f"dispersion {name}", _own(parser, [*known, *shared])
 
 
 def _own(parser: argparse.ArgumentParser, shared: list[str]) -> str:
     """A command's help without its usage, which its options repeat, the shared options and the last lines."""
     text = parser.format_help().removeprefix(parser.format_usage()).partition("\ndocs, and completion")[0]
     text = _OPTION.sub(lambda found: "" if found[0] in shared else found[0], f"{text}\n")
-    return re.sub(r"^options:\n\n", "", text, flags=re.MULTILINE).strip()
+    return re.sub(r"^[a-z][^\n]*:\n(?:\n|\Z)", "", text, flags=re.MULTILINE).strip()
 
 
 def public_names() -> Iterator[tuple[str, list[str]]]:
