@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add_tasks(group, "tasks and groups, or a set's file (default: those of --emit)")
     add("--limit", type=int, metavar="N", help="the most questions of a checkpoint (default: all there are)")
-    folder = "keeps all answers: the same command goes on (default: race-TASKS)"
+    folder = "keeps all answers: the same command goes on, more checkpoints join (default: race-TASKS)"
     add("--output_path", metavar="FOLDER", help=folder)
     add("--confirm_run_unsafe_code", action="store_true", help="let tasks run the code that models write")
     recorded = parser.add_mutually_exclusive_group()
@@ -89,6 +89,12 @@ def run(args: argparse.Namespace) -> int:
     rule = {name: getattr(args, name) for name in ("seed", "error", "margin")}
     if args.demo:
         output.write(replay.demo(**rule).document())
+    elif (
+        len(args.replay) == 1
+        and not args.checkpoints
+        and (race := replay.judged(args.replay[0], error=args.error, margin=args.margin))
+    ):
+        output.write(race.document())
     else:
         answers, tasks, notes = replay.read_answers(args.replay)
         listed = listed_results(args.checkpoints, list(answers)) if args.checkpoints else []

@@ -75,6 +75,7 @@ class Contest:
     Attributes:
         answered: Label -> answers, in the checkpoint's own order.
         levels: Label -> the mean that it had to reach when it was last compared with one.
+        against: Label -> who had been asked everything when its turn began; in the order of the turns.
     """
 
     questions: int
@@ -87,6 +88,7 @@ class Contest:
     answered: dict[str, Scores] = field(default_factory=dict)
     standing: dict[str, Standing] = field(default_factory=dict)
     levels: dict[str, float] = field(default_factory=dict)
+    against: dict[str, list[str]] = field(default_factory=dict)
     _bets: dict[str, Bets] = field(default_factory=dict)
 
     def order(self, label: str) -> NDArray[np.int64]:
@@ -111,17 +113,26 @@ class Contest:
         self.answered[label], self.standing[label] = block, "running"
 
     def turns(self, labels: Sequence[str], keep: int | None = None) -> list[str]:
-        """Who is asked when, after a first block of all: the reference, then the others by what it showed.
+        """Who is asked when: those whose turn began before, the reference, then the others.
 
-        That is the mean probability of the right answer, the score where there is none; those who failed have
-        no turn. ``keep`` of the others go on, all for None.
+        After a first block of all these are ordered by what it showed, the mean probability of the right
+        answer (the score where there is none), and the first ``keep`` of all go on, all for None. Those who
+        failed have no turn.
         """
-        others = [label for label in labels if label != self.reference and self.standing[label] != "failed"]
-        order = sorted(others, key=lambda label: -_likely(self.answered[label])[: self.block].mean())
-        for label in order[keep:] if keep is not None else ():
-            self.standing[label] = "left out"
-        first = [label for label in labels if label == self.reference and self.standing[label] != "failed"]
-        return first + order[:keep]
+        going = [label for label in labels if self.standing.get(label) != "failed"]
+        others = [label for label in going if label != self.reference]
+        if self.block:
+            others.sort(key=lambda label: -_likely(self.answered[label])[: self.block].mean())
+            for label in () if keep is None else {*others[keep:]} - {*self.against}:
+                self.standing[label] = "left out"
+            others = others[:keep]
+        began = [label for label in self.against if label in going]
+        return [*dict.fromkeys([*began, *({self.reference} & {*going}), *others])]
+
+    def begin(self, label: str) -> None:
+        """Begin a turn: who was asked everything by now is what it is compared with, whoever joins later."""
+        if label not in self.against:
+            self.against[label] = [other for other, how in self.standing.items() if how == "complete"]
 
     def fail(self, label: str) -> None:
         """Take out a checkpoint that cannot be asked on; those that it alone dropped are running again."""
@@ -136,26 +147,27 @@ class Contest:
                 self.add(label, NOTHING)
 
     def _at_its_turn(self, label: str) -> Standing:
-        if self.best is None or label == self.reference:
+        self.begin(label)
+        whole = [other for other in self.against[label] if self.standing.get(other) == "complete"]
+        if label == self.reference or {*whole} <= {self.reference}:
             return "running"
         if label not in self._bets:
-            self.levels[label] = level = self.mean(self.best) + self.margin
-            columns = self._columns()[self.order(label)]
+            best = max((other for other in whole if other != self.reference), key=self.mean)
+            self.levels[label] = level = self.mean(best) + self.margin
+            columns = self._columns(best, whole)[self.order(label)]
             self._bets[label] = Bets(self.questions, level, columns, self.block)
         bets = self._bets[label]
         bets.take(self.answered[label].score[bets.taken :])
         return "not better" if bets.refutes(self.error) else "running"
 
-    def _columns(self) -> Array:
+    def _columns(self, best: str, whole: Sequence[str]) -> Array:
         """What those that were asked everything answered to each question: the best, and the mean of all."""
-        whole = [label for label, standing in self.standing.items() if standing == "complete"]
-        places = {label: np.argsort(self.order(label)) for label in whole}
         known = {
-            label: np.stack([mine.score, _likely(mine)], axis=1)[places[label]]
+            label: np.stack([mine.score, _likely(mine)], axis=1)[np.argsort(self.order(label))]
             for label, mine in ((label, self.answered[label]) for label in whole)
         }
-        best = known[str(self.best)]
-        return best if len(known) == 1 else np.hstack([best, np.mean([*known.values()], axis=0)])
+        first = known[best]
+        return first if len(known) == 1 else np.hstack([first, np.mean([*known.values()], axis=0)])
 
     def _beside(self, label: str) -> Standing:
         others = [other for other in self.answered if other != label and self.standing[other] != "failed"]
@@ -205,9 +217,12 @@ def _likely(scores: Scores) -> Array:
 Ask = Callable[[int, int], Scores]
 
 
-def run(contest: Contest, label: str, ask: Ask, block: int = BLOCK) -> Standing:
-    """Ask a checkpoint block by block until it is dropped or was asked everything."""
-    standing = contest.add(label, NOTHING) if label in contest.answered else "running"
+def run(contest: Contest, label: str, ask: Ask, block: int = BLOCK, known: Scores = NOTHING) -> Standing:
+    """Ask a checkpoint, from its ``known`` answers on, until it is dropped or was asked everything."""
+    begin = len(contest.answered.get(label, NOTHING).score)
+    more = known.at(np.arange(begin, max(begin, len(known.score))))
+    contest.begin(label)
+    standing = contest.add(label, more) if begin or len(more.score) else "running"
     while standing == "running":
         begin = len(contest.answered.get(label, NOTHING).score)
         standing = contest.add(label, ask(begin, min(begin + block, contest.questions)))

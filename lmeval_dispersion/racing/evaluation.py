@@ -501,7 +501,12 @@ class Entrant:
         config = {"model": self._model, "model_args": given, "model_sha": given.get("revision")}
         race = {"label": self.label, "questions": len(asked), "of": len(self.evaluation.questions)}
         race |= {"score": asked.mean(), "seconds": round(self.seconds, 3), "bytes": self._sizes}
-        race |= {"weights": self._weights, "manifest": self._manifest, "as_base": self.as_base}
+        race |= {
+            "judges": self.evaluation.judges,
+            "weights": self._weights,
+            "manifest": self._manifest,
+            "as_base": self.as_base,
+        }
         name = next(given[key] for key in ("peft", "pretrained", "model") if key in given)
         name = name if os.path.isdir(name) else name.partition("@")[0]
         return {

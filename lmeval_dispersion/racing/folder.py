@@ -26,10 +26,11 @@ from lmeval_dispersion.report.declared import listed
 if TYPE_CHECKING:
     from lmeval_dispersion.racing.evaluation import CheckpointError, Entrant, Evaluation
 
-SETTINGS, MANIFEST = "race.json", "manifest.json"
+SETTINGS, MANIFEST, SCHEMA = "race.json", "manifest.json", "dispersion-race-folder/1"
 LONG, LEAST = 24, 5  # of so many on, the first block leaves a third, at least so many
 LINES = 30.0  # seconds between two lines of progress in a log
 _PARTS = {"prompts": "prompts or examples"}
+_SETTINGS = {"questions": "another number of questions", "lm_eval": "another lm-eval"}
 
 
 @dataclass
@@ -45,6 +46,7 @@ class RaceFolder:
     failed: dict[str, str] = field(default_factory=dict)  # label -> why it could not be loaded or asked
     seconds: dict[str, float] = field(default_factory=dict)  # label -> to load and ask it
     as_base: list[str] = field(default_factory=list)  # adapters that answer as their base
+    kept: dict[str, Any] = field(default_factory=dict)  # what race.json says
 
     @property
     def raced(self) -> list[Entry]:
@@ -88,7 +90,9 @@ class RaceFolder:
         with progress_bar(hidden=quiet, every=LINES) as update:
             for label in entries if contest.block else ():
                 self._ask(contest, entries[label], update, contest.block)
-            for label in contest.turns([*entries], self.going_on) if contest.block else entries:
+            for label in contest.turns([*entries], going_on(self.raced)):
+                contest.begin(label)
+                self.write(turns=contest.against)
                 self._ask(contest, entries[label], update)
 
     def _ask(
@@ -107,21 +111,13 @@ class RaceFolder:
             if block:
                 contest.hold(entry.label, ask(0, block))
             else:
-                run_checkpoint(contest, entry.label, ask)
+                run_checkpoint(contest, entry.label, ask, known=entrant.known)
         except CheckpointError as error:
             take_out(self.failed, contest, entry.label, error)
         finally:
             self.ended(entrant)
             entrant.close()
             entrant.store()
-
-    @property
-    def going_on(self) -> int | None:
-        """How many of a long list go on after the first block of all; None for all of them."""
-        why = [entry.chosen for entry in self.raced if entry.chosen != "base"]
-        if len(why) < LONG or "named" in why or "audit" in why:
-            return None
-        return max(LEAST, math.ceil(len(why) / 3))
 
     def ended(self, entrant: Entrant) -> None:
         """Take what is known of a checkpoint that is asked no more."""
@@ -149,21 +145,27 @@ class RaceFolder:
         finally:
             lock.release()
 
-    def keep(self, settings: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
-        """Write the settings of a new race, or refuse to go on with one of other settings."""
-        now = json.loads(json.dumps(settings))
-        if other := next((key for key in now if kept and kept.get(key) != now[key]), None):
+    def check(self, asked: Mapping[str, Any]) -> None:
+        """Refuse to go on with answers to something else than is ``asked`` now."""
+        now = json.loads(json.dumps(asked))
+        if self.kept and (other := next((key for key in now if self.kept.get(key) != now[key]), None)):
             raise UsageError(
-                f"{self.path} is of a race {_difference(other, kept.get(other), now[other])}; "
-                "name another output_path, or remove the folder"
+                f"{self.path} has answers to {_difference(other, self.kept.get(other), now[other])}; name "
+                "another folder",
+                argument="output_path",
             )
-        if kept:
-            return
-        if self.lineup.manifest is not None:
-            write_whole(self.path / MANIFEST, json.dumps(self.lineup.manifest, indent=1).encode())
-        now |= {"date": self.date, "checkpoints": self.lineup.entries, "notes": self.lineup.notes}
-        now["order"] = self.lineup.by
-        write_whole(self.path / SETTINGS, json.dumps(now, indent=1).encode())
+
+    def write(self, **more: Any) -> None:
+        """Keep more of the race in its folder."""
+        self.kept |= {"schema": SCHEMA, **more}
+        write_whole(self.path / SETTINGS, json.dumps(self.kept, indent=1).encode())
+
+    def keep(self, lineup: Lineup, **more: Any) -> None:
+        """Keep the list, and what is said of it."""
+        self.lineup = lineup
+        if lineup.manifest is not None:
+            write_whole(self.path / MANIFEST, json.dumps(lineup.manifest, indent=1).encode())
+        self.write(date=self.date, checkpoints=lineup.entries, notes=lineup.notes, order=lineup.by, **more)
 
     def result(self, contest: Contest, wall: float) -> Race:
         """The race so far."""
@@ -183,8 +185,27 @@ class RaceFolder:
             there=self.evaluation.available,
             tasks=len(self.evaluation.tasks),
             as_base=self.as_base,
-            notes=[*self.lineup.notes, *self.evaluation.notes()],
+            notes=[*self.lineup.notes, *said_of(self.kept, contest), *self.evaluation.notes()],
         )
+
+
+def going_on(entries: Sequence[Entry]) -> int | None:
+    """How many of a long list go on after a first block of all; None for all of them."""
+    why = [entry.chosen for entry in entries if entry.chosen not in (None, "base")]
+    if len(why) < LONG or "named" in why or "audit" in why:
+        return None
+    return max(LEAST, math.ceil(len(why) / 3))
+
+
+def said_of(kept: Mapping[str, Any], contest: Contest) -> list[str]:
+    """Notes on a race that goes on otherwise than it began."""
+    found = []
+    if kept["times"] > 1:
+        found.append("Checkpoints joined this race later; the error holds for each time by itself.")
+    for name, now in (("margin", contest.margin), ("error", contest.error)):
+        if now != (before := kept[name]):
+            found.append(f"The {name} of {now:g} was chosen after the answers were seen (first {before:g}).")
+    return found
 
 
 def progress(contest: Contest, raced: int, label: str) -> tuple[int, int, str]:
@@ -212,36 +233,29 @@ def take_out(failed: dict[str, str], contest: Contest, label: str, error: Checkp
 
 
 def _difference(key: str, before: Any, now: Any) -> str:
-    """What a race's settings had before, in a few words."""
-    if key == "named":
-        more, fewer = ([name for name in a if name not in b] for a, b in ((now, before), (before, now)))
-        named = [f"{word} {_few(names)}" for word, names in (("without", more), ("with", fewer)) if names]
-        return " and ".join(named) or "with another order of its checkpoints"
+    """To what else the answers are, in a few words."""
     if key == "identity":
         task = next(name for name in {**before, **now} if before.get(name) != now.get(name))
         old, new = before.get(task, {}), now.get(task, {})
         parts = [_PARTS.get(part, part) for part in new if old.get(part) != new[part]]
-        return f"with other {listed(parts)} of {task}" if old and new else "with other tasks"
-    return f"with another {key} ({before}, now {now})"
+        return f"{task} with other {listed(parts)}" if old and new else "other tasks"
+    return f"{_SETTINGS.get(key, f'another {key}')} ({before}, now {now})"
 
 
-def _few(names: Sequence[str]) -> str:
-    return listed(names if len(names) < 5 else [*names[:3], f"{len(names) - 3} more"])
-
-
-def kept_race(path: Path) -> dict[str, Any]:
-    """The settings of the race in a folder; empty without one.
+def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
+    """The race in a folder, ``older`` ones too; empty without one.
 
     Raises:
         UsageError: The folder holds something else.
     """
     try:
         content: dict[str, Any] = json.loads((path / SETTINGS).read_text("utf-8"))
-        if content.keys() >= {"checkpoints", "notes", "date", "identity"}:
-            return content
-        error: Exception = ValueError(f"{SETTINGS} of another program or version")
+        if not content.keys() >= {"checkpoints", "notes", "date", "identity"}:
+            raise ValueError(f"{SETTINGS} of another program")
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError) as wrong:
-        error = wrong
-    raise UsageError(f"expected a race in {path}, got {error}; name another folder") from error
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"expected a race in {path}, got {error}; name another folder") from error
+    if not older and content.get("schema") != SCHEMA:
+        raise UsageError(f"expected a race of this version in {path}, got an older one; name another folder")
+    return content

@@ -57,6 +57,19 @@ class Lineup(NamedTuple):
         """The label of the base; empty without one."""
         return next((entry.label for entry in self.entries if entry.chosen == "base"), "")
 
+    def joined(self, later: Lineup) -> Lineup:
+        """With the checkpoints of a ``later`` list; who raced before races on, under the same name."""
+        entries = {_place(entry): entry for entry in self.entries}
+        labels = {entry.label for entry in self.entries}
+        for entry in later.entries:
+            if old := entries.get(_place(entry)):
+                entries[_place(entry)] = old._replace(rank=entry.rank, chosen=old.chosen or entry.chosen)
+            else:
+                label = "/".join(_place(entry)) if entry.label in labels else entry.label
+                entries[_place(entry)] = entry._replace(label=label)
+        found = sorted(entries.values(), key=lambda entry: entry.chosen is None)
+        return self._replace(entries=found, notes=later.notes, manifest=later.manifest)
+
     def ordered(self, by: str | None, *, shared: bool) -> Lineup:
         """The same by what is named; where the rows give no order, by a block, and adapters with their base.
 
@@ -70,6 +83,21 @@ class Lineup(NamedTuple):
         name = bases[0]["pretrained"]
         label = f"{Path(name).name if Path(name).is_dir() else name} (base)"
         return self._replace(entries=[Entry(label, bases[0], None, "base"), *self.entries], by=order)
+
+
+def _place(entry: Entry) -> tuple[str, ...]:
+    """What a checkpoint is, whatever its name in a list."""
+    keys = ("pretrained", "model", "peft", "revision", "gguf_file")
+    return tuple(entry.arguments[key] for key in keys if key in entry.arguments)
+
+
+def names_of(named: Sequence[str] | Result, family: str | None, *, taken: bool) -> list[str]:
+    """The names of all that is named now, before it is screened; ``taken`` as they are, as a server's."""
+    if content := manifest_in(named):
+        return [c.target.name for c in shortlist_manifest(content, FILE).candidates]
+    if isinstance(named, Result) or taken:
+        return [c.target.name for c in named.checkpoints] if isinstance(named, Result) else [*named]
+    return [str(target.name) for target in _selected(named, family).targets]
 
 
 def manifest_in(named: Sequence[str] | Result) -> dict[str, Any]:

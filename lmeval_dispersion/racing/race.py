@@ -18,7 +18,7 @@ from lmeval_screener.tokens.answers import tasks_in
 from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
 from lmeval_dispersion.racing.contest import ERROR, MARGIN, Contest
 from lmeval_dispersion.racing.folder import RaceFolder, kept_race
-from lmeval_dispersion.racing.lineup import Entry, Lineup, lineup, manifest_in
+from lmeval_dispersion.racing.lineup import Entry, Lineup, lineup, manifest_in, names_of
 from lmeval_dispersion.racing.report import Race
 from lmeval_dispersion.racing.rule import BLOCK
 
@@ -130,7 +130,7 @@ def race(
     if not tasks:
         raise UsageError("expected NAME,NAME, tasks of lm-eval to race on, got none", argument="tasks")
     path = Path(output_path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
-    which: dict[str, Any] = {"family": family, "domain": domain, "base": base, "all": all, "by": by}
+    which: dict[str, Any] = {"family": family, "domain": domain, "base": base, "all": all}
     which["audit_sample"] = audit_sample
     keys = [pair.partition("=")[0].strip() for pair in model_args.split(",")]
     if own := [key for key in keys if key in ("pretrained", "model", "revision")]:
@@ -148,24 +148,32 @@ def race(
     from lmeval_dispersion.harness.seams import backend as backend_of
 
     kind = backend_of(model)
-    kept = kept_race(path)
+    kept, api = kept_race(path), issubclass(kind, TemplateAPI)
     entries = [Entry(*entry) for entry in kept.get("checkpoints", ())]
     known = Lineup(entries, kept.get("notes", ()), by=kept.get("order", "rows"))
     date = kept.get("date") or datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    folder = RaceFolder(tasks, options, backend, path, known, date)
-    if not kept:
-        api = issubclass(kind, TemplateAPI)
-        chosen = lineup(named, given, **which, api=api, count=partial(_counted, folder))
-        folder.lineup = chosen.ordered(by, shared=not engine)
+    folder = RaceFolder(tasks, options, backend, path, known, date, kept=kept)
     count = len(folder.evaluation.questions)
+    asked = {"tasks": tasks, "questions": count, "seed": seed, "metric": metric, "model": model}
+    asked |= {"model_args": model_args, "lm_eval": version("lm_eval")}
+    folder.check(asked | {"identity": folder.evaluation.identity()} if kept else {})
+    if kept and by not in (None, known.by):
+        raise UsageError(f"expected {known.by}, by which the race in {path} began, got {by}", argument="by")
+    names, chosen = names_of(named, family, taken=all and api and not family), known
+    if which != kept.get("which") or not {*names} <= {*kept["seen"]}:
+        found = lineup(named, given, **which, by=by, api=api, count=partial(_counted, folder))
+        chosen = known.joined(found) if kept else found.ordered(by, shared=not engine)
     if recorded := folder.evaluation.recorded:
         check_model(kind, ",".join(recorded))
-    settings = {"named": labels, **which, "tasks": tasks, "questions": count, "lm_eval": version("lm_eval")}
-    settings |= {"error": error, "margin": margin}
-    settings |= {key: (options | backend)[key] for key in ("seed", "metric", "model", "model_args")}
     with folder.alone():
-        folder.keep(settings | {"identity": folder.evaluation.identity()}, kept)
+        if not kept:
+            folder.kept |= asked | {"identity": folder.evaluation.identity(), "error": error}
+            folder.kept |= {"margin": margin, "drawn": folder.evaluation.questions, "turns": {}}
+        if chosen is not known:
+            seen = sorted({*kept.get("seen", ()), *names})
+            folder.keep(chosen, which=which, seen=seen, times=kept.get("times", 0) + 1)
         contest = Contest(count, error, margin, folder.evaluation.seed, len(folder.raced) if engine else 0)
+        contest.against = dict(kept.get("turns", {}))
         if folder.lineup.by == "block" and not engine:
             contest.block, contest.reference = min(BLOCK, count), folder.lineup.reference
         try:

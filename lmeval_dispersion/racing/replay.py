@@ -14,13 +14,14 @@ import numpy as np
 from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.output import progress_bar
-from lmeval_dispersion.racing.contest import Contest, Scores, run
-from lmeval_dispersion.racing.folder import SETTINGS, kept_race
+from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores, run
+from lmeval_dispersion.racing.folder import SETTINGS, going_on, kept_race, said_of
+from lmeval_dispersion.racing.lineup import Entry, Lineup
 from lmeval_dispersion.racing.report import Race, race_of
 from lmeval_dispersion.racing.rule import BLOCK
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.store import check_comparable, read_store
-from lmeval_dispersion.store.samples import is_logged, read_logged
+from lmeval_dispersion.store.samples import by_filter, correctness, is_logged, read_logged
 
 ORDERS = 200
 
@@ -98,12 +99,60 @@ def read_answers(places: Sequence[str]) -> tuple[dict[str, Scores], list[str], l
     return answers, list(shared.index.unique("task")), notes
 
 
+def judged(place: str, *, error: float, margin: float) -> Race | None:
+    """A race's folder judged anew by its answers; None for another folder, or one of an older version.
+
+    Who needs more questions to be judged is undecided.
+    """
+    path = Path(place).expanduser()
+    kept = kept_race(path, older=True) if (path / SETTINGS).is_file() else {}
+    if "schema" not in kept:
+        return None
+    entries = [Entry(*entry) for entry in kept["checkpoints"]]
+    places = {(task, i): n for n, (task, i) in enumerate(map(tuple, kept["drawn"]))}
+    contest = Contest(len(places), error, margin, kept["seed"], against=dict(kept["turns"]))
+    if (lineup := Lineup(entries, by=kept["order"])).by == "block":
+        contest.block, contest.reference = min(BLOCK, len(places)), lineup.reference
+    known, seconds, metrics = dict[str, Scores](), dict[str, float](), dict[str, None]()
+    for file in sorted(path.glob("*/results_*.json")):
+        content = json.loads(file.read_text("utf-8"))
+        label, race = content["race"]["label"], content["race"]
+        scores = np.full((2, len(places)), np.nan)
+        for task, (chosen, metric) in race["judges"].items():
+            text = (file.parent / file.name.replace("results_", f"samples_{task}_")).with_suffix(".jsonl")
+            lines = text.read_bytes()[: race["bytes"][task]].decode()
+            for i, sample in by_filter(lines, text, content["configs"][task])[chosen].items():
+                value = correctness(sample.metrics, metric)[1], sample.columns["probability"]
+                scores[:, places[task, i]] = value
+            metrics[metric] = None
+        order = contest.order(label)
+        asked = order[: np.append(~np.isnan(scores[0, order]), False).argmin()]
+        if len(asked):
+            known[label], seconds[label] = Scores(*scores).at(asked), race["seconds"]
+    for label in known if contest.block else ():
+        contest.hold(label, known[label].at(np.arange(min(contest.block, len(known[label].score)))))
+    labels = [entry.label for entry in entries if entry.label in known]
+    for label in contest.turns(labels, going_on(entries)):
+        contest.add(label, known[label].at(np.arange(len(contest.answered.get(label, NOTHING).score),
+                                                     len(known[label].score))))  # fmt: skip
+    notes = [*kept["notes"], *said_of(kept, contest), "Judged by the folder's answers; no model was loaded."]
+    return race_of(
+        contest, task=kept["tasks"], metric=", ".join(metrics), seconds=seconds,
+        of=sum(entry.chosen != "base" for entry in entries),
+        ranks={entry.label: entry.rank for entry in entries if entry.rank is not None},
+        waiting=[e.label for e in entries if e.chosen and e.label not in known],
+        not_loaded=[entry.label for entry in entries if not entry.chosen],
+        audit_sample=[entry.label for entry in entries if entry.chosen == "audit"],
+        notes=notes,
+    )  # fmt: skip
+
+
 def _asked_everything(place: str) -> list[str] | None:
     """The checkpoints' folders of a race, those that were asked everything; None for another folder."""
     path = Path(place).expanduser()
     if not (path / SETTINGS).is_file():
         return None
-    kept, found = kept_race(path), {}
+    kept, found = kept_race(path, older=True), {}
     for file in sorted(path.glob("*/results_*.json")):
         race = json.loads(file.read_text("utf-8"))["race"]
         found[race["label"]] = str(file.parent) if race["questions"] == race["of"] else None
@@ -154,11 +203,13 @@ def raced(
 ) -> Contest:
     """The contest of recorded answers, one after the other; ``keep`` go on after a first block of all."""
     count = len(next(iter(answers.values())).score)
-    contest, order = Contest(count, seed=seed, **settings), np.random.default_rng(seed).permutation(count)
-    mine = {label: scores.at(order[contest.order(label)]) for label, scores in answers.items()}
+    contest, drawn = Contest(count, seed=seed, **settings), np.arange(count)
+    if contest.block:  # which questions those of the first block are
+        drawn = np.random.default_rng(seed).permutation(count)
+    mine = {label: scores.at(drawn[contest.order(label)]) for label, scores in answers.items()}
     for label in answers if contest.block else ():
         contest.hold(label, mine[label].at(np.arange(contest.block)))
-    for label in contest.turns([*answers], keep) if contest.block else answers:
+    for label in contest.turns([*answers], keep):
 
         def ask(begin: int, end: int, label: str = label) -> Scores:
             return mine[label].at(np.arange(begin, end))

@@ -21,10 +21,10 @@ from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.report.vega import mark, numeric, span
 from lmeval_dispersion.statistics import LEVEL
 
-#: ``unfinished``: was still in, or not asked yet, when the race was interrupted.
+#: ``undecided``: was still in, or not asked yet, when the race was interrupted.
 #: ``left out``: not among the first by the first block of all. ``base``: of the adapters, cannot be the best.
 Status = Literal[
-    "best", "behind", "within", "not better", "left out", "base", "unfinished", "not loaded", "failed"
+    "best", "behind", "within", "not better", "left out", "base", "undecided", "not loaded", "failed"
 ]
 _COLOURS: Mapping[Status, str] = {
     "best": "var(--series-1)",
@@ -130,7 +130,7 @@ class Race(Report):
             "rivals": {row.status for row in rivals} - {"left out"},
             "others": "that went on" if left_out else "raced",
             "nearest": near and f"{near[0].label}, {near[0].score:.3f}",
-            "unfinished": [row.label for row in self.checkpoints if row.status == "unfinished"],
+            "undecided": [row.label for row in self.checkpoints if row.status == "undecided"],
             "sample": self._sampled(),
             "lost": LOST if unread else None,
             "left_out": len(left_out),
@@ -148,7 +148,7 @@ class Race(Report):
         others = [row for row in self._judged() if row.label in self.audit_sample]
         whole = [row for row in self._judged() if row.questions == self.questions_all // self.of]
         best = max((row.score or 0.0 for row in whole if row not in others), default=None)
-        if not others or best is None or any(row.status == "unfinished" for row in self.checkpoints):
+        if not others or best is None or any(row.status == "undecided" for row in self.checkpoints):
             return ""
         better = [row.label for row in whole if row in others and (row.score or 0.0) - best > self.margin]
         n, left = len(others), len(others) + sum(row.status == "not loaded" for row in self.checkpoints)
@@ -183,7 +183,7 @@ def race_of(
         se = float(scores.std(ddof=1)) / n**0.5 if n > 1 else None
         status, outcome = _status(contest, label, best) if n else ("not loaded", "not loaded")
         if label in waiting:
-            status = outcome = "unfinished"
+            status = outcome = "undecided"
         if label in failed and label != best:
             status = outcome = "failed"
         times = (seconds.get(label), failed.get(label, ""))
@@ -219,7 +219,7 @@ def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str
     """Of a checkpoint that was asked something; that a dropped one is not much better says no more."""
     standing, by = contest.standing[label], f"{contest.margin:g}"
     if standing == "running":
-        return "unfinished", "unfinished"
+        return "undecided", "undecided"
     if standing == "not better" and best and contest.levels[label] < contest.mean(best):
         standing = "behind"
     if label == contest.reference:

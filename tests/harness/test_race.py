@@ -269,7 +269,7 @@ def test_ctrl_c_prints_what_is_known(
     with monkeypatch.context() as patch:
         interrupted_after(0, "sums-20", patch)
         stopped = raced(capsys, *given, code=130)
-    assert [c["status"] for c in stopped["checkpoints"]] == ["best", "unfinished"]
+    assert [c["status"] for c in stopped["checkpoints"]] == ["best", "undecided"]
     assert raced(capsys, *given)["loaded"] == 2
 
 
@@ -425,18 +425,63 @@ def test_copies_are_not_told_apart(
     assert [c["status"] for c in result["checkpoints"]] == ["best", "within"]
 
 
-def test_a_races_folder_is_replayed_by_those_that_were_asked_everything(
+def test_a_folder_that_grew_names_the_best_of_one_race_of_all_and_loads_newcomers_alone(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    loaded, load = list[str](), seams.loaded_lm
+
+    def noted(kind: str, given: Any, *more: Any, **options: Any) -> Any:
+        loaded.append(Path(given["pretrained"]).name)
+        return load(kind, given, *more, **options)
+
+    monkeypatch.setattr(seams, "loaded_lm", noted)
+    nights = (["sums-20", "sums-10"], ["sums-20", "sums-10", "sums-45"], ["sums-30"])
+    for models, new in zip(nights, (["sums-20", "sums-10"], ["sums-45"], ["sums-30"]), strict=True):
+        loaded.clear()
+        grown = raced(capsys, *words(tasks, tmp_path / "out", *models))
+        assert loaded == new
+    note = "Checkpoints joined this race later; the error holds for each time by itself."
+    assert grown["notes"] == [note]
+    assert (grown["of"], grown["loaded"]) == (4, 4)
+    whole = raced(capsys, *words(tasks, tmp_path / "whole", "sums-20", "sums-10", "sums-45", "sums-30"))
+    assert grown["best"] == whole["best"] == "sums-45"
+    assert whole["notes"] == []
+    # Another margin is judged by the answers that are there; who needs more is asked on, or undecided.
+    monkeypatch.setattr(seams, "loaded_lm", None)
+    wide = words(tasks, tmp_path / "out", "sums-30")
+    found = raced(capsys, *wide, "--margin", "0.2")
+    assert found["notes"] == [note, "The margin of 0.2 was chosen after the answers were seen (first 0.01)."]
+    assert found["questions"] == grown["questions"]
+    judged = raced(capsys, "race", "--replay", str(tmp_path / "out"), "--format", "json", "-q")
+    assert standing(judged) == standing(grown)
+    assert judged["notes"][-1] == "Judged by the folder's answers; no model was loaded."
+    results = next((tmp_path / "out").glob("sums-30/results_*"))
+    samples_file = next((tmp_path / "out").glob("sums-30/samples_*"))
+    content, lines = json.loads(results.read_text()), samples_file.read_bytes().splitlines(keepends=True)
+    content["race"] |= {"questions": 5, "bytes": {"sums": sum(map(len, lines[:5]))}}
+    results.write_text(json.dumps(content))
+    judged = raced(capsys, "race", "--replay", str(tmp_path / "out"), "--format", "json", "-q")
+    assert {c["label"]: c["status"] for c in judged["checkpoints"]}["sums-30"] == "undecided"
+
+
+def test_an_older_folder_is_replayed_by_those_that_were_asked_everything_and_not_continued(
     in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     twin, out = shutil.copytree(DEMO / "sums-80", tmp_path / "a twin"), tmp_path / "out"
-    both = words(tasks, out, "sums-80", "sums-00", twin, task="sums,sums_written")
-    raced(capsys, *both, "--margin", "0")
+    both = [*words(tasks, out, "sums-80", "sums-00", twin, task="sums,sums_written"), "--margin", "0"]
+    raced(capsys, *both)
+    content = json.loads((out / "race.json").read_text())
+    del content["schema"]
+    (out / "race.json").write_text(json.dumps(content))
     monkeypatch.setattr(seams, "loaded_lm", None)
     found = raced(capsys, "race", "--replay", str(out), "--format", "json", "-q")
     assert (found["loaded"], found["questions"], found["shuffled"]) == (2, 80, False)
     assert [Path(row["label"]).name for row in found["checkpoints"]] == ["sums-80", "a twin"]
     assert found["notes"] == ["Of the race, the checkpoints that were asked everything."]
+    assert main(both) == 2
+    assert f"expected a race of this version in {out}, got an older one" in capsys.readouterr().err
     shutil.rmtree(out / "a_twin")
     assert main(["race", "--replay", str(out)]) == 2
     assert f"that were asked everything in {out}, got 1 of 2; name finished" in capsys.readouterr().err
@@ -492,13 +537,16 @@ def test_the_screen_comes_first_and_verify_judges_it(
         ),
         (["--tasks", "states", "--model", "local-completions"], "which LocalCompletionsAPI does not give"),
         (["--tasks", "sums_dispersion"], "lm-eval has no task 'sums_dispersion'; did you mean sums"),
-        (["--output_path", "{out}", "--seed", "1"], "is of a race with another seed (0, now 1)"),
+        (["--output_path", "{out}", "--seed", "1"], "has answers to another seed (0, now 1)"),
         (
             ["--output_path", "{out}", "--num_fewshot", "3"],
-            "is of a race with other prompts or examples of sums;",
+            "has answers to sums with other prompts or examples;",
         ),
-        (["--output_path", "{out}", "{demo}/sums-00"], "is of a race without {demo}/sums-00; name another"),
-        (["--output_path", "{out}", "--limit", "30"], "is of a race with another questions (25, now 30)"),
+        (["--output_path", "{out}", "--by", "block"], "expected rows, by which the race in {out} began, got"),
+        (
+            ["--output_path", "{out}", "--limit", "30"],
+            "has answers to another number of questions (25, now 30)",
+        ),
     ],
 )
 def test_what_cannot_be_raced_is_one_sentence(
@@ -627,7 +675,7 @@ def test_after_a_change_of_the_task_a_race_does_not_go_on(
     (shots / file).write_text(text.replace(before, after))
     assert main(given) == 2
     said = capsys.readouterr().err
-    assert f"out is of a race with other {changed} of sums; name another output_path" in said
+    assert f"out has answers to sums with other {changed}; name another folder" in said
     assert len(said) < 300
     (shots / file).write_text(text)
     assert raced(capsys, *given)["best"] == "sums-80"
