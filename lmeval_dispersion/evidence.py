@@ -36,6 +36,20 @@ def worth(figure: Literal["squares", "probability"], questions: int) -> str:
 
 
 @dataclass(frozen=True)
+class Held:
+    """Cells, each a group in a task, whose places to evaluate held one within 0.01 of the best.
+
+    ``again`` where the groups are parts of others that are counted already.
+    """
+
+    groups: str
+    held: int
+    cells: int
+    measured: str
+    again: bool = False
+
+
+@dataclass(frozen=True)
 class Slope:
     """How far ranks by the ratio order accuracies: the slope k of `lmeval_screener.chance`.
 
@@ -46,7 +60,8 @@ class Slope:
         spread: Standard deviation of k between cells, which are groups in a task.
         measured: The day.
         groups: Groups measured; of a user's own results, checkpoints.
-        held: Cells in which the places to evaluate held one within 0.01 of the best, and all cells.
+        fresh: k with its interval by groups that were trained afterwards to test it.
+        held: Where the places to evaluate held the best.
         right: Highest chance of a bin, and the share of its pairs that were in the right order.
     """
 
@@ -57,12 +72,30 @@ class Slope:
     spread: float
     measured: str
     groups: int
-    held: tuple[int, int] = (0, 0)
+    fresh: tuple[float, float, float] | None = None
+    held: tuple[Held, ...] = ()
     right: tuple[tuple[float, float], ...] = ()
 
     def was_right(self, chance: float) -> float | None:
         """Share of the measured pairs with about this chance that were in the right order."""
         return next((share for most, share in self.right if chance <= most), None)
+
+    def counts(self, first: int, chance: float, places: int) -> str:
+        """How often such an order was right, in one sentence, for the places to evaluate and their chance."""
+        right = self.was_right(chance)
+        said = []
+        if self.held and first < places:
+            counted = [(row.held, row.cells) for row in self.held if not row.again]
+            held, cells = map(sum, zip(*counted, strict=True))
+            ranks = f"ranks 1–{first}" if first > 1 else "rank 1"
+            said.append(
+                f"such a list ({ranks}) held one within 0.01 of the best in {held} of {cells} groups and "
+                "tasks"
+            )
+        if right is not None and places > 1:
+            far = f"ranks 1 and {first if first > 1 else places}"
+            said.append(f"{100 * right:.0f} of 100 pairs as far apart as {far} were in order")
+        return f"Of our {self.kind}, {'; '.join(said)}." if said else ""
 
 
 FINE_TUNES, FROM_SCRATCH = "fine-tunes", "models trained from scratch"
@@ -71,11 +104,21 @@ SLOPES = {
     slope.kind: slope
     for slope in (
         Slope(
-            *(FINE_TUNES, 0.70, 0.47, 0.79, 0.35, "2026-11-23", 15, (38, 44)),
+            *(FINE_TUNES, 0.70, 0.47, 0.79, 0.35, "2026-11-23", 15, (0.81, 0.65, 1.05)),
+            (
+                Held("15 groups of 16 to 32 fine-tunes", 38, 44, "2026-11-23"),
+                Held("6 fresh groups of 32 fine-tunes", 18, 18, "2026-11-24"),
+                Held("20 draws of 8 of each of these", 355, 360, "2026-11-24", again=True),
+            ),
             ((0.6, 0.58), (0.7, 0.68), (0.8, 0.76), (0.9, 0.83), (0.97, 0.89), (1.0, 0.94)),
         ),
         Slope(
-            *(FROM_SCRATCH, 1.05, 1.03, 1.21, 0.25, "2026-11-23", 13, (39, 39)),
+            *(FROM_SCRATCH, 1.05, 1.03, 1.21, 0.25, "2026-11-23", 13, (1.07, 0.97, 1.20)),
+            (
+                Held("13 groups of random mixtures", 39, 39, "2026-11-23"),
+                Held("6 fresh groups of 24 mixtures", 18, 18, "2026-11-24"),
+                Held("20 draws of 8 of each of these", 334, 360, "2026-11-24", again=True),
+            ),
             ((0.6, 0.62), (0.7, 0.72), (0.8, 0.81), (0.9, 0.88), (0.97, 0.94), (1.0, 0.99)),
         ),
     )

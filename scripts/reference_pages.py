@@ -73,6 +73,17 @@ def public_names() -> Iterator[tuple[str, list[str]]]:
     yield from ((heading, paths) for heading, paths in by_heading.items() if paths)
 
 
+def slope_rows() -> Iterator[tuple[str, str, str, str]]:
+    """Each kind of checkpoints, its slope, that of fresh groups, and how often the list held the best."""
+    from lmeval_dispersion.evidence import SLOPES
+
+    for of in SLOPES.values():
+        measured = f"{of.k:.2f} ({of.low:.2f} to {of.high:.2f}), {of.groups} groups, {of.measured}"
+        fresh = "{:.2f} ({:.2f} to {:.2f})".format(*of.fresh) if of.fresh else ""
+        held = "; ".join(f"{row.held} of {row.cells}: {row.groups} ({row.measured})" for row in of.held)
+        yield of.kind, measured, fresh, held
+
+
 def checkpoint_columns() -> Iterator[tuple[str, str, str]]:
     """Key in JSON, column in CSV and meaning of each value of a checkpoint, metrics as one."""
     from lmeval_screener.result import columns

@@ -57,8 +57,8 @@ CHOICE = {
     "seed": int,
     "groups": [
         GROUP
-        | dict.fromkeys(("k", "cap", "candidates", "listed", "tied", "audited"), int)
-        | {"sentence": str}
+        | dict.fromkeys(("k", "candidates", "listed", "audited"), int)
+        | {"kind": str | None, "sentence": str}
     ],
 }
 PIECES = {"variants": list[Literal["bare", "space"]], "pieces": dict[str, int]}
@@ -129,7 +129,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
                     "file": str | None,
                     **GROUP,
                     "rank": int,
-                    "chosen": Literal["rank", "tied", "audit", None],
+                    "chosen": Literal["rank", "audit", None],
                     "inclusion_probability": Share,
                     "G": Number,
                     "ratio": float,

@@ -11,10 +11,10 @@ from browser import Browser
 from command import captured
 from json_schemas import faults
 from lmeval_screener import screen
-from lmeval_screener.figures import gaps, ratio
+from lmeval_screener.figures import difference, gaps, ratio
 from lmeval_screener.result.answer import first_of
 from lmeval_screener.weights.projection import FinalNorm
-from screenings import failed, ranked, screened
+from screenings import failed, ranked, screened, siblings
 from screenings import result as result_of
 
 from lmeval_dispersion.report import render
@@ -62,20 +62,44 @@ def test_every_part_is_what_is_printed_today_and_fits_the_terminal(result, width
         assert max(map(len, lines.splitlines())) <= width
 
 
-@pytest.mark.parametrize(("rank_by", "figure"), [("ratio", "ratio"), ("gap", "G"), ("both", "G")])
-def test_the_figure_that_ranks_is_drawn_with_its_paired_error_to_the_next_rank(rank_by, figure):
+@pytest.mark.parametrize(("rank_by", "figure"), [("ratio", "ratio"), ("gap", "G")])
+def test_the_figure_that_ranks_is_drawn_and_first(rank_by, figure):
     found = screen(demo=True, rank_by=rank_by)
     drawn = found.charts()["ranking0"].specification()["data"]["values"]
-    figures = [c.ratio if figure == "ratio" else c.gaps["cosine"] for c in found.checkpoints]
-    for value, mine, following in zip(drawn, figures, figures[1:], strict=False):
-        sides = [mine.left_out_domain - following.left_out_domain]
-        sides += [mine.left_out_reference - following.left_out_reference]
-        variance = sum((len(x) - 1) / len(x) * ((x - x.mean()) ** 2).sum() for x in sides)
-        assert value[figure] == mine.mean
-        assert value[figure] - value["error"] == pytest.approx(2 * variance**0.5)
+    assert [value[figure] for value in drawn] == [c.figure("cosine").mean for c in found.checkpoints]
     columns = [c.heading for c in found.tables()["ranking0"].columns]
     assert columns[2:4] == (["Ratio", "G"] if figure == "ratio" else ["G", "Ratio"])
-    assert shown(found).splitlines()[4].split()[2] == columns[2]
+    assert ("Holds the best" in columns) == (figure == "ratio")
+    head = next(line for line in shown(found).splitlines() if line.startswith("Rank"))
+    assert head.split()[2] == columns[2]
+    assert found.charts()["accuracy"].caption == f"Accuracy against {figure}"
+    assert f"The {figure} agrees with accuracy here" in shown(found)
+    assert repr(found.best).startswith("<Screened> sums-80: ratio 1.302 ± ")
+
+
+def test_the_chance_to_hold_the_best_is_a_bar_where_there_is_room():
+    found = result_of(siblings(*(2 - i / 20 for i in range(24))))
+    for width, bars, column in ((120, True, True), (80, True, True), (30, False, False)):
+        text = shown(found, width=width)
+        assert ("──●" in text, "Holds the best" in text.partition("\n\n")[2]) == (bars, column)
+    cells = re.findall(r"^ +\d+ +(?:▶ )?\w .*?(\d+)% +(─*●)", shown(found, width=100), re.MULTILINE)
+    assert [int(share) for share, _ in cells] == [round(100 * h) for h in found.groups[0].chances.holds_best]
+    lengths = [len(bar) for _, bar in cells]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < lengths[-1] / 2
+
+
+def test_a_training_has_a_course_and_no_chance(result):
+    steps = replace(result, checkpoints=tuple(c for c in result.checkpoints if c.scale == "1B"))
+    (group,) = steps.groups
+    assert (group.chances, group.kind, group.is_noise) == (None, "", False)
+    assert steps.answer()[0].startswith("run: Ratio rises from ")
+    values = steps.charts()["ranking0"].specification()["data"]["values"]
+    for value, c, before in zip(values[1:], group.steps[1:], group.steps, strict=False):
+        error = difference(c.ratio, before.ratio).se
+        assert value["ratio"] == c.ratio.mean
+        assert value["high"] - value["ratio"] == pytest.approx(2 * error)
+    assert {"ranking0", "gap0"} == {*steps.charts()}
 
 
 def test_figures_are_explained_once_and_the_names_of_the_answer_are_marked(result, one_group):
@@ -85,21 +109,19 @@ def test_figures_are_explained_once_and_the_names_of_the_answer_are_marked(resul
         "Ratio: spread of math tokens over everyday words'",
     ):
         assert text.count(said) == 1
-    assert text.count("─ 2 standard errors to the next rank") == text.count("to the step before") == 1
+    assert text.count("─ 2 standard errors to the step before") == 1
     assert "not an accuracy" in text
     other = shown(replace(one_group, domain="law", reference="plain", checkpoints=group.checkpoints[:2]))
     assert "G: how far the model keeps law tokens from one another and from those of plain" in other
     marked = re.findall(r"▶ (\S+)", shown(one_group))
-    assert marked == [group.names[c] for c in first_of(group, group.rivals("cosine"))]
+    assert marked == [group.names[c] for c in first_of(group)]
     assert one_group.answer()[0].startswith(f"Evaluate first: {', '.join(marked)} (")
     assert f"> {marked[0]}" in shown(one_group, encoding="ascii")
-    # Neither where one is as good as another, nor along a training, nor where ranks stand for names.
-    level = [screened(f"m{i}", i + 1, (1, 3)) for i in range(3)]
+    # Neither where one is as good as another, nor along a training.
+    level = siblings(1.0, 1.0, 1.0)
     steps = [c for c in result.checkpoints if c.scale == "1B"]
     for members in (level, steps, level[:1]):
         assert "▶" not in shown(replace(result, checkpoints=tuple(members)))
-    many = [screened("best", 1), *(screened(f"m{i}", i + 2, (2, 7)) for i in range(6))]
-    assert re.findall(r"▶ (\S+)", shown(replace(result, checkpoints=tuple(many)))) == ["best"]
 
 
 def test_equal_input_gives_equal_bytes_however_long_it_took(result):
@@ -119,23 +141,17 @@ def test_details_hold_errors_parts_and_what_was_read(result):
     assert "accept \\| log in" in result.to_markdown()
 
 
-def test_a_long_group_is_shortened_to_its_top_the_ties_at_the_cut_and_its_bottom():
-    cut, note = (14, 19), ("the same note",)
-    members = [
-        screened(f"org/m{i}", i + 1, cut if 13 <= i < 19 else None, warnings=note) for i in range(1500)
-    ]
+def test_a_long_group_is_shortened_to_its_top_and_its_bottom():
+    members = [screened(f"org/m{i}", i + 1, warnings=("the same note",)) for i in range(1500)]
     long = result_of(members, [failed(f"org/f{i}", "Unreachable", "not tried") for i in range(36)])
     text = shown(long, width=80)
     assert len(text.splitlines()) < 50
     rows = re.findall(r"^ *\d+  (?:▶ |  )?(org/m\d+)", text, re.MULTILINE)
-    assert rows == [f"org/m{i}" for i in [*range(19), 1497, 1498, 1499]]
-    assert "22 of 1500 rows; all of them: --format csv, or -o page.html." in text
+    assert rows == [f"org/m{i}" for i in [*range(15), 1497, 1498, 1499]]
+    assert "18 of 1500 rows; all of them: --format csv, or -o page.html." in text
     assert text.count("the same note") == text.count("not tried") == 1
     assert "36 checkpoints: org/f0, org/f1, org/f2, …" in " ".join(text.split())
     assert len(render(long.document(), "csv").splitlines()) == 1501
-    entries = long.to_dict()["checkpoints"]
-    assert [entries[i]["tied_with"] for i in (0, 13, 16)] == [[], [[15, 19]], [[14, 16], [18, 19]]]
-    assert long.rows()[16]["tied_with"] == "14-16 18-19"
     assert "rows; all of them" not in shown(replace(long, checkpoints=long.checkpoints[:40]))
 
 
@@ -149,7 +165,8 @@ def test_json_is_the_contract(result):
     assert [line["group"] for line in content["agreement"]] == ["fam · 7B"]
     ratios = [c["ratio"] for c in content["checkpoints"] if c["scale"] == "7B"]
     assert [entry["mean"] for entry in ratios] == [c.ratio.mean for c in result.groups[0].checkpoints]
-    assert sorted(entry["rank"] for entry in ratios) == [1, 2, 3, 4]
+    ranks = [c["rank"] for c in content["checkpoints"] if c["scale"] == "7B"]
+    assert sorted(ranks) == [1, 2, 3, 4]
 
 
 def test_a_short_list_shows_what_is_chosen_and_answers_of_all(result):
@@ -202,7 +219,7 @@ def test_a_dot_says_the_digits_of_the_table_and_leads_to_its_row(one_group, tmp_
         browser.open(place)
         marks = "[...document.querySelectorAll('.wide [aria-roledescription=point]')]"
         said = browser.value(f"{marks}.map(mark => mark.getAttribute('aria-label'))")
-        assert said[0].startswith(f"{best.label}; rank 1; G {best.gaps['cosine'].mean:.3f}; ratio ")
+        assert said[0].startswith(f"{best.label}; rank 1; ratio {best.ratio.mean:.3f}; ranks 1–1 hold")
         assert not [text for text in said if re.search(r"\.\d{5}|reach", text)]
         browser.value(f"{marks}[0].dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
         assert browser.value("document.querySelectorAll('tr.met').length") == 1

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 import numpy as np
 from lmeval_screener.figures import FigureDifference, rank_places
 from lmeval_screener.loading import with_base
-from lmeval_screener.result import answer
-from lmeval_screener.screened import Ranks
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target, parse_targets
 
@@ -22,7 +20,9 @@ from lmeval_dispersion.evidence import worth
 from lmeval_dispersion.harness.failures import as_their_base, checkpoint_failure
 from lmeval_dispersion.options import add_examples, add_lm_eval, add_output, add_seed, add_tasks
 from lmeval_dispersion.output import Output, prints_to_stderr, progress_bar
+from lmeval_dispersion.probing.ties import order
 from lmeval_dispersion.report import Col, Report, Table
+from lmeval_dispersion.report.declared import spans
 from lmeval_dispersion.statistics import holm
 
 if TYPE_CHECKING:
@@ -53,17 +53,6 @@ class Probed:
     accuracy: Annotated[float | None, Col("Accuracy", ".0%", short="Acc.", drop=3)]
     tied_with: tuple[int, ...]  # ranks
     ties_shown: Annotated[str, Col("Ties", hint="ranks without a clear order", drop=1)]
-
-    copy_of: ClassVar[None] = None
-
-    @property
-    def ties(self) -> tuple[int, ...]:
-        """Ranks without a clear order against this one."""
-        return self.tied_with
-
-    def tied_to(self, rank: int) -> bool:
-        """Whether it has no clear order with the checkpoints of a rank."""
-        return rank in self.tied_with
 
 
 @dataclass(frozen=True)
@@ -99,16 +88,6 @@ class Probe(Report):
     failed: Sequence[NotProbed]
     notes: Sequence[str]
 
-    @property
-    def candidates(self) -> Sequence[Probed]:
-        """All: a probe has no base."""
-        return self.checkpoints
-
-    @property
-    def names(self) -> dict[Probed, str]:
-        """The name of each checkpoint."""
-        return {c: c.label for c in self.checkpoints}
-
     def tables(self) -> Mapping[str, Table]:
         """The checkpoints, and those that failed."""
         caption = f"{self.questions} of {self.of:,} questions of {self.task}"
@@ -119,7 +98,7 @@ class Probe(Report):
         figure = {"probability": "probability of the right answer", "squares": "squares, without answers"}
         why = f"highest {figure[self.rank_by]}, over {self.questions} questions of {self.task}"
         alone = f"Only {self.checkpoints[0].label} was probed; a probe orders siblings, never one alone."
-        sentences = answer.order(self, why) if len(self.checkpoints) > 1 else [alone]
+        sentences = order(self.checkpoints, why) if len(self.checkpoints) > 1 else [alone]
         total = len(self.checkpoints) + len(self.failed)
         return {"sentences": sentences, "worth": worth(self.rank_by, self.questions), "total": total}
 
@@ -152,13 +131,17 @@ def probed(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> t
         }
     )
     ties = [
-        Ranks(places[j] for j in range(len(places)) if i != j and not {(i, j), (j, i)} & clear)
+        sorted({places[j] for j in range(len(places)) if i != j and not {(i, j), (j, i)} & clear})
         for i in range(len(places))
     ]
     rows = []
     for (name, a), rank, tied in zip(answered.items(), places, ties, strict=True):
         means = (*_mean(a.probability), *_mean(a.squares), _mean(a.right)[0])
-        rows.append(Probed(rank, name, *means, tuple(tied), answer.ranks_of(tied)))
+        rows.append(
+            Probed(
+                rank, name, *means, tuple(tied), spans(tied) if len(tied) > 6 else " ".join(map(str, tied))
+            )
+        )
     return figure, sorted(rows, key=lambda row: (row.rank, row.label))
 
 

@@ -31,8 +31,7 @@ from lmeval_dispersion.store.identity import SUFFIX
 class Entry(NamedTuple):
     """One checkpoint of a list.
 
-    It races by ``rank``, ``tied``, as ``audit``, as ``named`` or by the ``block``; the ``base`` cannot be the
-    best.
+    It races by ``rank``, as ``audit``, as ``named`` or by the ``block``; the ``base`` cannot be the best.
     """
 
     label: str
@@ -123,7 +122,7 @@ def lineup(
     api: bool,
     count: Callable[[], tuple[Counter[str], int]],
 ) -> Lineup:
-    """Screen what is named and take a third of each group; or take the list of a manifest, or all.
+    """Screen what is named and take its short list; or take the list of a manifest, or all.
 
     Of those whose rows are equal all are taken, and of those that a block is to order.
 
@@ -154,7 +153,7 @@ def lineup(
         notes += [f"Not screened, so not raced: {f.label} ({f.message})." for f in named.failed]
         if not named.checkpoints:
             raise UsageError(notes[0])
-        chosen = named.chosen or shortlist(named.groups, named.metric, None, audit_sample=audit_sample)
+        chosen = named.chosen or shortlist(named.groups, audit_sample=audit_sample)
         content = manifest_dict(named.head(), chosen, tasks=tasks_in(tasks), command="dispersion race")
     ordered = _in_order(content)
     rows = Counter((c.group, c.G, c.ratio) for _, c in ordered)

@@ -68,11 +68,11 @@ def race(
 ) -> Race:
     """Find the best of many checkpoints, most of which are asked a part of lm-eval's questions.
 
-    The checkpoints are screened, and a third of each group is raced in the screen's order (at least 3, with
-    those tied at the cut, at most half). Each is loaded once and asked the same questions, in a random order
-    of its own; what is clearly not better than the best so far is asked no more. Where rows give no order all
-    answer one block of questions first, and race in the order of their mean probability of the right answer.
-    Every block of answers is kept: the same call goes on.
+    The checkpoints are screened, and as many of each group as hold the best with a chance of 90 % are raced
+    in the screen's order (`Group.first_for`; all where no chance is known). Each is loaded once and asked the
+    same questions, in a random order of its own; what is clearly not better than the best so far is asked no
+    more. Where rows give no order all answer one block of questions first, and race in the order of their
+    mean probability of the right answer. Every block of answers is kept: the same call goes on.
 
     Args:
         checkpoints: As :func:`screen` takes them, its result, or the folder of a short list (``--emit``).

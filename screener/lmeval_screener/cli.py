@@ -6,6 +6,7 @@ Only the standard library is imported before the arguments are known, so that ``
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 import time
@@ -99,12 +100,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how("--refresh", action="store_true", help="read again even what the registry has")
     group = parser.add_argument_group("what to show")
     show = group.add_argument
-    show("--shortlist", type=int, metavar="K", help="the K best of each group, and ties (default: all)")
+    few = "ranks 1 to K of each group; without K those that hold the best with 90 %% (default: all)"
+    show("--shortlist", type=_places, nargs="?", const=math.inf, metavar="K", help=few)
     show("--audit-sample", type=int, default=0, metavar="N", help="add N others at random (default: 0)")
     emit = "write the list and its tasks for lm-eval here (default: nothing)"
     show("--emit", type=Path, metavar="FOLDER", help=emit)
     show("--accuracy", metavar="SOURCE", help="compare with results or CSV (default: none)")
-    show("--fail-if-below", metavar="CHECKPOINT", help="status 4 if any is clearly below it (default: none)")
+    show("--fail-if-below", metavar="CHECKPOINT", help="status 4 if any lies below it (default: none)")
     add_output(group)
     add_version(parser)
     add_examples(
@@ -205,8 +207,9 @@ def _write(args: argparse.Namespace, output: Output, result: Result, tasks: tupl
         print(f"screen-checkpoints: {not_screened(result.failed)}", file=sys.stderr)
         return 1
     chosen = None
-    if args.shortlist is not None:
-        chosen = result.shortlist(args.shortlist, audit_sample=args.audit_sample)
+    if args.shortlist is not None or args.emit is not None:
+        few = None if args.shortlist in (None, math.inf) else args.shortlist
+        chosen = result.shortlist(few, audit_sample=args.audit_sample)
     if chosen is not None and args.emit is not None and chosen.chosen:
         from lmeval_screener.shortlist.manifest import emit
 
@@ -234,16 +237,22 @@ def _write(args: argparse.Namespace, output: Output, result: Result, tasks: tupl
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse options that conflict, before anything is screened."""
-    if args.shortlist is None:
-        for option in ("audit_sample", "emit"):
-            if vars(args)[option]:
-                raise UsageError("needs --shortlist K", argument=option)
-    elif args.shortlist < 1:
+    if args.shortlist is None and args.emit is None:
+        if args.audit_sample:
+            raise UsageError("needs --shortlist", argument="audit_sample")
+    elif args.shortlist is not None and args.shortlist < 1:
         raise UsageError(f"expected at least 1, got {args.shortlist}", argument="shortlist")
     elif args.registry is not None and args.since is not None:
         raise UsageError("expected no --shortlist with --since and --registry: they report only news")
     if args.audit_sample < 0:
         raise UsageError(f"expected at least 0, got {args.audit_sample}", argument="audit_sample")
+
+
+def _places(text: str) -> int:
+    """The K of ``--shortlist``."""
+    if text.lstrip("-").isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a number, got {text!r}; checkpoints go before this option")
 
 
 def _print_names(chosen: Shortlist, output: Output) -> None:

@@ -1,15 +1,7 @@
-"""Groups of comparable checkpoints, and the pairs of them that have a clear order.
+"""Groups of comparable checkpoints, their places, and paired differences from one of them.
 
-A group is one tokenizer and one scale. A pair of a group has a clear order if its paired difference in G
-separates it after correction for the group's comparisons, with a chance of at most 5 % that any pair is
-ordered wrongly, and if the ratio agrees (`Ratio.above`): a change that alters no prediction moves G, but must
-not decide an order.
-
-Only comparisons that differ count. A hundred near copies of two models are compared in ten thousand pairs,
-which all ask whether the two models differ. For a pair, checkpoints whose difference has an error far below
-that of the pair count as one; then Holm's step-down procedure, with Student's t. So the order of two models
-does not depend on the number of their copies, and copies among themselves have the level of all pairs.
-`benchmarks/separation.py` simulates both.
+A group is one tokenizer and one scale. Its order is that of the ratio; how likely it is that of accuracy is
+in `chance`.
 """
 
 from __future__ import annotations
@@ -17,26 +9,22 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmeval_dispersion.geometry import Array, Metric
 from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.figures import Gap, Ratio, check_same_tokens, difference, rank_places
+from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.screened import (
     RANK_BY,
     TOKENIZER,
     Against,
-    Next,
     RankBy,
-    Ranks,
     Reading,
     Screened,
     Side,
@@ -45,13 +33,7 @@ from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target
 from lmeval_screener.tokens.resolution import Resolution
 
-#: Chance that any two checkpoints of a group are ordered although they do not differ.
-ERROR_RATE = 0.05
-_OCTAVES = 40  # of a variance, each half of the previous; anything smaller is rounding
-_NEAR = 5  # scales between a pair and the checkpoints that count as one: at most a quarter of its error
-_STEPS = 5  # of Holm's procedure; fewer order less
 _NAMED = "taken as the base, as all others name it (adapter_config.json, or base_model on the Hub)"
-_CELLS = 2**18  # pairs held at a time: 2 MB an array
 
 K = TypeVar("K", bound=Hashable)
 
@@ -148,13 +130,15 @@ def _ranked_group(
         members = [replace(m, warnings=(*m.warnings, _NAMED)) if m.place == named else m for m in members]
         base = next((member for member in members if member.place == named), None)
     members = sorted(members, key=lambda member: member is not base)  # others are copies of the base
-    # A copy gets its original's rank: its own G may have moved without any change of predictions.
+    # A copy shares its original's place: its own G may have moved without any change of predictions.
     copied = originals(members)
-    distinct = sorted({original.place for original in copied})
-    gaps, ratios = [members[i].gaps[metric] for i in distinct], [members[i].ratio for i in distinct]
-    rank_by = "gap" if None in ratios else rank_by
+    rank_by = "gap" if any(member.ratio is None for member in members) else rank_by
+    figures = [m.ratio.mean if m.ratio and rank_by == "ratio" else m.gaps[metric].mean for m in members]
+    values = np.array([figures[original.place] for original in copied])
     of_base = base.ratio if base else None
-    standings = dict(zip(distinct, rank_gaps(gaps, ratios, rank_by, of_base), strict=True))
+    # The base, and those with its rows, of which rows say nothing, take no place.
+    places = np.unique([v for v, o in zip(values, copied, strict=True) if base is None or o.place])
+    ranks = 1 + len(places) - np.searchsorted(places, values, side="right")
     against: dict[int, Against] = {}
     if of_base is not None:
         others = {i: r for i, m in enumerate(members) if i and (r := m.ratio) is not None}
@@ -170,101 +154,29 @@ def _ranked_group(
             ranked_by=rank_by,
             is_base=reading is base,
             against=against.get(place),
-            **standings[original.place]._asdict(),
+            rank=int(ranks[place]),
         )
         for place, (reading, original) in enumerate(zip(members, copied, strict=True))
     ]
-    return sorted(checkpoints, key=lambda c: (c.rank, c.copy_of or c.label, c.copy_of is not None, c.label))
+    return sorted(
+        checkpoints,
+        key=lambda c: (
+            *(c.rank, (c.copy_of or c.label) != (base and base.label)),
+            *(c.copy_of or c.label, c.copy_of is not None, c.label),
+        ),
+    )
 
 
-# --- clear orders ---------------------------------------------------------------------------------------
+# --- paired differences ---------------------------------------------------------------------------------
 
 
-class Standing(NamedTuple):
-    """The standing of one gap in a group; ``ties`` holds its own rank if another gap shares it."""
+def against_base(
+    base: Gap | Ratio, ratios: Mapping[K, Gap | Ratio], copies: Collection[K] = ()
+) -> dict[K, Against]:
+    """Each ratio (or G) minus its base's, and the side of the base on which it lies.
 
-    rank: int
-    ties: Ranks
-    next: Next | None
-
-
-def rank_gaps(
-    gaps: Sequence[Gap],
-    ratios: Sequence[Ratio | None] = (),
-    rank_by: RankBy = "gap",
-    base: Ratio | None = None,
-) -> list[Standing]:
-    """The standing of each gap in its group, in the given order; see the module's docstring.
-
-    Ranks are by either figure, or by the mean rank of both; without all ratios by G. Two ratios
-    below that of ``base`` have no clear order: rows do not show whether a model forgot or was taught wrong.
-    """
-    ratios = ratios or [None] * len(gaps)
-    count = len(gaps)
-    # `difference` refuses gaps of other tokens or another metric; checking one of them is enough.
-    for gap in gaps:
-        check_same_tokens(gap, gaps[0])
-    means = np.array([gap.mean for gap in gaps])
-    order = np.argsort(-means, kind="stable")
-    keys = means
-    if rank_by != "gap" and None not in ratios:
-        keys = np.array([r.mean for r in ratios if r is not None])
-        if rank_by == "both":
-            keys = -np.add(rank_places(means.tolist()), rank_places(keys.tolist())) / 2
-    means, keys = means[order], keys[order]
-    places, line = np.array(rank_places(keys.tolist())), np.argsort(-keys, kind="stable").tolist()
-    after = dict(pairwise(line))
-    is_below = np.array([base is not None and r is not None and r.mean < base.mean for r in ratios])[order]
-    # Without a ratio, a checkpoint counts as both above and below all others.
-    bounds = [
-        (math.inf, -math.inf) if r is None else (r.mean - r.rounding, r.mean + r.rounding) for r in ratios
-    ]
-    least, most = np.array(bounds).reshape(-1, 2)[order].T
-    unclear = _unclear(means, [gaps[i] for i in order])
-    standings: dict[int, Standing] = {}
-    for at, i in enumerate(order):
-        # In the order of G: those before it are better, those after it worse.
-        tied = np.unpackbits(unclear[at], count=count).astype(bool)
-        tied[:at] |= ~(least[:at] > most[at])
-        tied[at + 1 :] |= ~(least[at] > most[at + 1 :])
-        if is_below[at]:
-            tied |= is_below
-            tied[at] = False
-        following = None
-        if (behind := after.get(at)) is not None:
-            step = difference(gaps[i], gaps[int(order[behind])])
-            following = Next(step.mean, step.se, not tied[behind])
-        standings[i] = Standing(int(places[at]), Ranks(places[tied]), following)
-    return [standings[i] for i in range(count)]
-
-
-def agree(better: Ratio | None, worse: Ratio | None) -> bool:
-    """Whether the ratio allows an order: it agrees, or is not known for both."""
-    return better is None or worse is None or better.above(worse)
-
-
-def clear_above(champion: tuple[Gap, Ratio | None], others: Sequence[tuple[Gap, Ratio | None]]) -> list[bool]:
-    """The checkpoints that are clearly above a champion of their group.
-
-    Paired differences from the champion, Holm over ``others`` alone: a chance of at most 5 % that any is
-    wrongly called above. It holds even if the champion was chosen as the best of many by G: a champion that
-    is best only by the choice of tokens is harder to exceed. For *below* such a champion use
-    :func:`rank_gaps`.
-
-    Raises:
-        GeometryError: For gaps of another metric or other tokens.
-    """
-    gap, ratio = champion
-    gains = [difference(other, gap) for other, _ in others]
-    clear = holm({i: gain.p for i, gain in enumerate(gains)})
-    return [i in clear and gain.mean > 0 and agree(others[i][1], ratio) for i, gain in enumerate(gains)]
-
-
-def against_base(base: Ratio, ratios: Mapping[K, Ratio], copies: Collection[K] = ()) -> dict[K, Against]:
-    """Each ratio minus its base's, and the side of the base on which it clearly lies.
-
-    A side is clear by a paired difference, corrected for all comparisons (Holm), that rounding cannot
-    explain. Copies, and checkpoints with the base's rows bit for bit, are equal to it.
+    A side needs a paired difference, corrected for all comparisons (Holm), that rounding cannot explain.
+    Copies, and checkpoints with the base's rows bit for bit, are equal to it.
     """
     gains = {key: difference(ratio, base) for key, ratio in ratios.items()}
     clear = holm({key: gain.p for key, gain in gains.items()})
@@ -272,76 +184,27 @@ def against_base(base: Ratio, ratios: Mapping[K, Ratio], copies: Collection[K] =
     for key, ratio in ratios.items():
         gain = gains[key]
         side: Side = "level"
-        if key in copies or (len(base.marks) > 0 and np.array_equal(ratio.marks, base.marks)):
+        rounding, is_equal = 0.0, key in copies
+        if isinstance(ratio, Ratio) and isinstance(base, Ratio):
+            rounding = ratio.rounding_from(base)
+            is_equal |= len(base.marks) > 0 and np.array_equal(ratio.marks, base.marks)
+        if is_equal:
             side = "equal"
-        elif key in clear and abs(gain.mean) > ratio.rounding_from(base):
+        elif key in clear and abs(gain.mean) > rounding:
             side = "above" if gain.mean > 0 else "below"
         against[key] = Against(gain.mean, gain.se, side)
     return against
 
 
-def _unclear(means: Array, gaps: Sequence[Gap]) -> NDArray[np.uint8]:
-    """Whether G leaves the order of each pair of (n,) gaps open: rows of packed bits, (n, n / 8)."""
-    count = len(gaps)
-    values = np.concatenate([side * math.sqrt(1 - 1 / side.shape[1]) for side in _sides(gaps)], axis=1)
-    # The jackknife variance of a difference is the squared distance of these rows.
-    values -= values.mean(axis=0)
-    squares = np.square(values).sum(axis=1)
-    largest = squares.max() or 1.0
-    values, squares, means = values / math.sqrt(largest), squares / largest, means / math.sqrt(largest)
-
-    def blocks() -> Iterator[tuple[slice, Array, NDArray[np.int32]]]:
-        """Variances of some rows' differences from all, and their scales: the power of 2, the smallest 0."""
-        step = max(1, _CELLS // count)
-        for rows in (slice(start, start + step) for start in range(0, count, step)):
-            variances = squares[rows, None] + squares - 2 * values[rows] @ values.T
-            np.maximum(variances, 2.0**-_OCTAVES, out=variances)
-            yield rows, variances, np.frexp(variances)[1] + (_OCTAVES - 1)
-
-    scales = _OCTAVES + 3  # the largest variance is 4
-    of_scale = np.zeros((count, scales))
-    for rows, _, scale in blocks():
-        cells = scale + scales * np.arange(len(scale))[:, None]
-        of_scale[rows] = np.bincount(cells.ravel(), minlength=len(scale) * scales).reshape(-1, scales)
-    # At each scale, a checkpoint is a share of those that count as one with it.
-    shares = np.ones((count, scales), dtype=np.float32)
-    shares[:, _NEAR:] /= np.cumsum(of_scale, axis=1)[:, :-_NEAR]
-    used = of_scale.any(axis=0)
-    # The mean variance among those that count as one: the best of many copies may be ahead by that much.
-    of_scale[:, 0] -= 1  # each with itself
-    sums = np.cumsum(of_scale * np.exp2(np.arange(scales) - _OCTAVES + 1), axis=1)
-    among = np.zeros(scales)
-    among[_NEAR:] = np.sqrt((sums / np.maximum(np.cumsum(of_scale, axis=1), 1)).mean(axis=0))[:-_NEAR]
-    shares = shares[:, used]
-    comparisons = (shares.sum(axis=0, dtype=np.float64) ** 2 - np.square(shares).sum(axis=0)) / 2
-    freedom = min(side.shape[1] for side in _sides(gaps)) - 1
-    bits = np.zeros((count, -(-count // 8)), dtype=np.uint8)
-    points, left = np.zeros(scales), count * count
-    for _ in range(_STEPS):
-        levels = ERROR_RATE / np.maximum(comparisons, 1)
-        points[used] = [student_quantile(1 - level / 2, freedom) for level in levels.tolist()]
-        before, left, comparisons = left, 0, np.zeros(len(comparisons))
-        for rows, variances, scale in blocks():
-            errors = np.sqrt(variances) + among[scale]
-            unclear = np.abs(means[rows, None] - means) <= points[scale] * errors
-            unclear[np.arange(len(unclear)), np.arange(count)[rows]] = False
-            bits[rows] = np.packbits(unclear, axis=1)
-            left += int(unclear.sum())
-            comparisons += ((unclear.astype(np.float32) @ shares) * shares[rows]).sum(axis=0) / 2
-        if left == before:
-            break
-    return bits
-
-
-def _sides(gaps: Sequence[Gap]) -> tuple[Array, Array]:
-    """G without each token of T, then of R, minus its mean; one row per gap."""
+def _sides(gaps: Sequence[Gap | Ratio]) -> tuple[Array, Array]:
+    """A figure without each token of T, then of R, minus its mean; one row per checkpoint."""
     domain = np.stack([gap.left_out_domain for gap in gaps])
     reference = np.stack([gap.left_out_reference for gap in gaps])
     return domain - domain.mean(axis=1, keepdims=True), reference - reference.mean(axis=1, keepdims=True)
 
 
-def flat_from(gaps: Sequence[Gap], level: float) -> int:
-    """The first place after which no two gaps differ, at the two-sided level of one comparison."""
+def flat_from(gaps: Sequence[Gap | Ratio], level: float) -> int:
+    """The first place after which no two figures differ, at the two-sided level of one comparison."""
     sides = _sides(gaps)
     means = np.array([gap.mean for gap in gaps])
     point = student_quantile(1 - level / 2, min(side.shape[1] for side in sides) - 1)

@@ -5,20 +5,19 @@ Their forms for programs are in ``columns.py``.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-import numpy as np
-
+from lmeval_dispersion.evidence import FINE_TUNES, FROM_SCRATCH, SLOPES
 from lmeval_dispersion.geometry import Metric
-from lmeval_dispersion.statistics import LEVEL
-from lmeval_screener.figures import Gap, Ratio, difference, rank_places
+from lmeval_screener.chance import WITHIN, Chances, is_noise
+from lmeval_screener.figures import Gap, Ratio
 from lmeval_screener.targets.labels import shared_name
 from lmeval_screener.targets.names import Target, label
 from lmeval_screener.targets.runs import run_and_step, step_key
@@ -120,10 +119,10 @@ class Reading:
 TOKENIZER = "tokenizer:"
 
 
-RankBy = Literal["gap", "ratio", "both"]
+RankBy = Literal["gap", "ratio"]
 #: The figure that ranks by default.
 RANK_BY: RankBy = "ratio"
-RANKED = {"gap": "highest G", "ratio": "highest ratio", "both": "highest mean rank of G and ratio"}
+RANKED = {"gap": "highest G", "ratio": "highest ratio"}
 
 
 Finite = Annotated[float, ("type", "number")]  # never null in JSON
@@ -142,46 +141,6 @@ class Against(NamedTuple):
     side: Side
 
 
-class Next(NamedTuple):
-    """G of a checkpoint minus G of the next in rank, paired; whether the order of the two is clear."""
-
-    difference: Finite
-    se: Finite
-    separated: bool
-
-
-class Ranks:
-    """Ranks of a group, ascending: a bit each, as those of a large group would not fit into memory.
-
-    >>> list(Ranks([8, 6, 6])), 6 in Ranks([6]), Ranks([5, 2, 3]).runs()
-    ([6, 8], True, [(2, 3), (5, 5)])
-    """
-
-    __slots__ = ("_bits",)
-
-    def __init__(self, ranks: Iterable[int] = ()) -> None:
-        places = np.asarray(ranks if isinstance(ranks, np.ndarray) else list(ranks), dtype=np.int64)
-        flags = np.zeros(places.max(initial=-1) + 1, dtype=bool)
-        flags[places] = True
-        self._bits = np.packbits(flags).tobytes()
-
-    def __iter__(self) -> Iterator[int]:
-        """Each rank."""
-        return iter(np.flatnonzero(self._flags()).tolist())
-
-    def __contains__(self, rank: int) -> bool:
-        """Whether a rank is among them."""
-        return rank >> 3 < len(self._bits) and bool(self._bits[rank >> 3] & 128 >> (rank & 7))
-
-    def runs(self) -> list[tuple[int, int]]:
-        """First and last of every run of ranks."""
-        edges = np.flatnonzero(np.diff(self._flags().astype(np.int8), prepend=0, append=0))
-        return [(int(begin), int(end) - 1) for begin, end in edges.reshape(-1, 2)]
-
-    def _flags(self) -> np.ndarray:
-        return np.unpackbits(np.frombuffer(self._bits, np.uint8))
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Screened(Reading):
     """One screened checkpoint: its reading, and its rank in its group.
@@ -189,26 +148,21 @@ class Screened(Reading):
     Attributes:
         family: Family, or the tokenizer's short hash for checkpoints given by name.
         scale: Size as the field names it.
-        rank: Rank within (family, scale), 1 for the best by ``ranked_by``; equal ones share the better rank.
-        ranked_by: The figure that ranks: ``gap``, ``ratio``, or the mean rank of ``both``; G if some of the
-            group have no ratio.
+        rank: Place within (family, scale), 1 for the best by ``ranked_by``; equal ones share a place. The
+            base, and those with its rows, take none: their rank is that of the first one not above them.
+        ranked_by: The figure that ranks: ``gap`` or ``ratio``; G if some of the group have no ratio.
         is_base: Whether it is the base that the others of the group were trained from: it is never chosen.
         against: The ratio against the base's; None without a base, or a ratio.
-        ties: Ranks without a clear order with it by G and ratio together (`lmeval_screener.ranking`): at most
-            one group in twenty has a pair that is ordered by the choice of tokens alone.
-        next: The difference from the next in rank; None for the last.
         copy_of: Label of its original in the group; None if it is not a copy. A copy gets its original's
             rank, whatever its own G.
         copy_rounded: Whether the two agree only within the rounding of their types.
-        chosen: Why it is on a short list: ``rank``, ``tied`` or ``audit``; None if it is not.
+        chosen: Why it is on a short list: ``rank`` or ``audit``; None if it is not.
         inclusion_probability: Its probability of being chosen; None without a short list.
     """
 
     family: str = ""
     scale: str = ""
     rank: int = 0
-    ties: Ranks = field(default_factory=Ranks)
-    next: Next | None = None
     copy_of: str | None = None
     copy_rounded: bool = False
     chosen: str | None = None
@@ -217,14 +171,9 @@ class Screened(Reading):
     is_base: bool = False
     against: Against | None = None
 
-    @property
-    def tied_with(self) -> tuple[int, ...]:
-        """The ranks of the group with which it has no clear order, ascending."""
-        return tuple(self.ties)
-
-    def tied_to(self, rank: int) -> bool:
-        """Whether it has no clear order with the checkpoints of a rank."""
-        return rank in self.ties
+    def figure(self, metric: Metric) -> Gap | Ratio:
+        """The figure that reports give first: the ratio, or G if it ranks."""
+        return self.ratio if self.ratio is not None and self.ranked_by == "ratio" else self.gaps[metric]
 
     @property
     def training_and_step(self) -> tuple[str, str | None]:
@@ -239,8 +188,11 @@ class Screened(Reading):
         return self.training_and_step[1]
 
     def __repr__(self) -> str:
-        gaps = ", ".join(f"{metric} G {gap.mean:.3f} ± {gap.se:.3f}" for metric, gap in self.gaps.items())
-        return f"<Screened> {self.label}: {gaps}; rank {self.rank} of {self.family}, {self.scale}"
+        figures = [f"{metric} G {gap.mean:.3f} ± {gap.se:.3f}" for metric, gap in self.gaps.items()]
+        if self.ratio is not None:
+            figures.insert(0, f"ratio {self.ratio.mean:.3f} ± {self.ratio.se:.3f}")
+        rank = "the base" if self.is_base else f"rank {self.rank}"
+        return f"<Screened> {self.label}: {', '.join(figures)}; {rank} of {self.family}, {self.scale}"
 
 
 @dataclass(frozen=True)
@@ -302,10 +254,64 @@ class Group:
         members = tuple(c for c in self.trajectory if c.step is not None)
         return members if len(members) > 1 else ()
 
+    @cached_property
+    def neighbours(self) -> dict[Screened, Screened]:
+        """The first member of the next place, of each; along a training, the step before."""
+        if self.steps:
+            return dict(pairwise(reversed(self.steps)))
+        first = {c.rank: c for c in reversed(self.placed)}
+        return {c: first[c.rank + 1] for c in self.placed if c.rank + 1 in first}
+
     @property
-    def drawn(self) -> Literal["G", "ratio"]:
-        """The figure that its reports draw: the one that ranks; G along a training, and where both rank."""
-        return "ratio" if not self.steps and self.checkpoints[0].ranked_by == "ratio" else "G"
+    def figure(self) -> Literal["G", "ratio"]:
+        """The figure that ranks, which its reports give first."""
+        return "ratio" if self.checkpoints[0].ranked_by == "ratio" else "G"
+
+    # --- chances --------------------------------------------------------------------------------------
+
+    @cached_property
+    def is_noise(self) -> bool:
+        """Whether noise of the tokens may explain how far the ratios differ: then there is no order."""
+        ratios = {c.rank: c.ratio for c in reversed(self.placed) if c.ratio is not None}
+        return self.figure == "ratio" and not self.trajectory and is_noise([*ratios.values()])
+
+    @cached_property
+    def kind(self) -> str:
+        """The checkpoints of `evidence.SLOPES` that they are like; empty where no chance is known.
+
+        Without a sign they count as fine-tunes, whose chances are smaller. They were trained from scratch if
+        a family's file calls each of them a base, and nothing names a base of theirs.
+        """
+        if self.figure != "ratio" or self.trajectory or self.is_noise:
+            return ""
+        trained = all(c.target.kind == "base" and not (c.base or c.against) for c in self.checkpoints)
+        return FROM_SCRATCH if trained else FINE_TUNES
+
+    @cached_property
+    def chances(self) -> Chances | None:
+        """The chances of its order; None where none are known: of G, of steps, of noise."""
+        return Chances(self.places, SLOPES[self.kind]) if self.kind and self.places > 1 else None
+
+    @cached_property
+    def places(self) -> int:
+        """How many places its members take."""
+        return max((c.rank for c in self.placed), default=0)
+
+    def first_for(self, chance: float = WITHIN) -> int:
+        """How many places to evaluate so that they hold the best with a chance; all where none is known."""
+        return self.chances.first_for(chance) if self.chances else self.places
+
+    def holds_best(self, c: Screened) -> float | None:
+        """The chance that the best is among the places down to that of a member; None if it is not known."""
+        known = self.chances is not None and self.has_place(c)
+        return float(self.chances.holds_best[c.rank - 1]) if known and self.chances else None
+
+    def chance(self, better: Screened, worse: Screened) -> float | None:
+        """The chance that one candidate is more accurate than another, if they differ by more than 0.01."""
+        known = self.has_place(better) and self.has_place(worse)
+        return self.chances.between(better.rank, worse.rank) if known and self.chances else None
+
+    # --- names ----------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -335,36 +341,23 @@ class Group:
         return {c: c.label for c in self.checkpoints}
 
     @cached_property
-    def ratio_ranks(self) -> dict[Screened, int]:
-        """Rank by the ratio, 1 for the largest, of each member that has one."""
-        rated = {c: c.ratio.mean for c in self.checkpoints if c.ratio is not None}
-        return dict(zip(rated, rank_places(list(rated.values())), strict=True))
-
-    @cached_property
     def candidates(self) -> tuple[Screened, ...]:
         """The members without their base, best first."""
         return tuple(c for c in self.checkpoints if not c.is_base)
+
+    def has_place(self, c: Screened) -> bool:
+        """Whether a member is ranked: the base, and those with its rows, are not."""
+        return not c.is_base and (self.base is None or c.copy_of != self.base.label)
+
+    @cached_property
+    def placed(self) -> tuple[Screened, ...]:
+        """The members that are ranked, best first."""
+        return tuple(c for c in self.checkpoints if self.has_place(c))
 
     @cached_property
     def base(self) -> Screened | None:
         """The base of the others; None if it is unknown, or in another group."""
         return next((c for c in self.checkpoints if c.is_base), None)
-
-    def rivals(self, metric: Metric) -> tuple[Screened, ...]:
-        """The best by G and the best by the ratio, if each figure separates them in opposite order.
-
-        They were chosen among all pairs of the group, so each test is corrected for them (Bonferroni).
-        """
-        among = [c for c in self.candidates if c.copy_of is None]
-        if any(c.ratio is None for c in among[:1]):
-            return ()
-        first = max(among, key=lambda c: c.gaps[metric].mean, default=None)
-        best = max(among, key=lambda c: c.ratio.mean if c.ratio else -math.inf, default=None)
-        if not (first and first.ratio and best and best.ratio) or not best.ratio.above(first.ratio):
-            return ()
-        tests = difference(first.gaps[metric], best.gaps[metric]), difference(best.ratio, first.ratio)
-        level = (1 - LEVEL) / math.comb(len(among), 2)
-        return (first, best) if all(test.p < level for test in tests) else ()
 
 
 def title_of(family: str, scale: str, targets: Sequence[Target], tokenizer: str = "one tokenizer") -> str:

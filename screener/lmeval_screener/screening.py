@@ -88,7 +88,7 @@ def screen(
         reference: Everyday tokens R, likewise.
         metric: ``cosine`` or ``euclidean``: the distance of G. Both are computed.
         timeout: Seconds for one checkpoint.
-        accuracy: Accuracies to compare G with: a CSV file, or lm-eval's results.
+        accuracy: Accuracies to compare the order with: a CSV file, or lm-eval's results.
         demo: Whether to add the bundled demo's checkpoints.
         progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends. Default: a bar, in a
             notebook or on a terminal, where that takes more than a second.
@@ -105,7 +105,7 @@ def screen(
             or time (UTC), or a run of the registry. Without a registry: only listed models that changed on
             that date or later. Default: no news, and all.
         base: The checkpoint that the others were trained from, their zero point. Default: none.
-        rank_by: ``gap``, ``ratio`` or ``both``: which figure ranks; a clear order needs both.
+        rank_by: Which figure ranks: ``ratio``, or ``gap`` for G, of whose order no chance is known.
 
     Returns: Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
 
@@ -328,7 +328,7 @@ class Screening:
         )
         if floor is None:
             return result
-        return replace(result, gate=Gate.of(result.groups, result.failed, floor.label))
+        return replace(result, gate=Gate.of(result.groups, result.failed, floor.label, self.metric))
 
     async def _check_tokenizer(self) -> None:
         """Refuse a ``--tokenizer`` that cannot be opened; with a registry only a misspelt one."""

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CALIBRATE = "calibrate demo_runs/sums-30 -o cal.json --where 'doc_id % 2 == 0'"
 #: Name of the capture: the most lines that the answer may take, and the commands, of which the last is shown.
 LOOKS = {
-    "screen": (22, ["screen --demo"]),
+    "screen": (25, ["screen --demo"]),
     "shortlist": (26, ["screen --demo --shortlist 3"]),
     "verify": (
         18,

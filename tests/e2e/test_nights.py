@@ -54,7 +54,10 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
             file.write_bytes(b"\xff" * 64)
         code, said, moves = night(*everything)
         assert code == 5
-        assert said[0] == "Worth evaluating, above the former best: new (rank 1) and mid (rank 2, changed)."
+        assert said[0] == (
+            "Worth evaluating, above the former best: new (rank 1, chance 76%) and "
+            "mid (rank 2, changed, chance 61%)."
+        )
         of = moves["org/worst"]["text"].removeprefix("ServerError, ranked by its figures of ")
         assert said[1:4] == [
             "Failed: broken (BadHeader).",
@@ -72,15 +75,15 @@ def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
             "org/worst": "failed",
         }
         assert moves["new"]["text"] == "above the former best, far"
-        assert moves["mid"]["text"].startswith("above the former best, far; was G 1.0")
-        assert (moves["renamed"]["standing"], moves["renamed"]["gain"]) == (None, None)
+        assert moves["mid"]["text"].startswith("above the former best, far; was ratio 0.8")
+        assert (moves["renamed"]["standing"], moves["renamed"]["chance"]) == (None, None)
 
     # The server of the former best is down, the Hub is back; what was announced is not announced again.
     hub.faults.clear()
     model(place / "later", "mid")
     code, said, moves = night(*everything)
     assert code == 3  # far failed, and nothing is worth an evaluation
-    assert said[0] == "No new or changed checkpoint is level with the former best."
+    assert said[0] == "No new or changed checkpoint is above the former best."
     assert said[1].startswith("Not readable now, ranked by older figures: far (")
     assert said[2] == "1 new, 1 failed."
     assert said[3].startswith("Still failing: broken (BadHeader, since ")
@@ -180,7 +183,7 @@ def test_the_best_is_not_lost_for_one_night_without_its_server(night, tmp_path):
         until_then.close()
         code, said, moves = night(*addresses, model(tmp_path / "good", "good"))
         assert code == 3
-        assert said[0] == "No new or changed checkpoint is level with the former best."
+        assert said[0] == "No new or changed checkpoint is above the former best."
         assert moves["good"]["text"] == "below the former best, a"
         assert (moves["good"]["rank"], moves["a"]["text"].split(",")[0]) == (2, "Unreachable")
         # In a screening of them, in the registry's ranking and in its history.
@@ -209,15 +212,15 @@ def test_the_former_best_is_the_one_of_the_last_run(night, tmp_path):
     model(tmp_path / "mid", "best")
     newone = mean_of(tmp_path / "newone", "good", "best")
     code, said, moves = night(*names, newone)
-    worth = "Worth evaluating, above the former best: newone (rank 2) and mid (rank 1, changed)."
-    assert (code, said[0]) == (5, worth)
+    newest = "newone (rank 2, chance 64%) and mid (rank 1, changed, chance 80%)"
+    assert (code, said[0]) == (5, f"Worth evaluating, above the former best: {newest}.")
     assert moves["newone"]["text"] == "above the former best, oldbest"
     # Now mid is the best, and gets worse; something that is below what it was comes.
     model(tmp_path / "mid", "low")
     code, said, moves = night(*names, newone, mean_of(tmp_path / "third", "good", "mid"))
-    assert (code, said[0]) == (0, "No new or changed checkpoint is level with the former best.")
+    assert (code, said[0]) == (0, "No new or changed checkpoint is above the former best.")
     assert moves["third"]["text"] == "below the former best, mid as it was"
-    assert moves["mid"]["text"] == "below the former best, its former self; was G 1.180"
+    assert moves["mid"]["text"] == "below the former best, its former self; was ratio 1.302"
     # The best is deleted: what comes is above all that is left, and not above what was there.
     shutil.rmtree(newone)
     code, said, moves = night(
@@ -234,7 +237,7 @@ def test_a_cron_job_says_each_thing_once(night, tmp_path, since):
     a, b = model(tmp_path / "a", "worst"), model(tmp_path / "b", "mid")
     assert set(night(a, b, since=since)[2]) == {"a", "b"}
     c = model(tmp_path / "c", "best")
-    said = ["Worth evaluating, above the former best: c (rank 1).", "1 new."]
+    said = ["Worth evaluating, above the former best: c (rank 1, chance 73%).", "1 new."]
     assert night(a, b, c, since=since)[:2] == (5, said)
     # In the morning, after the night's run of today, `diff` says the same once more, and reads only.
     with closing(sqlite3.connect(night.store)) as connection, connection:
@@ -309,7 +312,7 @@ def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
     model(known, "best")  # other weights under the known name, and the old ones under a new one
     code, said, moves = night(known, float16, model(tmp_path / "moved", "low"))
     assert said[:2] == [
-        "Worth evaluating, above the former best: known (rank 1, changed).",
+        "Worth evaluating, above the former best: known (rank 1, changed, chance 80%).",
         "Not news, by the rows read: moved is a copy of float16.",
     ]
     for top, names in ((1, {"known"}), (2, {"known", "float16", "moved"})):  # a copy takes no other's place
@@ -318,7 +321,7 @@ def test_a_copy_of_a_known_one_is_no_reason_to_evaluate(night, tmp_path):
     with closing(sqlite3.connect(night.store)) as connection, connection:
         connection.execute("UPDATE results SET sketch = NULL")
     said = night(known, float16, model(tmp_path / "again", "low"))[1]
-    assert said == ["No new or changed checkpoint is level with the former best.", "1 new."]
+    assert said == ["No new or changed checkpoint is above the former best.", "1 new."]
     assert "copy" not in night.ask("show", "again").stdout
 
 

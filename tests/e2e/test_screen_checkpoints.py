@@ -94,7 +94,7 @@ def test_the_main_job_on_true_7b_shapes_reads_only_what_it_needs(hub, tmp_path, 
         assert len(c["revision"]) == 40
     ranks = {name: c["rank"] for name, c in found.items()}
     assert ranks["Qwen/Qwen2.5-7B"] == 3
-    assert found["Qwen/Qwen2.5-7B"]["tied_with"] == []
+    assert found["Qwen/Qwen2.5-7B"]["holds_best"] is None  # by G
     assert not [r for r in hub.seen("cdn") if "authorization" in {key.lower() for key in r.headers}]
 
     # The second run asks for the revisions only; offline it asks for nothing, and says the same.
@@ -189,11 +189,11 @@ def test_a_training_run_is_printed_in_step_order(command, small, hub, tmp_path):
     for run, endpoint in (("org/run@step*", hub.endpoint), ("repos/run", "http://127.0.0.1:9")):
         done = command(run, endpoint=endpoint)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("run: G rises from ")
+        assert done.stdout.startswith("run: Ratio rises from ")
         assert " at step_200 to " in done.stdout
         lines = [line.split() for line in done.stdout.splitlines() if re.match(r" +\d +step_", line)]
         assert [line[:2] for line in lines] == [["3", names[0]], ["2", names[1]], ["1", names[2]]]
-        assert [float(line[2]) for line in lines] == pytest.approx([gaps[name] for name in names], abs=1e-3)
+        assert [float(line[-1]) for line in lines] == pytest.approx([gaps[name] for name in names], abs=1e-3)
     assert command("repos/run", "--shortlist", "1").stdout == "repos/run/step_30000\n"
 
 
@@ -210,7 +210,7 @@ def test_one_bad_checkpoint_stops_no_other(command, small, hub):
     assert "org/b ServerError" in text or "org/b Timeout" in text
     assert "org/c Timeout" in text
     assert done.stdout.startswith("2 of 3 checkpoints could not be screened (")
-    assert "Only org/a (G " in text
+    assert "Only org/a (ratio " in text
 
 
 def test_a_dead_hub_stops_the_run_early(command):
@@ -249,7 +249,7 @@ def test_formats_metrics_a_short_list_for_a_pipe_and_the_suffix_of_output(comman
     done = command(*gaps, "org/none", "--shortlist", "2")
     assert (done.returncode, done.stdout) == (3, "org/a\norg/c\n")
     assert "org/none" in done.stderr
-    assert ": 2 of 3: the 2 best, the 2nd separated from all behind it\n" in done.stderr  # beside the pipe
+    assert ": 2 of 3: ranks 1–2\n" in done.stderr  # beside the pipe
     for options, name, begin in (
         ((), "page.html", "<!DOCTYPE html>"),
         (("--shortlist", "1"), "b.txt", "org/a\n"),
@@ -268,8 +268,8 @@ def test_formats_metrics_a_short_list_for_a_pipe_and_the_suffix_of_output(comman
         (("org/a", "--timeout", "0"), "--timeout: expected above 0 seconds"),
         (("org/a", "--shortlist", "0"), "--shortlist: expected at least 1"),
         (("org/a", "--shortlist", "1", "--audit-sample", "-1"), "--audit-sample: expected at least 0"),
-        (("org/a", "--audit-sample", "3"), "--audit-sample: needs --shortlist K"),
-        (("org/a", "--emit", "x"), "--emit: needs --shortlist K"),
+        (("org/a", "--audit-sample", "3"), "--audit-sample: needs --shortlist"),
+        (("--shortlist", "org/a"), "expected a number, got 'org/a'; checkpoints go before this option"),
         (("org/a", "--tasks", "mine,gsm8q"), "the task 'mine' has no bundled answer tokens"),
         (("org/a", "--task", "gsm8k", "--tasks", "mmlu"), "expected --tasks once, got it twice"),
         (("--family", "x.yaml:ours"), "x.yaml"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+from lmeval_screener.figures import Ratio
 from lmeval_screener.figures import gaps as gaps_of
-from lmeval_screener.ranking import rank_gaps
 from lmeval_screener.result.result import Result
-from lmeval_screener.screened import Failed, Ranks, Screened
+from lmeval_screener.screened import Failed, Screened
 from lmeval_screener.targets.names import Target
 from lmeval_screener.tokens.resolution import Resolution
 from lmeval_screener.tokens.sets import Token
@@ -39,12 +40,8 @@ READ = {
 }
 
 
-def screened(
-    repo, rank=1, ties=None, *, revision=None, commit=COMMIT, file=None, scale="7B", accuracy=None, **values
-):
-    """A checkpoint at a rank; ``ties`` are the first and last rank of a run, or all ranks of its ties."""
-    if isinstance(ties, tuple):
-        ties = [i for i in range(ties[0], ties[1] + 1) if i != rank]
+def screened(repo, rank=1, *, revision=None, commit=COMMIT, file=None, scale="7B", accuracy=None, **values):
+    """A checkpoint at a rank, by G unless it has a ratio."""
     planted = {metric: replace(gap, mean=2 - rank / 10, se=0.02) for metric, gap in GAPS.items()}
     return Screened(
         target=Target(repo, revision, local=commit is None, file=file, accuracy=accuracy),
@@ -56,13 +53,30 @@ def screened(
         family="fam",
         scale=scale,
         rank=rank,
-        ties=Ranks(ties or ()),
+        ranked_by="ratio" if "ratio" in values else "gap",
     )
 
 
-def ranking(*ties):
-    """Checkpoints a, b, c … with the first and last of the ranks that each is tied with."""
-    return [screened(chr(96 + rank), rank, ends) for rank, ends in enumerate(ties, start=1)]
+def ranking(count):
+    """Checkpoints a, b, c … that G ranks."""
+    return [screened(chr(96 + rank), rank) for rank in range(1, count + 1)]
+
+
+def ratio_of(mean, se=0.01, rounding=0.001, seed=0):
+    """A ratio over 10 and 30 tokens with noise of its own, whose error is about ``se``."""
+    draw = np.random.default_rng([seed, int(1e6 * mean)])
+    sides = [mean + se * draw.normal(size=size) / (size - 1) ** 0.5 for size in (10, 30)]
+    return Ratio(mean, se, rounding, *sides)
+
+
+def siblings(*ratios, se=0.01, **values):
+    """Checkpoints a, b, c … (m1, m2, … of many) that these ratios rank, highest first."""
+    places = sorted(set(ratios), reverse=True)
+    names = "abcdefghijklmnopqrstuvwxyz" if len(ratios) < 27 else [f"m{i}" for i in range(1, len(ratios) + 1)]
+    return [
+        screened(name, places.index(mean) + 1, ratio=ratio_of(mean, se, seed=seed), **values)
+        for seed, (name, mean) in enumerate(zip(names, ratios, strict=False))
+    ]
 
 
 def failed(repo, error="RepoNotFound", message="none"):
@@ -76,11 +90,10 @@ def result(members, failures=(), **values):
 
 
 def ranked(members):
-    """The members of each scale, best first, with their ranks and ties by their figures."""
+    """The members of each scale, best first, ranked by their figures."""
     checkpoints = []
     for scale in dict.fromkeys(member.scale for member in members):
         group = [member for member in members if member.scale == scale]
-        standings = rank_gaps([c.gaps["cosine"] for c in group], [c.ratio for c in group])
-        pairs = sorted(zip(group, standings, strict=True), key=lambda pair: pair[1].rank)
-        checkpoints += [replace(c, **standing._asdict()) for c, standing in pairs]
+        group.sort(key=lambda c: -c.figure("cosine").mean)
+        checkpoints += [replace(c, rank=rank) for rank, c in enumerate(group, 1)]
     return checkpoints

@@ -13,7 +13,6 @@ import test_figures as planted
 from checkpoints import write_checkpoint
 from lmeval_screener import screen
 from lmeval_screener.copies import originals, sketch
-from lmeval_screener.ranking import rank_gaps
 from lmeval_screener.targets.names import Target
 from lmeval_screener.weights.projection import FinalNorm
 from screenings import ranked, screened
@@ -65,12 +64,10 @@ def test_every_format_and_change_that_moves_no_prediction(tmp_path, kind, dtype,
     assert {name for name, c in stands.items() if c.copy_of == label} == set(copies)
     assert {stands[name].rank for name in (*copies, "first")} != {stands["other"].rank}
     assert len({stands[name].rank for name in (*copies, "first")}) == 1
-    assert stands["first"].tied_with in ((), (stands["other"].rank,))
     if dtype == "F32":
-        # By G alone they have an order: the vector moves the cosine by far more than its error.
+        # G would order them: the vector moves the cosine by far more than its error.
         members = [stands[name] for name in ("first", *copies)]
-        alone = rank_gaps([c.gaps["cosine"] for c in members])
-        assert any(len({*s.ties, s.rank}) < len(members) for s in alone)
+        assert len({round(c.gaps["cosine"].mean, 4) for c in members}) > 1
         seen = HEAD * GAMMA
         seen = seen - seen.mean(axis=1, keepdims=True) if norm == "layer" else seen
         slow = planted.mean_distance(seen[T]) / planted.mean_distance(seen[R])
@@ -172,7 +169,7 @@ def test_copies_take_no_place_of_an_answer_or_a_short_list():
     members = ranked([screened(name, rank) for rank, name in enumerate("abcde", 1)])
     twins = [replace(members[0], target=Target(name), repo=name, copy_of="a") for name in ("a2", "a3")]
     result = result_of([members[0], *twins, *members[1:]])
-    assert [c.label for c in result.shortlist(2).chosen][:2] == ["a", "b"]
+    assert [c.label for c in result.shortlist(2).chosen] == ["a", "b"]
     assert "a2" not in " ".join(result.answer())
     assert "a2 and a3 are copies of a:" in " ".join(result.to_markdown().split())
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from functools import partial
 
 import gguf_files
 import numpy as np
 import pytest
 from checkpoints import slow_gap, write_checkpoint
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from lmeval_screener import screen
 from lmeval_screener.figures import difference, gap, gaps, ratio
-from lmeval_screener.ranking import rank_gaps
 from lmeval_screener.tokens.resolution import resolve_tokens
 from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
@@ -155,7 +151,6 @@ def test_without_a_known_norm_g_stands_alone_and_the_report_says_so(tmp_path):
         write_checkpoint(tmp_path / name, {"lm_head.weight": ("F32", head)}, tokenizer=TOKENIZER)
     result = screen([str(tmp_path / name) for name in heads])
     assert [c.ratio for c in result.checkpoints] == [None, None]
-    assert [c.tied_with for c in result.checkpoints] == [(), ()]
     reason = "no final norm with a known name is stored"
     assert f"No ratio: {reason}; the order is by G alone." in (report := result.to_markdown())
     assert "Higher G ranks first." in report
@@ -165,27 +160,6 @@ def test_without_a_known_norm_g_stands_alone_and_the_report_says_so(tmp_path):
 def figures(draw, tokens=(10, 40), d=24):
     domain, reference = (draw.normal(size=(n, d)).astype("f4") + 0.3 for n in tokens)
     return gaps(domain, reference), ratio(domain, reference, FinalNorm("n", np.ones(d), "rms"), "BF16")
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.integers(2, 12), st.integers(0, 10**6), st.booleans())
-def test_a_ratio_can_only_tie_more_and_ties_are_mutual(count, seed, large):
-    draw = np.random.default_rng(seed)
-    count += 64 * large
-    both = [figures(np.random.default_rng(seed + i % 5), d=8 + i % 3) for i in range(count)]
-    gaps_, ratios = [g["cosine"] for g, _ in both], [r if draw.random() < 0.8 else None for _, r in both]
-    alone, together = rank_gaps(gaps_), rank_gaps(gaps_, ratios)
-    assert [s.rank for s in alone] == [s.rank for s in together]
-    at_rank = defaultdict(list)
-    for standing, figure in zip(together, ratios, strict=True):
-        at_rank[standing.rank].append((standing, figure))
-    for before, after, figure in zip(alone, together, ratios, strict=True):
-        assert set(before.ties) <= set(after.ties)
-        for rank in after.ties:
-            assert any(after.rank in other.ties for other, _ in at_rank[rank])
-        for rank in set(after.ties) - set(before.ties):
-            pairs = [(figure, other) if after.rank < rank else (other, figure) for _, other in at_rank[rank]]
-            assert any(a is not None and b is not None and not a.above(b) for a, b in pairs)
 
 
 def test_rounding_is_as_large_as_what_storing_moves():

@@ -1,8 +1,7 @@
-"""Ranks, clear orders once all comparisons of a group are counted, and agreement with accuracies."""
+"""Ranks, where a training gets flat, and agreement with accuracies."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from dataclasses import replace
@@ -12,186 +11,70 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.figures import Ratio, difference, gap
-from lmeval_screener.ranking import agreements, clear_above, flat_from, rank_gaps
-from scipy import stats
-from screenings import GAPS
-
-from lmeval_dispersion.statistics import holm
-
-TOKENS = 10  # digits
+from lmeval_screener.copies import sketch as sketch_of
+from lmeval_screener.figures import difference
+from lmeval_screener.ranking import agreements, flat_from, ranked
+from lmeval_screener.weights.projection import FinalNorm
+from screenings import GAPS, ratio_of, result, screened
 
 
-def siblings(draw, count, noise=0.02, steps=()):
-    """Gaps of one matrix with noise of its own in each; ``steps`` spreads the digits of the first ones."""
-    base = draw.normal(size=(60, 32)) + 0.7 * draw.normal(size=32)
-    base[:TOKENS] += draw.normal(size=32)
-    found = []
-    for number in range(count):
-        rows = base + noise * np.linalg.norm(base, axis=1, keepdims=True) * draw.normal(size=base.shape) / 6
-        if number < len(steps):
-            centre = rows[:TOKENS].mean(axis=0)
-            rows[:TOKENS] = centre + (rows[:TOKENS] - centre) * (1 + steps[number])
-        found.append(gap(rows[:TOKENS], rows[TOKENS:]))
-    return found
+def placed(*members, base=None, rank_by="ratio"):
+    """Ranks by label of readings whose figures are planted."""
+    found = ranked([(member, member) for member in members], "cosine", rank_by, [base] if base else [])
+    return {c.label: c.rank for c in found}
 
 
-@pytest.mark.parametrize("count", [2, 6, 10])
-def test_on_noise_any_two_have_a_clear_order_in_at_most_one_group_of_twenty(count):
-    draw = np.random.default_rng(count)
-    ordered = looks = 0
-    for _ in range(100):
-        gaps = siblings(draw, count)
-        ordered += any(len(tuple(s.ties)) < count - 1 for s in rank_gaps(gaps))
-        pairs = itertools.starmap(difference, itertools.combinations(gaps, 2))
-        looks += any(abs(pair.mean) > 2 * pair.se for pair in pairs)
-    # 11 or more of 100 has a probability of 1 % where 5 % is true; the pairwise criterion claims far more.
-    assert ordered <= 10
-    assert count == 2 or looks > 2 * ordered
+def reading(name, mean, *, G=1.0, sketch=b""):
+    of = {metric: replace(gap, mean=G) for metric, gap in GAPS.items()}
+    return screened(name, ratio=mean and ratio_of(mean), gaps=of, sketch=sketch)
 
 
-def test_what_differs_has_a_clear_order_and_copies_have_none():
-    gaps = siblings(np.random.default_rng(1), 6, noise=0.01, steps=(0.4, 0.2))
-    first, second, *rest = rank_gaps(gaps)
-    assert (first.rank, tuple(first.ties), second.rank, tuple(second.ties)) == (1, (), 2, ())
-    assert first.next.separated
-    assert first.next.difference == pytest.approx(gaps[0].mean - gaps[1].mean)
-    assert first.next.se == pytest.approx(difference(gaps[0], gaps[1]).se)
-    assert all(tuple(s.ties) == tuple(i for i in range(3, 7) if i != s.rank) for s in rest)
-    assert [s.next for s in rest if s.rank == 6] == [None]
-    # Copies are tied and share a rank.
-    copies = rank_gaps([gaps[0], gaps[0]])
-    assert [(s.rank, tuple(s.ties)) for s in copies] == [(1, (1,)), (1, (1,))]
-    assert copies[0].next == (0.0, 0.0, False)
-
-
-def test_clear_above_a_champion_counts_the_comparisons_with_it_alone():
-    """On noise any of 20 is above the best of 20 in at most one night of twenty; a step is above in all."""
-    draw, wrong, right = np.random.default_rng(5), 0, 0
-    for _ in range(60):
-        *former, last = siblings(draw, 41, steps=(0.0,) * 40 + (0.4,))
-        best, new = max(former[:20], key=lambda g: g.mean), [*former[20:], last]
-        above = clear_above((best, None), [(g, None) for g in new])
-        wrong += any(above[:-1])
-        right += above[-1]
-    assert wrong <= 7  # 8 or more of 60 has a probability of 1 % where 5 % is true
-    assert right == 60
-
-
-def test_clear_above_takes_both_figures_and_one_direction():
-    worst, *_, best = sorted(siblings(np.random.default_rng(1), 3, 0.01, (0.4,)), key=lambda g: g.mean)
-    low, high = (Ratio(value, 0.1, 0.01, np.zeros(3), np.zeros(3)) for value in (0.8, 1.2))
-    for own, other, above in ((None, None, True), (low, None, True), (low, high, True), (high, low, False)):
-        assert clear_above((worst, own), [(best, other)]) == [above]
-    assert clear_above((best, None), [(worst, None), (best, None)]) == [False, False]
-    assert clear_above((best, None), []) == []
-    # 5 % over as many as are compared: what is clear of 1 need not be clear of 1,000.
-    _, a, b = siblings(np.random.default_rng(4), 3, 0.02, (0.0, 0.02))
-    a, b = (b, a) if difference(a, b).mean > 0 else (a, b)
-    p = difference(b, a).p
-    few, many = int(0.04 / p), int(0.06 / p) + 1
-    assert [clear_above((a, None), [(b, None), *[(a, None)] * (k - 1)])[0] for k in (few, many)] == [
-        True,
-        False,
+def test_ranks_are_places_that_equals_share_and_the_base_takes_none():
+    rows, norm = np.random.default_rng(1).normal(size=(20, 16)), FinalNorm("n", np.ones(16), "rms")
+    sketch = sketch_of(rows.astype("f4"), norm, "F32")
+    members = [reading(name, mean) for name, mean in zip("abcde", (0.9, 1.3, 1.1, 1.1, 0.7), strict=True)]
+    assert placed(*members) == {"b": 1, "c": 2, "d": 2, "a": 3, "e": 4}
+    # A base in the middle is shown where it lies, and nobody's rank changes.
+    base = reading("base", 1.0)
+    assert placed(*members, base, base=base.target) == {**{"b": 1, "c": 2, "d": 2, "base": 3, "a": 3, "e": 4}}
+    order = [c.label for c in ranked([(m, m) for m in [*members, base]], "cosine", "ratio", [base.target])]
+    assert order == ["b", "c", "d", "base", "a", "e"]
+    assert placed(base, base=base.target) == {"base": 1}
+    # Of those with the base's rows, rows say nothing.
+    equal = [replace(reading(name, 1.0), sketch=sketch) for name in ("base", "lora")]
+    others = [reading("a", 1.1), reading("b", 0.9)]
+    found = result([*ranked([(m, m) for m in [*others, *equal]], "cosine", "ratio", [equal[0].target])])
+    assert [(c["label"], c["rank"]) for c in found.to_dict()["checkpoints"]] == [
+        ("a", 1),
+        *(("base", None), ("lora", None)),
+        ("b", 2),
     ]
+    (group,) = found.groups
+    lora = next(c for c in group.checkpoints if c.label == "lora")
+    assert (group.places, group.holds_best(lora), found.chance("a", "lora")) == (2, None, None)
+    assert [c.label for c in found.shortlist().chosen] == ["a", "lora", "b"]
+    assert [c.label for c in found.shortlist(1).chosen] == ["a"]
 
 
-def pairwise_rule(gaps):
-    """The rule for each pair by itself: clear pairs, and whether any checkpoints count as one."""
-    values = [[g.left_out_domain, g.left_out_reference] for g in gaps]
-    mid = [np.mean([v[side] for v in values], axis=0) for side in (0, 1)]
-
-    def variance(a, b):
-        parts = [x - y for x, y in zip(a, b, strict=True)]
-        return sum((len(v) - 1) / len(v) * np.square(v - v.mean()).sum() for v in parts)
-
-    unit, n = max(variance(v, mid) for v in values) or 1.0, range(len(gaps))
-    variances = {(i, j): variance(values[i], values[j]) / unit for i in n for j in n if i != j}
-    scale = {pair: math.floor(math.log2(max(v, 2.0**-40))) for pair, v in variances.items()}
-    pairs = set(itertools.combinations(n, 2))
-    clear, copies = set(), False
-    for _ in range(5):
-        now = set()
-        for pair in pairs:
-            near = {p for p in scale if scale[p] <= scale[pair] - 5}
-            copies |= bool(near)
-            share = [1 / (1 + sum(p[0] == i for p in near)) for i in n]
-            of = [[2.0 ** (scale[p] + 1) for p in near if p[0] == i] or [0.0] for i in n]
-            among = math.sqrt(np.mean([np.mean(own) for own in of]))
-            compared = max(sum(share[i] * share[j] for i, j in pairs - clear), 1)
-            error = math.sqrt(max(variances[pair], 2.0**-40)) + among
-            t = abs(gaps[pair[0]].mean - gaps[pair[1]].mean) / math.sqrt(unit) / error
-            now |= {pair} if 2 * stats.t.sf(t, TOKENS - 1) < 0.05 / compared else set()
-        if now == clear:
-            break
-        clear = now
-    return clear, copies
+def test_g_ranks_where_it_is_asked_for_and_where_one_has_no_ratio():
+    members = [reading("a", 1.0, G=1.5), reading("b", 1.2, G=1.1), reading("c", 1.1, G=1.9)]
+    assert placed(*members) == {"b": 1, "c": 2, "a": 3}
+    by_g = {"c": 1, "a": 2, "b": 3}
+    assert placed(*members, rank_by="gap") == by_g
+    without = [*members[:2], reading("c", None, G=1.9)]
+    assert placed(*without) == by_g
+    assert {c.ranked_by for c in ranked([(m, m) for m in without], "cosine", "ratio")} == {"gap"}
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(1, 9), st.integers(0, 10**6), st.booleans())
-def test_ties_by_comparing_pair_by_pair_and_by_holm_where_none_are_copies(count, seed, copied):
-    draw = np.random.default_rng(seed)
-    gaps = siblings(draw, count, noise=0.1, steps=tuple(draw.uniform(0, 0.3, size=count)))
-    if copied:
-        gaps += [near_copy(draw, g, draw.choice([0, 0.003, 0.03])) for g in gaps[:4]]
-    clear, copies = pairwise_rule(gaps)
-    standings = rank_gaps(gaps)
-    found = {
-        (i, j)
-        for i, j in itertools.combinations(range(len(gaps)), 2)
-        if standings[j].rank not in standings[i].ties
-    }
-    assert found == clear
-    if not copies:
-        p = {(i, j): difference(gaps[i], gaps[j]).p for i, j in itertools.combinations(range(len(gaps)), 2)}
-        assert found == holm(p)
-
-
-def near_copy(draw, own, noise):
-    """A gap whose left-out values differ from another's by noise, and its mean with them."""
-    moves = [noise * own.se * draw.normal(size=size) / 3 for size in (10, 50)]
-    sides = own.left_out_domain - moves[0] / 9, own.left_out_reference - moves[1] / 49
-    mean = own.mean + sum(move.mean() for move in moves)
-    return replace(own, mean=mean, left_out_domain=sides[0], left_out_reference=sides[1])
-
-
-@pytest.mark.parametrize("copies", [1, 5, 60, 250])
-def test_the_order_of_models_does_not_depend_on_how_many_copies_are_compared(copies):
-    draw = np.random.default_rng(3)
-    models = siblings(draw, 5, noise=0.15, steps=(2.0, 1.2, 0.6, 0.0, 0.0))
-    models.sort(key=lambda g: -g.mean)
-    gaps = [near_copy(draw, g, 0.01) for g in models for _ in range(copies)]
-    standings = rank_gaps(gaps)
-    for i, standing in enumerate(standings):
-        clear_of = {
-            j // copies for j in range(5 * copies) if j != i and standings[j].rank not in standing.ties
-        }
-        assert clear_of == ({0, 1, 2, 3, 4} - {i // copies} if i // copies < 3 else {0, 1, 2})
-
-
-@pytest.mark.parametrize(
-    ("count", "groups", "copies"),
-    [
-        (100, 40, False),
-        (100, 40, True),
-        pytest.param(1000, 60, False, marks=pytest.mark.slow),
-        pytest.param(1000, 60, True, marks=pytest.mark.slow),
-    ],
-)
-def test_noise_orders_at_most_one_large_group_in_twenty(count, groups, copies):
-    """Also where T alone has an error, and where there are near copies of eleven that differ by noise."""
-    draw, ordered = np.random.default_rng(count), 0
-    for _ in range(groups):
-        domain = draw.normal(size=(11 if copies else count, 10))
-        if copies:
-            domain = domain[np.arange(count) % 11] + 0.05 * draw.normal(size=(count, 10))
-        gaps = [
-            replace(GAPS["cosine"], mean=v.mean(), left_out_domain=-v / 9, left_out_reference=np.zeros(34))
-            for v in domain
-        ]
-        ordered += any(len(tuple(s.ties)) < count - 1 for s in rank_gaps(gaps))
-    assert ordered <= stats.binom.isf(0.01, groups, 0.05)
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from([0.5, 0.6, 0.7, 0.8, 0.9]), min_size=1, max_size=9), st.integers(0, 8))
+def test_places_are_counted_without_gaps(means, at):
+    members = [reading(f"m{i}", mean) for i, mean in enumerate(means)]
+    base = members[at % len(means)]
+    found = placed(*members, base=base.target)
+    others = {i: mean for i, mean in enumerate(means) if members[i] is not base}
+    for i, mean in others.items():
+        assert found[f"m{i}"] == 1 + len({m for m in others.values() if m > mean})
 
 
 def drawn_gaps(draw, count, *, shift=0.0, noise=0.02):
@@ -206,22 +89,6 @@ def drawn_gaps(draw, count, *, shift=0.0, noise=0.02):
         sides_of = {"left_out_domain": left[0] + step, "left_out_reference": left[1] + step}
         found.append(replace(GAPS["cosine"], mean=mean + step, **sides_of))
     return found
-
-
-@pytest.mark.parametrize("shift", [0.0, 0.003, 0.01, 0.2])
-def test_in_a_large_group_equals_have_a_clear_order_in_at_most_one_of_twenty(shift):
-    """A third is better by a step: inside either part nothing may have a clear order, whatever the step."""
-    draw = np.random.default_rng(7)
-    wrong = right = 0
-    for _ in range(40):
-        standings = rank_gaps(drawn_gaps(draw, 120, shift=shift))
-        better, worse = standings[:40], standings[40:]
-        wrong += any({s.rank for s in part} - {s.rank, *s.ties} for part in (better, worse) for s in part)
-        split = max(s.rank for s in better)
-        cleanly = split < min(s.rank for s in worse)
-        right += cleanly and all(max(tuple(s.ties)) == split for s in better if s.rank < split)
-    assert wrong <= 6  # 7 or more of 40 has a probability of 1 % where 5 % is true
-    assert right >= 32 if shift == 0.2 else right == 0
 
 
 @pytest.mark.parametrize("count", [6, 70])

@@ -1,4 +1,4 @@
-"""A screening in Python and by its command: order, tokens and ties in every form, the gate, progress."""
+"""A screening in Python and by its command: order, tokens and chances in every form, the gate, progress."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import json
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from lmeval_screener.chance import Chances
 from lmeval_screener.cli import main, progress_lines
 from lmeval_screener.result.result import Gate
 from lmeval_screener.screening import floor_among, screen
 from lmeval_screener.targets.names import parse_target
-from screenings import failed, ranking, result, screened
+from screenings import GAPS, failed, ranking, result, screened, siblings
 from tokenizers import Tokenizer
 
 from lmeval_dispersion.cli import main as dispersion
 from lmeval_dispersion.errors import MissingExtraError, UsageError
+from lmeval_dispersion.evidence import FINE_TUNES, SLOPES
 from lmeval_dispersion.installation import data_folder
 
 DEMO = data_folder("demo")
@@ -62,45 +65,65 @@ def test_the_tokens_of_a_tokenizer_are_listed_once_with_their_variants(demo):
     assert all(f"{digit}:" in table.rows[0]["tokens"] for digit in "0123456789")
 
 
-def test_every_form_has_the_same_ties(demo, capsys, tmp_path):
-    ties = {c.label: list(c.tied_with) for c in demo.checkpoints}
-    assert any(ties.values())
-    assert {c["label"]: c["tied_with"] for c in demo.to_dict()["checkpoints"]} == ties
+def test_every_form_has_the_same_chances(demo, capsys, tmp_path):
+    (group,) = demo.groups
+    chances = {c.label: group.holds_best(c) for c in demo.checkpoints}
+    assert list(chances.values()) == Chances(11, SLOPES[FINE_TUNES]).holds_best.tolist()
+    entries = demo.to_dict()["checkpoints"]
+    assert {c["label"]: c["holds_best"] for c in entries} == chances
+    assert entries[0]["chance_to_next"] == demo.chance("sums-80", "sums-45") > 0.5
     rows = demo.document().tables()["ranking-demo-370K"].rows
-    assert {row["label"]: row["ties"] for row in rows} == {
-        label: " ".join(map(str, ranks)) for label, ranks in ties.items()
-    }
+    assert {row["label"]: row["holds_best"] for row in rows} == chances
     store = str(tmp_path / "s.db")
     assert main(["--demo", "--registry", store, "--format", "csv", "-q"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert {row["label"]: [int(rank) for rank in row["tied_with"].split()] for row in rows} == ties
+    assert {row["label"]: float(row["holds_best"]) for row in rows} == chances
     assert dispersion(["registry", "query", store, "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert {row["checkpoint"]: row["tied_with"] for row in rows} == ties
+    assert {row["checkpoint"]: row["holds_best"] for row in rows} == chances
 
 
 # --- the gate -------------------------------------------------------------------------------------------
 
 
 def gate_of(result, reference):
-    return replace(result, gate=Gate.of(result.groups, result.failed, reference))
+    return replace(result, gate=Gate.of(result.groups, result.failed, reference, "cosine"))
 
 
-def test_tied_passes_and_clearly_below_fails():
-    of_four = result(ranking((1, 2), (1, 3), (2, 3), None))
+def test_what_lies_below_by_the_paired_difference_or_with_hardly_a_chance_fails():
+    # By the ratio: c and d differ from a by many errors, b by less than one.
+    of_four = result(siblings(1.300, 1.299, 1.1, 0.9))
     first = gate_of(of_four, "a")
     assert (first.gate.below, first.gate.compared, first.exit_code) == (("c", "d"), 3, 4)
-    assert first.answer()[0] == "Failed: c, d clearly below a (3 compared)."
-    assert gate_of(of_four, "b").gate.below == ("d",)
-    many = gate_of(result(screened(f"org/{i}", i + 1) for i in range(10)), "org/0")
-    assert many.answer()[0].endswith("org/4, org/5 and 4 more clearly below org/0 (9 compared).")
+    assert first.answer()[0] == "Failed: c, d below a (3 compared)."
+    assert gate_of(of_four, "b").gate.below == ("c", "d")
     last = gate_of(of_four, "d")
     assert (last.gate.passed, last.exit_code) == (True, 0)
-    assert last.answer()[0] == "Passed: none of 3 is clearly below d."
+    assert last.answer()[0] == "Passed: none of 3 lies below d."
+    # By rank alone: the errors are too large for any pair, though not for the whole spread.
+    wide = result(siblings(*(1.5 - i / 40 for i in range(24)), se=0.06))
+    below = gate_of(wide, "a").gate.below
+    assert set(below) == {c.label for c in wide.checkpoints[1:] if wide.chance(c.label, "a") <= 0.1}
+    assert 0 < len(below) < 20
+    # Of two neither gets there.
+    assert gate_of(result(siblings(1.3, 1.2, se=0.3)), "a").gate.passed
+    many = gate_of(result(siblings(*(2 - i / 9 for i in range(10)))), "a")
+    assert many.answer()[0].endswith("e, f and 4 more below a (9 compared).")
+
+
+def test_a_gate_by_g_is_its_paired_difference():
+    assert gate_of(result(ranking(3)), "b").gate.below == ("c",)
+    spread = [replace(c, gaps={"cosine": replace(GAPS["cosine"], mean=c.rank / 1e9)}) for c in ranking(3)]
+    noise = [np.array([1.0, -1.0, 0.0]), np.array([0.0, 0.0, 0.0]), np.array([-1.0, 1.0, 0.0])]
+    spread = [
+        replace(c, gaps={"cosine": replace(c.gaps["cosine"], left_out_domain=of)})
+        for c, of in zip(spread, noise, strict=True)
+    ]
+    assert gate_of(result(spread), "a").gate.passed
 
 
 def test_what_cannot_be_compared_does_not_pass():
-    lonely = result([*ranking(None), screened("org/x", 1, scale="1B")], [failed("org/y", "Timeout", "")])
+    lonely = result([*ranking(1), screened("org/x", 1, scale="1B")], [failed("org/y", "Timeout", "")])
     alone = gate_of(lonely, "a")
     assert (alone.gate.compared, alone.gate.not_compared, alone.gate.passed) == (0, 2, False)
     assert alone.exit_code == 1

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from checkpoints import write_checkpoint, write_safetensors
 from lmeval_screener import screen
+from lmeval_screener.chance import is_noise
 from lmeval_screener.cli import main
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import difference, figures_of, gaps, numbers_of, ratio
-from lmeval_screener.ranking import against_base, rank_gaps, ranked
+from lmeval_screener.ranking import against_base, ranked
 from lmeval_screener.registry import queries
 from lmeval_screener.registry.database import to_read
 from lmeval_screener.result.result import Gate
@@ -271,55 +272,20 @@ def test_rounding_from_a_base_is_as_large_as_what_storing_moves():
     assert base.rounding_from(base) == 0
 
 
-def test_on_noise_at_most_one_group_in_twenty_has_a_side_or_an_order_by_any_figure():
-    sided, ordered = 0, dict.fromkeys(("gap", "ratio", "both"), 0)
+def test_on_noise_at_most_one_group_in_twenty_has_a_side_or_an_order():
+    sided = ordered = 0
     for seed in range(100):
         model = Tuned(seed)
         base = model.figures(noise=0)[1]
-        both = [model.figures(noise=0.01) for _ in range(6)]
-        figures, ratios = [g["cosine"] for g, _ in both], [r for _, r in both]
+        ratios = [model.figures(noise=0.01)[1] for _ in range(6)]
         # Noise adds to every distance; against the mean of its kind it has no side.
         names = ("mean", "left_out_domain", "left_out_reference")
         of_noise = replace(base, **{n: np.mean([getattr(r, n) for r in ratios], axis=0) for n in names})
         sided += any(a.side != "level" for a in against_base(of_noise, dict(enumerate(ratios))).values())
-        for by in ordered:
-            standings = rank_gaps(figures, ratios, by)
-            ordered[by] += any({*s.ties, s.rank} != {o.rank for o in standings} for s in standings)
+        ordered += not is_noise(ratios)
     # 11 or more of 100 has a probability of 1 % where 5 % is true.
     assert sided <= 10
-    assert max(ordered.values()) <= 10
-
-
-def test_two_below_their_base_are_never_in_clear_order_with_each_other():
-    model = Tuned(2)
-    spreads = [1.2, 1.1, 1.0, 0.9, 0.8]
-    both = [model.figures(spread, noise=0.0) for spread in spreads]
-    figures, ratios = [g["cosine"] for g, _ in both], [r for _, r in both]
-    assert [tuple(s.ties) for s in rank_gaps(figures, ratios)] == [()] * 5
-    for by in ("gap", "ratio", "both"):
-        standings = rank_gaps(figures, ratios, by, ratios[2])
-        assert [s.rank for s in standings] == [1, 2, 3, 4, 5]
-        assert [tuple(s.ties) for s in standings] == [(), (), (), (5,), (4,)]
-        assert [s.next.separated for s in standings[:4]] == [True, True, True, False]
-
-
-# --- which figure ranks ---------------------------------------------------------------------------------
-
-
-def test_ranks_by_either_figure_or_the_mean_rank_of_both():
-    model = Tuned(4)
-    high, middle, low = (model.figures(spread, noise=0.0) for spread in (1.2, 1.1, 1.0))
-    # By G high, middle, low; by the ratio low, high, middle.
-    figures = [g["cosine"] for g, _ in (high, middle, low)]
-    ratios = [middle[1], low[1], high[1]]
-    ranks = {by: [s.rank for s in rank_gaps(figures, ratios, by)] for by in ("gap", "ratio", "both")}
-    assert ranks == {"gap": [1, 2, 3], "ratio": [2, 3, 1], "both": [1, 3, 2]}
-    # Clear is what both figures say, whichever ranks.
-    by_gap, by_ratio = (rank_gaps(figures, ratios, by) for by in ("gap", "ratio"))
-    assert [tuple(s.ties) for s in by_gap] == [(3,), (3,), (1, 2)]
-    assert [tuple(s.ties) for s in by_ratio] == [(1,), (1,), (2, 3)]
-    # Where one has no ratio, all stand by G.
-    assert [s.rank for s in rank_gaps(figures, [None, *ratios[1:]], "ratio")] == [1, 2, 3]
+    assert ordered <= 10
 
 
 # --- said -----------------------------------------------------------------------------------------------
@@ -367,7 +333,6 @@ def test_on_which_side_of_the_base_each_lies_is_said_and_nothing_else(spreads, s
     [
         ("gap", "highest G of 3"),
         ("ratio", "highest ratio of 3"),
-        ("both", "highest mean rank of G and ratio of 3"),
     ],
 )
 def test_the_base_stands_in_the_table_and_is_never_chosen(rank_by, words):
@@ -377,7 +342,7 @@ def test_the_base_stands_in_the_table_and_is_never_chosen(rank_by, words):
     assert "zero (base)" in found.to_markdown()
     assert f"Evaluate first: a ({words}; math)." in found.answer()
     chosen = found.shortlist(2)
-    assert [c.label for c in chosen.chosen] == ["a", "b", "c"]  # no clear order of the last two
+    assert [c.label for c in chosen.chosen] == ["a", "b"]
     assert found.shown(chosen).groups[0].base is not None
     content = found.to_dict()
     assert (content["base"], content["ranked_by"]) == ("zero", rank_by)
@@ -393,12 +358,12 @@ def test_the_base_stands_in_the_table_and_is_never_chosen(rank_by, words):
 
 def test_a_gate_is_for_candidates_and_the_help_says_what_ranks(tmp_path, capsys):
     found = group(a=1.2, b=1.1)
-    gate = Gate.of(found.groups, [], "b")
+    gate = Gate.of(found.groups, [], "b", "cosine")
     assert (gate.below, gate.compared, gate.not_compared) == ((), 1, 0)
-    assert Gate.of(found.groups, [], "zero").compared == 2
+    assert Gate.of(found.groups, [], "zero", "cosine").compared == 2
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert f"both: the mean rank (default: {RANK_BY})" in " ".join(capsys.readouterr().out.split())
+    assert f"figure that ranks; gap is G (default: {RANK_BY})" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_registry_answers_with_the_tokens_that_a_domain_has_now(tmp_path, task):
@@ -415,7 +380,7 @@ def test_a_registry_answers_with_the_tokens_that_a_domain_has_now(tmp_path, task
 def test_a_registry_ranks_by_what_it_is_asked_for(tmp_path, capsys):
     names = [write(tmp_path / f"m{seed}", head(seed)) for seed in range(5)]
     orders = set()
-    for by in ("gap", "ratio", "both"):
+    for by in ("gap", "ratio"):
         order = tuple(c.label for c in screen(names, registry=tmp_path / "r.db", rank_by=by).checkpoints)
         assert (
             dispersion(["registry", "query", str(tmp_path / "r.db"), "--rank-by", by, "--format", "csv"]) == 0
@@ -458,13 +423,13 @@ def test_the_base_that_all_adapters_name_is_the_zero_point(tmp_path, capsys):
 def test_the_verdict_says_the_task_what_ranked_and_the_base(tmp_path, task, capsys):
     names = [write(tmp_path / f"m{seed}", head(seed)) for seed in range(4)]
     folder = str(tmp_path / "list")
-    options = ["--task", task, "--base", "m0", "--rank-by", "both", "--shortlist", "2", "--emit", folder]
+    options = ["--task", task, "--base", "m0", "--rank-by", "G", "--shortlist", "2", "--emit", folder]
     assert main([*names, *options]) == 0
     (tmp_path / "a.csv").write_text("repo,accuracy\n" + "".join(f"{n},0.{n[-1]}\n" for n in names[1:]))
     manifest = tmp_path / "list" / "manifest.json"
     content = json.loads(manifest.read_text())
-    assert [content[key] for key in ("task", "ranked_by", "base")] == ["snippets", "both", "m0"]
-    title = "Verdict on a short list for {} (highest mean rank of G and ratio, base m0)"
+    assert [content[key] for key in ("task", "ranked_by", "base")] == ["snippets", "gap", "m0"]
+    title = "Verdict on a short list for {} (highest G, base m0)"
     for missing, said in (
         ((), title.format("snippets")),
         (("task",), title.format("math")),

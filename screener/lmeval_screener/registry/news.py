@@ -23,14 +23,14 @@ from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import GONE
-from lmeval_screener.figures import difference, numbers_of
-from lmeval_screener.ranking import clear_above
+from lmeval_screener.figures import numbers_of
 from lmeval_screener.registry.database import NIGHTLY, Seen, last_seen, plain_name
 from lmeval_screener.registry.queries import bases_among, excerpt, is_gone, named, ranked_rows
 from lmeval_screener.registry.states import CAUSES, RENAMED, cause_of
 from lmeval_screener.result.answer import base_sentences, unknown
 from lmeval_screener.screened import RANK_BY, Failed, Group, RankBy, Screened, grouped
 
+_WORTH = 0.5  # chance to be above the former best from which a checkpoint is worth an evaluation
 _KINDS = ("new", "changed", "recovered", "copy", "renamed", "gone", "failed")
 _SIDES = {"level": "level with its base", "equal": "the rows of its base"}
 
@@ -47,12 +47,10 @@ class Move:
         rank: Rank in the group among all that the registry holds, except their base; None for the base.
         G: Its gap.
         ratio: Its ratio.
-        gain: G minus that of the former best of the group; None if it is not compared.
-        se: Jackknife standard error of ``gain``, paired over tokens.
-        standing: ``above`` the former best: by the paired difference, corrected for all comparisons with it
-            (Holm), and by the ratio; ``below`` it: by the order of the group; ``level``: neither;
-            ``first`` of its group; ``copy`` of a known one. None where these weights were announced before,
-            or there are no figures.
+        chance: That it is more accurate than the former best of the group; None where none is known.
+        standing: ``above`` the former best: with a chance of 50 % or more, and by more than rounding;
+            ``below`` it; ``level``: but for rounding, or where rows give no order; ``first`` of its group;
+            ``copy`` of a known one. None where these weights were announced before, or there are no figures.
         text: The same in words.
         name: The checkpoint as a command takes it.
         error: Why it failed, the code.
@@ -63,10 +61,9 @@ class Move:
     checkpoint: Annotated[str, Col("Checkpoint")]
     group: Annotated[str | None, Col("Group", drop=4)] = None
     rank: Annotated[int | None, Col("Rank", "d", short="#", drop=2)] = None
-    G: Annotated[float | None, Col("G", ".3f", drop=3)] = None
     ratio: Annotated[float | None, Col("Ratio", ".3f", drop=3)] = None
-    gain: Annotated[float | None, Col("Δ G", ".3f", error="se", drop=1)] = None
-    se: float | None = None
+    G: Annotated[float | None, Col("G", ".3f", drop=3)] = None
+    chance: Annotated[float | None, Col("Chance", ".0%", hint="to be above the former best", drop=1)] = None
     standing: Literal["above", "level", "below", "first", "copy"] | None = None
     text: Annotated[str, Col("How")] = ""
     name: str = ""
@@ -136,12 +133,12 @@ class News(Report):
         groups = {
             "Worth evaluating, above the former best": [m for m in compared if m.standing == "above"],
             "Best of a new group": [m for m in compared if m.standing == "first" and m.rank == 1],
-            "No clear order with the former best": [m for m in compared if m.standing == "level"],
+            "Not apart from the former best by its rows": [m for m in compared if m.standing == "level"],
         }
         said = [f"{words}: {_names(chosen)}." for words, chosen in groups.items() if chosen]
         copies = [f"{move.checkpoint} is {move.text}" for move in compared if move.standing == "copy"]
         if len(copies) < len(compared) and not said:
-            said = ["No new or changed checkpoint is level with the former best."]
+            said = ["No new or changed checkpoint is above the former best."]
         said += [f"Not news, by the rows read: {some(copies)}."] if copies else []
         said += [*self.against_base, *self.unknown]
         begun: dict[str, list[str]] = {cause.first: [] for cause in CAUSES}
@@ -165,7 +162,13 @@ class News(Report):
 
 def _names(moves: Sequence[Move]) -> str:
     changed = {"changed": ", changed", "recovered": ", recovered"}
-    return some([f"{m.checkpoint} (rank {m.rank}{changed.get(m.what, '')})" for m in moves])
+    chances = [f", chance {m.chance:.0%}" if m.chance is not None else "" for m in moves]
+    return some(
+        [
+            f"{m.checkpoint} (rank {m.rank}{changed.get(m.what, '')}{chance})"
+            for m, chance in zip(moves, chances, strict=True)
+        ]
+    )
 
 
 def since_time(connection: sqlite3.Connection, since: str, tokens: str, metric: Metric) -> str:
@@ -268,14 +271,19 @@ def news(
     alone = max((len(group.checkpoints) for group in groups), default=0) < 2
     for place, what in arrived.items():
         c, group = ranks[live[place].key]
-        before_it = group.base is not None and group.base.rank < c.rank
         announced_as = "the base" if c.is_base else "as it was announced before"
         standing = standings.get(place, _Standing(None, announced_as))
         before = then[place].reading if what == "changed" else None
-        was = f"was G {before.gaps[metric].mean:.3f}" if before else ""
+        was = ""
+        if before:
+            was = (
+                f"was ratio {before.ratio.mean:.3f}"
+                if before.ratio
+                else f"was G {before.gaps[metric].mean:.3f}"
+            )
         side = c.against.side if c.against and standing.word != "copy" else ""
         said = [standing.text, side and _SIDES.get(side, f"{side} its base"), was]
-        rank = None if c.is_base else c.rank - before_it
+        rank = c.rank if group.has_place(c) else None
         if standing.word == "first" and rank != 1:
             said[0] = "in a new group"
         what = "copy" if what == "new" and standing.word == "copy" else what
@@ -287,8 +295,7 @@ def news(
                 rank=rank,
                 G=c.gaps[metric].mean,
                 ratio=None if c.ratio is None else c.ratio.mean,
-                gain=standing.gain,
-                se=standing.se,
+                chance=standing.chance,
                 standing=standing.word,
                 text="; ".join(filter(None, said)),
                 name=c.name,
@@ -353,8 +360,7 @@ class _Standing(NamedTuple):
 
     word: Literal["above", "level", "below", "first", "copy"] | None
     text: str
-    gain: float | None = None
-    se: float | None = None
+    chance: float | None = None
     of: _Place | None = None  # its original, if it is a copy
 
 
@@ -375,47 +381,45 @@ def _standings(
     as_now = {place for place, old in former.items() if place in live and _same_figures(old, live[place])}
     selves = [seen for place, seen in former.items() if place not in as_now]
     everyone = in_order([*live.values(), *selves]) if selves else in_rank
-    standing = {id(c.gaps): c for c in everyone}
-    best: dict[tuple[str, str], tuple[_Place, Screened]] = {}
+    standing = {id(c.gaps): (c, group) for group in grouped(everyone) for c in group.checkpoints}
+    best: dict[str, tuple[_Place, Screened]] = {}
     for place, old in former.items():
-        c = standing[(live[place] if place in as_now else old).key]
-        group = c.family, c.scale
-        if group not in best or c.rank < best[group][1].rank:
-            best[group] = place, c
+        c, group = standing[(live[place] if place in as_now else old).key]
+        if not c.is_base and (group.name not in best or c.rank < best[group.name][1].rank):
+            best[group.name] = place, c
     copied = _originals(everyone)
     # Of two known originals, that which still exists; of all, the base.
     known = {copied[seen.key]: place for place, seen in former.items() if place not in as_now}
     known |= {copied[live[place].key]: place for place in (*as_now, *bases)}
     standings: dict[_Place, _Standing] = {}
-    compared: dict[tuple[str, str], list[_Place]] = {}
     for place in fresh:
         if (of := known.get(copied[live[place].key])) is not None:
             called = (live.get(of) or then[of]).target.label + ("" if of in live else ", which is gone")
             called = "its former self" if of == place else called
             standings[place] = _Standing("copy", f"a copy of {called}", of=of)
             continue
-        c = standing[live[place].key]
-        compared.setdefault((c.family, c.scale), []).append(place)
-    for group, places in compared.items():
-        if group not in best:
-            standings |= dict.fromkeys(places, _Standing("first", "first of its group"))
+        c, group = standing[live[place].key]
+        if group.name not in best:
+            standings[place] = _Standing("first", "first of its group")
             continue
-        origin, champion = best[group]
-        others = [standing[live[place].key] for place in places]
-        above = clear_above(
-            (champion.gaps[metric], champion.ratio), [(c.gaps[metric], c.ratio) for c in others]
-        )
+        origin, champion = best[group.name]
         called = champion.label
         if origin not in as_now:
             called += " as it was" if origin in live else " (gone)"
-        for place, c, is_above in zip(places, others, above, strict=True):
-            is_below = c.rank > champion.rank and not c.tied_to(champion.rank)
-            word: Any = "above" if is_above else "below" if is_below else "level"
-            words = "no clear order with" if word == "level" else word
-            gain = difference(c.gaps[metric], champion.gaps[metric])
-            text = f"{words} the former best, {'its former self' if place == origin else called}"
-            standings[place] = _Standing(word, text, gain.mean, gain.se)
+        word = _word(group, c, champion)
+        words = "not apart from" if word == "level" else word
+        text = f"{words} the former best, {'its former self' if place == origin else called}"
+        standings[place] = _Standing(word, text, group.chance(c, champion))
     return standings
+
+
+def _word(group: Group, c: Screened, champion: Screened) -> Literal["above", "level", "below"]:
+    """Where a checkpoint lies from a former best: by rank; level by rounding, and where there is no order."""
+    high, low = (c, champion) if c.rank < champion.rank else (champion, c)
+    by_rounding = high.ratio is not None and low.ratio is not None and not high.ratio.above(low.ratio)
+    if group.is_noise or high.rank == low.rank or (group.figure == "ratio" and by_rounding):
+        return "level"
+    return "above" if high is c and (group.chance(c, champion) or 1.0) >= _WORTH else "below"
 
 
 def _originals(everyone: Sequence[Screened]) -> dict[int, tuple[int, int]]:

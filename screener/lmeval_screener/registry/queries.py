@@ -23,7 +23,6 @@ from lmeval_screener.copies import said
 from lmeval_screener.registry.database import Seen, identity_of, last_seen, plain_name
 from lmeval_screener.registry.states import cause_of, folder_is_gone
 from lmeval_screener.result.answer import GROUPS, group_sentences, unknown
-from lmeval_screener.result.columns import tie_cells, tied_with
 from lmeval_screener.screened import RANK_BY, Group, RankBy, Reading, Screened, grouped
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target
@@ -98,16 +97,21 @@ def bases_among(
 
 @dataclass(frozen=True)
 class Ranked:
-    """A checkpoint of a registry, as `query` shows it; ``rank`` and G are None if it is gone."""
+    """A checkpoint of a registry, as `query` shows it; figures are None if it is gone, a base has no rank."""
 
     checkpoint: Annotated[str, Col("Checkpoint")]
     family: str | None = None
     group: Annotated[str | None, Col("Group", drop=2)] = None
     rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
-    tied_with: Annotated[Sequence[int | str], Col("Ties", drop=1)] = ()
-    G: Annotated[float | None, Col("G", ".3f", error="se")] = None
+    ratio: Annotated[float | None, Col("Ratio", ".3f", hint="spread of T over that of R; highest first")] = (
+        None
+    )
+    G: Annotated[float | None, Col("G", ".3f", error="se", drop=1)] = None
     se: float | None = None
-    ratio: Annotated[float | None, Col("Ratio", ".3f")] = None
+    holds_best: Annotated[
+        float | None,
+        Col("Holds the best", ".0%", hint="chance that ranks 1 to here hold it", drop=1),
+    ] = None
     revision: Annotated[str | None, Col("Commit", drop=3)] = None
     copy_of: Annotated[str | None, Col("Copy of")] = None
     note: Annotated[str | None, Col("Note")] = None
@@ -183,11 +187,11 @@ def query(
             checkpoint=c.label,
             family=c.family,
             group=group.title,
-            rank=c.rank,
-            tied_with=tie_cells(tied_with(c, group)),
+            rank=c.rank if group.has_place(c) else None,
+            ratio=None if c.ratio is None else c.ratio.mean,
             G=c.gaps[metric].mean,
             se=c.gaps[metric].se,
-            ratio=None if c.ratio is None else c.ratio.mean,
+            holds_best=group.holds_best(c),
             revision=c.revision,
             copy_of=c.copy_of,
             note=kept.get(c.label) or ("the base" if c.is_base else None),
@@ -202,7 +206,7 @@ def query(
         for entry in seen
         if entry.error and entry.target.label not in gone
     ]
-    best = [" ".join(group_sentences(group, metric, domain)) for group in groups[:GROUPS]]
+    best = [" ".join(group_sentences(group, metric, domain, domain)) for group in groups[:GROUPS]]
     if len(groups) > 1:
         best = [f"{group.title}: {said}" for group, said in zip(groups, best, strict=False)]
     members = [c for group in groups for c in group.checkpoints]

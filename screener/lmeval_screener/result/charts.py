@@ -8,8 +8,8 @@ from typing import Any
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.cells import short_names
 from lmeval_dispersion.report.vega import FILLED, Spec, mark, numeric, span
-from lmeval_screener.figures import difference
-from lmeval_screener.result.answer import DRAWN, decimals, drawn_figure, ranks_of, reaches
+from lmeval_screener.figures import Gap, Ratio, difference
+from lmeval_screener.result.answer import DRAWN, decimals
 from lmeval_screener.screened import Group
 from lmeval_screener.targets.runs import step_number
 
@@ -22,59 +22,60 @@ _SAYS = {channel: {"field": "says", "type": "nominal"} for channel in ("descript
 
 
 def ranking(group: Group, metric: Metric) -> Spec:
-    """The drawn figure (`Group.drawn`) of the first checkpoints of a group, best first."""
-    members, reach = group.checkpoints[:DRAWN], reaches(group, metric)
-    digits = decimals(members, metric)
+    """The figure that ranks, of the first checkpoints of a group, best first."""
+    members = group.checkpoints[:DRAWN]
     values = []
     for c, name in zip(members, short_names([c.label for c in members]), strict=True):
-        figure = drawn_figure(c, group, metric)
-        says = f"{c.label}; rank {c.rank}; G {c.gaps[metric].mean:.{digits}f}"
-        says += f"; ratio {c.ratio.mean:.3f}" if c.ratio else ""
-        says += f"; ties {ranks}" if (ranks := ranks_of(c.ties)) else ""
+        figure, held = c.figure(metric).mean, group.holds_best(c)
+        says = f"{c.label}; {'the base' if c.is_base else f'rank {c.rank}'}; {group.figure} {figure:.3f}"
+        says += f"; ranks 1–{c.rank} hold the best: {held:.0%}" if held else ""
         values.append(
             {
                 "checkpoint": name,
-                group.drawn: figure.mean,
-                "error": figure.mean - reach.get(c, 0.0),
+                group.figure: figure,
                 "kind": _KINDS[c.target.negative_control],
                 "says": says,
             }
         )
-    x = numeric(group.drawn, f"{metric} gap G" if group.drawn == "G" else "ratio")
     axis = {"labelLimit": 200, "labelOverlap": False}
-    rule = {"type": "rule", "strokeWidth": 2, "color": _LINE, "aria": False}
     return {
         "data": {"values": values},
         "height": max(60, 24 * len(members)),
         "encoding": {"y": {"field": "checkpoint", "sort": None, "title": None, "axis": axis}},
         "layer": [
-            mark(rule, **span("x", x, "error")),
-            mark(_POINT, x=x, **_SAYS, **_marks(values)),
+            mark(_POINT, x=numeric(group.figure, _title(group.figure, metric)), **_SAYS, **_marks(values))
         ],
     }
 
 
+def _title(figure: str, metric: str) -> str:
+    return f"{metric} gap G" if figure == "G" else figure
+
+
 def steps(group: Group, metric: Metric) -> Spec:
-    """G along the steps of a training, with two errors of the change from the step before."""
-    values, before = [], group.steps[0]
-    for step, c in zip(_steps(group), group.steps, strict=True):
-        G, error = c.gaps[metric].mean, difference(c.gaps[metric], before.gaps[metric]).se
-        values.append({"step": step, "name": c.step, "G": G, "low": G - 2 * error, "high": G + 2 * error})
-        before = c
-    return _curve(values, "G", f"{metric} gap G", decimals(group.steps, metric))
+    """The figure that ranks along the steps of a training, with two errors of the change in each step."""
+    return _along(group, group.figure, [c.figure(metric) for c in group.steps], metric)
 
 
-def ratios(group: Group, metric: Metric) -> Spec:
-    """The ratio along the steps of a training, if known."""
-    pairs = zip(_steps(group), group.steps, strict=True)
-    values = [{"step": step, "name": c.step, "ratio": c.ratio.mean} for step, c in pairs if c.ratio]
-    return _curve(values, "ratio", "ratio")
+def gaps(group: Group, metric: Metric) -> Spec:
+    """G along the steps of a training, likewise."""
+    return _along(group, "G", [c.gaps[metric] for c in group.steps], metric)
+
+
+def _along(group: Group, name: str, figures: Sequence[Gap | Ratio], metric: Metric) -> Spec:
+    values, before = [], figures[0]
+    for step, c, figure in zip(_steps(group), group.steps, figures, strict=True):
+        error = 2 * difference(figure, before).se
+        ends = {"low": figure.mean - error, "high": figure.mean + error}
+        values.append({"step": step, "name": c.step, name: figure.mean, **ends})
+        before = figure
+    return _curve(values, name, _title(name, metric), decimals(figures))
 
 
 def accuracy_chart(groups: Sequence[Group], metric: Metric) -> Spec:
     """Accuracy against the figure that ranks, of a screening with supplied accuracies."""
     rated = [(group, c) for group in groups for c in group.checkpoints if c.accuracy is not None]
-    figure = "ratio" if all(c.ratio for _, c in rated) else "G"
+    figure = "ratio" if all(group.figure == "ratio" for group, _ in rated) else "G"
     values = [
         {
             "label": c.label,
@@ -99,7 +100,7 @@ def accuracy_points(values: Sequence[Mapping[str, Any]], figure: str, metric: st
     if len(values) <= 15:
         text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12, "aria": False}
         layers.append(mark(text, text={"field": "label"}))
-    x = numeric(figure, f"{metric} gap G" if figure == "G" else figure, zero=False, padding=20)
+    x = numeric(figure, _title(figure, metric), zero=False, padding=20)
     y = numeric("accuracy", "accuracy", zero=False, padding=14)
     return {"data": {"values": values}, "height": 340, "encoding": {"x": x, "y": y}, "layer": layers}
 
@@ -122,16 +123,15 @@ def _steps(group: Group) -> list[float]:
 
 
 def _curve(values: Sequence[dict[str, Any]], field: str, title: str, digits: int = 3) -> Spec:
-    """A line over steps, with bars from ``low`` to ``high`` where the values have them."""
+    """A line over steps, with bars from ``low`` to ``high``."""
     values = [value | {"says": f"{value['name']}; {field} {value[field]:.{digits}f}"} for value in values]
     positive = sorted(value["step"] for value in values if value["step"] > 0)
     wide = bool(positive) and positive[-1] > 500 * positive[0]
     x = numeric("step", "training step", type="symlog" if wide else "linear", nice=not wide)
     y = numeric(field, title)
-    layers = [mark({"type": "line", "aria": False}, y=y), mark(_POINT, y=y, **_SAYS)]
-    if "low" in values[0]:
-        rule = {"type": "rule", "strokeWidth": 1.5, "color": _LINE, "aria": False}
-        layers.insert(0, mark(rule, **span("y", numeric("low", title), "high")))
+    rule = {"type": "rule", "strokeWidth": 1.5, "color": _LINE, "aria": False}
+    layers = [mark(rule, **span("y", numeric("low", title), "high"))]
+    layers += [mark({"type": "line", "aria": False}, y=y), mark(_POINT, y=y, **_SAYS)]
     return {
         "data": {"values": list(values)},
         "height": 280,

@@ -9,15 +9,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 from lmeval_dispersion.geometry import METRICS
 from lmeval_dispersion.report import Col, Column
 from lmeval_screener.figures import PARTS
-from lmeval_screener.screened import Against, Finite, Group, Next, Screened
-
-_EACH = 64  # members of a group up to which ties are listed rank by rank
+from lmeval_screener.screened import Against, Finite, Group, Screened
 
 # Types with further constraints for their JSON Schema.
 _Rank = Annotated[int, ("minimum", 1)]
-_Ties = Annotated[
-    list[_Rank | Annotated[list[_Rank], ("minItems", 2), ("maxItems", 2)]], ("uniqueItems", True)
-]
 _Shape = Annotated[list[Annotated[int, ("minimum", 0)]], ("minItems", 2), ("maxItems", 2)]
 _Seconds = Annotated[Finite, ("minimum", 0)]
 _Share = Annotated[_Seconds, ("maximum", 1)]
@@ -62,21 +57,6 @@ class CheckpointColumn(NamedTuple):
         return value
 
 
-def tied_with(c: Screened, group: Group) -> list[Any]:
-    """The ranks without a clear order; in a group of more than `_EACH`, runs of ranks as first and last.
-
-    Listed one by one, those of ten thousand would take a gigabyte.
-    """
-    if len(group.checkpoints) <= _EACH:
-        return list(c.tied_with)
-    return [first if first == last else [first, last] for first, last in c.ties.runs()]
-
-
-def tie_cells(ties: list[Any]) -> list[int | str]:
-    """The ranks of :func:`tied_with` for tables: a run as ``first-last``."""
-    return ["-".join(map(str, rank)) if isinstance(rank, list) else rank for rank in ties]
-
-
 def _figures(metric: str) -> Iterator[CheckpointColumn]:
     """G in one metric, its parts and the control, each with its errors."""
     for part, about in zip(("gap", *PARTS), ("G", "within(T)", "between(T, R)", "within(R)"), strict=True):
@@ -93,6 +73,11 @@ def _dropped(c: Screened, group: Group) -> list[str]:
     return [word.strip() for word in (*c.resolution.dropped, *c.resolution.dropped_reference)]
 
 
+def _to_next(c: Screened, group: Group) -> float | None:
+    following = group.neighbours.get(c)
+    return None if following is None else group.chance(c, following)
+
+
 _C = CheckpointColumn
 #: In the order of CSV and of JSON.
 COLUMNS = (
@@ -107,25 +92,30 @@ COLUMNS = (
     ),
     _C("family", str, "family, or `tokenizer:<hash>` for checkpoints given by name"),
     _C("scale", str, "size as the field names it"),
-    _C("rank", _Rank, "rank in family and scale"),
+    _C(
+        "rank",
+        _Rank | None,
+        "place in family and scale, which equal ones share; null for the base and its rows",
+        lambda c, group: c.rank if group.has_place(c) else None,
+    ),
+    _C(
+        "holds_best",
+        _Share | None,
+        "[chance](#chances) that the best is among the places down to this one; null where none is known",
+        lambda c, group: group.holds_best(c),
+    ),
+    _C(
+        "chance_to_next",
+        _Share | None,
+        "chance that it is more accurate than one of the next place; null for the last",
+        _to_next,
+    ),
     _C("copy_of", str | None, "label of the checkpoint that it is a [copy](#copies) of; null for none"),
     _C("group", str, "the group as reports name it", lambda _, group: group.title, None),
-    _C(
-        "tied_with",
-        _Ties,
-        "ranks without a clear order with it ([ties](#ties)); in groups of more than 64 a "
-        "run of ranks is `[first, last]` (CSV: `first-last`)",
-        tied_with,
-        cell=lambda ties: " ".join(map(str, tie_cells(ties))),
-    ),
-    _C(
-        "next",
-        Next | None,
-        "G minus G of the next rank: `difference`, `se` (paired), `separated` (by both "
-        "figures: a clear order); null for the last",
-        lambda c, _: c.next and c.next._asdict(),
-        None,
-    ),
+    _C("ratio.mean", float, "the ratio; null where there is none", csv="ratio"),
+    _C("ratio.se", float, "jackknife over tokens"),
+    _C("ratio.rounding", float, "three standard deviations of what storing moved", csv=None),
+    _C("ratio.reason", str | None, "why there is none", lambda c, _: c.no_ratio or None, "no_ratio"),
     *(column for metric in METRICS for column in _figures(metric)),
     _C("is_base", bool, "whether it is the base", only="base"),
     _C(
@@ -138,11 +128,6 @@ COLUMNS = (
     ),
     _C(None, float, "its paired error", "against.se", "against_base_se", only="base"),
     _C(None, str, "`above`, `below`, `level` or `equal`", "against.side", "against_base_side", only="base"),
-    _C("ratio.mean", float, "the ratio; null where there is none", csv="ratio"),
-    _C("ratio.se", float, "jackknife over tokens"),
-    _C("ratio.rounding", float, "three standard deviations of what storing moved", csv=None),
-    _C("ratio.rank", _Rank | None, "rank by it", lambda c, group: group.ratio_ranks.get(c), None),
-    _C("ratio.reason", str | None, "why there is none", lambda c, _: c.no_ratio or None, "no_ratio"),
     _C("accuracy", float, "supplied accuracy, or null"),
     _C("tensor.name", str, "the output projection", "tensor", "tensor", shown=Col("Rows of", drop=2)),
     _C("tensor.file", str, "its file", "file", None),
@@ -157,7 +142,7 @@ COLUMNS = (
     _C("requests", int, "requests for it", shown=Col("Requests", "d")),
     _C("seconds", _Seconds, "from the first request to the last row", lambda c, _: round(c.seconds, 3)),
     _C("notes", list[str], "remarks on its numbers", lambda c, _: list(c.notes), cell="; ".join),
-    _C("chosen", Literal["rank", "tied", "audit", None], "why it is on the short list", only="list"),
+    _C("chosen", Literal["rank", "audit", None], "why it is on the short list", only="list"),
     _C("inclusion_probability", _Share, "with which it was to be on it", only="list"),
 )
 

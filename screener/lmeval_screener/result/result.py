@@ -11,14 +11,17 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.evidence import SLOPES
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import copies
-from lmeval_screener.figures import difference
-from lmeval_screener.ranking import Agreement, agreements
+from lmeval_screener.chance import WITHIN
+from lmeval_screener.figures import Gap, Ratio, difference
+from lmeval_screener.ranking import Agreement, against_base, agreements
 from lmeval_screener.result import answer, columns
 from lmeval_screener.screened import (
     RANK_BY,
@@ -38,12 +41,17 @@ if TYPE_CHECKING:
 SCHEMA = "screen-checkpoints/3"
 _SCOPES = {"within groups": "all, inside groups", "overall": "all, across groups (not supported)"}
 _LONG = 40  # rows of a group that a terminal shows whole
-_TOP, _BOTTOM = 15, 3  # rows that it shows of a longer group, plus those tied with the last of the top
+_TOP, _BOTTOM = 15, 3  # rows that it shows of a longer group
+_HARDLY = 0.1  # chance to beat a gate's reference at which a checkpoint fails it
 
 
 @dataclass(frozen=True)
 class Gate:
-    """The gate: whether any checkpoint of a group is clearly below ``reference``."""
+    """The gate: whether any checkpoint of a group lies below ``reference``.
+
+    It does by a paired difference of the ratio (or of G, where that ranks), or with a chance of at most 10 %
+    to be more accurate.
+    """
 
     reference: str
     below: tuple[str, ...]
@@ -52,7 +60,7 @@ class Gate:
     failed: str | None = None
 
     @classmethod
-    def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
+    def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str, metric: Metric) -> Gate:
         """The gate of a screening, by the label of its reference."""
         # A registry may have figures of failed checkpoints.
         everyone = {f.label for f in failed} | {c.label for group in groups for c in group.candidates}
@@ -62,9 +70,17 @@ class Gate:
         if not places:
             return cls(reference, (), 0, others, next(f.error for f in failed if f.label == reference))
         group, floor = places[0]
-        below = [c.label for c in group.candidates if c.rank > floor.rank and not floor.tied_to(c.rank)]
-        compared = sum(c is not floor for c in group.candidates)
-        return cls(reference, tuple(below), compared, others - compared)
+        figures: dict[Screened, Gap | Ratio] = {
+            c: c.figure(metric) for c in group.candidates if c is not floor
+        }
+        sides = against_base(floor.figure(metric), figures)
+        chances = {c: group.chance(c, floor) for c in figures}
+        below = [
+            c.label
+            for c, chance in chances.items()
+            if sides[c].side == "below" or (chance is not None and chance <= _HARDLY)
+        ]
+        return cls(reference, tuple(below), len(figures), others - len(figures))
 
     @property
     def passed(self) -> bool:
@@ -82,7 +98,7 @@ class Result(Report):
         answers: Name of the answer set of the ratio; empty if the ratio uses T of G.
         reference: Name of the reference token set.
         metric: The metric of the G that ranks.
-        ranked_by: ``gap``, ``ratio`` or ``both``, the mean rank of the two.
+        ranked_by: ``gap`` or ``ratio``.
         base: Label of the base that the others were trained from; empty if unknown.
         checkpoints: Screened checkpoints in the order of their groups, best first inside.
         failed: The others, with the reason.
@@ -154,17 +170,44 @@ class Result(Report):
             return self.news.status
         return (3 if self.checkpoints else 1) if self.failed else 0
 
-    def shortlist(self, k: int, *, audit_sample: int = 0, seed: int = 0) -> Shortlist:
-        """The K best of each group, those without a clear order with the K-th, and some others at random.
+    def chance(self, better: str, worse: str) -> float | None:
+        """The chance that one checkpoint is more accurate than another, by their labels; None if unknown.
+
+        It holds for two of a group whose accuracies differ by more than 0.01.
+        """
+        places = {c.label: (group, c) for group in self.groups for c in group.candidates}
+        if missing := [label for label in (better, worse) if label not in places]:
+            raise UsageError(
+                f"expected a screened checkpoint, got {missing[0]!r}; see labels in `checkpoints`"
+            )
+        (group, a), (other, b) = places[better], places[worse]
+        if group is not other:
+            raise UsageError(
+                f"expected two of one group, got {better} of {group.title}, {worse} of {other.title}"
+            )
+        return group.chance(a, b)
+
+    def first_for(self, chance: float = WITHIN) -> int:
+        """How many places of the group hold the best with this chance; all of them where none is known."""
+        if not 0 < chance <= 1:
+            raise UsageError(f"expected above 0, at most 1, got {chance}", argument="chance")
+        if len(self.groups) != 1:
+            raise UsageError(
+                f"expected one group, got {len(self.groups)}; ask each of `groups`: Group.first_for({chance})"
+            )
+        return self.groups[0].first_for(chance)
+
+    def shortlist(self, k: int | None = None, *, audit_sample: int = 0, seed: int = 0) -> Shortlist:
+        """The first places of each group, and some others at random.
 
         Args:
-            k: How many of each group.
+            k: How many places; None for as many as hold the best with a chance of 90 % (`Group.first_for`).
             audit_sample: How many others of each group to add at random.
             seed: Seed of the random sample.
         """
         from lmeval_screener.shortlist.choice import shortlist
 
-        return shortlist(self.groups, self.metric, k, audit_sample=audit_sample, seed=seed)
+        return shortlist(self.groups, k, audit_sample=audit_sample, seed=seed)
 
     def verify(self, *results: str | Path) -> Verdict:
         """Whether the order agrees with results: of the short list if there is one, else of all.
@@ -181,7 +224,7 @@ class Result(Report):
         return verify(shortlist_manifest(content, "the screening"), [str(source) for source in results])
 
     def race(self, tasks: str, **options: Any) -> Any:
-        """Race the short list, else a third of each group, on lm-eval's tasks: see ``race``."""
+        """Race the short list on lm-eval's tasks: see ``race``."""
         import lmeval_dispersion
 
         return lmeval_dispersion.race(self, tasks=tasks, **options)
@@ -193,9 +236,9 @@ class Result(Report):
 
     @cached_property
     def agreement(self) -> list[Agreement]:
-        """Agreement of G with the supplied accuracies, per group and overall; empty without any."""
+        """Agreement of the figure that ranks with the supplied accuracies, per group and overall."""
         rated = [
-            (c.gaps[self.metric].mean, c.accuracy, group.name)
+            (c.figure(self.metric).mean, c.accuracy, group.name)
             for group in self.groups
             for c in group.checkpoints
             if c.accuracy is not None
@@ -293,18 +336,16 @@ class Result(Report):
         """The groups' rankings, their figures, the failures, the reading."""
         tables, everyone = dict[str, Table](), list[Row]()
         for place, (group, members) in enumerate(self._members.items()):
-            first = [] if group.steps else answer.first_of(group, group.rivals(self.metric))
-            reach = answer.reaches(group, self.metric)
+            first = answer.first_of(group)
             rows = [
                 columns.flat_row(c, group)
                 | self._cells(c, group)
-                | {"reach": reach.get(c)}
                 | {"called": _marked(f"{group.names[c]}{' (base)' * c.is_base}", c, first)}
                 for c in members
             ]
             everyone += rows
             excerpt = _excerpt(members, training=bool(group.steps))
-            decimals = answer.decimals(members, self.metric)
+            decimals = answer.decimals([c.gaps[self.metric] for c in members])
             shares = all((c.accuracy or 0) <= 1 for c in members)
             ranking = self._ranking(decimals, ".3f" if shares else ".1f", group)
             figures = _figures(self.metric, decimals, group)
@@ -346,7 +387,7 @@ class Result(Report):
         return {
             "delta": change,
             "delta_se": error,
-            "ties": answer.ranks_of(c.ties),
+            "twice": error and 2 * error,
             "chosen": c.chosen,
             "commit": c.revision[:12] if c.revision else "a folder",
         }
@@ -358,64 +399,69 @@ class Result(Report):
         gap = f"how far the model keeps {T} from one another and from {R}"
         answers = group.checkpoints[0].resolution.answers
         of_ratio = f"{len(answers)} answer tokens of {self.answers}" if answers else T
-        ratio = f"spread of {of_ratio} over {R}'; a clear order needs both"
+        ratio = f"spread of {of_ratio} over {R}'"
         against = "ratio minus the base's, with its paired standard error"
-        error = f"2 standard errors to the {'step before' if group.steps else 'next rank'}"
+        best = "chance that ranks 1 to here hold it, if these are like ours"
         figures = [
-            Column(f"gap_{self.metric}", "G", f".{decimals}f", hint=gap),
             Column("ratio", "Ratio", ".3f", hint=ratio),
+            Column(f"gap_{self.metric}", "G", f".{decimals}f", hint=gap),
         ]
-        drawn = figures.pop(group.drawn == "ratio")
+        if group.figure == "G":
+            figures.reverse()
+        if group.steps:
+            error = "2 standard errors to the step before"
+            figures[0] = replace(figures[0], dots="below", reach="twice", whisker=error)
         return [
             Column("rank", "Rank", "d", short="#"),
             Column("called", "Step" if group.steps else "Checkpoint"),
-            replace(drawn, dots="below", reach="reach", whisker=error),
             *figures,
+            Column(
+                "holds_best", "Holds the best", ".0%", hint=best, drop=1, dots="below", reach="holds_best"
+            ),
             Column("against_base", "Against the base", ".5f", "against_base_se", against, drop=1),
-            Column("ties", "Ties", hint="ranks without a clear order", drop=1),
             Column("chosen", "Chosen", drop=2),
             Column("accuracy", "Accuracy", accuracy, short="Acc.", drop=3),
         ]
 
     def _change(self, c: Screened, group: Group) -> tuple[float | None, float | None]:
-        """The difference to the next rank and its error; in a training, from the step before."""
-        steps = group.steps
-        if not steps:
-            return (c.next.difference, c.next.se) if c.next else (None, None)
-        if c not in steps[1:]:
+        """The difference of the figure that ranks to the next place; in a training, from the step before."""
+        other = group.neighbours.get(c)
+        if other is None:
             return None, None
-        change = difference(c.gaps[self.metric], steps[steps.index(c) - 1].gaps[self.metric])
+        change = difference(c.figure(self.metric), other.figure(self.metric))
         return change.mean, change.se
 
     def charts(self) -> Mapping[str, Chart]:
-        """The figure that ranks each group, along a training both figures, and accuracy against G."""
+        """The figure that ranks each group, along a training both figures, and accuracy against it."""
         drawn: dict[str, Chart] = {}
         for place, group in enumerate(self.groups):
             best, count = group.names[group.checkpoints[0]], len(group.checkpoints)
+            figure, meaning = group.figure, ""
+            called = f"{figure[0].upper()}{figure[1:]}"
             if group.steps:
                 draw = partial(_draw, "steps", group, self.metric)
-                caption = f"G along the training of {group.title}"
-                description = f"G against the training step; largest at {best}."
+                caption = f"{called} along the training of {group.title}"
+                description = f"{called} against the training step; largest at {best}."
+                meaning = (
+                    "Lines: two standard errors of the difference to the step before (choice of tokens)."
+                )
             else:
-                draw, figure = partial(_draw, "ranking", group, self.metric), group.drawn
+                draw = partial(_draw, "ranking", group, self.metric)
                 most = f", the {answer.DRAWN} best of {count}" if count > answer.DRAWN else ""
-                caption = f"{figure[0].upper()}{figure[1:]} of each checkpoint{most}"
+                caption = f"{called} of each checkpoint{most}"
                 description = f"Dots of {figure}, best first, from {best}."
-            to = "step before" if group.steps else "next rank"
-            lines = f"Lines: two standard errors of the difference to the {to} (choice of tokens, not seed)."
-            meaning = lines if count > 1 else ""
-            drawn[f"ranking{place}"] = Chart(draw, caption, description, meaning, f"gap-{group.anchor}")
-            if any(c.ratio for c in group.steps):
-                drawn[f"ratio{place}"] = Chart(
-                    partial(_draw, "ratios", group, self.metric),
-                    f"Ratio along the training of {group.title}",
-                    "within(T) / within(R) of rows times the final norm, against the training step.",
-                    name=f"ratio-{group.anchor}",
+            drawn[f"ranking{place}"] = Chart(draw, caption, description, meaning, f"ranking-{group.anchor}")
+            if group.steps and figure == "ratio":
+                drawn[f"gap{place}"] = Chart(
+                    partial(_draw, "gaps", group, self.metric),
+                    f"G along the training of {group.title}",
+                    "G against the training step.",
+                    name=f"gap-{group.anchor}",
                 )
         if self.agreement:
             drawn["accuracy"] = Chart(
                 partial(_draw, "accuracy_chart", self.groups, self.metric),
-                "Accuracy against G",
+                f"Accuracy against {self._figure}",
                 "One point a checkpoint with an accuracy, by group.",
                 name="accuracy",
             )
@@ -427,7 +473,7 @@ class Result(Report):
         whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
         return {
             "sentences": [
-                answer.group_sentences(group, self.metric, self.subject)
+                answer.group_sentences(group, self.metric, self.subject, self.domain)
                 for group in self.groups[: answer.GROUPS]
             ],
             "most_failed": len(self.failed) > self._everyone / 2,
@@ -437,8 +483,15 @@ class Result(Report):
             "ranked": RANKED[members[0].ranked_by].replace("highest", "Higher") if members else "",
             "copies": copies.said(members),
             "agreed": whole[0] if whole else None,
+            "figure": self._figure,
+            "chances": [SLOPES[kind] for kind in dict.fromkeys(g.kind for g in self.groups) if kind],
             "facts_of_all": self._facts() if self.checkpoints else None,
         }
+
+    @property
+    def _figure(self) -> str:
+        """The figure that ranks all groups; G if it ranks some."""
+        return "G" if any(group.figure == "G" for group in self.groups) else "ratio"
 
     def _without_base(self) -> list[str]:
         """Groups that are not compared with the base, if there is a base."""
@@ -475,7 +528,7 @@ def _draw(name: str, of: Any, metric: Metric) -> dict[str, Any]:
 # --- tables: columns over the rows of CSV ---------------------------------------------------------------
 
 
-def _marked(name: str, c: Screened, first: Sequence[Screened | str]) -> str:
+def _marked(name: str, c: Screened, first: Sequence[Screened]) -> str:
     """A name of a ranking, marked if the answer recommends it."""
     return f"▶ {name}" if c in first else f"  {name}" if first else name
 
@@ -488,11 +541,16 @@ def _figures(metric: Metric, decimals: int, group: Group) -> list[Column]:
         "within_reference": ("within(R), control", "in R"),
     }
     change = "Δ from previous" if group.steps else "Δ to next"
+    figures = [
+        Column("ratio", "Ratio", ".3f", "ratio_se"),
+        Column(f"gap_{metric}", "G", f".{decimals}f", f"gap_{metric}_se"),
+    ]
+    if group.figure == "G":
+        figures.reverse()
+    figures.insert(1, Column("delta", change, ".4f", "delta_se", short="Δ", drop=2))
     return [
         Column("called", "Step" if group.steps else "Checkpoint"),
-        Column(f"gap_{metric}", "G", f".{decimals}f", f"gap_{metric}_se"),
-        Column("delta", change, ".4f", "delta_se", short="Δ", drop=2),
-        Column("ratio", "Ratio", ".3f", "ratio_se"),
+        *figures,
         *(
             Column(f"{name}_{metric}", heading, ".3f", f"{name}_{metric}_se", short=short, drop=3)
             for name, (heading, short) in parts.items()
@@ -523,16 +581,14 @@ def _table(rows: Sequence[Row], columns: Sequence[Column], name: str, excerpt: S
 
 
 def _excerpt(members: Sequence[Screened], *, training: bool) -> tuple[int, ...]:
-    """Rows of a long ranking for short texts: the top, those tied with its last, and the bottom."""
+    """Rows of a long ranking for short texts: the top, and the bottom."""
     count = len(members)
     if count <= _LONG:
         return ()
     if training:
         # A course needs its ends and evenly spaced steps between.
         return tuple(sorted({round(i * (count - 1) / (_TOP + _BOTTOM)) for i in range(_TOP + _BOTTOM + 1)}))
-    last = members[_TOP - 1]
-    cut = [place for place in range(_TOP, count) if last.tied_to(members[place].rank)]
-    return tuple(sorted({*range(_TOP), *cut[: _LONG - _TOP - _BOTTOM], *range(count - _BOTTOM, count)}))
+    return (*range(_TOP), *range(count - _BOTTOM, count))
 
 
 def _failures(failed: Sequence[Failed]) -> list[Row]:

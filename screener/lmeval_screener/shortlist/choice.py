@@ -1,13 +1,12 @@
 """The short list of checkpoints to evaluate.
 
-The order of the K-th of a ranking and the next checkpoints is seldom clear, so a list also takes those tied
-with the K-th, up to a cap. An audit sample is drawn at random from the others: only it shows the checkpoints
-that the list missed.
+Without a number it takes as many places as hold the best with a chance of 90 % (`Group.first_for`), all where
+no chance is known. An audit sample is drawn at random from the others: only it shows the checkpoints that the
+list missed.
 """
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +16,9 @@ from typing import Any, Literal
 import numpy as np
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.geometry import Metric
 from lmeval_screener.screened import Group, Screened
 
-Why = Literal["rank", "tied", "audit"]
-CAP = 2  # times K: the most that a list holds
-LEAST, SHARE = 3, 1 / 3  # of a group, for a race; with ties at most half
+Why = Literal["rank", "audit"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,17 +26,16 @@ class GroupChoice:
     """The checkpoints of one group to evaluate.
 
     Attributes:
-        group: Its candidates. ``chosen`` of each is ``rank`` for the K best, ``tied`` for those behind them
-            that have no clear order with the K-th, up to the cap, ``audit`` for those drawn at random from
-            the others; ``inclusion_probability`` is 1 on the list, else the audit's share.
-        tied_behind: How many behind the K-th have no clear order with it, including those beyond the cap.
-        cap: The most that the list may hold.
+        group: Its candidates. ``chosen`` of each is ``rank`` in the first places, ``audit`` for those drawn
+            at random from the others; ``inclusion_probability`` is 1 on the list, else the audit's share.
+        k: How many places the list takes, of ``places``; those of equal rows share one.
+        kind: The checkpoints that they are like, by `Group.kind`.
     """
 
     group: Group
     k: int
-    tied_behind: int
-    cap: int
+    places: int
+    kind: str
 
     def of(self, *reasons: Why) -> tuple[Screened, ...]:
         """The members chosen for any of these reasons, best first."""
@@ -49,7 +44,7 @@ class GroupChoice:
     @cached_property
     def listed(self) -> tuple[Screened, ...]:
         """The short list of the group, best first."""
-        return self.of("rank", "tied")
+        return self.of("rank")
 
     @cached_property
     def audit(self) -> tuple[Screened, ...]:
@@ -62,21 +57,13 @@ class GroupChoice:
         return (*self.listed, *self.audit)
 
     def sentence(self) -> str:
-        """How the list was chosen, without the group's name.
-
-        Such as ``12 of 40: the 8 best and 4 not separated from the 8th (cap 16)``.
-        """
-        total, listed, tied = len(self.group.checkpoints), len(self.listed), len(self.of("tied"))
-        if self.k >= total:
+        """How the list was chosen, without the group's name, such as ``9 of 24: ranks 1–9``."""
+        total, listed = len(self.group.checkpoints), len(self.listed)
+        if self.k >= self.places or listed == total:
             text = "the only one" if total == 1 else f"all {total}"
+            text = text if listed == total else f"{listed} of {total}, all but copies"
         else:
-            text = f"{listed} of {total}: the {'best' if self.k == 1 else f'{self.k} best'}"
-            if self.tied_behind:
-                of = f" of the {self.tied_behind}" if self.tied_behind > tied else ""
-                text += f" and {tied}{of} not separated from the {_ordinal(self.k)} (cap {self.cap})"
-            else:
-                last = "" if self.k == 1 else f" the {_ordinal(self.k)}"
-                text += f",{last} separated from all behind it"
+            text = f"{listed} of {total}: {'rank 1' if self.k == 1 else f'ranks 1–{self.k}'}"
         return text + (f", and {len(self.audit)} of the others at random" if self.audit else "")
 
 
@@ -108,10 +95,9 @@ class Shortlist:
                     "family": choice.group.family,
                     "scale": choice.group.scale,
                     "k": choice.k,
-                    "cap": choice.cap,
+                    "kind": choice.kind or None,
                     "candidates": len(choice.group.checkpoints),
                     "listed": len(choice.listed),
-                    "tied": choice.tied_behind,
                     "audited": len(choice.audit),
                     "sentence": choice.sentence(),
                 }
@@ -131,42 +117,31 @@ class Shortlist:
 
 
 def shortlist(
-    groups: Sequence[Group], metric: Metric, k: int | None, *, audit_sample: int = 0, seed: int = 0
+    groups: Sequence[Group], k: int | None = None, *, audit_sample: int = 0, seed: int = 0
 ) -> Shortlist:
-    """The short list of a screening; without a K a third of each group, as in a race."""
+    """The short list of a screening, as of a race."""
     if k is not None and k < 1:
         raise UsageError(f"expected at least 1, got {k}", argument="k")
     if audit_sample < 0:
         raise UsageError(f"expected at least 0, got {audit_sample}", argument="audit_sample")
-    groups = [replace(group, checkpoints=group.candidates) for group in groups if group.candidates]
-    choices = tuple(_choice(group, metric, k, audit_sample, seed) for group in groups)
+    choices = tuple(_choice(group, k, audit_sample, seed) for group in groups if group.candidates)
     return Shortlist(k or max(choice.k for choice in choices), audit_sample, seed, choices)
 
 
-def _choice(group: Group, metric: Metric, k: int | None, audit_sample: int, seed: int) -> GroupChoice:
-    total, cap = len(group.checkpoints), CAP * (k or 0)
-    if k is None:
-        k = min(total, max(LEAST, math.ceil(total * SHARE)))
-        cap = max(k, total // 2)
-    members = sorted(group.checkpoints, key=lambda c: c.copy_of is not None)  # copies do not displace others
-    tied = [c for c in members[k:] if members[k - 1].tied_to(c.rank) and c.copy_of is None]
-    listed = tied[: cap - k]
-    # The best by each figure, if the two disagree.
-    rivals = [c for c in group.rivals(metric) if c not in (*members[:k], *listed)][: cap - k]
-    listed = [*listed[: cap - k - len(rivals)], *rivals]
-    tied += [c for c in rivals if c not in tied]
-    why: dict[Screened, Why] = {**dict.fromkeys(members[:k], "rank"), **dict.fromkeys(listed, "tied")}
-    others = sorted((c for c in members if c not in why), key=lambda c: (c.name, c.revision or ""))
+def _choice(group: Group, k: int | None, audit_sample: int, seed: int) -> GroupChoice:
+    total, first = group.places, k or group.first_for()
+    candidates = group.candidates
+    # Rows say nothing of those without a place: listed if no number is given. A copy is as its original.
+    listed = (
+        c for c in candidates if (c.rank <= first and not c.copy_of if group.has_place(c) else k is None)
+    )
+    why: dict[Screened, Why] = dict.fromkeys(listed, "rank")
+    others = sorted((c for c in candidates if c not in why), key=lambda c: (c.name, c.revision or ""))
     draw = np.random.default_rng([seed, zlib.crc32(f"{group.family}\n{group.scale}".encode())])
     places = draw.choice(len(others), min(audit_sample, len(others)), replace=False) if others else ()
     probability = dict.fromkeys(why, 1.0) | dict.fromkeys(others, len(places) / max(len(others), 1))
     why |= dict.fromkeys((others[i] for i in places), "audit")
     checkpoints = tuple(
-        replace(c, chosen=why.get(c), inclusion_probability=probability[c]) for c in group.checkpoints
+        replace(c, chosen=why.get(c), inclusion_probability=probability[c]) for c in candidates
     )
-    return GroupChoice(replace(group, checkpoints=checkpoints), k, len(tied), cap)
-
-
-def _ordinal(number: int) -> str:
-    last = number % 10 if number % 100 not in (11, 12, 13) else 0
-    return f"{number}{dict(enumerate(('st', 'nd', 'rd'), 1)).get(last, 'th')}"
+    return GroupChoice(replace(group, checkpoints=checkpoints), first, total, group.kind)

@@ -235,14 +235,15 @@ def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
 
 def _candidate(entry: Mapping[str, Any]) -> Candidate:
     gap, ratio = float(entry["G"]), entry["ratio"]
-    if entry["chosen"] not in ("rank", "tied", "audit", None) or not math.isfinite(gap):
+    chosen = "rank" if entry["chosen"] == "tied" else entry["chosen"]  # of 0.2
+    if chosen not in ("rank", "audit", None) or not math.isfinite(gap):
         raise ValueError(f"in chosen {entry['chosen']!r} or G {gap}")
     revision = entry["revision"]
     return Candidate(
         Target(str(entry["repo"]), entry["requested_revision"], local=revision is None, file=entry["file"]),
         revision,
         (str(entry["family"]), str(entry["scale"])),
-        entry["chosen"],
+        chosen,
         int(entry["rank"]),
         gap,
         None if ratio is None else float(ratio),

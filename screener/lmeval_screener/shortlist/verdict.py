@@ -282,7 +282,7 @@ def _group(members: Sequence[Candidate], figure: Sequence[Any]) -> GroupResults:
     return GroupResults(
         np.array(figure),
         np.array([c.accuracy for c in members]),
-        np.array([c.chosen in ("rank", "tied") for c in members]),
+        np.array([c.chosen == "rank" for c in members]),
         np.array([c.chosen == "audit" for c in members]),
     )
 

@@ -17,7 +17,7 @@ class _Checkpoint:
     repo: str
     scale: str
     revision: str = ""
-    kind: Any = None  # base, instruct, trajectory, …: a word for readers of the file
+    kind: Any = None  # base, instruct, trajectory, …: where all are `base`, they were trained from scratch
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,9 @@ def load_families(path: str | Path | None = None) -> dict[str, Family]:
         for position, entry in enumerate(family.checkpoints):
             target = parse_target(f"hf://{entry.repo}" if path is None else entry.repo)
             revision = entry.revision or target.revision
-            target = replace(target, revision=revision, family=name, scale=entry.scale)
+            target = replace(
+                target, revision=revision, family=name, scale=entry.scale, kind=str(entry.kind or "")
+            )
             if target.name in (other.name for other in targets):
                 key = f"families.{name}.checkpoints[{position}]"
                 raise mistake(file, key, "each checkpoint once", target.name, "remove one")

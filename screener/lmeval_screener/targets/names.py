@@ -65,6 +65,7 @@ class Target:
             checkpoint, or a tokenizer file; None for nowhere else.
         listed: Its entry in a Hub listing, above all its commit; None if the user named it.
         on: The base of an adapter; None for a whole model, and until the adapter was opened.
+        kind: What the family's file calls it, such as ``base`` or ``instruct``; empty for nothing.
         labelled: Its name in reports (:func:`labelled`); None until all targets are known.
     """
 
@@ -80,6 +81,7 @@ class Target:
     tokenizer: str | None = None
     listed: Listed | None = field(default=None, compare=False, repr=False)
     on: Base | None = field(default=None, compare=False, repr=False)
+    kind: str = field(default="", compare=False, repr=False)
     labelled: str | None = field(default=None, compare=False, repr=False)
 
     @property

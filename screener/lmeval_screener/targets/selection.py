@@ -155,9 +155,10 @@ def add_ranking_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--metric", default="cosine", choices=of, help="distance of G (default: cosine)")
     parser.add_argument(
         "--rank-by",
-        choices=("gap", "ratio", "both"),
+        choices=("ratio", "gap"),
         default="ratio",
-        help="figure that ranks; both: the mean rank (default: ratio)",
+        type=lambda name: "gap" if name.lower() == "g" else name,
+        help="figure that ranks; gap is G (default: ratio)",
     )
     of_base = "model that the others were trained from (default: the base they name)"
     parser.add_argument("--base", action=Once, metavar="CHECKPOINT", help=of_base)

@@ -128,16 +128,6 @@ def test_the_demo_and_its_folders_by_name_are_one_group(tmp_path, capsys):
     assert " in 2 groups for math" in capsys.readouterr().out
 
 
-def test_the_ties_of_a_large_group_are_runs_of_ranks(tmp_path, capsys):
-    """Rank by rank, those of ten thousand would take gigabytes."""
-    place = tmp_path / "r.db"
-    plant(place, 70, spread=0, sketches=False)
-    assert main(["registry", "query", str(place), "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["rank"] for row in rows] == list(range(1, 71))
-    assert (rows[0]["tied_with"], rows[1]["tied_with"]) == (["2-70"], [1, "3-70"])
-
-
 SCREEN = ["org/*", "--registry", "r.db"]
 
 

@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from lmeval_screener.screened import Ranks
 from lmeval_screener.shortlist.manifest import check_emit, emit, read_shortlist_manifest
 from lmeval_screener.targets.names import Target
 from lmeval_screener.tokens.resolution import load_domain
-from screenings import COMMIT, failed, result, screened
+from screenings import COMMIT, failed, result, screened, siblings
 
 from lmeval_dispersion.errors import UsageError
 
@@ -25,11 +24,9 @@ def result_of(*members):
     return result(members, [failed("org/none")])
 
 
-def group(count, scale="7B", ties=()):
-    """`count` checkpoints; `ties` are runs of ranks (first, last) that are tied."""
-    spans = {rank: span for span in ties for rank in range(span[0], span[1] + 1)}
+def group(count, scale="7B"):
     ranks = range(1, count + 1)
-    return [screened(f"org/{scale}-{rank}", rank, spans.get(rank), scale=scale) for rank in ranks]
+    return [screened(f"org/{scale}-{rank}", rank, scale=scale) for rank in ranks]
 
 
 def names(checkpoints):
@@ -37,37 +34,48 @@ def names(checkpoints):
 
 
 @pytest.mark.parametrize(
-    ("k", "ties", "listed", "sentence"),
+    ("k", "listed", "sentence"),
     [
-        (3, (), "123", "3 of 9: the 3 best, the 3rd separated from all behind it"),
-        (3, ((3, 5),), "12345", "5 of 9: the 3 best and 2 not separated from the 3rd (cap 6)"),
-        (2, ((2, 6),), "1234", "4 of 9: the 2 best and 2 of the 4 not separated from the 2nd (cap 4)"),
-        (1, (), "1", "1 of 9: the best, separated from all behind it"),
-        (1, ((1, 3),), "12", "2 of 9: the best and 1 of the 2 not separated from the 1st (cap 2)"),
-        (20, (), "123456789", "all 9"),
+        (3, "123", "3 of 9: ranks 1–3"),
+        (1, "1", "1 of 9: rank 1"),
+        (20, "123456789", "all 9"),
+        (None, "123456789", "all 9"),  # by G no chance is known
     ],
 )
-def test_a_list_takes_the_best_and_what_is_tied_with_the_last_of_them(k, ties, listed, sentence):
-    (choice,) = result_of(*group(9, ties=ties)).shortlist(k).groups
+def test_a_list_takes_the_first_places(k, listed, sentence):
+    (choice,) = result_of(*group(9)).shortlist(k).groups
     assert names(choice.listed) == list(listed)
     assert choice.sentence() == sentence
-    why = ["rank"] * len(choice.of("rank")) + ["tied"] * len(choice.of("tied"))
-    assert [c.chosen for c in choice.listed] == why
+    assert {c.chosen for c in choice.listed} == {"rank"}
 
 
-def test_a_tie_counts_only_where_the_two_are_tied():
-    members = group(5)
-    members[1] = replace(members[1], ties=Ranks([4]))  # rank 3, between them, is clearly in order
-    members[3] = replace(members[3], ties=Ranks([2]))
-    (choice,) = result_of(*members).shortlist(2).groups
-    assert names(choice.listed) == ["1", "2", "4"]
+def test_without_a_number_a_list_holds_the_best_with_nine_in_ten():
+    found = result_of(*siblings(*(2 - i / 20 for i in range(24))))
+    (choice,) = found.shortlist().groups
+    assert (choice.sentence(), choice.kind) == ("9 of 24: ranks 1–9", "fine-tunes")
+    assert found.shortlist().k == found.first_for() == 9
+    # Of equals all are listed; copies are evaluated with their original.
+    equal = siblings(*(2 - i // 3 / 20 for i in range(24)))
+    (choice,) = result_of(*equal).shortlist(2).groups
+    assert choice.sentence() == "6 of 24: ranks 1–2"
+    copies = [replace(c, copy_of="a") if c.label in "bc" else c for c in equal]
+    (choice,) = result_of(*copies).shortlist(2).groups
+    assert [c.label for c in choice.listed] == list("adef")
+    assert result_of(*copies).shortlist(8).groups[0].sentence() == "22 of 24, all but copies"
+    # Those with their base's rows are no copies of a candidate.
+    base = replace(equal[0], is_base=True, target=Target("z"), repo="z")
+    of_base = [replace(c, copy_of="z") for c in equal[:3]]
+    found = result_of(base, *of_base, *(replace(c, rank=c.rank - 1) for c in equal[3:]))
+    (choice,) = found.shortlist().groups
+    assert [c.label for c in choice.listed][:6] == list("abcdef")
+    assert [c.label for c in found.shortlist(1).groups[0].listed] == list("def")
 
 
 def test_every_other_is_drawn_with_the_probability_that_is_recorded():
-    result = result_of(*group(8, ties=((2, 3),)))
+    result = result_of(*group(8))
     counts = Counter()
     for seed in range(1500):
-        (choice,) = result.shortlist(2, audit_sample=2, seed=seed).groups
+        (choice,) = result.shortlist(3, audit_sample=2, seed=seed).groups
         counts.update(names(choice.audit))
         assert len(set(names(choice.chosen))) == 5
     assert [c.inclusion_probability for c in choice.group.checkpoints] == [1, 1, 1] + [2 / 5] * 5

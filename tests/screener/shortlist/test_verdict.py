@@ -407,7 +407,7 @@ def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsy
     assert screen_checkpoints(words) == 0
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 5
-    assert "separated from all behind it, and 3 of the others at random" in printed.err
+    assert "2 of 11: ranks 1–2, and 3 of the others at random" in printed.err
     assert "evaluate with: bash list/run.sh" in printed.err
     family = yaml.safe_load((data_folder("demo") / "family.yaml").read_text())
     lines = [f"{entry['folder']},{entry['accuracy']['mean']}" for entry in family["checkpoints"]]
