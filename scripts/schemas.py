@@ -21,6 +21,7 @@ from lmeval_screener.ranking import Agreement
 from lmeval_screener.result.columns import COLUMNS, CheckpointColumn
 from lmeval_screener.screened import RankBy
 
+from lmeval_dispersion.auditing.calibrating.calibrator import FORMAT, Calibrator
 from lmeval_dispersion.geometry import Metric
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference" / "schemas"
@@ -203,6 +204,8 @@ def contracts() -> Iterator[tuple[str, str, dict[str, Any]]]:
         answer = {"type": "array", "items": {"type": "string"}}
         body = object_of(result, schema={"const": result.schema}, answer=answer)
         yield result.schema, f"JSON of {description}.", body
+    description = "File of `dispersion calibrate RUN -o FILE`: docs/reference/audit.md#calibrators."
+    yield FORMAT, description, object_of(Calibrator, format={"const": FORMAT})
     for title, (description, layout) in LAYOUTS.items():
         yield title, description, _object(layout, {"schema": {"const": title}})
 

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate
-from lmeval_dispersion.auditing.calibrating.calibrator import CLUSTERS, FEATURES
+from lmeval_dispersion.auditing.calibrating.calibrator import CLUSTERS
 from lmeval_dispersion.auditing.calibrating.prediction import predict
 from lmeval_dispersion.auditing.ranking import rank
 from lmeval_dispersion.auditing.report import audit
@@ -97,14 +97,6 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_where(parser, "learn only from these documents")
     add_one_slice(parser, default=None, otherwise=f"subject; {CLUSTERS} where too few")
-    parser.add_argument(
-        "--feature",
-        action="append",
-        default=[],
-        metavar="FEATURE",
-        choices=list(FEATURES),
-        help=f"feature to estimate from: {', '.join(FEATURES)}; may be repeated (default: all)",
-    )
     add_layer(parser)
     add_seed(parser)
     add_examples(
@@ -118,9 +110,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 def run_calibrate(args: argparse.Namespace) -> int:
     """Run ``dispersion calibrate``."""
     output, file = report_and_file(args, "json") if args.output else (Output.of(args), None)
-    calibration = calibrate(
-        args.run, where=args.where, layer=args.layer, by=args.by, features=args.feature, seed=args.seed
-    )
+    calibration = calibrate(args.run, where=args.where, layer=args.layer, by=args.by, seed=args.seed)
     if file:
         file.write_text(calibration.calibrator.to_json())
     output.write(calibration.document())

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
+from lmeval_dispersion.auditing.calibrating.calibrator import isotonic
 from lmeval_dispersion.auditing.mixtures import SEEDS, mixture_size, pools
 from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, check_labels
 from lmeval_dispersion.auditing.slices import by_value
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Col, Table
-from lmeval_dispersion.statistics import rank_correlations, student_interval
+from lmeval_dispersion.statistics import student_interval
 
 if TYPE_CHECKING:
     from sklearn.base import RegressorMixin
@@ -197,23 +198,22 @@ def _check_targets(parts: Mapping[str, Batches], labelled: int, size: int) -> No
 def fit_all(batches: Batches, *, seed: int = 0) -> dict[str, RegressorMixin]:
     """Every regression of the paper, fitted to pairs of dispersion and accuracy."""
     from sklearn.ensemble import RandomForestRegressor
-    from sklearn.isotonic import IsotonicRegression
     from sklearn.linear_model import LinearRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
-    rising = not rank_correlations(batches.dispersion, batches.accuracy[None])[0] < 0
-    models = (
-        LinearRegression(),
-        make_pipeline(PolynomialFeatures(3), LinearRegression()),
-        IsotonicRegression(increasing=rising, out_of_bounds="clip"),
-        RandomForestRegressor(n_estimators=50, min_samples_leaf=10, random_state=seed),
-    )
-    x = batches.dispersion[:, None]
-    return {
-        name: make_pipeline(StandardScaler(), model).fit(x, batches.accuracy)
-        for name, model in zip(REGRESSIONS, models, strict=True)
+    models = {
+        "linear": LinearRegression(),
+        "polynomial": make_pipeline(PolynomialFeatures(3), LinearRegression()),
+        "random forest": RandomForestRegressor(n_estimators=50, min_samples_leaf=10, random_state=seed),
     }
+    x = batches.dispersion[:, None]
+    fits = {
+        name: make_pipeline(StandardScaler(), model).fit(x, batches.accuracy)
+        for name, model in models.items()
+    }
+    fits["isotonic"] = isotonic(batches.dispersion, batches.accuracy)
+    return {name: fits[name] for name in REGRESSIONS}
 
 
 def _read_off(fit: Any) -> Predictor:

@@ -18,7 +18,7 @@ from lmeval_dispersion.auditing.calibrating.calibration import (
     calibrate,
     slices_of,
 )
-from lmeval_dispersion.auditing.calibrating.calibrator import FEATURES
+from lmeval_dispersion.auditing.calibrating.calibrator import FIGURES
 from lmeval_dispersion.auditing.figures import RunReport, shortened
 from lmeval_dispersion.auditing.mixtures import Mixtures, mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.protocol import KINDS, PaperProtocol, paper_protocol
@@ -55,7 +55,7 @@ from lmeval_dispersion.auditing.slices import (
     weakest,
 )
 from lmeval_dispersion.report import Chart, Table
-from lmeval_dispersion.report.declared import count, listed
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
 
 #: Parts that right and wrong answers judge, by their names in sentences.
@@ -146,7 +146,6 @@ class Audit(RunReport):
         for part in (self.reliability, self.mixtures, self.calibration, self.ranking):
             if not isinstance(part, Missing):
                 charts |= part.charts()
-        charts.pop("worth", None)
         return charts
 
     def context(self) -> dict[str, Any]:
@@ -161,7 +160,7 @@ class Audit(RunReport):
             "kinds": KINDS,
             "slices_of": slices_of,
             "verdict": against_trivial,
-            "features": lambda names: [FEATURES[name] for name in names],
+            "figures_of": lambda c: [FIGURES[row.figure] for row in c.estimators if row.figure],
             "errors": errors_sentence(self.ranking),
             "fewest": FEWEST,
             "unfounded": f"{' '.join(self.cautions)} Nothing in this section is a finding.",
@@ -184,19 +183,21 @@ class Audit(RunReport):
         if isinstance(self.calibration, Missing):
             return pools_sentence(self.mixtures)
         found = self.calibration
-        ours, *single, alone = found.estimators
+        ours, alone = found.estimators[0], found.estimators[-1]
         where = f"on {slices_of(found.slices, found.by)} held out"
         if found.better:
-            features = listed([FEATURES[name] for name in found.used])
             return (
-                f"Labels can be saved here: accuracy read off {features} is {ours.mae:.1f} points off "
-                f"{where}, the labelled accuracy alone {alone.mae:.1f}: worth {ours.worth:.0f} labels a "
-                "slice."
+                f"Labels can be saved here: accuracy read off {FIGURES[found.figure]} is {ours.mae:.1f} "
+                f"points off {where}, the labelled accuracy alone {alone.mae:.1f}: worth {ours.worth:.0f} "
+                "labels a slice."
             )
-        opening = "Nothing here replaces labels: no estimate reliably beats"
-        if any(row.better for row in single):
-            opening = "An estimate from all signals does not reliably beat"
-        return f"{opening} the labelled accuracy ({ours.mae:.1f} against {alone.mae:.1f} points off {where})."
+        other = next(
+            (f"; {row.estimator}, does ({row.mae:.1f})" for row in found.estimators if row.better), ""
+        )
+        return (
+            "No calibration replaces labels here: none reliably beats the labelled accuracy "
+            f"({ours.mae:.1f} against {alone.mae:.1f} points off {where}){other}."
+        )
 
     def _confidence(self) -> str:
         return "" if isinstance(self.reliability, Missing) else reliability_sentence(self.reliability)

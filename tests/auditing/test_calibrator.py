@@ -1,6 +1,7 @@
 """A calibrator from a run's own slices: what it estimates, what it refuses, and what it says of itself."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,12 +9,15 @@ from synthetic import concluded, documents, planted_store, sliced_store, subject
 
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate
 from lmeval_dispersion.auditing.calibrating.calibrator import (
-    FEATURES,
     Calibrator,
+    Estimator,
+    Pairs,
     check_fits,
     check_worth,
     document_ids,
     fit_calibrator,
+    jackknife_plus,
+    left_out,
     rows_of_ids,
 )
 from lmeval_dispersion.auditing.calibrating.prediction import predict
@@ -21,6 +25,8 @@ from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import labels_of, read_run, rows_where
 from lmeval_dispersion.auditing.slices import by_column
 from lmeval_dispersion.errors import UsageError
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def halves(path, **options):
@@ -43,9 +49,10 @@ def noise(tmp_path_factory):
 def test_a_law_is_learnt_either_way_round(tmp_path, effect):
     run, fitted = halves(tmp_path / "s", effect=effect)
     assert fitted.beats_trivial
-    assert "dispersion" in fitted.used
-    sign = fitted.coefficients[list(fitted.features).index("dispersion")]
-    assert np.sign(sign) == np.sign(effect)
+    assert fitted.figure == "dispersion"
+    figures = np.array([part.figure for part in fitted.slices])
+    ends = fitted.applied(np.array([figures.min(), figures.max()]), np.array([40, 40])).value
+    assert np.sign(np.diff(ends)) == np.sign(effect)
     result = predict(fitted, run)
     assert result.exchangeable
     assert len(result.slices) == 41
@@ -59,8 +66,6 @@ def test_a_law_is_learnt_either_way_round(tmp_path, effect):
 def test_without_a_law_it_is_the_trivial_predictor_and_refuses(noise):
     run, fitted = noise
     assert not fitted.beats_trivial
-    assert fitted.used == []
-    assert not np.any(fitted.coefficients)
     with pytest.raises(
         UsageError, match=r"should not be used: .* labelled accuracy alone.*force its estimate"
     ) as refused:
@@ -101,10 +106,11 @@ def test_few_runs_of_every_kind_cover_what_they_claim(tmp_path, kinds, level, co
 def test_slices_that_are_not_like_the_labelled_ones_get_no_number(tmp_path, shift):
     run, fitted = halves(tmp_path / "s", effect=1.0, shift=shift)
     result = predict(fitted, run)
-    assert result.shifted == "dispersion"
+    assert result.shifted
     assert not result.exchangeable
     assert all("unlike the labelled slices in dispersion" in row.reason for row in result.slices[1:])
     assert all(row.predicted is None for row in result.slices)
+    assert "differ from the labelled slices in dispersion" in result.answer()[0]
     forced = predict(fitted, run, force=True)
     assert not forced.exchangeable
     outside = np.mean([row.reason is not None for row in forced.slices[1:]])
@@ -159,17 +165,12 @@ def test_one_subject_is_cut_into_clusters(tmp_path):
     assert whole.predicted == pytest.approx(whole.true, abs=0.08)
 
 
-@pytest.mark.parametrize("value", [6.5, 21.0])
-def test_what_is_the_same_for_every_document_is_no_feature(tmp_path, value):
+@pytest.mark.parametrize("value", [0.7, 0.3])
+def test_a_figure_that_every_document_shares_is_none(tmp_path, value):
     """Means of one number over slices of many sizes differ by rounding."""
-    store = subjects_store(
-        tmp_path, subjects=20, each=50, law=0.5, luck=0.2, query_perplexity=value, prompt_tokens=17
-    )
-    run = read_run(store)
-    run = replace(run, confidence=np.full_like(run.confidence, 0.7))
-    with pytest.raises(UsageError, match="log query perplexity is the same in every slice"):
-        fit_calibrator(run, features=["dispersion", "log_perplexity"])
-    assert calibrate(run).features == ["dispersion"]
+    run = read_run(subjects_store(tmp_path, subjects=20, each=50, law=0.5, luck=0.2))
+    run = replace(run, confidence=np.full_like(run.confidence, value))
+    assert {row.figure for row in calibrate(run).estimators} == {"dispersion", ""}
 
 
 def test_identity_decides_where_it_is_known(tmp_path, law):
@@ -198,26 +199,97 @@ def test_ids_are_written_as_ranges_and_read_again(law):
     assert rows_of_ids(run, {"another": "0-9"}).tolist() == []
 
 
-def test_features_are_those_that_every_labelled_document_has(tmp_path, law):
-    bare = read_run(planted_store(tmp_path, n=600, prompt_tokens=0, effect=1.0))
-    assert list(law[1].features) == list(FEATURES)
-    with pytest.raises(UsageError, match=r"no prompt length.*without it, by dispersion, confidence"):
-        predict(law[1], bare)
-    with pytest.raises(UsageError, match="some labelled documents have no prompt length"):
-        fit_calibrator(bare, features=["prompt_tokens"])
-    with pytest.raises(UsageError, match="there is no feature 'length'; choose from dispersion"):
-        fit_calibrator(bare, features=["length"])
+def test_a_run_without_the_figure_gets_no_number(tmp_path):
+    run, fitted = halves(tmp_path / "s", effect=0.0, confidence=4.0)
+    assert fitted.figure == "confidence"
+    bare = replace(run, confidence=np.full_like(run.confidence, np.nan))
+    reasons = {row.reason for row in predict(fitted, bare).slices[1:]}
+    assert reasons == {"some of its documents have no confidence"}
+    labelled = labels_of(bare, rows_where(bare, "part == 'labelled'"))
+    assert fit_calibrator(labelled).calibrator.figure == "dispersion"
 
 
-def test_vectors_that_are_all_alike_leave_the_labelled_accuracy(tmp_path):
+def test_vectors_that_are_all_alike_tell_nothing(tmp_path):
     rng = np.random.default_rng(0)
     frame = documents(rng.random(600) < 0.5, rng=rng, subjects=12)
     frame = frame.assign(logprobs=[[]] * 600, prompt_tokens=0, query_perplexity=5.0)
     run = read_run(written(tmp_path, frame, np.tile([1.0, 2.0], (600, 1))))
-    report = calibrate(run)
-    assert (report.calibrator.features, report.better) == ({}, False)
-    assert "read off their features is no better" in concluded(audit(run, short=True))
-    assert report.answer()[0].startswith("Do not use: nothing beats the labelled accuracy alone")
+    with pytest.raises(UsageError, match="every slice has the same dispersion and confidence"):
+        calibrate(run)
+    assert "could not be tested: every slice has the same dispersion" in concluded(audit(run, short=True))
+
+
+def drawn(rng, slices=30, documents=50, slope=0.0, between=0.1):
+    """Slices whose accuracy is 0.5 + slope times the figure, and something that no figure tells."""
+    figure = rng.normal(size=slices)
+    n = np.broadcast_to(np.asarray(documents), (slices,)).astype(float)
+    tends_to = np.clip(0.5 + slope * figure + between * rng.normal(size=slices), 0.02, 0.98)
+    accuracy = rng.binomial(n.astype(int), tends_to) / n
+    return Pairs(figure, accuracy, n, accuracy * (1 - accuracy) * n / (n - 1))
+
+
+@pytest.mark.parametrize("slope", [0.2, -0.2])
+def test_the_estimate_is_the_least_of_the_greatest_means_of_the_other_slices(slope):
+    """Barlow's max-min formula over all runs of neighbours, against sklearn's pooling."""
+    pairs = drawn(np.random.default_rng(3), slices=14, documents=np.arange(20, 34), slope=slope)
+    found, rises = left_out(pairs)[1], slope > 0
+    for i, estimate in enumerate(found):
+        others = np.delete(np.arange(14), i)
+        order = others[np.argsort(pairs.figure[others])][:: 1 if rises else -1]
+        y, n = pairs.accuracy[order], pairs.documents[order]
+        fit = [
+            max(
+                min(np.average(y[a : b + 1], weights=n[a : b + 1]) for b in range(k, 13))
+                for a in range(k + 1)
+            )
+            for k in range(13)
+        ]
+        x, fit = (np.array(values)[:: 1 if rises else -1] for values in (pairs.figure[order], fit))
+        assert estimate == pytest.approx(np.interp(pairs.figure[i], x, fit))
+
+
+def test_jackknife_plus_is_the_published_quantiles():
+    rng = np.random.default_rng(0)
+    centres, half = rng.uniform(0.3, 0.6, size=24), rng.uniform(0, 0.2, size=24)
+    low, high = jackknife_plus(centres, half, 0.9)
+    # floor(0.1 * 25) = 2nd smallest, ceil(0.9 * 25) = 23rd smallest.
+    assert low == sorted(centres - half)[1]
+    assert high == sorted(centres + half)[22]
+
+
+@pytest.mark.parametrize(("slope", "between"), [(0.0, 0.2), (0.2, 0.03), (0.0, 0.0)])
+def test_the_labels_that_it_is_worth_are_as_far_off_as_labels_drawn_at_random(slope, between):
+    rng = np.random.default_rng(3)
+    pairs = drawn(rng, slices=400, documents=40, slope=slope, between=between)
+    pairs = pairs if slope else pairs._replace(figure=np.zeros(400))
+    estimate = left_out(pairs)[1]
+    found = Estimator.of("ours", pairs, estimate, estimate)
+    assert found.rmse == pytest.approx(100 * np.sqrt(np.square(estimate - pairs.accuracy).mean()))
+    assert found.worth_low < found.worth < found.worth_high
+    right = [np.arange(40) < round(40 * a) for a in pairs.accuracy]
+    errors = {}
+    for k in range(1, 41):
+        samples = [rng.permuted(np.tile(r, (30, 1)), axis=1)[:, :k].mean(axis=1) for r in right]
+        errors[k] = np.mean([np.square(s - r.mean()).mean() for s, r in zip(samples, right, strict=True)])
+    aim = np.square(estimate - pairs.accuracy).mean()
+    direct = next(k for k in range(1, 41) if errors[k] <= aim)
+    assert found.worth == pytest.approx(direct, abs=1.5)
+    if between == slope == 0:
+        assert found.worth == pytest.approx(20, abs=1.5)  # half of a slice that is noise around one accuracy
+
+
+@pytest.mark.parametrize("store", ["mmlu_before", "mmlu_after"])
+@pytest.mark.parametrize("by", ["doc_id", "subject"])
+def test_halves_of_the_committed_runs_are_refused(store, by):
+    """Both models answer at chance: nothing tells their subjects' accuracies."""
+    run, worth = read_run(EXAMPLES / store), []
+    values = run.documents[by].unique()
+    for seed in range(10):
+        half = np.random.default_rng(seed).permutation(values)[: len(values) // 2]
+        rows = np.flatnonzero(run.documents[by].isin(half))
+        made = {"by": "cluster"} if by == "subject" else {}  # half of 12 subjects are too few
+        worth.append(fit_calibrator(labels_of(run, rows), **made).calibrator.beats_trivial)
+    assert not any(worth)
 
 
 @pytest.mark.parametrize(
@@ -262,8 +334,8 @@ def test_a_calibrator_refuses_another_setting_with_the_reason(tmp_path, law, fit
         ("[1]", "is not a calibrator"),
         ('{"format": "dispersion-audit/1"}', "is not a calibrator"),
         ('{"format": "dispersion-calibrator/9"}', "written as 'dispersion-calibrator/9'"),
-        ('{"format": "dispersion-calibrator/1"}', "reads dispersion-calibrator/2; calibrate again"),
-        ('{"format": "dispersion-calibrator/2"}', "lacks 'atc_threshold'"),
+        ('{"format": "dispersion-calibrator/1"}', "reads dispersion-calibrator/3; calibrate again"),
+        ('{"format": "dispersion-calibrator/3"}', "lacks 'beats_trivial'"),
     ],
 )
 def test_a_file_holds_the_fit_and_another_one_is_refused(tmp_path, law, text, message):

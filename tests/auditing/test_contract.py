@@ -98,7 +98,7 @@ def shortened(value):
 
 def test_the_other_documents_are_valid_and_not_with_a_renamed_or_missing_key(others):
     assert len({document.get("schema") or document["format"] for document in others}) == 5
-    free = {"tasks", "identity", "doc_ids", "features", "ranges"}  # keys of a run
+    free = {"tasks", "identity", "doc_ids"}  # keys of a run
     free |= {"ranking"}  # as in the audit, which has its own test
     for document in others:
         assert faults(document) == []
@@ -106,5 +106,5 @@ def test_the_other_documents_are_valid_and_not_with_a_renamed_or_missing_key(oth
         for change in ("renamed", "missing"):
             for other, where in changed(document, change):
                 *above, key = where.replace("[]", "").split(".")
-                if key not in ("format", "schema", "protocol") and not free & set(above):
+                if key not in ("format", "schema") and not free & set(above):
                     assert faults(other), f"{where} {change}"

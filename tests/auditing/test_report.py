@@ -112,6 +112,6 @@ def test_scores_between_and_missing_labels_and_confidences_are_said_and_the_rest
         "documents have a score between 0 and 1",
     ]
     assert "ATC" not in {row.estimator for row in report.paper_protocol.errors}
-    assert set(report.calibration.features) == {"dispersion", "log_perplexity", "prompt_tokens"}
+    assert {row.figure for row in report.calibration.estimators} == {"dispersion", ""}
     assert {row.signal for row in report.ranking.signals}.isdisjoint({"top probability"})
     assert "confidence" not in report.slices

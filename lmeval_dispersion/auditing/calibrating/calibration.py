@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,13 +19,13 @@ import numpy as np
 
 from lmeval_dispersion.auditing.calibrating.calibrator import (
     CLUSTERS,
-    FEATURES,
+    FIGURES,
     TRIVIAL,
     Calibrator,
+    Estimator,
     fit_calibrator,
     no_gain,
 )
-from lmeval_dispersion.auditing.calibrating.shrinkage import Estimator
 from lmeval_dispersion.auditing.figures import RunReport, predicted_against_true
 from lmeval_dispersion.auditing.run import (
     Answers,
@@ -38,18 +38,11 @@ from lmeval_dispersion.auditing.run import (
 )
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.declared import count
-from lmeval_dispersion.report.vega import dots
 from lmeval_dispersion.statistics import NORMAL_975
 
 LABELS = (10, 20, 50, 100, 200, 500, 1000)
 _DRAWS = 4000  # for scores between right and wrong
 _HALF_WIDTH = 0.05  # half width that `labels_enough` aims at
-_FILLED_IF_BETTER = {
-    "mark": {"type": "point", "filled": True, "size": 70, "stroke": "var(--series-1)", "strokeWidth": 1.5},
-    "encoding": {
-        "fill": {"condition": {"test": "datum.better", "value": "var(--series-1)"}, "value": "var(--paper)"}
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -80,8 +73,8 @@ class Calibration(RunReport):
     Attributes:
         by, slices, documents_a_slice: The column of the slices, their number, fewest and most documents.
         documents, accuracy: Of all labelled documents.
+        figure: The slices' figure that the estimate is read off: ``dispersion`` or ``confidence``.
         better: Whether the estimate beats the labelled accuracy alone.
-        features, used: The slices' features, and those that the fit uses.
         level, half_width: The intervals' level in (0, 1), and half width for the mean slice.
         cautions: Why right and wrong answers support no conclusion.
         estimators, points: Errors and worth of every estimate; every slice with its estimate.
@@ -100,9 +93,8 @@ class Calibration(RunReport):
     documents_a_slice: Sequence[int]
     documents: int
     accuracy: float
+    figure: str
     better: bool
-    features: Sequence[str]
-    used: Sequence[str]
     level: float
     half_width: float
     cautions: Sequence[str]
@@ -111,7 +103,6 @@ class Calibration(RunReport):
     enough_for_five_points: int
     points: Sequence[HeldOut]
     _calibrator: Calibrator
-    _isotonic: Estimator | None
 
     @property
     def calibrator(self) -> Calibrator:
@@ -123,8 +114,8 @@ class Calibration(RunReport):
         Path(path).write_text(self._calibrator.to_json(), "utf-8")
 
     def estimator(self, name: str) -> Estimator | None:
-        """The row of an estimate, by its name or its feature."""
-        return next((row for row in self.estimators if name in (row.estimator, row.feature)), None)
+        """The row of an estimate, by its name or its figure."""
+        return next((row for row in self.estimators if name in (row.estimator, row.figure)), None)
 
     def tables(self) -> dict[str, Table]:
         """Every estimate; labels of the whole run."""
@@ -132,7 +123,7 @@ class Calibration(RunReport):
         sizes = str(smallest) if smallest == largest else f"{smallest} to {largest}"
         return {
             "estimators": Table.of(
-                _without_repeats(self.estimators),
+                self.estimators,
                 f"Errors on {slices_of(self.slices, self.by)} of {sizes} documents, each by a fit that did "
                 "not see it",
                 name="estimators",
@@ -145,26 +136,10 @@ class Calibration(RunReport):
         }
 
     def charts(self) -> dict[str, Chart]:
-        """The worth of every estimate, and the estimate of every slice against its accuracy."""
+        """The estimate of every slice against its accuracy."""
         if self.cautions:
             return {}
-        alone, best = self.estimators[-1], max(self.estimators, key=lambda row: row.worth)
-        above = sum(row.better for row in self.estimators)
-        bounds, title = ("worth_low", "worth_high"), "labelled documents a slice, with 95 % interval"
-        spec = dots(
-            self.estimators, "estimator", "worth", bounds, title, line=alone.worth, dot=_FILLED_IF_BETTER
-        )
         return {
-            "worth": Chart(
-                spec,
-                "Labelled documents a slice that each estimate is worth",
-                f"{above} of {len(self.estimators) - 1} estimates are shown to beat the {TRIVIAL}, which is "
-                f"worth {alone.worth:.0f}. The largest worth is that of {best.estimator}: {best.worth:.0f} "
-                f"({best.worth_low:.0f} to {best.worth_high:.0f}).",
-                f"Bars are 95 % intervals over slices, the dashed line is the {TRIVIAL}; the estimates with "
-                "a filled dot are shown to beat it.",
-                name="worth",
-            ),
             "points": Chart(
                 predicted_against_true(self.points),
                 "Accuracy estimated without a slice's labels against its true accuracy",
@@ -180,10 +155,9 @@ class Calibration(RunReport):
             "ours": self.estimators[0],
             "alone": self.estimators[-1],
             "dispersion": self.estimator("dispersion"),
-            "isotonic": self._isotonic,
             "no_gain": no_gain(self._calibrator.validation),
             "where": slices_of(self.slices, self.by),
-            "used": [FEATURES[name] for name in self.used],
+            "figure": FIGURES[self.figure],
             "draws": self.whole[min(3, len(self.whole) - 1)] if self.whole else None,
         }
 
@@ -194,7 +168,6 @@ def calibrate(
     where: str | None = None,
     layer: str | None = None,
     by: str | None = None,
-    features: Sequence[str] = (),
     seed: int = 0,
     labels: bool = True,
     answers: Answers | None = None,
@@ -206,22 +179,22 @@ def calibrate(
         where: Learn only from documents that satisfy this, such as ``"subject in ('anatomy', 'virology')"``.
         layer: Layer of the vectors; default: the store's own.
         by: The column that makes the slices; default: subjects, else categories, tasks, clusters of vectors.
-        features: Of ``dispersion``, ``confidence``, ``atc``, ``log_perplexity``, ``prompt_tokens``; default:
-            all that the labelled documents have.
         seed: Seed of all draws.
         labels: Whether to report the estimates from labels.
         answers: The model's answers, if already analysed.
 
     Raises:
-        UsageError: Too few labelled documents or slices, labels all right or all wrong, unknown features.
+        UsageError: Too few labelled documents or slices, or labels all right or all wrong.
     """
     run = read_run(run, layer)
     if where is not None:
         run = labels_of(run, rows_where(run, where))
-    fitted = fit_calibrator(run, by=by, features=features, seed=seed)
+    fitted = fit_calibrator(run, by=by, seed=seed)
     calibrator = fitted.calibrator
     scores, rng = run.score[run.labelled], np.random.default_rng(seed)
     about = run.describe()
+    pairs = calibrator.pairs
+    typical = calibrator.applied(pairs.figure[:1], pairs.documents.mean(keepdims=True))
     return Calibration(
         model=str(about["model"]),
         revision=about["revision"],
@@ -232,11 +205,10 @@ def calibrate(
         documents_a_slice=calibrator.documents_a_slice,
         documents=len(scores),
         accuracy=float(scores.mean()),
+        figure=calibrator.figure,
         better=calibrator.beats_trivial,
-        features=list(calibrator.features),
-        used=calibrator.used,
         level=calibrator.level,
-        half_width=fitted.half_width,
+        half_width=float(typical.half_width[0]),
         cautions=(answers or answers_of(run)).cautions,
         estimators=fitted.estimators,
         whole=[label_error(scores, k, rng) for k in LABELS if labels and k < len(scores)],
@@ -246,16 +218,7 @@ def calibrate(
             for part, estimate in zip(calibrator.slices, fitted.held_out, strict=True)
         ],
         _calibrator=calibrator,
-        _isotonic=fitted.isotonic,
     )
-
-
-def _without_repeats(rows: Sequence[Estimator]) -> list[Estimator]:
-    """The estimates; those shrunk to the labelled accuracy (the last row) share its row."""
-    alone = rows[-1]
-    same = [row for row in rows[1:-1] if (row.mae, row.rmse) == (alone.mae, alone.rmse)]
-    names = ", ".join([alone.estimator, *(row.estimator.removesuffix(" alone") for row in same)])
-    return [*(row for row in rows[:-1] if row not in same), replace(alone, estimator=names)]
 
 
 def against_trivial(calibration: Calibration) -> str:

@@ -1,9 +1,17 @@
 """A calibrator: fitted to the labelled slices of a run, it estimates the accuracy of other slices.
 
-A slice's features need no labels: dispersion, the model's confidence, perplexity and prompt length.
-The file is JSON, ``dispersion-calibrator/2`` (docs/reference/audit.md): pairs from a run's own slices, shrunk
-to the labelled accuracy (``shrinkage``). A calibrator holds for the model, prompts and tasks that it was
-fitted on; anything else is refused.
+The estimate is the isotonic regression of a slice's accuracy on one figure that needs no labels: dispersion,
+or the model's mean confidence, whichever estimates left-out slices with the smaller squared error. Slices are
+judged by the fit to the others; where the figure does not beat the labelled accuracy alone, the labelled
+accuracy is the estimate.
+
+Intervals are jackknife+ (Barber, Candès, Ramdas and Tibshirani, Annals of Statistics 49, 2021) on errors
+divided by the size of error of a slice of as many documents: 95 % for slices exchangeable with the labelled
+ones (proven: 90 %; simulated: ``benchmarks/audit_coverage.py``).
+
+The file is JSON, ``dispersion-calibrator/3`` (docs/reference/audit.md). It holds the labelled slices; the fit
+is made from them when it is read. A calibrator holds for the model, prompts and tasks that it was fitted on;
+anything else is refused.
 """
 
 from __future__ import annotations
@@ -13,38 +21,43 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict
 
 import numpy as np
 import pandas as pd
 
-from lmeval_dispersion.auditing.calibrating import shrinkage
-from lmeval_dispersion.auditing.calibrating.shrinkage import Estimator
 from lmeval_dispersion.auditing.ranking import clustered
 from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, check_labels
 from lmeval_dispersion.auditing.slices import Slice, by_column, by_value
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import __version__
+from lmeval_dispersion.report import Col
+from lmeval_dispersion.statistics import (
+    LEVEL,
+    Bounds,
+    percentiles,
+    rank_correlations,
+    resampled_means,
+    student_quantile,
+)
 from lmeval_dispersion.store.format import DOCUMENTS
 
-FORMAT = "dispersion-calibrator/2"
-TRIVIAL, OURS = "labelled accuracy alone", "this estimate"
+if TYPE_CHECKING:
+    from sklearn.isotonic import IsotonicRegression
 
-# Key -> its name in sentences. All are means over documents, except dispersion, a mean over pairs.
-FEATURES = {
-    "dispersion": "dispersion",
-    "confidence": "mean confidence",
-    "atc": "ATC",
-    "log_perplexity": "log query perplexity",
-    "prompt_tokens": "prompt length",
-}
+FORMAT = "dispersion-calibrator/3"
+TRIVIAL = "labelled accuracy alone"
+FIGURES = {"dispersion": "dispersion", "confidence": "mean confidence"}  # key -> name in sentences
 CLUSTERS = "cluster"  # slices by k-means on the vectors, where no column makes enough
 FEWEST_SLICES = 8
 FEWEST_DOCUMENTS = 5  # labelled documents of a fitted slice
 
 _CLUSTER, _MOST_CLUSTERS = 25, 40  # documents a cluster, clusters of a calibration
-_ROUNDING = 1e-9  # of a feature's size: closer values count as equal
+_ROUNDING = 1e-9  # of a figure's size: closer values count as equal
+_MARGIN = 0.25  # of the fitted range, on either side
+_SHIFT = 0.01  # how often similar slices may be called different
 
 # Key of `AuditRun.describe` -> its name in messages. `tasks` and `identity` have their own rules.
 _MUST_AGREE = {
@@ -56,49 +69,16 @@ _MUST_AGREE = {
 }
 _NAMES = {"model": "model", "revision": "revision"}  # compared where no identity is known
 
-# --- slices and their features -----------------------------------------------------------------------------
+# --- slices and their figures ------------------------------------------------------------------------------
 
 
-def document_features(run: AuditRun, threshold: float) -> dict[str, Array]:
-    """Signals of every document, NaN where missing; their means are the slices' features.
-
-    ATC counts the documents above ``threshold``, see :func:`confidence_threshold`.
-    """
-    confidence = run.confidence
-    with np.errstate(divide="ignore"):
-        log_perplexity = np.log(run.perplexity)
-    return {
-        "confidence": confidence,
-        "atc": np.where(np.isnan(confidence), np.nan, confidence > threshold),
-        "log_perplexity": np.where(np.isfinite(log_perplexity), log_perplexity, np.nan),
-        "prompt_tokens": run.length,
-    }
-
-
-def confidence_threshold(run: AuditRun, rows: Rows) -> float:
-    """ATC's threshold: above it lies a share of these documents that equals their accuracy.
-
-    Source: Garg et al., "Leveraging unlabeled data to predict out-of-distribution performance", ICLR 2022.
-    """
-    return float(np.quantile(run.confidence[rows], 1.0 - run.score[rows].mean()))
-
-
-def available_features(run: AuditRun, rows: Rows) -> list[str]:
-    """The features that every one of these documents has."""
-    shown = document_features(run, 0.0)
-    return [name for name in FEATURES if name not in shown or not np.isnan(shown[name][rows]).any()]
-
-
-def slice_features(run: AuditRun, parts: Sequence[Rows], names: Sequence[str], threshold: float) -> Array:
-    """Features of sets of rows, shape (parts, names); NaN where a document lacks one or a set has no pair."""
-    shown = document_features(run, threshold)
-    values = np.full((len(parts), len(names)), np.nan)
-    for j, name in enumerate(names):
-        if name in shown:
-            values[:, j] = [shown[name][rows].mean() if len(rows) else np.nan for rows in parts]
-        else:
-            pairs = [i for i, rows in enumerate(parts) if len(rows) > 1]
-            values[pairs, j] = run.vectors.dispersions([parts[i] for i in pairs])
+def slice_figures(run: AuditRun, parts: Sequence[Rows], figure: str) -> Array:
+    """A figure of sets of rows, shape (parts,); NaN where a document has no confidence or a set no pair."""
+    if figure == "confidence":
+        return np.array([run.confidence[rows].mean() if len(rows) else np.nan for rows in parts])
+    values = np.full(len(parts), np.nan)
+    pairs = [i for i, rows in enumerate(parts) if len(rows) > 1]
+    values[pairs] = run.vectors.dispersions([parts[i] for i in pairs])
     return values
 
 
@@ -150,6 +130,136 @@ def vector_clusters(run: AuditRun, rows: Rows, count: int, *, seed: int = 0) -> 
 # --- the fit -----------------------------------------------------------------------------------------------
 
 
+class Pairs(NamedTuple):
+    """Labelled slices with their figure.
+
+    Attributes:
+        figure: Shape (S,).
+        accuracy: Mean score, shape (S,), in [0, 1].
+        documents: Labelled documents, shape (S,); also the weight in a fit.
+        variance: Variance of the scores inside the slice (n - 1 in the denominator), shape (S,).
+    """
+
+    figure: Array
+    accuracy: Array
+    documents: Array
+    variance: Array
+
+
+def isotonic(figure: Array, accuracy: Array, documents: Array | None = None) -> IsotonicRegression:
+    """Accuracy as it only rises, or only falls, with a figure; (S,) each, slices weighted by documents.
+
+    Spearman's correlation sets the direction, and the ends continue flat. On equal figures it is the mean.
+    Source: Barlow et al., Statistical Inference under Order Restrictions, 1972.
+    """
+    from sklearn.isotonic import IsotonicRegression
+
+    falls = rank_correlations(figure, accuracy[None])[0] < 0
+    fit = IsotonicRegression(increasing=not falls, out_of_bounds="clip")
+    return fit.fit(figure, accuracy, sample_weight=documents)
+
+
+def left_out(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
+    """For every slice the fit to the others, and its estimate by that fit, shape (S,)."""
+    others = ~np.eye(len(pairs.accuracy), dtype=bool)
+    fits = [isotonic(pairs.figure[rest], pairs.accuracy[rest], pairs.documents[rest]) for rest in others]
+    own = zip(fits, pairs.figure, strict=True)
+    return fits, np.array([fit.predict([x])[0] for fit, x in own])
+
+
+@dataclass(frozen=True)
+class ErrorSize:
+    """Error of estimates of slices: sqrt(between + within / documents).
+
+    Attributes:
+        between: Mean squared error against a slice's true accuracy, 0 if none is visible.
+        within: Mean variance of the scores inside slices; over n documents it makes the sampling noise.
+    """
+
+    between: float
+    within: float
+
+    @classmethod
+    def of(cls, pairs: Pairs, estimate: Array) -> ErrorSize:
+        """Error size of estimates by fits that did not see the slices."""
+        within = float(pairs.variance.mean())
+        excess = np.square(estimate - pairs.accuracy) - within / pairs.documents
+        return cls(max(float(excess.mean()), 0.0), within)
+
+    def at(self, documents: Array | float) -> Array:
+        """Standard error of an estimate of slices with this many documents."""
+        size = np.sqrt(self.between + self.within / documents)
+        return np.where(size > 0, size, 1.0)
+
+
+def conformal_rank(slices: int, level: float) -> int:
+    """Rank, from 1, of the held-out error that bounds a new slice's interval."""
+    return min(math.ceil((slices + 1) * level - 1e-9), slices)
+
+
+def jackknife_plus(centres: Array, half: Array, level: float) -> Bounds:
+    """Interval of one slice from the estimates of S left-out fits (S,) and S half widths (S,).
+
+    Source: Barber et al. 2021, eq. 1.5: quantiles of centre - half and of centre + half.
+    """
+    n = len(centres)
+    rank = conformal_rank(n, level)
+    low, high = np.sort(centres - half)[n - rank], np.sort(centres + half)[rank - 1]
+    return Bounds(float(max(low, 0.0)), float(min(high, 1.0)))
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Errors in points of one estimate of slices that its fit did not see, and its worth in labels.
+
+    The mean of k labels of n, drawn without replacement, has the variance v (1/k - 1/n), v that of the scores
+    (Cochran, Sampling Techniques, 1977, 2.6). Worth k labels: k = mean v / (mean squared error + mean v / n),
+    with a bootstrap over slices. The unit is that of Fu et al., arXiv 2305.14802.
+
+    Attributes:
+        figure: What the isotonic regression reads it off; empty for estimates without a fit.
+        mae, rmse: Mean absolute error, and root of the mean squared error, over slices.
+        better: Whether the squared error is lower than that of the labelled accuracy alone, by a one-sided
+            paired Student test over slices at 5 %, and the mean absolute error is lower.
+    """
+
+    estimator: Annotated[str, Col("Estimate")]
+    figure: str
+    mae: Annotated[float, Col("Mean error (points)", ".2f")]
+    rmse: Annotated[float, Col("RMSE", ".2f", drop=1)]
+    worth: Annotated[float, Col("Worth labels a slice", ".0f")]
+    worth_low: Annotated[float, Col("95 % from", ".0f", drop=2)]
+    worth_high: Annotated[float, Col("to", ".0f", drop=2)]
+    better: Annotated[bool, Col("Beats the labelled accuracy", drop=3)]
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        pairs: Pairs,
+        estimate: Array,
+        trivial: Array,
+        *,
+        figure: str = "",
+        tests: int = 1,
+        seed: int = 0,
+    ) -> Estimator:
+        """From estimates of left-out slices (S,) and those of the labelled accuracy alone (S,)."""
+        ours, theirs = (100 * (values - pairs.accuracy) for values in (estimate, trivial))
+        squares = [np.square(errors) for errors in (ours, theirs)]
+        mae, trivial_mae = (float(np.abs(errors).mean()) for errors in (ours, theirs))
+        difference = squares[1] - squares[0]
+        n = len(difference)
+        margin = student_quantile(LEVEL, n - 1) * difference.std(ddof=1) / math.sqrt(n)
+        better = bool(difference.mean() > margin and mae < trivial_mae)
+        off = np.square(estimate - pairs.accuracy) + pairs.variance / pairs.documents
+        columns = np.stack([pairs.variance, off], axis=1)
+        samples = resampled_means(columns, seed)
+        bounds = percentiles(samples[:, 0] / samples[:, 1])
+        worth = float(columns[:, 0].mean() / columns[:, 1].mean())
+        return cls(name, figure, mae, math.sqrt(squares[0].mean()), worth, *bounds, better)
+
+
 class Validation(TypedDict):
     """Errors of a calibrator in points, each slice held out in turn, and of the labelled accuracy alone."""
 
@@ -170,25 +280,23 @@ class Labelled:
 
 @dataclass(frozen=True)
 class FittedSlice:
-    """A labelled slice: what it shows, and its scaled error by the fit of the ``fold`` that left it out."""
+    """A labelled slice: its documents, their mean score and its variance, and the slice's figure."""
 
     slice: str
     documents: int
     accuracy: float
-    features: Mapping[str, float]
-    score: float
-    fold: int
+    variance: float
+    figure: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrator:
-    """A fit, as in its file ``dispersion-calibrator/2``; docs/reference/audit.md has the formula.
+    """A fit, as in its file ``dispersion-calibrator/3``; docs/reference/audit.md has the formula.
 
     Attributes:
         by: The column, or :data:`CLUSTERS`, that made the slices.
-        coefficients: Of the standardised ``features``; ``used`` names those that are not 0.
-        level: Of the intervals, in (0, 1).
-        ranges: Lowest and highest value of each feature, and of the ``estimate``, that is estimated.
+        figure: The slices' figure, of :data:`FIGURES`.
+        beats_trivial: Whether it beat the labelled accuracy alone; else that is the estimate.
     """
 
     model: str
@@ -201,19 +309,10 @@ class Calibrator:
     tasks: Mapping[str, Any]
     identity: Mapping[str, Any] | None = None
     by: str
-    documents_a_slice: Sequence[int]
     labelled: Labelled
-    features: Mapping[str, Mapping[str, float]]
-    atc_threshold: float | None
+    figure: str
     beats_trivial: bool
-    intercept: float
-    used: Sequence[str]
-    coefficients: Sequence[float]
     validation: Validation
-    error_size: shrinkage.ErrorSize
-    level: float
-    folds: Sequence[shrinkage.Fit]
-    ranges: Mapping[str, Sequence[float]]
     slices: Sequence[FittedSlice]
     seed: int = 0
     run_created: str | None = None
@@ -221,7 +320,7 @@ class Calibrator:
 
     def to_json(self) -> str:
         """The file."""
-        content = {"format": FORMAT, "protocol": "natural", **asdict(self)}
+        content = {"format": FORMAT, **asdict(self)}
         return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
@@ -246,9 +345,78 @@ class Calibrator:
             raise UsageError(f"{name} lacks {missing[0]!r}; it is damaged, calibrate again")
         content = {field.name: content[field.name] for field in fields(cls) if field.name in content}
         content["labelled"] = Labelled(**content["labelled"])
-        content["error_size"] = shrinkage.ErrorSize(**content["error_size"])
-        content["folds"] = [shrinkage.Fit(**fold) for fold in content["folds"]]
         return cls(**{**content, "slices": [FittedSlice(**part) for part in content["slices"]]})
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """The slices that are fitted; without a figure where the labelled accuracy is the estimate."""
+        columns = [[getattr(part, name) for part in self.slices] for name in Pairs._fields]
+        figure, *others = (np.array(column, dtype=np.float64) for column in columns)
+        return Pairs(figure if self.beats_trivial else np.zeros_like(figure), *others)
+
+    @property
+    def documents_a_slice(self) -> list[int]:
+        """Documents of the smallest and of the largest slice."""
+        sizes = [part.documents for part in self.slices]
+        return [min(sizes), max(sizes)]
+
+    @property
+    def level(self) -> float:
+        """Level of the intervals: 95 %, from 19 slices on; S / (S + 1) below."""
+        return LEVEL if len(self.slices) >= 19 else len(self.slices) / (len(self.slices) + 1)
+
+    @property
+    def range(self) -> Bounds:
+        """The range of the figure that is estimated: the slices', wider by a quarter on either side."""
+        values = [part.figure for part in self.slices]
+        low, high = min(values), max(values)
+        return Bounds(low - _MARGIN * (high - low), high + _MARGIN * (high - low))
+
+    def differs(self, figures: Array) -> bool:
+        """Whether slices with these figures (s,) differ from the labelled ones: no interval holds for them.
+
+        By a two-sample Kolmogorov-Smirnov test at 1 %.
+        """
+        from scipy.stats import ks_2samp
+
+        ours = [part.figure for part in self.slices]
+        return bool(len(figures) and ks_2samp(ours, figures, method="asymp").pvalue < _SHIFT)
+
+    def applied(self, figures: Array, documents: Array) -> Applied:
+        """Estimates of slices with these figures and numbers of documents, (s,) each."""
+        x = figures if self.beats_trivial else np.zeros_like(figures)
+        fits, estimate = left_out(self.pairs)
+        error = ErrorSize.of(self.pairs, estimate)
+        score = np.abs(estimate - self.pairs.accuracy) / error.at(self.pairs.documents)
+        size = error.at(np.minimum(documents, self.documents_a_slice[1]))
+        value = isotonic(*self.pairs[:3]).predict(x)
+        return Applied(value, np.array([fit.predict(x) for fit in fits]), size, score, self.level)
+
+
+class Applied(NamedTuple):
+    """A calibrator's estimates of s slices, from S labelled ones.
+
+    Attributes:
+        value, size: Estimates, and sizes of their errors, shape (s,).
+        folds: Estimates by the fits that each leave out a labelled slice, shape (S, s).
+        score: Errors of the labelled slices, left out, divided by their size, shape (S,).
+    """
+
+    value: Array
+    folds: Array
+    size: Array
+    score: Array
+    level: float
+
+    def interval(self, i: int) -> Bounds:
+        """Interval of the estimate of slice ``i``."""
+        return jackknife_plus(self.folds[:, i], self.score * self.size[i], self.level)
+
+    @property
+    def half_width(self) -> Array:
+        """About half an interval, shape (s,)."""
+        rank = conformal_rank(len(self.score), self.level)
+        return np.asarray(np.sort(self.score)[rank - 1] * self.size)
 
 
 class Fitted(NamedTuple):
@@ -256,144 +424,101 @@ class Fitted(NamedTuple):
 
     Attributes:
         calibrator: As written to the file.
-        estimators: This estimate, every feature alone, the model's own confidence, and the labelled accuracy.
-        isotonic: Isotonic regression on dispersion alone; None if dispersion is not a feature.
-        held_out: This estimate of every slice by the fit to the others, shape (slices,): its errors are those
-            of the first estimator, also where the file holds the labelled accuracy.
-        half_width: Of the interval of the mean slice.
+        estimators: The chosen figure's estimate, the other figure's, confidence and ATC as they are, and the
+            labelled accuracy.
+        held_out: Every slice by the first estimator's fit to the others, shape (slices,).
     """
 
     calibrator: Calibrator
     estimators: list[Estimator]
-    isotonic: Estimator | None
     held_out: Array
-    half_width: float
 
 
-def fit_calibrator(
-    run: AuditRun, *, by: str | None = None, features: Sequence[str] = (), seed: int = 0
-) -> Fitted:
+def fit_calibrator(run: AuditRun, *, by: str | None = None, seed: int = 0) -> Fitted:
     """Fit to the labelled slices of a run; arguments and errors are those of `calibrate`."""
     check_labels(run, "calibration needs")
     made_by, slices = labelled_slices(run, by, seed=seed)
     parts = [part.rows for part in slices]
-    threshold = confidence_threshold(run, run.labelled)
-    names, raw = _varied_features(run, parts, features, threshold)
-    centre, scale = raw.mean(axis=0), raw.std(axis=0)
     scores = [run.score[part] for part in parts]
-    pairs = shrinkage.Pairs(
-        (raw - centre) / scale,
+    known = (
         np.array([values.mean() for values in scores]),
         np.array([float(len(values)) for values in scores]),
         np.array([values.var(ddof=1) for values in scores]),
     )
-    allowed = shrinkage.families(len(names))
-    fit = shrinkage.shrunken_fit(pairs, allowed)
-    trivial, tested = (shrinkage.cross_fitted(pairs, families) for families in ([], allowed))
+    figures = {name: slice_figures(run, parts, name) for name in FIGURES}
+    # Means of one value over slices of many sizes differ by rounding: NaN, and such a figure, order nothing.
+    varied = {n: x for n, x in figures.items() if x.std() > _ROUNDING * np.abs(x).max()}
+    if not varied:
+        raise UsageError("every slice has the same dispersion and confidence, so neither tells its accuracy")
+    blind = Pairs(np.zeros(len(parts)), *known)
+    trivial = left_out(blind)[1]
+    estimates = {name: left_out(Pairs(x, *known))[1] for name, x in varied.items()}
+    names = sorted(estimates, key=lambda name: float(np.square(estimates[name] - blind.accuracy).mean()))
     estimators = [
-        Estimator.of(OURS, pairs, tested.estimate, trivial.estimate, seed=seed),
-        *_single_estimators(run, names, parts, pairs, trivial.estimate, seed),
-        Estimator.of(TRIVIAL, pairs, trivial.estimate, trivial.estimate, seed=seed),
+        *(
+            Estimator.of(
+                f"{FIGURES[n]}, calibrated",
+                blind,
+                estimates[n],
+                trivial,
+                figure=n,
+                seed=seed,
+            )
+            for n in names
+        ),
+        *_uncalibrated(run, parts, blind, trivial, seed),
+        Estimator.of(TRIVIAL, blind, trivial, trivial, seed=seed),
     ]
-    ours, blind = estimators[0], estimators[-1]
-    # If all slices shrink it to nothing, it is the trivial predictor, whatever the folds chose.
-    beats = ours.better and bool(np.any(fit.coefficients))
-    folds = tested if beats else trivial
-    if not beats:
-        fit = shrinkage.shrunken_fit(pairs, [])
-    size = shrinkage.ErrorSize.of(pairs, folds.estimate)
-    score = np.abs(folds.estimate - pairs.accuracy) / size.at(pairs.documents)
-    level = shrinkage.level_reached(len(score))
-    about = run.describe()
-    rows, accuracy = run.labelled, float(run.score[run.labelled].mean())
-    labelled = Labelled(len(rows), accuracy, document_ids(run, rows), documents_digest(run))
+    about, rows = run.describe(), run.labelled
     calibrator = Calibrator(
         **{key: about[key] for key in (*_NAMES, *_MUST_AGREE, "tasks")},
         identity=run.store.manifest.get("identity"),
         by=made_by,
-        documents_a_slice=[int(pairs.documents.min()), int(pairs.documents.max())],
-        labelled=labelled,
-        features={
-            name: {"centre": float(c), "scale": float(s)}
-            for name, c, s in zip(names, centre, scale, strict=True)
-        },
-        atc_threshold=None if math.isnan(threshold) else threshold,
-        beats_trivial=beats,
-        intercept=fit.intercept,
-        used=[name for name, value in zip(names, fit.coefficients, strict=True) if value],
-        coefficients=fit.coefficients,
-        validation={"slices": len(score), "mae": ours.mae, "trivial_mae": blind.mae},
-        error_size=size,
-        level=level,
-        folds=folds.fits,
-        ranges={
-            **{name: list(shrinkage.fitted_range(raw[:, j])) for j, name in enumerate(names)},
-            "estimate": list(shrinkage.fitted_range(fit.value(pairs.z))),
-        },
+        labelled=Labelled(
+            len(rows), float(run.score[rows].mean()), document_ids(run, rows), documents_digest(run)
+        ),
+        figure=names[0],
+        beats_trivial=estimators[0].better,
+        validation={"slices": len(parts), "mae": estimators[0].mae, "trivial_mae": estimators[-1].mae},
         slices=[
-            FittedSlice(
-                part.name,
-                len(part.rows),
-                float(pairs.accuracy[i]),
-                dict(zip(names, raw[i].tolist(), strict=True)),
-                float(score[i]),
-                int(folds.fold[i]),
+            FittedSlice(part.name, len(part.rows), float(accuracy), float(variance), float(figure))
+            for part, accuracy, variance, figure in zip(
+                slices, known[0], known[2], varied[names[0]], strict=True
             )
-            for i, part in enumerate(slices)
         ],
         seed=seed,
         run_created=about["created"],
     )
-    isotonic = None
-    if "dispersion" in names:
-        monotone = shrinkage.cross_fitted(pairs, [(names.index("dispersion"),)], shrinkage.isotonic_fit)
-        isotonic = Estimator.of("isotonic calibration", pairs, monotone.estimate, trivial.estimate, seed=seed)
-    mean_size = float(size.at(pairs.documents.mean()))
-    half = float(np.sort(score)[shrinkage.conformal_rank(len(score), level) - 1]) * mean_size
-    return Fitted(calibrator, estimators, isotonic, tested.estimate, half)
+    return Fitted(calibrator, estimators, estimates[names[0]])
 
 
-def _varied_features(
-    run: AuditRun, parts: Sequence[Rows], asked: Sequence[str], threshold: float
-) -> tuple[list[str], Array]:
-    """The ``asked`` features (default: all) that differ between slices, and their values."""
-    have = available_features(run, run.labelled)
-    for name in asked:
-        if name not in FEATURES:
-            raise UsageError(f"there is no feature {name!r}; choose from {', '.join(FEATURES)}")
-        if name not in have:
-            raise UsageError(f"some labelled documents have no {FEATURES[name]}; leave {name!r} out")
-    names = [name for name in have if name in asked or not asked]
-    raw = slice_features(run, parts, names, threshold)
-    # Means of one value over slices of many sizes differ by rounding: such a feature has no scale to divide
-    # by.
-    varied = raw.std(axis=0) > _ROUNDING * np.abs(raw).max(axis=0)
-    if asked and not varied.all():
-        alike = FEATURES[names[int(varied.argmin())]]
-        raise UsageError(f"{alike} is the same in every slice, so it cannot help; leave it out")
-    return [name for name, varies in zip(names, varied, strict=True) if varies], raw[:, varied]
+def confidence_threshold(run: AuditRun, rows: Rows) -> float:
+    """ATC's threshold: above it lies a share of these documents that equals their accuracy.
+
+    Source: Garg et al., "Leveraging unlabeled data to predict out-of-distribution performance", ICLR 2022.
+    """
+    return float(np.quantile(run.confidence[rows], 1.0 - run.score[rows].mean()))
 
 
-def _single_estimators(
-    run: AuditRun, names: Sequence[str], parts: list[Rows], pairs: shrinkage.Pairs, trivial: Array, seed: int
+def _uncalibrated(
+    run: AuditRun, parts: list[Rows], pairs: Pairs, trivial: Array, seed: int
 ) -> list[Estimator]:
-    """Every feature alone, and mean confidence and ATC as they are, where every document has them."""
-    rows = []
-    for j, name in enumerate(names):
-        alone = shrinkage.cross_fitted(pairs, [(j,)]).estimate
-        rows.append(Estimator.of(f"{FEATURES[name]} alone", pairs, alone, trivial, feature=name, seed=seed))
+    """Mean confidence and ATC (average thresholded confidence) as they are, if every document has them."""
     confidence = run.confidence
-    if not np.isnan(confidence[run.labelled]).any():
-        mean = np.array([confidence[part].mean() for part in parts])
-        others = [np.concatenate([*parts[:i], *parts[i + 1 :]]) for i in range(len(parts))]
-        # The threshold of each slice is that of the other slices.
-        atc = [
-            (confidence[part] > confidence_threshold(run, rest)).mean()
-            for part, rest in zip(parts, others, strict=True)
-        ]
-        rows.append(Estimator.of("mean confidence, as it is", pairs, mean, trivial, seed=seed))
-        rows.append(Estimator.of("ATC, as it is", pairs, np.array(atc), trivial, seed=seed))
-    return rows
+    if np.isnan(confidence[run.labelled]).any():
+        return []
+    # The threshold of each slice is that of the other slices.
+    others = [np.concatenate([*parts[:i], *parts[i + 1 :]]) for i in range(len(parts))]
+    thresholds = [confidence_threshold(run, rest) for rest in others]
+    estimates = {
+        "mean confidence, as it is": [confidence[part].mean() for part in parts],
+        "ATC, as it is": [
+            (confidence[part] > threshold).mean() for part, threshold in zip(parts, thresholds, strict=True)
+        ],
+    }
+    return [
+        Estimator.of(name, pairs, np.array(values), trivial, seed=seed) for name, values in estimates.items()
+    ]
 
 
 # --- the labelled documents --------------------------------------------------------------------------------

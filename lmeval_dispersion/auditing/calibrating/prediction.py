@@ -10,21 +10,20 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from lmeval_dispersion.auditing.calibrating import shrinkage
 from lmeval_dispersion.auditing.calibrating.calibration import Calibration
 from lmeval_dispersion.auditing.calibrating.calibrator import (
     CLUSTERS,
-    FEATURES,
+    FIGURES,
+    Applied,
     Calibrator,
     Validation,
     among,
-    available_features,
     check_fits,
     check_worth,
     documents_digest,
     fitted_elsewhere,
     rows_of_ids,
-    slice_features,
+    slice_figures,
     vector_clusters,
 )
 from lmeval_dispersion.auditing.figures import RunReport, both_ends
@@ -36,7 +35,6 @@ from lmeval_dispersion.report.vega import dots, numeric
 from lmeval_dispersion.statistics import student_quantile
 from lmeval_dispersion.store import read_store
 
-_ATC = "Share of documents more confident than the labelled accuracy's threshold."
 _KNOWN = {  # crosses at known accuracies
     "transform": [{"filter": "isValid(datum.true)"}],
     "mark": {"type": "point", "shape": "cross", "angle": 45, "filled": True, "color": "var(--series-2)"},
@@ -56,9 +54,6 @@ class Prediction:
     true: Annotated[float | None, Col("True", ".3f", drop=3)] = None
     dispersion: Annotated[float | None, Col("Dispersion", ".4f", drop=2)] = None
     confidence: Annotated[float | None, Col("Confidence", ".3f", drop=5)] = None
-    atc: Annotated[float | None, Col("ATC", ".3f", hint=_ATC, drop=6)] = None
-    log_perplexity: Annotated[float | None, Col("Log perplexity", ".2f", drop=7)] = None
-    prompt_tokens: Annotated[float | None, Col("Tokens", ".0f", drop=8)] = None
     reason: Annotated[str | None, Col("No estimate because", drop=1)] = None
     too_small: bool = False
 
@@ -70,9 +65,9 @@ class Predictions(RunReport):
     Attributes:
         level: Of the intervals, in (0, 1).
         exchangeable: Whether the slices were made like the labelled ones, as the intervals require.
-        shifted: The feature in which the slices differ from the labelled ones as a whole, else None.
-        beats_trivial: Whether the calibrator beat the labelled accuracy alone.
-        used: The features that the estimates are read off.
+        figure: What the calibrator reads accuracy off: ``dispersion`` or ``confidence``.
+        shifted: Whether the slices as a whole differ from the labelled ones in that figure.
+        beats_trivial: Whether the calibrator beat the labelled accuracy alone; else that is the estimate.
         validation: The calibrator's errors in points on held-out slices.
     """
 
@@ -87,9 +82,9 @@ class Predictions(RunReport):
     notes: Sequence[str]
     level: float
     exchangeable: bool
-    shifted: str | None
+    figure: str
+    shifted: bool
     beats_trivial: bool
-    used: Sequence[str]
     validation: Validation
     slices: Sequence[Prediction]
 
@@ -126,8 +121,7 @@ class Predictions(RunReport):
         """Words for the sentences."""
         return {
             "level": f"{100 * self.level:.0f} %",
-            "features": FEATURES,
-            "used": [FEATURES[name] for name in self.used],
+            "figure": FIGURES[self.figure],
         }
 
 
@@ -139,7 +133,7 @@ def predict(
     by: str | None = None,
     force: bool = False,
 ) -> Predictions:
-    """Estimate the accuracy of every slice from its features, as ``dispersion predict`` does.
+    """Estimate the accuracy of every slice from its figure, as ``dispersion predict`` does.
 
     The calibrator's own documents are left out; a slice without an estimate has a reason.
 
@@ -171,22 +165,16 @@ def predict(
     parts = _slices(calibrator, run, rows, by)
     if not parts:
         raise UsageError(f"no document to estimate has a value of {by!r}; choose another column")
-    names = list(calibrator.features)
-    if lacking := sorted(set(names) - set(available_features(run, rows))):
-        others = ", ".join(name for name in names if name not in lacking)
-        raise UsageError(
-            f"some documents of the run have no {FEATURES[lacking[0]]}, which this calibrator needs; "
-            f"calibrate without it, by {others}"
-        )
-    threshold = math.nan if calibrator.atc_threshold is None else calibrator.atc_threshold
-    raw = slice_features(run, [part.rows for part in parts], names, threshold)
-    labelled = np.array([[part.features[name] for name in names] for part in calibrator.slices])
-    shift = shrinkage.shift(labelled, raw[~np.isnan(raw).any(axis=1)])
-    shifted = None if shift is None else names[shift]
-    unlike = f"unlike the labelled slices in {FEATURES[shifted]}" if shifted and not force else None
-    applied = _Applied(calibrator, raw, np.array([len(part.rows) for part in parts]))
-    slices = [_prediction(run, part, applied, i, unlike) for i, part in enumerate(parts)]
-    whole = _whole(run, parts, slices, applied)
+    figures = slice_figures(run, [part.rows for part in parts], calibrator.figure)
+    shifted = calibrator.differs(figures[~np.isnan(figures)])
+    unlike = f"unlike the labelled slices in {FIGURES[calibrator.figure]}" if shifted and not force else None
+    documents = np.array([len(part.rows) for part in parts])
+    applied = calibrator.applied(np.nan_to_num(figures), documents)
+    slices = [
+        _prediction(run, part, calibrator, applied, i, unlike, float(figures[i]))
+        for i, part in enumerate(parts)
+    ]
+    whole = _whole(run, parts, slices, applied, documents)
     return Predictions(
         model=str(run.store.manifest.get("model")),
         layer=run.layer,
@@ -194,10 +182,10 @@ def predict(
         labelled_accuracy=calibrator.labelled.accuracy,
         notes=notes,
         level=calibrator.level,
-        exchangeable=by == calibrator.by and by != CLUSTERS and shifted is None,
+        exchangeable=by == calibrator.by and by != CLUSTERS and not shifted,
+        figure=calibrator.figure,
         shifted=shifted,
         beats_trivial=calibrator.beats_trivial,
-        used=calibrator.used,
         validation=calibrator.validation,
         slices=[whole, *(slices if len(slices) > 1 else [])],
     )
@@ -235,47 +223,36 @@ def _slices(calibrator: Calibrator, run: AuditRun, rows: Rows, by: str) -> list[
     return vector_clusters(run, rows, round(len(rows) / a_slice), seed=calibrator.seed)
 
 
-class _Applied:
-    """A calibrator applied to slices with features ``raw`` (S, F): estimates and their intervals."""
-
-    def __init__(self, calibrator: Calibrator, raw: Array, documents: Rows) -> None:
-        self.calibrator, self.raw, self.documents = calibrator, raw, documents
-        self.names = list(calibrator.features)
-        scales = calibrator.features.values()
-        z = (raw - [f["centre"] for f in scales]) / [f["scale"] for f in scales]
-        self.value = shrinkage.Fit(calibrator.intercept, calibrator.coefficients).value(z)
-        self.folds = np.array([fit.predict(z) for fit in calibrator.folds])
-        self.error = calibrator.error_size.at(np.minimum(documents, calibrator.documents_a_slice[1]))
-
-    def interval(self, i: int) -> tuple[float, float]:
-        """Interval of the estimate of slice ``i``."""
-        fold = [part.fold for part in self.calibrator.slices]
-        score = np.array([part.score for part in self.calibrator.slices])
-        return shrinkage.jackknife_plus(self.folds[fold, i], score * self.error[i], self.calibrator.level)
-
-
-def _prediction(run: AuditRun, part: Slice, applied: _Applied, i: int, unlike: str | None) -> Prediction:
+def _prediction(
+    run: AuditRun,
+    part: Slice,
+    calibrator: Calibrator,
+    applied: Applied,
+    i: int,
+    unlike: str | None,
+    figure: float,
+) -> Prediction:
     """The estimate of slice ``i``, or the reason for none."""
-    n, features = len(part.rows), dict(zip(applied.names, applied.raw[i].tolist(), strict=True))
-    row = replace(_empty(run, part), **features)
+    row, n = _empty(run, part), len(part.rows)
     if unlike:
         return replace(row, reason=unlike)
-    fewest, ranges = applied.calibrator.documents_a_slice[0], applied.calibrator.ranges
+    fewest = calibrator.documents_a_slice[0]
     if n < fewest:
         reason = f"{n} documents, and the smallest fitted slice has {fewest}"
         return replace(row, reason=reason, too_small=True)
-    for name, value in {**features, "estimate": float(applied.value[i])}.items():
-        low, high = ranges[name]
-        if not low <= value <= high:
-            name = FEATURES.get(name, name)
-            reason = f"outside the fitted range: {name} {value:.4g}, fitted from {low:.4g} to {high:.4g}"
-            return replace(row, reason=reason)
+    if math.isnan(figure):
+        return replace(row, reason=f"some of its documents have no {calibrator.figure}")
+    low, high = calibrator.range
+    if not low <= figure <= high:
+        name = FIGURES[calibrator.figure]
+        reason = f"outside the fitted range: {name} {figure:.4g}, fitted from {low:.4g} to {high:.4g}"
+        return replace(row, reason=reason)
     low, high = applied.interval(i)
-    return replace(row, predicted=float(np.clip(applied.value[i], 0.0, 1.0)), low=low, high=high)
+    return replace(row, predicted=float(applied.value[i]), low=low, high=high)
 
 
 def _whole(
-    run: AuditRun, parts: Sequence[Slice], slices: Sequence[Prediction], applied: _Applied
+    run: AuditRun, parts: Sequence[Slice], slices: Sequence[Prediction], applied: Applied, documents: Rows
 ) -> Prediction:
     """All slices with an estimate together: their estimates weighted by documents."""
     if len(slices) == 1:
@@ -284,17 +261,15 @@ def _whole(
     rows = np.sort(np.concatenate([parts[i].rows for i in used or range(len(parts))]))
     if not used:
         return replace(_empty(run, Slice("all documents", rows)), reason="no slice can be estimated")
-    weight = applied.documents[used] / applied.documents[used].sum()
-    estimate = float(weight @ np.clip(applied.value[used], 0.0, 1.0))
+    weight = documents[used] / documents[used].sum()
+    estimate = float(weight @ applied.value[used])
     shared = applied.folds[:, used] @ weight
-    variance = float(np.square(weight * applied.error[used]).sum()) + (len(shared) - 1) * float(shared.var())
+    variance = float(np.square(weight * applied.size[used]).sum()) + (len(shared) - 1) * float(shared.var())
     # A sum cannot have a higher level than its slices.
-    half = student_quantile((1 + applied.calibrator.level) / 2, len(shared) - 1) * math.sqrt(variance)
+    half = student_quantile((1 + applied.level) / 2, len(shared) - 1) * math.sqrt(variance)
     name = "all documents" if len(used) == len(slices) else f"{len(used)} of {len(slices)} slices"
-    means: dict[str, Any] = dict(zip(applied.names, (weight @ applied.raw[used]).tolist(), strict=True))
     return replace(
         _empty(run, Slice(name, rows)),
-        **{**means, "dispersion": float(run.vectors.dispersions([rows])[0])},
         predicted=estimate,
         low=max(estimate - half, 0.0),
         high=min(estimate + half, 1.0),
@@ -304,4 +279,15 @@ def _whole(
 def _empty(run: AuditRun, part: Slice) -> Prediction:
     known = run.score[part.rows]
     known = known[~np.isnan(known)]
-    return Prediction(part.name, len(part.rows), true=float(known.mean()) if known.size else None)
+    return Prediction(
+        part.name,
+        len(part.rows),
+        true=float(known.mean()) if known.size else None,
+        dispersion=known_or_none(slice_figures(run, [part.rows], "dispersion")),
+        confidence=known_or_none(slice_figures(run, [part.rows], "confidence")),
+    )
+
+
+def known_or_none(values: Array) -> float | None:
+    """One number, None where it is NaN."""
+    return None if np.isnan(values[0]) else float(values[0])
