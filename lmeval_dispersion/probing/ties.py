@@ -30,7 +30,7 @@ class Tied(Protocol):
 
 def order(members: Sequence[Tied], why: str) -> list[str]:
     """Which of several checkpoints, best first, to evaluate first, and how far their order is clear."""
-    best = first_of(members)
+    best = _first_of(members)
     if not best:
         everyone = listed([c.label for c in members]) if len(members) <= _MOST else f"all {len(members)}"
         return [f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
@@ -70,7 +70,7 @@ def _clear(members: Sequence[Tied]) -> str:
     return f"The order of ranks {spans(before)} is clear; ranks {shared} overlap."
 
 
-def first_of(members: Sequence[Tied]) -> list[Any]:
+def _first_of(members: Sequence[Tied]) -> list[Any]:
     """The checkpoints for a budget of three evaluations, in words if they are some of many tied.
 
     Empty if there is one checkpoint, or no two have a clear order.

@@ -97,10 +97,10 @@ def group_sentences(group: Group, metric: Metric, subject: str, domain: str = ""
         return said
     if domain == "code" and sum(c.against is not None and c.against.side == "below" for c in members) > 1:
         said.append(_BELOW)
-    return [*said, *order(group, subject)]
+    return [*said, *_order(group, subject)]
 
 
-def order(group: Group, subject: str) -> list[str]:
+def _order(group: Group, subject: str) -> list[str]:
     """Which members to evaluate first, and how often such an order was right."""
     if not first_of(group):
         return [

@@ -57,7 +57,7 @@ def steps(group: Group, metric: Metric) -> Spec:
     return _along(group, group.figure, [c.figure(metric) for c in group.steps], metric)
 
 
-def gaps(group: Group, metric: Metric) -> Spec:
+def gap_steps(group: Group, metric: Metric) -> Spec:
     """G along the steps of a training, likewise."""
     return _along(group, "G", [c.gaps[metric] for c in group.steps], metric)
 

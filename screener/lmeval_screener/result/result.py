@@ -453,7 +453,7 @@ class Result(Report):
             drawn[f"ranking{place}"] = Chart(draw, caption, description, meaning, f"ranking-{group.anchor}")
             if group.steps and figure == "ratio":
                 drawn[f"gap{place}"] = Chart(
-                    partial(_draw, "gaps", group, self.metric),
+                    partial(_draw, "gap_steps", group, self.metric),
                     f"G along the training of {group.title}",
                     "G against the training step.",
                     name=f"gap-{group.anchor}",
