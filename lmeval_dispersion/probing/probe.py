@@ -171,21 +171,22 @@ def probe(
         DispersionError: No checkpoint could be run.
     """
     from lmeval_dispersion.harness.adapters import answers_as_base
-    from lmeval_dispersion.harness.seams import backend_arguments, free_memory, loaded_lm
+    from lmeval_dispersion.harness.seams import backend_arguments
+    from lmeval_dispersion.harness.swapping import SharedBase
     from lmeval_dispersion.probing.questions import check_decoder
 
+    models = SharedBase()
     answered: dict[str, Answered] = {}
     failed: list[NotProbed] = []
     as_base: list[str] = []
     with progress_bar(hidden=quiet) as update:
         for place, target in enumerate(labelled(targets)):
             update(place, len(targets), target.label)
-            lm: Any = None
             try:
                 if target.refused:
                     raise DispersionError(target.refused[1])
                 arguments = target.arguments() | backend_arguments(model_args)
-                lm = loaded_lm(model, with_base(arguments), check_decoder, **settings)
+                lm = models.loaded(model, with_base(arguments), check_decoder, **settings)
                 answered[target.label] = questions.ask(lm)
                 if answers_as_base(lm, questions.built(lm)[0].requests[0].args[0]):
                     as_base.append(target.label)
@@ -193,8 +194,7 @@ def probe(
                 raise
             except Exception as error:
                 failed.append(NotProbed(target.label, checkpoint_failure(error)))
-            del lm
-            free_memory()
+    models.release()
     if not answered:
         first = f"{failed[0].label}: {failed[0].message}"
         several = f"none of the {len(failed)} checkpoints could be probed; the first: "

@@ -32,6 +32,7 @@ from lmeval_dispersion.harness.failures import checkpoint_failure, failure_sente
 from lmeval_dispersion.harness.recording import check_model
 from lmeval_dispersion.harness.records import DocRecord, TaskMetrics, load_states, save_states
 from lmeval_dispersion.harness.saving import commit_of, manifest_of, write
+from lmeval_dispersion.harness.swapping import SharedBase
 from lmeval_dispersion.harness.task import DispersionTask
 from lmeval_dispersion.model.loading import weights_stamp
 from lmeval_dispersion.output import write_whole
@@ -89,6 +90,7 @@ class Evaluation:
         recorded: The dispersion tasks, whose hidden states are kept.
         odd: Label -> questions whose log-probabilities are not finite numbers.
         others: Label -> questions that the chat template gave another prompt than an earlier checkpoint had.
+        models: What is loaded; adapters share their base.
 
     Raises:
         UsageError: lm-eval has no such task, or the task no metric to race by.
@@ -125,6 +127,7 @@ class Evaluation:
         self._options["confirm_run_unsafe_code"] = confirm_run_unsafe_code
         self._requests: dict[str, dict[int, list[Any]]] = {}
         self._built_for: Any = lambda: None
+        self.models = SharedBase()
 
     @property
     def metric(self) -> str:
@@ -381,7 +384,7 @@ class Entrant:
         """The model; for earlier answers with the weights that gave them, on the Hub by their commit."""
         if not issubclass(seams.backend(self._model), seams.TemplateAPI):  # a server has its own names
             self._given = with_base(self._given)
-        places = [key for key in ("pretrained", "peft", "delta") if key in self._given]
+        places = [key for key in ("pretrained", "peft", "delta") if self._given.get(key)]
         gguf = self._given.get("gguf_file")
         weights = [weights_stamp(self._given[key], gguf, adapter=key == "peft") for key in places]
         if self._count and weights != self._weights:
@@ -396,7 +399,7 @@ class Entrant:
             if named:
                 check_model(lm, named)
 
-        lm = seams.loaded_lm(self._model, self._given, check, **self._settings)
+        lm = self.evaluation.models.loaded(self._model, self._given, check, **self._settings)
         self._weights = weights
         if self.evaluation.chat and (template := lm.chat_template(self.evaluation.chat)):
             self._template = hashed(template)
@@ -507,7 +510,7 @@ class Entrant:
             "manifest": self._manifest,
             "as_base": self.as_base,
         }
-        name = next(given[key] for key in ("peft", "pretrained", "model") if key in given)
+        name = next(given[key] for key in ("peft", "pretrained", "model") if given.get(key))
         name = name if os.path.isdir(name) else name.partition("@")[0]
         return {
             "results": figures,

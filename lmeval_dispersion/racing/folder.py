@@ -87,13 +87,16 @@ class RaceFolder:
     def run(self, contest: Contest, *, quiet: bool) -> None:
         """Race, one checkpoint after the other; where a first block orders them, that of all comes first."""
         entries = {entry.label: entry for entry in self.raced}
-        with progress_bar(hidden=quiet, every=LINES) as update:
-            for label in entries if contest.block else ():
-                self._ask(contest, entries[label], update, contest.block)
-            for label in contest.turns([*entries], going_on(self.raced)):
-                contest.begin(label)
-                self.write(turns=contest.against)
-                self._ask(contest, entries[label], update)
+        try:
+            with progress_bar(hidden=quiet, every=LINES) as update:
+                for label in entries if contest.block else ():
+                    self._ask(contest, entries[label], update, contest.block)
+                for label in contest.turns([*entries], going_on(self.raced)):
+                    contest.begin(label)
+                    self.write(turns=contest.against)
+                    self._ask(contest, entries[label], update)
+        finally:
+            self.evaluation.models.release()
 
     def _ask(
         self, contest: Contest, entry: Entry, update: Callable[[int, int, str], None], block: int = 0

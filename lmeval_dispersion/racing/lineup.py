@@ -81,7 +81,9 @@ class Lineup(NamedTuple):
             return self._replace(by=order)
         name = bases[0]["pretrained"]
         label = f"{Path(name).name if Path(name).is_dir() else name} (base)"
-        return self._replace(entries=[Entry(label, bases[0], None, "base"), *self.entries], by=order)
+        return self._replace(
+            entries=[Entry(label, bases[0] | {"peft": ""}, None, "base"), *self.entries], by=order
+        )
 
 
 def _place(entry: Entry) -> tuple[str, ...]:

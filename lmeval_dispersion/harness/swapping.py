@@ -1,0 +1,127 @@
+"""Adapters one after the other on a base that is loaded once, with the answers of lm-eval's ``peft=ADAPTER``.
+
+lm-eval loads the base anew for each adapter. Here PEFT puts the next LoRA on the base that is there and takes
+the last one off. The embeddings are cut to the tokenizer's size, as lm-eval does for an adapter, for the base
+as well. What would change the base itself (a saved head, biases, embeddings, other kinds than LoRA) or fails
+is loaded whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.harness import seams
+from lmeval_dispersion.harness.adapters import check_reaches, downloaded
+
+# Settings of a LoRA that leave the base as it is, where they are empty.
+_CHANGING = ("modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters")
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model")
+
+
+class SharedBase:
+    """The models of a run, of which adapters of one base share one; only one is held at a time."""
+
+    def __init__(self) -> None:
+        self._lm: Any = None
+        self._key, self._names = "", count()
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._lm, self._key = None, ""
+        seams.free_memory()
+
+    def loaded(
+        self, name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any
+    ) -> Any:
+        """A model as :func:`seams.loaded_lm` loads it; ``peft`` is empty for the base of adapters."""
+        given = downloaded(arguments)
+        plain = {key: value for key, value in given.items() if key != "peft"}
+        if (
+            "peft" not in given
+            or seams.backend(name) is not seams.backend("hf")
+            or not _leaves_the_base(given["peft"])
+        ):
+            self.release()
+            return seams.loaded_lm(name, given if given.get("peft") else plain, check, **settings)
+        key = json.dumps([_identified(plain), settings], sort_keys=True, default=str)
+
+        def checked(lm: Any) -> None:
+            check(lm)
+            if given["peft"]:
+                check_reaches(lm, str(plain["pretrained"]), given["peft"])
+
+        try:
+            if key == self._key:
+                checked(self._lm)
+            else:
+                self.release()
+                self._lm, self._key = seams.loaded_lm(name, plain, checked, **settings), key
+                _cut(self._lm)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of libraries about each other
+                self._put_on(given["peft"])
+        except DispersionError:
+            raise
+        except Exception:  # PEFT's, which may have left the base half changed
+            self.release()
+            return seams.loaded_lm(name, given, check, **settings)
+        return self._lm
+
+    def _put_on(self, adapter: str) -> None:
+        from peft import PeftModel
+
+        lm, model = self._lm, self._lm._model
+        if isinstance(model, PeftModel) and not adapter:
+            lm._model = model.unload()
+        elif adapter:
+            fresh = f"adapter{next(self._names)}"
+            if isinstance(model, PeftModel):
+                before = model.active_adapter
+                model.load_adapter(adapter, fresh)
+                model.set_adapter(fresh)
+                model.delete_adapter(before)
+            else:
+                lm._model = PeftModel.from_pretrained(model, adapter, adapter_name=fresh)
+        lm._model.eval()  # PEFT leaves a loaded one in training
+        lm.peft = adapter or None
+
+
+def _leaves_the_base(folder: str) -> bool:
+    """Whether an adapter, if any, is a LoRA whose tensors all are its own."""
+    if not folder:
+        return True
+    from safetensors import safe_open
+
+    try:
+        settings = json.loads((Path(folder) / "adapter_config.json").read_text("utf-8"))
+        with safe_open(Path(folder) / "adapter_model.safetensors", "numpy") as file:
+            own = all("lora_" in name for name in file.keys())  # noqa: SIM118
+    except Exception:  # loading it says why
+        return False
+    plain = settings.get("peft_type") == "LORA" and settings.get("bias", "none") == "none"
+    return own and plain and not any(settings.get(name) for name in _CHANGING)
+
+
+def _identified(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a base, a tokenizer's folder by what is in it: adapters store copies."""
+    folder = Path(str(plain.get("tokenizer", "")))
+    if "tokenizer" not in plain or not folder.is_dir():
+        return dict(plain)
+    digest = hashlib.sha256()
+    for name in _TOKENIZER:
+        digest.update((folder / name).read_bytes() if (folder / name).is_file() else b"none")
+    return {**plain, "tokenizer": digest.hexdigest()}
+
+
+def _cut(lm: Any) -> None:
+    """Give the embeddings the tokenizer's size, as lm-eval does before it loads an adapter."""
+    config = getattr(lm._model.config, "text_config", lm._model.config)
+    if config.vocab_size != len(lm.tokenizer):
+        lm._model.resize_token_embeddings(len(lm.tokenizer))
