@@ -14,10 +14,10 @@ from lmeval_dispersion.auditing.calibrating.calibrator import (
     Pairs,
     check_fits,
     check_worth,
+    cross_fitted,
     document_ids,
     fit_calibrator,
     jackknife_plus,
-    left_out,
     rows_of_ids,
 )
 from lmeval_dispersion.auditing.calibrating.prediction import predict
@@ -232,7 +232,7 @@ def drawn(rng, slices=30, documents=50, slope=0.0, between=0.1):
 def test_the_estimate_is_the_least_of_the_greatest_means_of_the_other_slices(slope):
     """Barlow's max-min formula over all runs of neighbours, against sklearn's pooling."""
     pairs = drawn(np.random.default_rng(3), slices=14, documents=np.arange(20, 34), slope=slope)
-    found, rises = left_out(pairs)[1], slope > 0
+    found, rises = cross_fitted(pairs)[1], slope > 0
     for i, estimate in enumerate(found):
         others = np.delete(np.arange(14), i)
         order = others[np.argsort(pairs.figure[others])][:: 1 if rises else -1]
@@ -262,7 +262,7 @@ def test_the_labels_that_it_is_worth_are_as_far_off_as_labels_drawn_at_random(sl
     rng = np.random.default_rng(3)
     pairs = drawn(rng, slices=400, documents=40, slope=slope, between=between)
     pairs = pairs if slope else pairs._replace(figure=np.zeros(400))
-    estimate = left_out(pairs)[1]
+    estimate = cross_fitted(pairs)[1]
     found = Estimator.of("ours", pairs, estimate, estimate)
     assert found.rmse == pytest.approx(100 * np.sqrt(np.square(estimate - pairs.accuracy).mean()))
     assert found.worth_low < found.worth < found.worth_high

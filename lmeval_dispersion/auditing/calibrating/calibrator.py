@@ -159,7 +159,7 @@ def isotonic(figure: Array, accuracy: Array, documents: Array | None = None) -> 
     return fit.fit(figure, accuracy, sample_weight=documents)
 
 
-def left_out(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
+def cross_fitted(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
     """For every slice the fit to the others, and its estimate by that fit, shape (S,)."""
     others = ~np.eye(len(pairs.accuracy), dtype=bool)
     fits = [isotonic(pairs.figure[rest], pairs.accuracy[rest], pairs.documents[rest]) for rest in others]
@@ -385,7 +385,7 @@ class Calibrator:
     def applied(self, figures: Array, documents: Array) -> Applied:
         """Estimates of slices with these figures and numbers of documents, (s,) each."""
         x = figures if self.beats_trivial else np.zeros_like(figures)
-        fits, estimate = left_out(self.pairs)
+        fits, estimate = cross_fitted(self.pairs)
         error = ErrorSize.of(self.pairs, estimate)
         score = np.abs(estimate - self.pairs.accuracy) / error.at(self.pairs.documents)
         size = error.at(np.minimum(documents, self.documents_a_slice[1]))
@@ -451,8 +451,8 @@ def fit_calibrator(run: AuditRun, *, by: str | None = None, seed: int = 0) -> Fi
     if not varied:
         raise UsageError("every slice has the same dispersion and confidence, so neither tells its accuracy")
     blind = Pairs(np.zeros(len(parts)), *known)
-    trivial = left_out(blind)[1]
-    estimates = {name: left_out(Pairs(x, *known))[1] for name, x in varied.items()}
+    trivial = cross_fitted(blind)[1]
+    estimates = {name: cross_fitted(Pairs(x, *known))[1] for name, x in varied.items()}
     names = sorted(estimates, key=lambda name: float(np.square(estimates[name] - blind.accuracy).mean()))
     estimators = [
         *(
