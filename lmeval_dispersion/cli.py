@@ -73,6 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args[0] == "help":
         args = [*args[1:], "--help"]
+    if args in (["inspect", "-h"], ["inspect", "--help"]):
+        print(_measures())
+        return 0
     name = next((known for known in COMMANDS if args[: len(known.split())] == known.split()), "")
     if not name:
         print(f"dispersion: {_no_command(args)}", file=sys.stderr)
@@ -108,11 +111,22 @@ def _no_command(args: Sequence[str]) -> str:
     return f"there is no command {args[0]!r}; {hint if near else '`dispersion --help` lists the commands'}"
 
 
-def _overview() -> str:
-    width = max(map(len, COMMANDS))
-    lines = ["usage: dispersion COMMAND [options]", "", "Representation dispersion of language models.", ""]
-    for job, commands in JOBS.items():
-        lines += [f"{job}:", *(f"  {name:<{width}}  {about}" for name, (*_, about) in commands.items()), ""]
+def _overview(
+    command: str = "COMMAND",
+    jobs: Sequence[str] = tuple(JOBS),
+    examples: Sequence[str] = ("screen --demo", "audit results/MODEL/dispersion_RUN -o report.html"),
+) -> str:
+    """The commands of some jobs, and where to read on."""
+    width = max(len(name) for job in jobs for name in JOBS[job])
+    lines = [
+        f"usage: dispersion {command} [options]",
+        "",
+        "Representation dispersion of language models.",
+        "",
+    ]
+    for job in jobs:
+        listed = (f"  {name:<{width}}  {about}" for name, (*_, about) in JOBS[job].items())
+        lines += [f"{job}:", *listed, ""]
     return "\n".join(
         [
             *lines,
@@ -120,7 +134,12 @@ def _overview() -> str:
             f"Docs: {SITE}",
             "",
             "examples:",
-            "  dispersion screen --demo",
-            "  dispersion audit results/MODEL/dispersion_RUN -o report.html",
+            *(f"  dispersion {example}" for example in examples),
         ]
     )
+
+
+def _measures() -> str:
+    """Help of ``dispersion inspect``, whose commands are its measures."""
+    examples = ["inspect law MODEL --data texts.txt -o law.html", "help inspect law"]
+    return _overview("inspect MEASURE MODEL --data FILE", ["look inside a model"], examples)

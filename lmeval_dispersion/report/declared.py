@@ -7,7 +7,6 @@ module. Every format of the report is made of these three.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import re
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
-from lmeval_dispersion.installation import __version__, cache_folder
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.document import (
     Chart,
@@ -260,22 +258,6 @@ def _finalized(context: jinja2.runtime.Context, value: Any) -> Any:
 def _environment(folder: Path) -> jinja2.Environment:
     import jinja2
 
-    class Compiled(jinja2.FileSystemBytecodeCache):
-        """Compiled templates in the user's cache, if it can be read and written."""
-
-        def get_source_checksum(self, source: str) -> str:
-            # Options of the environment are compiled in, and may differ in another version.
-            return super().get_source_checksum(__version__ + source)
-
-        def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-            with contextlib.suppress(Exception):  # a damaged file can raise any: it is written anew
-                super().load_bytecode(bucket)
-
-        def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-            with contextlib.suppress(OSError):
-                Path(self.directory).mkdir(parents=True, exist_ok=True)
-                super().dump_bytecode(bucket)
-
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
@@ -284,8 +266,6 @@ def _environment(folder: Path) -> jinja2.Environment:
         finalize=jinja2.pass_context(_finalized),
         autoescape=False,
     )
-    with contextlib.suppress(RuntimeError):  # a user without a home folder, as in some containers
-        environment.bytecode_cache = Compiled(str(cache_folder("templates")))
     environment.filters.update(shown=shown, listed=listed, count=count)
     environment.globals.update(
         facts=lambda **facts: Facts(

@@ -313,22 +313,14 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         help="lm-eval's results_*.json, or folders of them (PATH:TASK where they hold several tasks); a CSV "
         "file with the columns repo,accuracy (default: those of MANIFEST, a race's folder)",
     )
-    parser.add_argument(
-        "--hours-per-model",
-        type=float,
-        metavar="X",
-        help="GPU hours to evaluate one model; adds the hours saved to the report (default: not shown)",
-    )
     add_output(parser)
     add_version(parser)
-    add_examples(parser, "list/race", "list/manifest.json accuracy.csv --hours-per-model 1.5 -o verdict.html")
+    add_examples(parser, "list/race", "list/manifest.json accuracy.csv -o verdict.html")
 
 
 def run_verify(args: argparse.Namespace) -> int:
     """Run ``dispersion verify``; returns the exit code."""
     output = Output.of(args)
-    if args.hours_per_model is not None and not 0 < args.hours_per_model < float("inf"):
-        raise UsageError(f"expected above 0, got {args.hours_per_model}", argument="hours_per_model")
 
     from lmeval_screener.shortlist.manifest import read_shortlist_manifest
     from lmeval_screener.shortlist.verdict import verify
@@ -336,7 +328,7 @@ def run_verify(args: argparse.Namespace) -> int:
     folder = args.manifest if args.manifest.is_dir() else args.manifest.parent
     results = args.results or [str(folder)]
     manifest = read_shortlist_manifest(args.manifest)
-    output.write(verify(manifest, results, hours=args.hours_per_model).document())
+    output.write(verify(manifest, results).document())
     return 0
 
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.report import Chart, Col, Document, Note, Report, Table, Text, declared, render
-from lmeval_dispersion.report.declared import _environment
+from lmeval_dispersion.report import Chart, Col, Document, Note, Report, Table, Text, render
 from lmeval_dispersion.report.document import Column
 from lmeval_dispersion.report.terminal import axis_of
 
@@ -47,44 +44,6 @@ class Ranked(Report):
 
 HIDDEN = "[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ue000-\ue003]+"
 ROWS = [Row("a", 1.25, 0.01), Row("b", 1.0, 0.02), Row("c", 0.75, math.nan)]
-
-
-@pytest.fixture
-def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[Path]]]:
-    """The compiled templates that a new process leaves in a cache."""
-
-    def run(cache: str = "cache") -> list[Path]:
-        monkeypatch.setenv("XDG_CACHE_HOME", cache and str(tmp_path / cache))
-        _environment.cache_clear()
-        assert Ranked("math", ROWS).document().answer == ["Best: a.", "a, b and c 3 rows."]
-        return [*tmp_path.rglob("*.cache")]
-
-    yield run
-    _environment.cache_clear()
-
-
-def test_templates_are_compiled_once_where_the_users_cache_can_be_written(compiled, tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    assert compiled("file") == []
-    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
-    assert compiled("") == []  # as in a container whose user has no name
-    (kept,) = compiled()
-    before = kept.stat().st_mtime_ns
-    assert compiled() == [kept]
-    assert kept.stat().st_mtime_ns == before
-    # Options of the environment are part of a compiled template.
-    monkeypatch.setattr(declared, "__version__", "another")
-    assert compiled() == [kept]
-    assert kept.stat().st_mtime_ns != before
-
-
-def test_a_damaged_compiled_template_is_written_anew(compiled):
-    (kept,) = compiled()
-    whole = kept.read_bytes()
-    for length in (0, 10, 18, 25, 60, 100, len(whole) - 1):
-        kept.write_bytes(whole[:length])
-        assert compiled() == [kept]
-        assert kept.read_bytes() == whole
 
 
 def test_the_template_becomes_a_document():

@@ -122,7 +122,6 @@ class Verdict(Report):
         results: A line for each source of results.
         without: Labels of the checkpoints to evaluate that have no result.
         points: Figures and result of each candidate with a result.
-        hours_per_model: GPU hours that one model costs, if given; ``hours_saved`` against evaluating all.
         list: How the list was chosen.
         task: The task of the screening; empty if none was named.
         order: The figure that ranked, and the base, if any; empty if unknown.
@@ -147,8 +146,6 @@ class Verdict(Report):
     results: tuple[str, ...]
     without: tuple[str, ...]
     points: tuple[Point, ...]
-    hours_per_model: float | None
-    hours_saved: float | None
     manifest: str
     list: str
     task: str = ""
@@ -198,7 +195,7 @@ class Verdict(Report):
         }
 
 
-def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = None) -> Verdict:
+def verify(manifest: Manifest, sources: Sequence[str]) -> Verdict:
     """The verdict on a short list."""
     candidates, found = _rated(manifest, sources)
     groups = _titles(candidates)
@@ -227,8 +224,6 @@ def verify(manifest: Manifest, sources: Sequence[str], *, hours: float | None = 
             for c, group in zip(candidates, groups, strict=True)
             if not math.isnan(c.accuracy)
         ),
-        hours_per_model=hours,
-        hours_saved=hours and hours * (overall.candidates - overall.listed - overall.audited),
         manifest=manifest.place,
         list=f"the {manifest.k} best of each group, {manifest.audit_sample} others drawn at random",
         task=manifest.task,

@@ -60,10 +60,10 @@ class WeightFiles:
     async def matrix(self, path: str, tensor: Tensor, narrow: bool = False) -> Matrix:
         """A stored tensor as two dimensions; a vector or scalar becomes a column."""
         if tensor.entry is not None:
-            from lmeval_screener.weights import torch_archive
+            from lmeval_screener.weights import zip_archive
 
             file = WeightFile(self.snapshot, await self.snapshot.look_up(path))
-            tensor = await torch_archive.locate(file, tensor, *tensor.entry)
+            tensor = await zip_archive.locate(file, tensor, *tensor.entry)
             file.keep()
         shape = tensor.shape if len(tensor.shape) == 2 else (tensor.elements, 1)
         if tensor.strides is not None and len(tensor.strides) == 1 and tensor.strides != (1,):

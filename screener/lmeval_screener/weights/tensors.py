@@ -35,7 +35,7 @@ class Tensor(NamedTuple):
     Attributes:
         strides: Elements between neighbours, dimension by dimension; None: contiguous.
         entry: For a tensor of an archive whose exact place is not known yet: offset of its entry and the
-            entry's name; see ``torch_archive.locate``.
+            entry's name; see ``zip_archive.locate``.
     """
 
     name: str

@@ -25,7 +25,7 @@ from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import rows
 from lmeval_screener.weights.rows import WeightFiles
 from lmeval_screener.weights.tensors import DTYPE_BITS, WeightFile
-from lmeval_screener.weights.torch_archive import locate
+from lmeval_screener.weights.zip_archive import locate
 from safetensors.torch import load_file
 
 from lmeval_dispersion.installation import data_folder

@@ -1,0 +1,110 @@
+"""A zip archive of uncompressed entries, read by ranges.
+
+The archive's directory is at its end: two ranges, that end and an entry's local header, locate an entry.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from collections.abc import Mapping
+
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.weights.tensors import Tensor, WeightFile
+
+_TAIL = 65_633  # the longest end of a zip: its records and a comment
+_MAX_DIRECTORY = 16 * 2**20
+_LOCAL, _UTF8 = b"PK\3\4", 0x800
+
+
+async def locate(file: WeightFile, tensor: Tensor, offset: int, name: str) -> Tensor:
+    """Find a tensor's exact bytes in an archive, by a small read of its entry's local header."""
+    shift = await _start(file, offset, name) - least_start(offset, name)
+    located = tensor._replace(begin=tensor.begin + shift, end=tensor.end + shift, entry=None)
+    if located.end > file.size:
+        raise broken(file.what, f"{tensor.name!r} reaches beyond the file")
+    return located
+
+
+async def entries_of(file: WeightFile, head: bytes) -> dict[str, zipfile.ZipInfo]:
+    """Entries by name, if they are uncompressed and do not overlap; ``head`` is the file's first bytes."""
+    size, what = file.size, file.what
+    if head[:4] != _LOCAL:
+        raise broken(what, f"it begins with {head!r}, unlike a zip archive")
+    begin = max(0, size - _TAIL)
+    body = await file.read(begin, size)
+    while True:
+        try:
+            # `zipfile` finds a directory at the end of whatever it is given.
+            with zipfile.ZipFile(io.BytesIO(body)) as archive:
+                break
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
+            if begin == 0 or len(body) > _MAX_DIRECTORY:
+                raise broken(what, f"its directory cannot be read ({error})") from error
+        earlier = max(0, size - 8 * len(body))
+        begin, body = earlier, await file.read(earlier, begin) + body
+    listed, directory = archive.infolist(), begin + archive.start_dir
+    # `zipfile` trusts one of several records and shifts places to fit: a record that differs is forged.
+    count, length, start = struct.unpack_from("<HII", body, len(body) - len(archive.comment) - 12)
+    held = sum(46 + len(_name(entry)) + len(entry.extra) + len(entry.comment) for entry in listed)
+    right = (len(listed), 0xFFFF), (held, 0xFFFFFFFF), (directory, 0xFFFFFFFF)
+    if any(said not in known for said, known in zip((count, length, start), right, strict=True)):
+        raise broken(
+            what, f"its record announces {count} entries at byte {start}, which is not its directory"
+        )
+    entries: dict[str, zipfile.ZipInfo] = {}
+    end = 0
+    for entry in sorted(listed, key=lambda entry: entry.header_offset):
+        name = _name(entry).decode("utf-8", "replace")
+        if name.startswith("/") or "\\" in name or ".." in name.split("/") or "\0" in name or name in entries:
+            raise broken(what, f"an entry is called {name!r}" + (" like another" if name in entries else ""))
+        if entry.flag_bits & 1 or entry.compress_type or entry.compress_size != entry.file_size:
+            raise broken(
+                what, f"the entry {name!r} is compressed or encrypted: write the file without compression"
+            )
+        entry.header_offset += begin
+        if entry.header_offset < end:
+            raise broken(what, f"the entry {name!r} overlaps the entry before it")
+        end = entry.header_offset + 30 + entry.file_size
+        if end > directory:
+            raise broken(what, f"the entry {name!r} reaches beyond byte {directory}")
+        entries[name] = entry
+    return entries
+
+
+def _name(entry: zipfile.ZipInfo) -> bytes:
+    """The name as stored: torch writes UTF-8, even if the entry does not say so."""
+    return entry.orig_filename.encode("utf-8" if entry.flag_bits & _UTF8 else "cp437")
+
+
+async def _start(file: WeightFile, offset: int, name: str) -> int:
+    """The offset of an entry's content: after its local header, whose length the directory omits."""
+    head = await file.read(offset, least_start(offset, name))
+    name_size, extra_size = struct.unpack_from("<HH", head, 26)
+    if head[:4] != _LOCAL or head[30 : 30 + name_size] != name.encode():
+        raise broken(file.what, f"the entry {name!r} is not where the directory says")
+    return offset + 30 + int(name_size) + int(extra_size)
+
+
+def least_start(offset: int, name: str) -> int:
+    """The offset of an entry's content if its local header holds only the name."""
+    return offset + 30 + len(name.encode())
+
+
+async def content(file: WeightFile, entries: Mapping[str, zipfile.ZipInfo], name: str, most: int) -> bytes:
+    """The bytes of an entry, of at most so many."""
+    entry = entries[name]
+    if entry.file_size > most:
+        raise broken(file.what, f"{name!r} has {entry.file_size} bytes, more than {most}")
+    start = await _start(file, entry.header_offset, name)
+    return await file.read(start, start + entry.file_size)
+
+
+def broken(what: str, reason: str) -> ScreeningError:
+    """The error for an archive that does not fit its own directory."""
+    return ScreeningError(
+        "BadArchive",
+        f"the archive {what} is broken: {reason}; the file was damaged in transit or at its source: compare "
+        "its sha256 or upload it again",
+    )
