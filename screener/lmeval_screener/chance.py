@@ -34,6 +34,7 @@ _GRID = np.arange(
 )  # of accuracies and ratios, in standard deviations; the best of 10^6 is at 4.9
 _TAIL = np.geomspace(1e-9, 0.5, 300)
 _BINS = np.concatenate([_TAIL, 1 - _TAIL[-2::-1]])  # of probabilities
+_LEAST = 1e-12  # ratio; all rows of T may be equal
 _SLOPES = np.arange(-1.0, 3.0, 0.01)
 _STEPS = np.linspace(-10.0, 10.0, 401)  # of differences of normal scores
 
@@ -176,12 +177,12 @@ def is_noise(ratios: Sequence[Ratio]) -> bool:
     """
     if len(ratios) < 2:
         return False
-    logs = np.log([ratio.mean for ratio in ratios])
+    logs = np.log(np.maximum([ratio.mean for ratio in ratios], _LEAST))
     spread = float(np.square(logs - logs.mean()).sum())
     noise = squared = below = 0.0
     sides: list[Array] = []
     for left_out in zip(*((r.left_out_domain, r.left_out_reference) for r in ratios), strict=True):
-        values = np.log(np.stack(left_out))
+        values = np.log(np.maximum(np.stack(left_out), _LEAST))
         m = values.shape[1]
         values = (values - values.mean(axis=1, keepdims=True)) * math.sqrt(1 - 1 / m)
         values -= values.mean(axis=0)

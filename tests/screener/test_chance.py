@@ -218,3 +218,5 @@ def test_one_alone_is_not_noise_and_equals_are():
     twice = replace(one, mean=2 * one.mean)
     still = [replace(r, left_out_domain=np.ones(10), left_out_reference=np.ones(105)) for r in (one, twice)]
     assert not is_noise(still)  # no token moves either
+    equal = replace(one, mean=0.0, left_out_domain=np.zeros(10), left_out_reference=np.zeros(105))
+    assert not is_noise([one, equal])

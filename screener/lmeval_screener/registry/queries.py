@@ -126,6 +126,7 @@ class Sighting:
     state: Annotated[str, Col("Commit")]
     domain: Annotated[str, Col("Domain")]
     reference: str
+    ratio: Annotated[float | None, Col("Ratio", ".3f")]
     cosine: Annotated[float | None, Col("G cosine", ".3f", error="cosine_se")]
     cosine_se: float | None
     euclidean: Annotated[float | None, Col("G euclidean", ".3f", error="euclidean_se", drop=1)]
@@ -263,7 +264,7 @@ def history(connection: sqlite3.Connection, text: str) -> Document:
     """The history of the checkpoint that a user names."""
     identity, file = checkpoint_named(connection, text)
     sightings = connection.execute(
-        "SELECT requested, file, state, domain, reference, gap_cosine, gap_cosine_se, gap_euclidean, "
+        "SELECT requested, file, state, domain, reference, ratio, gap_cosine, gap_cosine_se, gap_euclidean, "
         "gap_euclidean_se, tensor, dtype, first, last, runs, error, message "
         "FROM sightings WHERE identity = ? AND ? IN ('', file) ORDER BY last DESC",
         [identity, file],
