@@ -22,7 +22,9 @@ from huggingface_hub import constants
 from lmeval_screener import screen
 from lmeval_screener.cli import main as screen_checkpoints
 from lmeval_screener.registry import database, queries
+from lmeval_screener.registry.news import Move, News, _word
 from planted_registry import plant
+from screenings import ranking, result, siblings
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import DispersionError, UsageError
@@ -329,3 +331,39 @@ def test_small_mistakes_have_their_own_sentence(many, tmp_path, monkeypatch, cap
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
     assert main(["registry", "query", place, endless]) == 2
     assert "one SQLite SELECT that ends within" in capsys.readouterr().err
+
+
+# --- against the former best ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("members", "mine", "word"),
+    [
+        (siblings(1.3, 1.2, 1.1), 0, "above"),
+        (siblings(1.3, 1.2, 1.1), 2, "below"),
+        (siblings(1.3, 1.2005, 1.2), 2, "level"),  # by rounding
+        (siblings(1.3, 1.2, 1.2), 2, "level"),  # one place
+        (siblings(1.003, 1.002, 1.001, se=0.05), 0, "level"),  # noise of the tokens
+        (ranking(3), 0, "above"),  # by G, whose order has no known chance
+        (ranking(3), 2, "below"),
+    ],
+)
+def test_where_a_checkpoint_lies_from_the_former_best(members, mine, word):
+    (group,) = result(members).groups
+    assert _word(group, members[mine], members[1]) == word
+
+
+def test_what_is_said_of_newcomers():
+    above = Move("new", "a", "g", rank=1, chance=0.62, standing="above")
+    level = Move("changed", "b", "g", rank=2, chance=None, standing="level")
+    below = Move("new", "c", "g", rank=9, chance=0.03, standing="below")
+    said = {
+        "Worth evaluating, above the former best: a (rank 1, chance 62%).": above,
+        "Not apart from the former best by its rows: b (rank 2, changed).": level,
+        "No new or changed checkpoint is above the former best.": below,
+    }
+    for sentence, move in said.items():
+        found = News("", (move,), 0, {})
+        assert found.answer()[0] == sentence
+        assert not any(other in found.answer() for other in said if other != sentence)
+        assert bool(found.worth) == (move is above)
