@@ -41,6 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("how").add_argument
     add("--error", type=float, default=ERROR, metavar="X", help=_ERROR)
     add("--margin", type=float, default=MARGIN, metavar="X", help=_MARGIN)
+    add("--top", type=int, default=1, metavar="K", help="how many of the best are wanted (default: 1)")
+    spend = "the most questions to ask now, of all together; the same command goes on (default: all needed)"
+    add("--budget", type=int, metavar="N", help=spend)
+    add("--hours", type=float, metavar="X", help="the longest to go on, likewise (default: to the end)")
     add("--metric", metavar="[FILTER/]METRIC", help="what scores a question (default: acc, exact_match, …)")
     engine = "side by side on the Ray cluster of RAY_ADDRESS, or of this machine (default: one by one)"
     add("--engine", choices=("ray",), help=engine)
@@ -81,18 +85,30 @@ def run(args: argparse.Namespace) -> int:
     output = Output.of(args)
     if not (args.demo or args.replay):
         return _race(args, output)
-    live = ("family", "domain", "base", "by", "tasks", "metric", "limit", "engine", "output_path")
+    live = (
+        "family",
+        "domain",
+        "base",
+        "by",
+        "tasks",
+        "metric",
+        "limit",
+        "engine",
+        "output_path",
+        "budget",
+        "hours",
+    )
     unused = [f"--{name}" for name in live if getattr(args, name) is not None]
     if unused := [*(args.checkpoints if args.demo else ()), *unused]:
         raise UsageError(f"--demo and --replay race what is recorded; leave out {unused[0]}")
-    check_settings(args.error, args.margin, args.seed)
-    rule = {name: getattr(args, name) for name in ("seed", "error", "margin")}
+    check_settings(args.error, args.margin, args.seed, top=args.top)
+    rule = {name: getattr(args, name) for name in ("seed", "error", "margin", "top")}
     if args.demo:
         output.write(replay.demo(**rule).document())
     elif (
         len(args.replay) == 1
         and not args.checkpoints
-        and (race := replay.judged(args.replay[0], error=args.error, margin=args.margin))
+        and (race := replay.judged(args.replay[0], error=args.error, margin=args.margin, top=args.top))
     ):
         output.write(race.document())
     else:

@@ -71,6 +71,8 @@ class Contest:
         side_by_side: How many race in all where several race at once, 0 where they come one after the other.
         block: The first questions that all are asked, 0 where each has an order of its own from the start.
         reference: A checkpoint that is asked everything and cannot be the best, as the base is.
+        top: How many of the best are wanted; whoever is compared has to reach the last of them, with its
+            part of the error.
 
     Attributes:
         answered: Label -> answers, in the checkpoint's own order.
@@ -85,6 +87,7 @@ class Contest:
     side_by_side: int = 0
     block: int = 0
     reference: str = ""
+    top: int = 1
     answered: dict[str, Scores] = field(default_factory=dict)
     standing: dict[str, Standing] = field(default_factory=dict)
     levels: dict[str, float] = field(default_factory=dict)
@@ -120,6 +123,7 @@ class Contest:
         failed have no turn.
         """
         going = [label for label in labels if self.standing.get(label) != "failed"]
+        going = [label for label in going if not self.block or label in self.answered]
         others = [label for label in going if label != self.reference]
         if self.block:
             others.sort(key=lambda label: -_likely(self.answered[label])[: self.block].mean())
@@ -149,16 +153,16 @@ class Contest:
     def _at_its_turn(self, label: str) -> Standing:
         self.begin(label)
         whole = [other for other in self.against[label] if self.standing.get(other) == "complete"]
-        if label == self.reference or {*whole} <= {self.reference}:
+        rivals = sorted({*whole} - {self.reference}, key=self.mean, reverse=True)
+        if label == self.reference or len(rivals) < self.top:
             return "running"
         if label not in self._bets:
-            best = max((other for other in whole if other != self.reference), key=self.mean)
-            self.levels[label] = level = self.mean(best) + self.margin
-            columns = self._columns(best, whole)[self.order(label)]
+            self.levels[label] = level = self.mean(rivals[self.top - 1]) + self.margin
+            columns = self._columns(rivals[0], whole)[self.order(label)]
             self._bets[label] = Bets(self.questions, level, columns, self.block)
         bets = self._bets[label]
         bets.take(self.answered[label].score[bets.taken :])
-        return "not better" if bets.refutes(self.error) else "running"
+        return "not better" if bets.refutes(self.error / self.top) else "running"
 
     def _columns(self, best: str, whole: Sequence[str]) -> Array:
         """What those that were asked everything answered to each question: the best, and the mean of all."""
@@ -204,8 +208,13 @@ class Contest:
     @property
     def best(self) -> str | None:
         """The highest score among those that were asked everything, the first of equal ones."""
-        complete = [label for label, standing in self.standing.items() if standing == "complete"]
-        return max((label for label in complete if label != self.reference), key=self.mean, default=None)
+        return next(iter(self.ranked), None)
+
+    @property
+    def ranked(self) -> list[str]:
+        """Those that were asked everything, the best first."""
+        whole = [label for label, standing in self.standing.items() if standing == "complete"]
+        return sorted((label for label in whole if label != self.reference), key=self.mean, reverse=True)
 
 
 def _likely(scores: Scores) -> Array:

@@ -17,7 +17,7 @@ from lmeval_screener.tokens.answers import tasks_in
 
 from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
 from lmeval_dispersion.racing.contest import ERROR, MARGIN, Contest
-from lmeval_dispersion.racing.folder import RaceFolder, kept_race
+from lmeval_dispersion.racing.folder import Allowance, RaceFolder, kept_race
 from lmeval_dispersion.racing.lineup import Entry, Lineup, lineup, manifest_in, names_of
 from lmeval_dispersion.racing.report import Race
 from lmeval_dispersion.racing.rule import BLOCK
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from lmeval_screener import Result
 
 
-def check_settings(error: float, margin: float, seed: int, limit: int | None = None) -> None:
+def check_settings(error: float, margin: float, seed: int, limit: int | None = None, top: int = 1) -> None:
     """Raise UsageError for a number out of its range."""
     for name, value, fits, wanted in (
         ("error", error, 0 < error < 1, "above 0 and below 1"),
         ("margin", margin, 0 <= margin < 1, "from 0 to below 1"),
         ("seed", seed, seed >= 0, "at least 0"),
         ("limit", limit, limit is None or limit >= 1, "at least 1"),
+        ("top", top, top >= 1, "at least 1"),
     ):
         if not fits:
             raise UsageError(f"expected {wanted}, got {value}", argument=name)
@@ -50,6 +51,9 @@ def race(
     audit_sample: int = 0,
     error: float = ERROR,
     margin: float = MARGIN,
+    top: int = 1,
+    budget: int | None = None,
+    hours: float | None = None,
     output_path: str | Path | None = None,
     engine: str | None = None,
     gpus_per_checkpoint: float | None = None,
@@ -89,6 +93,9 @@ def race(
         error: Chance, at most, over the whole race that the best of those raced is dropped for one that is
             worse by more than ``margin``.
         margin: Smallest difference in score that counts, in [0, 1).
+        top: How many of the best are wanted; nobody is dropped before so many were asked everything.
+        budget: The most questions to ask now, of all checkpoints together; then the best so far is named.
+        hours: The longest to go on, likewise.
         output_path: Folder that keeps the answers. Default: ``race-TASKS``.
         engine: ``ray`` for checkpoints side by side, on the cluster of ``RAY_ADDRESS`` or of this machine.
         gpus_per_checkpoint: Of the cluster's; by default 1 where it has GPUs.
@@ -111,7 +118,9 @@ def race(
         KeyboardInterrupt: Ctrl-C; its ``race`` is the result so far.
     """
     start = time.perf_counter()
-    check_settings(error, margin, seed, limit)
+    check_settings(error, margin, seed, limit, top)
+    if engine and top > 1:
+        raise UsageError("needs a race one by one; leave out the engine", argument="top")
     if engine not in (None, "ray") or (gpus_per_checkpoint is not None and not engine):
         raise UsageError(
             f"expected ray, which GPUs a checkpoint need, got {engine or 'none'}", argument="engine"
@@ -173,7 +182,8 @@ def race(
             seen = sorted({*kept.get("seen", ()), *names})
             folder.keep(chosen, which=which, seen=seen, times=kept.get("times", 0) + 1)
         contest = Contest(count, error, margin, folder.evaluation.seed, len(folder.raced) if engine else 0)
-        contest.against = dict(kept.get("turns", {}))
+        contest.against, contest.top = dict(kept.get("turns", {})), top
+        folder.allowance = Allowance(budget, hours)
         if folder.lineup.by == "block" and not engine:
             contest.block, contest.reference = min(BLOCK, count), folder.lineup.reference
         try:

@@ -99,7 +99,7 @@ def read_answers(places: Sequence[str]) -> tuple[dict[str, Scores], list[str], l
     return answers, list(shared.index.unique("task")), notes
 
 
-def judged(place: str, *, error: float, margin: float) -> Race | None:
+def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | None:
     """A race's folder judged anew by its answers; None for another folder, or one of an older version.
 
     Who needs more questions to be judged is undecided.
@@ -110,7 +110,7 @@ def judged(place: str, *, error: float, margin: float) -> Race | None:
         return None
     entries = [Entry(*entry) for entry in kept["checkpoints"]]
     places = {(task, i): n for n, (task, i) in enumerate(map(tuple, kept["drawn"]))}
-    contest = Contest(len(places), error, margin, kept["seed"], against=dict(kept["turns"]))
+    contest = Contest(len(places), error, margin, kept["seed"], against=dict(kept["turns"]), top=top)
     if (lineup := Lineup(entries, by=kept["order"])).by == "block":
         contest.block, contest.reference = min(BLOCK, len(places)), lineup.reference
     known, seconds, metrics = dict[str, Scores](), dict[str, float](), dict[str, None]()

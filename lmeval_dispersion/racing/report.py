@@ -59,6 +59,7 @@ class Race(Report):
     guide: ClassVar[str] = "docs/reference/race.md"
 
     best: str | None  # None: no checkpoint was asked everything
+    top: Sequence[str]  # the best that were wanted, of those asked everything
     task: str
     metric: str
     error: float  # chance, at most, that a checkpoint better by more than the margin was dropped
@@ -136,9 +137,15 @@ class Race(Report):
             "left_out": len(left_out),
             "block": min((row.questions for row in left_out), default=0),
             "base": base,
+            "saved": self._saved(),
             "whole": len(whole),
             "above": sum(score > (base or 0.0) for score in whole),
         }
+
+    def _saved(self) -> float:
+        """Seconds that all other questions would have taken, as long as those that were asked."""
+        spent = sum(row.seconds or 0.0 for row in self.checkpoints)
+        return spent / max(1, self.questions) * max(0, self.questions_all - self.questions)
 
     def _judged(self) -> list[Raced]:
         return [row for row in self.checkpoints if row.questions and row.status not in ("failed", "base")]
@@ -193,8 +200,8 @@ def race_of(
     rows.sort(key=lambda row: row.label != best)
     loaded = sum(label != contest.reference for label in contest.answered)
     return Race(
-        best, task, metric, contest.error, contest.margin, loaded, of, contest.asked,
-        of * contest.questions, there or contest.questions, tasks, wall, contest.seed, rows,
+        best, contest.ranked[: contest.top], task, metric, contest.error, contest.margin, loaded, of,
+        contest.asked, of * contest.questions, there or contest.questions, tasks, wall, contest.seed, rows,
         list(audit_sample), [*notes, *as_their_base(as_base), *_alike(contest.answered, as_base)],
         dict(contest.answered),
     )  # fmt: skip

@@ -69,6 +69,8 @@ def _race(folder: RaceFolder, contest: Contest, resources: dict[str, float], sch
 
     # Again where one failed that had dropped others, or a node was lost before its trial began.
     while going := [e.label for e in folder.raced if contest.standing.get(e.label, "running") == "running"]:
+        if folder.allowance.spent:
+            break
         with tempfile.TemporaryDirectory() as state:
             retries = tune.FailureConfig(max_failures=_RETRIES)
             tuner = tune.Tuner(
@@ -107,9 +109,11 @@ def _scheduler(folder: RaceFolder, contest: Contest, update: Callable[[int, int,
             if label in folder.failed:
                 return self.STOP
             known = max(0, len(contest.answered.get(label, NOTHING).score) - result["begin"])
+            folder.allowance.asked += len(result["scores"].score) - known
             standing = contest.add(label, Scores(*(part[known:] for part in result["scores"])))
             update(*progress(contest, len(folder.raced), label))
-            return self.CONTINUE if standing == "running" else self.STOP
+            going = standing == "running" and not folder.allowance.spent
+            return self.CONTINUE if going else self.STOP
 
         def on_trial_error(self, controller: Any, trial: Any) -> None:
             losses[label := trial.config["label"]] += 1

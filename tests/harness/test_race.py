@@ -465,6 +465,25 @@ def test_a_folder_that_grew_names_the_best_of_one_race_of_all_and_loads_newcomer
     assert {c["label"]: c["status"] for c in judged["checkpoints"]}["sums-30"] == "undecided"
 
 
+def test_a_budget_ends_a_race_with_what_is_known_and_the_same_command_goes_on(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = words(tasks, tmp_path / "out", "sums-30", "sums-45", "sums-20")
+    first = raced(capsys, *given, "--budget", "60")
+    assert [(c["label"], c["status"]) for c in first["checkpoints"]] == [
+        ("sums-30", "best"), ("sums-45", "undecided"), ("sums-20", "undecided"),
+    ]  # fmt: skip
+    assert first["questions"] == 65  # the block that was begun is ended
+    late = raced(capsys, *given, "--hours", "0")
+    assert standing(late) == standing(first)
+    whole = raced(capsys, *words(tasks, tmp_path / "whole", "sums-30", "sums-45", "sums-20"))
+    assert standing(raced(capsys, *given)) == standing(whole)
+    samples = json.loads((tmp_path / "out" / "samples.json").read_text())
+    assert sorted(samples["sums"]) == [*range(40)]
+    two = raced(capsys, *given, "--top", "2")
+    assert two["top"] == ["sums-45", "sums-30"]
+
+
 def test_an_older_folder_is_replayed_by_those_that_were_asked_everything_and_not_continued(
     in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -281,3 +281,35 @@ def test_by_the_block_the_best_is_rarely_lost(name: str) -> None:
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_level_holds_by_the_block(name: str) -> None:
     assert _wrong(PLANTED[name], 2000, block=25) <= 0.06
+
+
+def _missed(table: Table, races: int, top: int, **settings: Any) -> float:
+    """Share of races that lack one of the truly best, though it is better by more than the margin."""
+    rng, missed = np.random.default_rng(7), 0
+    for _ in range(races):
+        score, probability = table(rng)
+        contest = _raced(score, probability, rng, top=top, **settings)
+        means, named = score.mean(axis=1), {int(label) for label in contest.ranked[:top]}
+        assert len(named) == top
+        last = min(means[i] for i in named)
+        missed += any(means[i] > last + contest.margin + 1e-9 for i in {*range(len(means))} - named)
+    return missed / races
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_best_three_are_rarely_missed(name: str) -> None:
+    assert _missed(PLANTED[name], 20, 3) <= 0.15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [0, 25])
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_level_holds_for_the_best_three(name: str, block: int) -> None:
+    assert _missed(PLANTED[name], 1000, 3, block=block) <= 0.06
+
+
+def test_nobody_is_dropped_before_as_many_as_wanted_were_asked_everything() -> None:
+    score, probability = _drawn([0.9, 0.1, 0.2, 0.1], np.random.default_rng(3))
+    contest = _raced(score, probability, np.random.default_rng(4), top=2)
+    assert [contest.standing[label] for label in "0123"] == ["complete", "complete", "complete", "not better"]
+    assert contest.ranked[:2] == ["0", "2"]
