@@ -1,8 +1,9 @@
 """Copies among checkpoints, as far as the rows that were read can show.
 
-A copy predicts the same: it was renamed, converted, quantised, or changed in a way that no softmax sees: by a
+A copy predicts the same. Its rows are equal, or were changed in a way that no softmax sees: by rounding, a
 common vector, a scale between the final norm's weight γ and the rows, or a rotation. A checkpoint trained
-without its output layer, as with LoRA, has the same rows too, so a report must not claim more than that.
+without its output layer, as with LoRA or a merge, has equal rows too: only equal bodies make a copy
+(`lmeval_screener.weights.body`).
 
 A sketch of a few hundred bytes decides. If one checkpoint's numbers are the other's, rounded, their hashes
 agree; siblings a single training step apart have different hashes. If the numbers themselves differ, the
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.geometry import Array
-from lmeval_dispersion.report.declared import count, some
+from lmeval_dispersion.report.declared import some
 from lmeval_screener.figures import relative_error, storage_error
+from lmeval_screener.weights.body import UNKNOWN, Likeness, keys, kind, likeness
 from lmeval_screener.weights.tensors import PLAIN_DTYPES
 
 if TYPE_CHECKING:
@@ -93,17 +95,71 @@ def _keys(sketch: bytes) -> list[bytes]:
 
 
 class Original(NamedTuple):
-    """The place of a reading's original (its own if none); whether the numbers are the same, rounded."""
+    """What the rows and the bodies of several readings say of one of them.
+
+    Attributes:
+        place: The place of the reading with the same rows that rounds least; its own if none has them.
+        exact: Whether the numbers of the rows are the same, rounded.
+        copied: The place of the reading with the same rows and the same body; None if it is not a copy.
+        bodies: How far its body was compared: with that of ``copied``, else of ``place``.
+    """
 
     place: int
     exact: bool = True
+    copied: int | None = None
+    bodies: Likeness = UNKNOWN
 
 
 def originals(members: Sequence[Reading]) -> list[Original]:
     """The original of each of some readings over the same tokens.
 
+    Rows that agree only within rounding, of bodies that differ, are those of another training.
+    """
+    result = _by_rows(members)
+    classes: dict[int, _Distinct] = {}
+    for at in sorted(range(len(result)), key=lambda at: (result[at].place != at, at)):
+        of, body = result[at], members[at].body
+        distinct = classes.setdefault(of.place, _Distinct())
+        if (copied := distinct.same(body)) is not None:
+            result[at] = of._replace(copied=copied, bodies=likeness(members[copied].body, body))
+            continue
+        if of.place != at:
+            bodies = likeness(members[of.place].body, body)
+            is_other = bodies.is_same is False and not of.exact
+            result[at] = Original(at) if is_other else of._replace(bodies=bodies)
+        distinct.add(at, body)
+    return result
+
+
+class _Distinct:
+    """The different bodies of readings with the same rows, by their places.
+
+    Two with the same tensors in the same types are the same only bit for bit: thousands of adapters are not
+    compared in pairs.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, int] = {}
+        self._kinds: dict[bytes, list[tuple[int, bytes]]] = {}
+
+    def same(self, body: bytes) -> int | None:
+        """The place of the one with the same body; None if there is none."""
+        if (known := next((self._known[key] for key in keys(body) if key in self._known), None)) is not None:
+            return known
+        own = kind(body)
+        others = (other for name, members in self._kinds.items() if name != own for other in members)
+        return next((place for place, other in others if likeness(other, body).is_same), None)
+
+    def add(self, place: int, body: bytes) -> None:
+        self._known |= dict.fromkeys(keys(body), place)
+        self._kinds.setdefault(kind(body), []).append((place, body))
+
+
+def _by_rows(members: Sequence[Reading]) -> list[Original]:
+    """The original of each by its rows.
+
     It is the reading whose type rounds least, or the first of equals. A reading as near to two different
-    originals is a copy of neither. Hashes decide first; the rest is compared with its neighbours alone.
+    originals has the rows of neither. Hashes decide first; the rest is compared with its neighbours alone.
     """
     result = list(range(len(members)))
     order = sorted(
@@ -164,16 +220,29 @@ def _apart(a: Array, b: Array) -> Array:
     return squares
 
 
-def said(members: Sequence[Screened]) -> str:
-    """The copies among some checkpoints and their originals, in one sentence; empty if there are none."""
-    copies: dict[tuple[str, str], list[str]] = {}
+def said(members: Sequence[Screened]) -> list[str]:
+    """The copies among some checkpoints, and those with equal rows, a sentence each; none without them."""
+    copies: dict[str, list[str]] = {}
+    equal: dict[str, list[str]] = {}
     for c in members:
         if c.copy_of is not None:
             how = f" but for rounding ({c.dtype})" if c.copy_rounded else ""
-            copies.setdefault((c.copy_of, how), []).append(c.label)
-    lines = []
-    for (original, how), names in list(copies.items())[:_SHOWN]:
-        lines.append(f"{some(names)} {'is a copy' if len(names) == 1 else 'are copies'} of {original}{how}")
-    rest = sum(len(names) for names in list(copies.values())[_SHOWN:])
-    lines += [f"{count(rest, 'more copy', 'more copies')}"] if rest else []
-    return "; ".join(lines)
+            what = f"a copy of {c.copy_of}{how}"
+            if c.bodies.compared < c.bodies.of:
+                parts = f"{c.bodies.compared} of {c.bodies.of} tensors"
+                what = f"the same as {c.copy_of} in all that was compared, {parts}"
+            copies.setdefault(what, []).append(c.label)
+        elif c.equal_rows_with is not None:
+            known = "" if c.bodies.is_same is False else ", bodies not compared"
+            equal.setdefault(f"the rows of {c.equal_rows_with}{known}", []).append(c.label)
+    lines = [_line(copies, "is", "are"), _line(equal, "has", "have")]
+    return [f"{line}." for line in lines if line]
+
+
+def _line(names: Mapping[str, Sequence[str]], one: str, several: str) -> str:
+    """Who is or has what, in one sentence without its full stop."""
+    parts = [
+        f"{some(of)} {one if len(of) == 1 else several} {what}" for what, of in list(names.items())[:_SHOWN]
+    ]
+    rest = sum(len(of) for of in list(names.values())[_SHOWN:])
+    return "; ".join([*parts, *([f"{rest:,} more"] if rest else [])])

@@ -17,7 +17,7 @@ import numpy as np
 
 from lmeval_dispersion.geometry import Array, Metric
 from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
-from lmeval_screener.copies import originals
+from lmeval_screener.copies import Original, originals
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.screened import (
@@ -149,8 +149,11 @@ def _ranked_group(
             **{name: getattr(reading, name) for name in names},
             family=family,
             scale=scale,
-            copy_of=None if members[original.place] is reading else members[original.place].label,
-            copy_rounded=not original.exact,
+            copy_of=None if original.copied is None else members[original.copied].label,
+            copy_rounded=original.copied is not None and not original.exact,
+            equal_rows_with=_equal(members, place, original),
+            same_rows=0 if place in against and against[place].side == "equal" else original.place,
+            bodies=original.bodies,
             ranked_by=rank_by,
             is_base=reading is base,
             against=against.get(place),
@@ -161,10 +164,15 @@ def _ranked_group(
     return sorted(
         checkpoints,
         key=lambda c: (
-            *(c.rank, (c.copy_of or c.label) != (base and base.label)),
+            *(c.rank, base is None or c.same_rows != 0, not c.is_base),
             *(c.copy_of or c.label, c.copy_of is not None, c.label),
         ),
     )
+
+
+def _equal(members: Sequence[Reading], place: int, original: Original) -> str | None:
+    """The label of another reading with the same rows, of which it is not a copy."""
+    return None if original.copied is not None or original.place == place else members[original.place].label
 
 
 # --- paired differences ---------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from lmeval_screener.targets.names import REPOSITORY, Target, label, parse_targe
 from lmeval_screener.tokens.resolution import RESOLUTIONS, Resolution, resolve_tokens
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
+from lmeval_screener.weights.body import MOST, digest_of, read_body
 from lmeval_screener.weights.formats import GGUF, TRANSFORMERS
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows_and_norm
 from lmeval_screener.weights.rows import PiecedRows, sliced_error
@@ -52,6 +53,7 @@ class Reader:
     ) -> None:
         self.reached = False
         self._known = known
+        self._bodies = known is not None  # a registry compares them with those of later runs
         self.sources = Sources(hub)
         self._domain, self._reference, self._cache = domain, reference, hub.cache
         self._resolutions: dict[str, Resolution] = {}
@@ -60,6 +62,11 @@ class Reader:
     async def read(self, target: Target, budget: Budget, *, over: Resolution | None = None) -> Reading:
         """Read one checkpoint within a time budget, over its own rows or those of ``over``."""
         return await budget.bounded(self._read(target, budget, over))
+
+    async def body(self, target: Target, budget: Budget) -> bytes:
+        """The body of a checkpoint in brief: of all tensors on this machine, else of a few."""
+        snapshot = await budget.bounded(self._open(target, budget))
+        return await budget.bounded(read_body(snapshot, None if snapshot.is_local else MOST))
 
     async def _read(self, target: Target, budget: Budget, over: Resolution | None) -> Reading:
         start = time.perf_counter()
@@ -120,9 +127,9 @@ class Reader:
             seconds=time.perf_counter() - start,
             ratio=ratio,
             no_ratio=no_ratio,
-            # An adapter that leaves the rows alone is not a copy of its base.
-            sketch=sketch if base is None else b"",
+            sketch=sketch,
             base=named,
+            body=await read_body(snapshot) if self._bodies and snapshot.is_local else digest_of(snapshot),
         )
 
     async def _open(self, target: Target, budget: Budget) -> Snapshot:

@@ -23,6 +23,7 @@ from lmeval_screener.targets.names import Target, label
 from lmeval_screener.targets.runs import run_and_step, step_key
 from lmeval_screener.tokens.answers import left_out_note
 from lmeval_screener.tokens.resolution import Resolution
+from lmeval_screener.weights.body import UNKNOWN, Likeness
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,8 @@ class Reading:
         seconds: From the first request to the last row.
         ratio: The ratio; None if the final norm is not known, and G stands alone.
         no_ratio: Why the ratio is missing, one clause; empty if it is known.
-        sketch: Identifies its copies (`lmeval_screener.copies`); empty if no claim is made.
+        sketch: Identifies those with the same rows (`lmeval_screener.copies`); empty if no claim is made.
+        body: Its body in brief (`lmeval_screener.weights.body`), which identifies copies; empty if not read.
         base: The ``place`` of its base, from an adapter's configuration or the Hub; empty for none.
     """
 
@@ -72,6 +74,7 @@ class Reading:
     no_ratio: str = ""
     sketch: bytes = b""
     base: str = ""
+    body: bytes = b""
 
     @property
     def name(self) -> str:
@@ -156,6 +159,10 @@ class Screened(Reading):
         copy_of: Label of its original in the group; None if it is not a copy. A copy gets its original's
             rank, whatever its own G.
         copy_rounded: Whether the two agree only within the rounding of their types.
+        equal_rows_with: Label of another of the group that has the same rows and that it is not a copy of, as
+            an adapter has its base's; None for none. They share a rank.
+        same_rows: A number that those of the group with the same rows share; None if nothing is known.
+        bodies: How far its body was compared with that of one of the two.
         chosen: Why it is on a short list: ``rank`` or ``audit``; None if it is not.
         inclusion_probability: Its probability of being chosen; None without a short list.
     """
@@ -165,11 +172,19 @@ class Screened(Reading):
     rank: int = 0
     copy_of: str | None = None
     copy_rounded: bool = False
+    equal_rows_with: str | None = None
+    same_rows: int | None = None
+    bodies: Likeness = UNKNOWN
     chosen: str | None = None
     inclusion_probability: float | None = None
     ranked_by: RankBy = "gap"
     is_base: bool = False
     against: Against | None = None
+
+    @property
+    def equals(self) -> str | None:
+        """The label of another that it is a copy of, or has equal rows with."""
+        return self.copy_of or self.equal_rows_with
 
     def figure(self, metric: Metric) -> Gap | Ratio:
         """The figure that reports give first: the ratio, or G if it ranks."""
@@ -301,6 +316,15 @@ class Group:
         """How many places to evaluate so that they hold the best with a chance; all where none is known."""
         return self.chances.first_for(chance) if self.chances else self.places
 
+    @cached_property
+    def by_rows(self) -> dict[int, list[Screened]]:
+        """The members without copies by their ``same_rows``, each list best first."""
+        alike: dict[int, list[Screened]] = {}
+        for c in self.checkpoints:
+            if c.copy_of is None:
+                alike.setdefault(-id(c) if c.same_rows is None else c.same_rows, []).append(c)
+        return alike
+
     def holds_best(self, c: Screened) -> float | None:
         """The chance that the best is among the places down to that of a member; None if it is not known."""
         known = self.chances is not None and self.has_place(c)
@@ -347,7 +371,9 @@ class Group:
 
     def has_place(self, c: Screened) -> bool:
         """Whether a member is ranked: the base, and those with its rows, are not."""
-        return not c.is_base and (self.base is None or c.copy_of != self.base.label)
+        return not c.is_base and (
+            self.base is None or c.same_rows is None or c.same_rows != self.base.same_rows
+        )
 
     @cached_property
     def placed(self) -> tuple[Screened, ...]:

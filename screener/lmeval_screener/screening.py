@@ -24,6 +24,7 @@ from lmeval_dispersion.output import progress_bar
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.checkpoints.snapshot import run_sync, side_by_side
+from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ranked
 from lmeval_screener.reading import Reader
@@ -304,7 +305,7 @@ class Screening:
             readings = await self._readings(targets)
             await self._look_for_missing(hub, selected.complete)
             named = [] if base else await self._named_bases(readings)
-            comparable = await self._comparable([*readings, *named])
+            comparable = await self._with_bodies(await self._comparable([*readings, *named]))
             bases = [base] if base else []
             checkpoints = ranked(comparable, self.metric, self.rank_by, bases)
             if unused := {r.target for r in named} - {c.target for c in checkpoints if c.is_base}:
@@ -528,6 +529,30 @@ class Screening:
                 else:
                     comparable.append((reading, common.first))
         return comparable
+
+    async def _with_bodies(self, pairs: list[tuple[Reading, Reading]]) -> list[tuple[Reading, Reading]]:
+        """The readings, those with the same rows with their bodies: only these show which are copies."""
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for at, (reading, common) in enumerate(pairs):
+            alike.setdefault((reading.target.family, common.tokenizer, reading.shape), []).append(at)
+        wanted = {
+            at
+            for members in alike.values()
+            for place, original in zip(members, originals([pairs[at][0] for at in members]), strict=True)
+            if original.copied is None and original.place != members.index(place)
+            for at in (place, members[original.place])
+        }
+
+        async def body(reading: Reading) -> Reading:
+            with contextlib.suppress(ScreeningError):
+                at = reading.revision if reading.revision is not None else reading.target.revision
+                found = await self._reader.body(replace(reading.target, revision=at), Budget(self.timeout))
+                return replace(reading, body=found)
+            return reading  # without a body nothing is called a copy
+
+        order = sorted(wanted)
+        read = dict(zip(order, await side_by_side(body(pairs[at][0]) for at in order), strict=True))
+        return [(read.get(at, reading), common) for at, (reading, common) in enumerate(pairs)]
 
     async def _read_over(self, reading: Reading, common: Reading) -> Reading:
         """Read the same checkpoint, at the same commit, over another tokenizer's tokens."""

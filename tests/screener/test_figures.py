@@ -123,8 +123,8 @@ def write(folder, kind, dtype, norm, head, gamma):
         gguf_files.write(folder / "m.gguf", weights, architecture=architecture, tokens=TOKENS_BY_ROW)
         return str(folder / "m.gguf")
     config = {"model_type": "llama" if norm == "rms" else "stablelm", "tie_word_embeddings": False}
-    names = "model.embed_tokens.weight", "lm_head.weight"
-    tensors = dict.fromkeys(names, (dtype, rounded(head, dtype)))
+    tensors = {"model.embed_tokens.weight": (dtype, rounded(HEAD, dtype))}
+    tensors["lm_head.weight"] = (dtype, rounded(head, dtype))
     tensors["model.norm.weight"] = (dtype, rounded(gamma, dtype))
     if norm == "layer":
         tensors["model.norm.bias"] = ("F32", np.zeros(D))

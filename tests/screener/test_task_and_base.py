@@ -306,16 +306,14 @@ def group(rank_by="gap", **spreads):
 
 LEARNED = "Above the base zero by the ratio: "
 FORGOT = "Below the base zero by the ratio: "
-EQUAL = (
-    "Rows equal those of the base zero: b; rows cannot compare them, ask a few questions: dispersion probe."
-)
+EQUAL = "b has the output rows of its base (zero)."
 
 
 @pytest.mark.parametrize(
     ("spreads", "said", "not_said"),
     [
-        ({"a": 1.1, "b": 1.05}, [LEARNED + "a and b."], ["Below", "Rows equal", "No difference"]),
-        ({"a": 0.95, "b": 0.9}, [FORGOT + "a and b."], ["Above", "Rows equal", "No difference"]),
+        ({"a": 1.1, "b": 1.05}, [LEARNED + "a and b."], ["Below", "output rows", "No difference"]),
+        ({"a": 0.95, "b": 0.9}, [FORGOT + "a and b."], ["Above", "output rows", "No difference"]),
         ({"a": 1.0, "b": None}, [EQUAL, "No difference from the base zero by rows: a."], ["Above", "Below"]),
         ({"a": 1.2}, [LEARNED + "a."], ["was screened", "Evaluate first", "Below"]),
         ({}, ["No other checkpoint has the tokenizer and scale of the base zero."], ["Above", "Only"]),
@@ -404,7 +402,7 @@ def adapter(folder, base):
 def test_the_base_that_all_adapters_name_is_the_zero_point(tmp_path, capsys):
     base, other = write(tmp_path / "base", head(0)), write(tmp_path / "other", head(1))
     a, b = (adapter(tmp_path / name, base) for name in "ab")
-    equal = "Rows equal those of the base base: a and b; rows cannot compare them"
+    equal = "has the output rows of its base (base)"  # the other is its copy
     for names, said in (
         ([a, b], True),
         ([a, b, base], True),  # it is there already
@@ -414,7 +412,8 @@ def test_the_base_that_all_adapters_name_is_the_zero_point(tmp_path, capsys):
     ):
         assert main([*names, "--registry", str(tmp_path / f"{len(names)}.db")]) == 0
         out = " ".join(capsys.readouterr().out.split())
-        assert (equal in out, "base: taken as the base, as all others name it" in out) == (said, said), out
+        assert equal in out, out
+        assert ("base: taken as the base, as all others name it" in out) is said, out
     # What is named on the command line counts.
     assert main([a, b, "--base", other, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["base"] == "other"
@@ -453,5 +452,4 @@ def test_a_base_that_is_elsewhere_is_said(tmp_path, capsys):
     same = write(tmp_path / "a-lora", head(0))
     assert main([same, *names, "--base", "m0", "--rank-by", "ratio"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "Rows equal those of the base m0: a-lora;" in out
     assert "a-lora is a copy of m0" in out

@@ -91,13 +91,15 @@ CREATE TABLE seen (
     4: "ALTER TABLE seen ADD COLUMN private; ALTER TABLE seen ADD COLUMN token; "
     "ALTER TABLE names ADD COLUMN renamed; UPDATE seen SET error = 'Gone' "
     "WHERE error = 'FolderNotFound' AND message = 'the folder does not exist any more'",
+    # The body in brief.
+    5: "ALTER TABLE results ADD COLUMN body BLOB",
 }
 _LAYOUT = max(_CHANGES)
 _VIEWS = f"""
 DROP VIEW IF EXISTS checkpoints;
 DROP VIEW IF EXISTS sightings;
 CREATE VIEW sightings AS
-SELECT s.*, domain, reference, {_MEASURED}, split, numbers, sketch, base, {_OF_RESULT}
+SELECT s.*, domain, reference, {_MEASURED}, split, numbers, sketch, base, body, {_OF_RESULT}
 FROM seen s
 LEFT JOIN results r ON s.error IS NULL AND r.identity = s.identity AND r.file = s.file
           AND r.state = s.state AND r.tokens = s.tokens AND r.method = s.method
@@ -471,6 +473,7 @@ class Session:
             "numbers": numbers_of(gaps, ratio).astype("<f8").tobytes(),
             "sketch": reading.sketch or None,
             "base": reading.base or None,
+            "body": reading.body or None,
         }
         self._put("results", row)
 
@@ -592,6 +595,11 @@ class Session:
                 "UPDATE runs SET ended = ?, screened = ?, failed = ?, bytes = ?, requests = ?, seconds = ?, "
                 "bases = ? WHERE run = ?",
                 [self.ended, *totals, bases, self.run],
+            )
+            # Bodies on the Hub are read only once rows are seen to be equal.
+            self.connection.executemany(
+                "UPDATE results SET body = ? WHERE tokens = ? AND repo = ? AND revision = ? AND sketch = ?",
+                [(c.body, self.tokens, c.repo, c.revision, c.sketch) for c in checkpoints if c.equals],
             )
 
         self._write(write)
@@ -768,6 +776,7 @@ def _reading_of(row: sqlite3.Row, target: Target, resolutions: dict[str, Resolut
         warnings=tuple(json.loads(row["warnings"])),
         sketch=row["sketch"] or b"",
         base=row["base"] or "",
+        body=row["body"] or b"",
     )
 
 

@@ -64,7 +64,7 @@ class Move:
     ratio: Annotated[float | None, Col("Ratio", ".3f", drop=3)] = None
     G: Annotated[float | None, Col("G", ".3f", drop=3)] = None
     chance: Annotated[float | None, Col("Chance", ".0%", hint="to be above the former best", drop=1)] = None
-    standing: Literal["above", "level", "below", "first", "copy"] | None = None
+    standing: Literal["above", "level", "below", "first", "equal", "copy"] | None = None
     text: Annotated[str, Col("How")] = ""
     name: str = ""
     error: str = ""
@@ -137,8 +137,10 @@ class News(Report):
         }
         said = [f"{words}: {_names(chosen)}." for words, chosen in groups.items() if chosen]
         copies = [f"{move.checkpoint} is {move.text}" for move in compared if move.standing == "copy"]
-        if len(copies) < len(compared) and not said:
+        if not said and any(move.standing in ("below", "first") for move in compared):
             said = ["No new or changed checkpoint is above the former best."]
+        if equal := [move.checkpoint for move in compared if move.standing == "equal"]:
+            said.append(f"Not ranked, as output rows are equal: {some(equal)}; ask them: dispersion race.")
         said += [f"Not news, by the rows read: {some(copies)}."] if copies else []
         said += [*self.against_base, *self.unknown]
         begun: dict[str, list[str]] = {cause.first: [] for cause in CAUSES}
@@ -281,7 +283,7 @@ def news(
                 if before.ratio
                 else f"was G {before.gaps[metric].mean:.3f}"
             )
-        side = c.against.side if c.against and standing.word != "copy" else ""
+        side = c.against.side if c.against and standing.word not in ("copy", "equal") else ""
         said = [standing.text, side and _SIDES.get(side, f"{side} its base"), was]
         rank = c.rank if group.has_place(c) else None
         if standing.word == "first" and rank != 1:
@@ -358,7 +360,7 @@ def _same_figures(old: Seen, new: Seen) -> bool:
 class _Standing(NamedTuple):
     """A checkpoint compared with the former best of its group."""
 
-    word: Literal["above", "level", "below", "first", "copy"] | None
+    word: Literal["above", "level", "below", "first", "equal", "copy"] | None
     text: str
     chance: float | None = None
     of: _Place | None = None  # its original, if it is a copy
@@ -399,6 +401,11 @@ def _standings(
             standings[place] = _Standing("copy", f"a copy of {called}", of=of)
             continue
         c, group = standing[live[place].key]
+        alike = group.by_rows.get(c.same_rows, []) if c.same_rows is not None else []
+        if len(alike) > 1:
+            other = alike[alike[0] is c].label
+            standings[place] = _Standing("equal", f"not ranked: equal rows, as {other}")
+            continue
         if group.name not in best:
             standings[place] = _Standing("first", "first of its group")
             continue
@@ -423,9 +430,11 @@ def _word(group: Group, c: Screened, champion: Screened) -> Literal["above", "le
 
 
 def _originals(everyone: Sequence[Screened]) -> dict[int, tuple[int, int]]:
-    """Each one's original, or itself, by the id of its figures: two states of one share a label."""
+    """What each is a copy of, or itself, by the id of its figures: two states of one share a label."""
     return {
-        id(c.gaps): (number, original.place)
+        id(c.gaps): (number, place if original.copied is None else original.copied)
         for number, group in enumerate(grouped(everyone))
-        for c, original in zip(group.checkpoints, originals(group.checkpoints), strict=True)
+        for place, (c, original) in enumerate(
+            zip(group.checkpoints, originals(group.checkpoints), strict=True)
+        )
     }

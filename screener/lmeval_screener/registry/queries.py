@@ -286,8 +286,8 @@ def history(connection: sqlite3.Connection, text: str) -> Document:
     mine = {
         c.label for c in everyone if (identity_of(c.target, c.repo), c.target.file or "") == (identity, file)
     }
-    copies = said([c for c in everyone if c.label in mine or c.copy_of in mine])
-    sentence += f" By the rows read, {copies}." if copies else ""
+    copies = said([c for c in everyone if c.label in mine or c.equals in mine])
+    sentence = " ".join([sentence, *copies])
     return _document(f"History of {text}", "history", [sentence], rows)
 
 

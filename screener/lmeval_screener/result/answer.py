@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from lmeval_dispersion.evidence import SLOPES
 from lmeval_dispersion.geometry import Metric
-from lmeval_dispersion.report.declared import some
+from lmeval_dispersion.report.declared import listed, some
 from lmeval_dispersion.statistics import LEVEL
 from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.ranking import flat_from
 from lmeval_screener.screened import RANKED, Failed, Group, Screened
+from lmeval_screener.weights.body import SAME_ROWS
 
 GROUPS = 4  # groups that get a sentence each
 DRAWN = 40  # checkpoints of a group that a chart shows
@@ -25,8 +27,6 @@ _FLAT = 3  # least steps of a flat stretch
 _SIDES = {
     "above": "Above the base {} by the ratio: {}.",
     "below": "Below the base {} by the ratio: {}.",
-    "equal": "Rows equal those of the base {}: {}; rows cannot compare them, ask a few questions: "
-    "dispersion probe.",
     "level": "No difference from the base {} by rows: {}.",
 }
 # Measured in code alone: in math pairs below their base are ordered as others are.
@@ -88,16 +88,19 @@ def group_sentences(group: Group, metric: Metric, subject: str, domain: str = ""
         return [course(group.figure, figures, [c.step or "" for c in group.steps]), STEP]
     if not members:
         return [f"No other checkpoint has the tokenizer and scale of the base {names[group.checkpoints[0]]}."]
+    equal, asked = equal_rows(group)
+    if asked and len(asked) == sum(c.copy_of is None for c in members):
+        return ["Nothing to rank: " + equal[0], *equal[1:]]
     said = base_sentences(group)
     if len(members) == 1:
         value = f"{group.figure} {members[0].figure(metric).mean:.3f}"
         alone = f"Only {names[members[0]]} ({value}) was screened"
         return said or [f"{alone}; a screen orders siblings, and says nothing alone."]
     if said and group.places < 2:
-        return said
+        return [*equal, *said]
     if domain == "code" and sum(c.against is not None and c.against.side == "below" for c in members) > 1:
         said.append(_BELOW)
-    return [*said, *_order(group, subject)]
+    return [*said, *_order(group, subject), *equal]
 
 
 def _order(group: Group, subject: str) -> list[str]:
@@ -116,6 +119,36 @@ def _order(group: Group, subject: str) -> list[str]:
     last = group.first_for()
     far = group.chances.between(1, last if last > 1 else group.places)
     return [*said, SLOPES[group.kind].counts(last, far, group.places)]
+
+
+def equal_rows(group: Group) -> tuple[list[str], list[Screened]]:
+    """Which members have equal output rows, and how to compare them, in sentences; and these members."""
+    said, asked = [], list[Screened]()
+    for alike in group.by_rows.values():
+        named = {c.base for c in alike}
+        own = [c for c in alike if not c.is_base and c.place not in named]
+        bases = {group.names[c] for c in alike if c not in own} or {
+            c.base.rpartition("/")[2] for c in own if any(note.startswith(SAME_ROWS) for note in c.warnings)
+        }
+        if own and (len(alike) > 1 or bases):
+            names = some([group.names[c] for c in own])
+            has, its = ("have", "their") if len(own) > 1 else ("has", "its")
+            rows = (
+                f"the output rows of {its} base ({listed(sorted(bases))})" if bases else "equal output rows"
+            )
+            said.append(f"{names} {has} {rows}")
+            asked += own
+    if not said:
+        return [], []
+    return [f"{'; '.join(said)}.", f"Ask them: dispersion race {_places(asked)} --tasks TASK."], asked
+
+
+def _places(members: Sequence[Screened]) -> str:
+    """Checkpoints as a command takes them: by their folder, if it holds them all, or by name."""
+    folders = {str(Path(c.repo).parent) for c in members}
+    if len(members) > 1 and len(folders) == 1 and all(c.target.local for c in members):
+        return folders.pop()
+    return " ".join([c.name for c in members[:_NAMED]] + ["…"] * (len(members) > _NAMED))
 
 
 def first_of(group: Group) -> list[Screened]:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights.architectures import EMBEDDINGS, FINAL_NORMS, HEADS, WRAPPERS, is_of_model
+from lmeval_screener.weights.body import SAME_ROWS
 from lmeval_screener.weights.formats import ADAPTERS, SAFETENSORS, TRANSFORMERS, safetensors_files
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm, find_projection, read_json
 from lmeval_screener.weights.rows import Matrix, Rows, WeightFiles
@@ -200,7 +201,7 @@ async def adapted_projection(adapter: Adapter, base: Snapshot) -> OutputProjecti
             parts[module].pop("weight", None)
     norm, warnings = _norm(adapter, projection.norm), projection.warnings
     if not any(parts.values()):
-        note = f"same rows as its base {adapter.label}: G cannot distinguish them"
+        note = f"{SAME_ROWS}{adapter.label}: the screen cannot compare them"
         return replace(projection, warnings=(*warnings, note), norm=norm)
     rows = await _adapted_rows(adapter, parts, projection.rows)
     if any(update.embedding for update in rows.updates):

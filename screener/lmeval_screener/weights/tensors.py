@@ -51,6 +51,12 @@ class Tensor(NamedTuple):
         """Number of elements."""
         return math.prod(self.shape)
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether its elements lie row by row, without gaps."""
+        rows = tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
+        return self.strides is None or self.strides == rows
+
 
 @dataclass(frozen=True, slots=True)
 class Header:

@@ -1,0 +1,144 @@
+"""The body of a checkpoint in brief: a few numbers of every tensor in front of the final norm.
+
+Checkpoints with equal rows are copies only if their bodies are equal too: LoRA, merges and a frozen head
+change the body alone. A body in brief has a hash of the weights files' digests, which a listing holds, and
+of each tensor a weighted sum of some numbers, which a training step changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.figures import storage_error
+from lmeval_screener.weights.architectures import FINAL_NORMS, HEADS
+from lmeval_screener.weights.formats import ADAPTERS, GGUF, SAFETENSORS, TRANSFORMERS, safetensors_files
+from lmeval_screener.weights.rows import WeightFiles
+from lmeval_screener.weights.tensors import DTYPE_BITS, FLOAT_DTYPES, Tensor, decode_rows
+
+_IN_ROWS = {*HEADS, *FINAL_NORMS}
+#: Start of the warning of an adapter that leaves the rows alone.
+SAME_ROWS = "same rows as its base "
+MOST = 32  # tensors of a checkpoint that is not on this machine
+_NUMBERS = 64  # of each tensor
+_DIGEST = 8  # bytes
+_REACH = 6  # standard deviations of rounding within which two sums are equal
+_TENSOR = np.dtype([("name", "<u4"), ("dtype", "<u4"), ("sum", "<f4"), ("error", "<f4")])
+
+
+class Likeness(NamedTuple):
+    """How far two bodies are equal.
+
+    Attributes:
+        is_same: Whether everything compared is equal; None if nothing can be compared.
+        compared: Tensors compared; ``of`` all that both have. Both 0 for equal files.
+    """
+
+    is_same: bool | None
+    compared: int = 0
+    of: int = 0
+
+
+UNKNOWN = Likeness(None)
+
+
+def likeness(first: bytes, second: bytes) -> Likeness:
+    """Compare two bodies in brief: numbers of one type exactly, of two types within the rounding of both."""
+    if first[:_DIGEST] == second[:_DIGEST] and first[:_DIGEST].strip(b"\0"):
+        return Likeness(True)
+    wholes = [body[_DIGEST : _DIGEST + 4] for body in (first, second)]
+    a, b = (np.frombuffer(body[_DIGEST + 4 :], _TENSOR) for body in (first, second))
+    _, of_a, of_b = np.intersect1d(a["name"], b["name"], return_indices=True)
+    if not len(of_a) and wholes != [bytes(4)] * 2:
+        return UNKNOWN
+    a, b = a[of_a], b[of_b]
+    reach = _REACH * np.hypot(a["error"], b["error"])
+    apart = np.abs(a["sum"] - b["sum"]) > np.where(a["dtype"] == b["dtype"], 0, reach)
+    is_same = not apart.any() and wholes[0] == wholes[1]
+    return Likeness(is_same, len(a), max(int.from_bytes(whole, "little") for whole in wholes))
+
+
+def keys(body: bytes) -> list[bytes]:
+    """What only equal bodies share: the hash of their files, and all that was read of them."""
+    return [key for key in (body[:_DIGEST], body[_DIGEST:]) if key.strip(b"\0") or len(key) == 4]
+
+
+def kind(body: bytes) -> bytes:
+    """The names and types of the tensors that were read."""
+    tensors = np.frombuffer(body[_DIGEST + 4 :], _TENSOR)
+    return tensors["name"].tobytes() + tensors["dtype"].tobytes()
+
+
+def digest_of(snapshot: Snapshot) -> bytes:
+    """A hash of the weights files' digests, without a request; zeros where the listing lacks one."""
+    digests = [snapshot.files[path].digest or "" for path in _weights(snapshot)]
+    if not digests or not all(digest.startswith("sha256:") for digest in digests):
+        return bytes(_DIGEST)
+    return hashlib.blake2b(" ".join(sorted(digests)).encode(), digest_size=_DIGEST).digest()
+
+
+async def read_body(snapshot: Snapshot, most: int | None = None) -> bytes:
+    """A body in brief, of ``most`` tensors, the same ones of every checkpoint, or of all.
+
+    Tensors that are packed, sliced or not contiguous are left out; of GGUF only the digest is kept.
+    """
+    files, places = WeightFiles(snapshot), dict[int, tuple[str, Tensor]]()
+    for path in _weights(snapshot):
+        if path.endswith(GGUF.suffix):
+            return digest_of(snapshot)
+        for name, tensor in (await files.header(path)).tensors.items():
+            if re.sub("bias$", "weight", name) not in _IN_ROWS and tensor.elements:
+                places[_code(name)] = path, tensor
+    chosen: dict[str, list[tuple[int, Tensor]]] = {}
+    for code in sorted(places)[:most]:
+        path, tensor = places[code]
+        if tensor.dtype in FLOAT_DTYPES and tensor.is_contiguous:
+            chosen.setdefault(path, []).append((code, (await files.matrix(path, tensor)).tensor))
+    rows = []
+    for path, tensors in chosen.items():
+        stored = await snapshot.ranges(path, [_middle(tensor) for _, tensor in tensors])
+        for (code, tensor), numbers in zip(tensors, stored, strict=True):
+            some = decode_rows(numbers, tensor.dtype, min(_NUMBERS, tensor.elements))
+            weights = _weights_of(some.shape[1])
+            error = math.sqrt(np.square(weights * storage_error(some, tensor.dtype)).sum())
+            total = float((some[0] * weights).sum())
+            rows.append((code, _code(tensor.dtype), total, error))
+    return digest_of(snapshot) + len(places).to_bytes(4, "little") + np.array(rows, _TENSOR).tobytes()
+
+
+def _middle(tensor: Tensor) -> tuple[int, int]:
+    """Where the numbers of a tensor that are compared lie in its file."""
+    count, size = min(_NUMBERS, tensor.elements), DTYPE_BITS[tensor.dtype] // 8
+    begin = tensor.begin + (tensor.elements - count) // 2 * size
+    return begin, begin + count * size
+
+
+def _weights(snapshot: Snapshot) -> list[str]:
+    """The files of a checkpoint's weights, or of an adapter's."""
+    if whole := safetensors_files(snapshot.files):
+        single = SAFETENSORS.single
+        return [single] if single in whole else whole
+    for kind in TRANSFORMERS:
+        stem = kind.single.removesuffix(kind.suffix)
+        if own := sorted(p for p in snapshot.files if p.startswith(stem) and p.endswith(kind.suffix)):
+            return own
+    if adapters := [path for path in ADAPTERS if path in snapshot.files]:
+        return adapters[:1]
+    return sorted(path for path in snapshot.files if path.endswith(GGUF.suffix))
+
+
+def _code(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+
+
+def _weights_of(count: int) -> NDArray[np.float64]:
+    """The same random weights in [-1, 1] in every version."""
+    bits = np.frombuffer(hashlib.shake_128(b"body").digest(_NUMBERS), np.uint8)
+    weights: NDArray[np.float64] = bits[:count] / 127.5 - 1
+    return weights

@@ -1,0 +1,106 @@
+"""Bodies in brief: equal ones are found in every format, a step of training in one tensor is seen."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+import numpy as np
+import pytest
+from checkpoints import write_checkpoint
+from hub_server import HubServer
+from lmeval_screener import screen
+from lmeval_screener.checkpoints.folder import open_folder
+from lmeval_screener.weights.body import MOST, Likeness, digest_of, likeness, read_body
+
+from lmeval_dispersion.installation import data_folder
+
+BASE = data_folder("demo") / "sums-20"
+LAYERS = 40
+
+
+def tensors(seed=0, dtype="F32", **changed):
+    draw = np.random.default_rng(seed)
+    parts = {f"model.layers.{i}.mlp.up_proj.weight": draw.normal(size=(9, 16)) for i in range(LAYERS)}
+    parts["lm_head.weight"] = draw.normal(size=(1280, 16))
+    return {name: (dtype, values * (1 + changed.get(name, 0))) for name, values in parts.items()}
+
+
+def body(folder, most=None):
+    return asyncio.run(read_body(open_folder(str(folder)), most))
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(name, **options):
+        write_checkpoint(tmp_path / name, tensors(**options))
+        return tmp_path / name
+
+    return write
+
+
+def test_every_tensor_of_the_body_counts_and_head_and_norm_do_not(written):
+    first = body(written("a"))
+    assert likeness(first, body(written("b"))) == Likeness(True, LAYERS, LAYERS)
+    for i, name in enumerate(tensors()):
+        other = body(written(f"c{i}", **{name: 1e-3}))
+        assert likeness(first, other).is_same is (name == "lm_head.weight"), name
+    assert likeness(first, body(written("d", seed=1))).is_same is False
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F64"])
+def test_a_conversion_is_the_same_within_rounding_and_a_step_is_not(written, dtype):
+    first = body(written("a"))
+    assert likeness(first, body(written("b", dtype=dtype))).is_same
+    moved = {"model.layers.7.mlp.up_proj.weight": 0.05}
+    assert likeness(first, body(written("c", dtype=dtype, **moved))).is_same is False
+
+
+def test_a_few_tensors_are_the_same_few_of_every_checkpoint(written):
+    first, second = written("a"), written("b", dtype="BF16")
+    few = body(first, MOST)
+    assert likeness(few, body(second)) == likeness(body(first), body(second, MOST))
+    assert likeness(few, body(second, MOST)) == Likeness(True, MOST, LAYERS)
+    assert likeness(few, digest_of(open_folder(str(second)))) == Likeness(None)
+    assert likeness(few, b"") == Likeness(None)
+
+
+def test_on_the_hub_equal_files_need_no_request_and_others_a_few_ranges(tmp_path, in_process):
+    with HubServer() as hub:
+        hub.add("org/a", BASE)
+        hub.add("org/again", BASE)
+        before = in_process("org/a", "org/again", "--format", "json", endpoint=hub.endpoint)
+        assert '"copy_of": "org/a"' in before.stdout
+        # Another body behind the same rows.
+        other = shutil.copytree(BASE, tmp_path / "other")
+        change(other, "model.layers.0.mlp.up_proj.weight")
+        hub.add("org/lora", other)
+        out = in_process("org/a", "org/lora", endpoint=hub.endpoint).stdout
+    assert "Nothing to rank: org/a and org/lora have equal output rows." in out
+    assert "Ask them: dispersion race org/a org/lora --tasks TASK." in " ".join(out.split())
+    assert "copy" not in out
+
+
+def change(folder, name):
+    """Add a thousandth to every number of a tensor."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file, save_file
+
+    (file,) = (file for file in folder.glob("*.safetensors") if name in load_file(file))
+    stored = load_file(file)
+    stored[name] = (stored[name].float() + 1e-3).to(torch.bfloat16)
+    save_file(stored, file, {"format": "pt"})
+
+
+def test_of_several_with_the_same_rows_each_copy_has_its_own_original(tmp_path):
+    names = ["a", "a2", "lora", "lora2"]
+    for name in names:
+        shutil.copytree(BASE, tmp_path / name)
+        if name.startswith("lora"):
+            change(tmp_path / name, "model.layers.1.self_attn.q_proj.weight")
+    result = screen([str(tmp_path / name) for name in names])
+    stands = {c.label.rpartition("/")[2]: c for c in result.checkpoints}
+    of = {name: (c.copy_of or "").rpartition("/")[2] for name, c in stands.items()}
+    assert of == {"a": "", "a2": "a", "lora": "", "lora2": "lora"}
+    assert stands["lora"].equal_rows_with.rpartition("/")[2] == "a"
+    assert {c.rank for c in stands.values()} == {1}
