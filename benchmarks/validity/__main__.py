@@ -1,6 +1,7 @@
-"""Train the population of siblings.yaml, and write its page.
+"""Train the population of siblings.yaml, play its races, and write its page.
 
 python -m benchmarks.validity train   # goes on where it was stopped
+python -m benchmarks.validity race    # siblings-races.json, of the committed answers
 python -m benchmarks.validity page    # docs/results/siblings.md, of the committed results
 """
 
@@ -17,7 +18,7 @@ from benchmarks.validity.study import read_study
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.validity", description=__doc__)
     parser.formatter_class = argparse.RawTextHelpFormatter
-    parser.add_argument("job", choices=["train", "page"])
+    parser.add_argument("job", choices=["train", "race", "page"])
     parser.add_argument(
         "--work", type=Path, default=records.ROOT / "build" / "validity", help="folder for weights"
     )
@@ -30,6 +31,15 @@ def main() -> None:
 
         study = read_study(STUDY)
         train(study, arguments.results / f"{study.name}.jsonl", arguments.work / study.name, arguments.jobs)
+    elif arguments.job == "race":
+        import json
+
+        from benchmarks.validity import siblings
+        from benchmarks.validity.sibling_play import played
+
+        study = read_study(STUDY)
+        content = played(*siblings.cells(siblings.read(arguments.results), study.content["questions"]))
+        (arguments.results / "siblings-races.json").write_text(json.dumps(content, indent=1), "utf-8")
     else:
         from benchmarks.validity.sibling_races import TITLE, sibling_page
 

@@ -9,7 +9,7 @@ from lmeval_screener.figures import difference, ratio
 from lmeval_screener.weights.projection import FinalNorm
 from scipy.stats import spearmanr
 
-from benchmarks.validity import records, siblings
+from benchmarks.validity import records, sibling_play, siblings
 from benchmarks.validity.analysis import FAILS, HOLDS, Resampled
 from benchmarks.validity.answers import Answers, next_probabilities
 from benchmarks.validity.decoder import Decoder
@@ -306,3 +306,29 @@ def test_the_study_is_registered_with_its_groups():
     assert len({(run.seed, str(run.shares), run.training["lr"]) for run in copies}) == 1
     assert len({run.order for run in copies}) == 24
     assert all((run.adapter is not None) == run.recipe.startswith("lora") for run in runs)
+
+
+def test_races_of_planted_groups_are_played_and_judged():
+    rng = np.random.default_rng(6)
+    given = [
+        cell(rng, kind, seed, d, k=0.7, size=8)
+        for kind, seeds in (("mix", (311, 312, 313, 314)), ("lora", (301,)))
+        for seed in seeds
+        for d in DOMAINS
+    ]
+    bases = {f"301 {d}": cell(rng, "base", 301, d, k=0.7, size=2).among(np.arange(1)) for d in DOMAINS}
+    content = sibling_play.played(given, bases, orders=2)
+    assert content["400"].keys() == {f"{c.group} {c.domain}" for c in given}
+    assert {key.rsplit(" ", 1)[0] for key in content["pooled"]} == {"mix 311 312 313 314"}
+    mix, adapters = content["400"]["mix 311 math"], content["400"]["lora 301 math"]
+    assert mix["everything"] == {
+        "lost": pytest.approx(mix["everything"]["lost"]),
+        "share": 1,
+        "loads": 8,
+        "wrong": 0,
+    }
+    assert mix["the race"]["loads"] == first_for("mix", 8)
+    assert "the race" not in adapters
+    # All answer the block, the base and the best everything.
+    assert adapters["the race by the block"]["share"] >= (2 * 400 + 7 * 25) / (8 * 400)
+    assert adapters["the race by the block"]["loads"] >= 9 + 2
