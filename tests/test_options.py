@@ -11,6 +11,7 @@ import time
 import pytest
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
+from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.options import add_output
 from lmeval_dispersion.output import Output, progress_bar
 from lmeval_dispersion.report import FORMATS, Column, Document, Section, Table
@@ -130,3 +131,18 @@ def test_a_bar_comes_after_a_second_and_only_where_somebody_looks(where, monkeyp
             time.sleep(0.11)  # a bar is not drawn more often
             update(1, 3, "sums-80")
         assert ("1/3" in stream.getvalue()) == shown
+
+
+def test_model_args_are_read_in_one_way():
+    """Numbers and flags as lm-eval reads them; a branch or a folder may be called 1000."""
+    pytest.importorskip("lm_eval")
+    from lmeval_dispersion.harness.seams import backend_arguments
+
+    text = "pretrained=2024, revision=1000,peft=7 ,batch_size=4,trust_remote_code=true,share=0.5"
+    expected = {"pretrained": "2024", "revision": "1000", "peft": "7"}
+    expected |= {"batch_size": 4, "trust_remote_code": True, "share": 0.5}
+    assert backend_arguments(text) == backend_arguments(key_values(text)) == expected
+    for wrong in ("revision", "a=1,a=2"):
+        with pytest.raises(UsageError):
+            backend_arguments(wrong)
+    assert key_values("a=1,a,b=x=y", check=False) == {"a": "", "b": "x=y"}

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import TooFewVectorsError
-from lmeval_dispersion.geometry.dispersion import Estimate, jackknifed
+from lmeval_dispersion.geometry.dispersion import Estimate, jackknifed, mean_distances
 from lmeval_dispersion.geometry.pairs import Array
 
 Rows = NDArray[np.int64]
@@ -68,8 +68,7 @@ class CentredVectors:
         m = len(self) if rows is None else len(rows)
         if m < 2:
             raise TooFewVectorsError(f"expected at least 2 documents, got {m}")
-        squares = self._squares_around_own_mean(rows)
-        return np.asarray((m * squares + squares.sum()) / (2 * (m - 1)))
+        return mean_distances(self._squares_around_own_mean(rows))
 
     def estimate(self, rows: Rows | None = None) -> Estimate:
         """Dispersion of these rows (default: all) with its jackknife error; raises as ``contributions``."""

@@ -50,7 +50,7 @@ def dispersion(x: ArrayLike) -> float:
     total: Array = np.zeros(rows.shape[1])
     for block, lengths in _blocks(rows):
         total += (1 / lengths) @ block
-    mean = (n - float(total @ total) / n) / (n - 1)
+    mean = mean_distance(total, n)
     if mean > _CANCELLED:
         return mean
     centre = total / n
@@ -96,11 +96,22 @@ def contributions(x: ArrayLike) -> Array:
     """
     u = unit_rows(x)
     at_least(u, 2)
-    # 1 - (u_i.s - 1)/(n-1), written around the mean so that nearly parallel rows keep their digits:
-    # the distance of i to the others is (|u_i - m|^2 n + sum_j |u_j - m|^2) / (2 (n-1)).
-    n = len(u)
     centred = u - u.mean(axis=0)
-    squares = np.einsum("ij,ij->i", centred, centred)
+    return mean_distances(np.einsum("ij,ij->i", centred, centred))
+
+
+def mean_distance(total: Array, n: int) -> float:
+    """Mean cosine distance over the pairs of ``n`` > 1 unit vectors, from their sum (d,): RD eq. 1."""
+    return (n - float(total @ total) / n) / (n - 1)
+
+
+def mean_distances(squares: Array) -> Array:
+    """Mean cosine distance of each of n > 1 unit vectors to the others, shape (n,).
+
+    From the squared distances to their mean m: (n |u_i - m|^2 + sum_j |u_j - m|^2) / (2 (n - 1)), which
+    equals 1 - (u_i.s - 1)/(n - 1) and keeps the digits of nearly parallel vectors.
+    """
+    n = len(squares)
     return np.asarray((n * squares + squares.sum()) / (2 * (n - 1)))
 
 
@@ -127,8 +138,7 @@ def streamed_dispersion_estimate(blocks: Callable[[], Iterable[ArrayLike]]) -> E
         raise TooFewVectorsError(f"expected at least 2 vectors, got {n}; pass more texts")
     mean = total / n
     parts = [np.square(unit_rows(block) - mean).sum(axis=1) for block in blocks()]
-    squares = np.concatenate(parts)
-    return jackknifed((n * squares + squares.sum()) / (2 * (n - 1)))
+    return jackknifed(mean_distances(np.concatenate(parts)))
 
 
 def jackknifed(c: Array) -> Estimate:
@@ -245,7 +255,7 @@ class Dispersion:
     def _mean(total: Array, n: int) -> float:
         if n < 2:
             raise TooFewVectorsError(f"expected at least 2 vectors, got {n}; pass more texts")
-        return 1.0 - (float(total @ total) - n) / (n * (n - 1))
+        return mean_distance(total, n)
 
 
 _NOISE = 1e-12  # of a row's length: closer to the mean, its direction is undefined

@@ -8,6 +8,7 @@ import sys
 from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.harness.failures import sentences
+from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.options import (
     Command,
     add_column,
@@ -147,7 +148,6 @@ def _embed(args: argparse.Namespace) -> int:
         folder = embed(args.model, args.texts, args.output, layer="+".join(args.layer or []), **of)
     else:
         from lmeval_dispersion.harness.from_samples import stores_from_samples
-        from lmeval_dispersion.model.loading import key_values
 
         device = {} if args.device is None else {"device": args.device}
         folder = stores_from_samples(

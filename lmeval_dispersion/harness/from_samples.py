@@ -24,6 +24,7 @@ from lmeval_dispersion.harness import recording
 from lmeval_dispersion.harness.records import Prompt, TaskMetrics, load_states, save_states
 from lmeval_dispersion.harness.samples import LoggedTask, read_task
 from lmeval_dispersion.harness.saving import manifest_of, model_identity, write
+from lmeval_dispersion.harness.seams import backend_arguments
 from lmeval_dispersion.model.capture import resolve, split_names
 from lmeval_dispersion.store import begin_store, read_store
 from lmeval_dispersion.store.format import MANIFEST, sha256
@@ -97,11 +98,7 @@ def _model(run: LoggedRun, arguments: Mapping[str, Any]) -> Any:
     options: dict[str, Any] = {"batch_size": 8, "device": "cuda" if torch.cuda.is_available() else "cpu"}
     if isinstance(length, int) and length > 0:
         options["max_length"] = length  # prompts are cut where the backend cut them
-    options |= arguments
-    words = {"true": True, "false": False}
-    for key, value in options.items():  # on a command line they are text
-        if isinstance(value, str) and key not in ("pretrained", "revision"):  # names, such as a branch 1000
-            options[key] = int(value) if value.isdigit() else words.get(value.lower(), value)
+    options |= backend_arguments(arguments)
     try:
         lm = HFLM(**options)
     except (OSError, TypeError, ValueError) as error:

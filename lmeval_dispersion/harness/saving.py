@@ -26,6 +26,7 @@ from lmeval_dispersion.model.loading import (
     settings_identity,
     weights_identity,
 )
+from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.store import begin_store, write_store
 from lmeval_dispersion.store.format import DOCUMENTS, MANIFEST
 from lmeval_dispersion.store.identity import hashed, prompt_manifest
@@ -229,8 +230,7 @@ def model_identity(lm: Any, arguments: Any) -> dict[str, str]:
 def _argument(arguments: Any, name: str) -> str | None:
     """One of ``--model_args``, which lm-eval holds as a dict or as the given text."""
     if isinstance(arguments, str):
-        pairs = (pair.partition("=") for pair in arguments.split(","))
-        arguments = {key.strip(): value.strip() for key, _, value in pairs}
+        arguments = key_values(arguments, check=False)
     value = arguments.get(name) if isinstance(arguments, Mapping) else None
     return None if value is None else str(value)
 

@@ -61,18 +61,21 @@ from lm_eval.defaults import DEFAULT_RANDOM_SEED
 from lm_eval.evaluator import evaluate
 from lm_eval.models.api_models import TemplateAPI as TemplateAPI
 from lm_eval.models.huggingface import HFLM
-from lm_eval.utils import handle_non_serializable, sanitize_list, simple_parse_args_string
+from lm_eval.utils import handle_arg_string, handle_non_serializable, sanitize_list
 from transformers.utils.logging import disable_progress_bar
 
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError, require_extra
 from lmeval_dispersion.harness import install
 from lmeval_dispersion.harness.adapters import check_reaches, downloaded
 from lmeval_dispersion.harness.failures import sentences
+from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.store.identity import SUFFIX
 
 Parts = tuple[Any, ...]
 
 # lm-eval's figures of all documents together, which no document has.
+# Of --model_args: names stay text, such as a branch 1000.
+_NAMES = ("pretrained", "revision", "model", "peft", "delta", "tokenizer", "subfolder", "gguf_file")
 _POOLED = ["perplexity", "weighted_perplexity", "bits_per_byte", "f1", "matthews_corrcoef", "bleu", "chrf"]
 _POOLED += ["chrf++", "ter", "brier_score"]
 _LONGEST, _LETTERS = 16, 4  # texts whose tokens are counted to find the longest; letters of a token, about
@@ -580,9 +583,13 @@ def backend(name: str) -> type:
         ) from error
 
 
-def backend_arguments(model_args: str) -> dict[str, Any]:
-    """lm-eval's ``--model_args``, also with spaces after the commas."""
-    return {key.strip(): value for key, value in simple_parse_args_string(model_args).items()}
+def backend_arguments(model_args: str | Mapping[str, Any]) -> dict[str, Any]:
+    """lm-eval's ``--model_args``: numbers and flags as lm-eval reads them, names as they are."""
+    given = key_values(model_args) if isinstance(model_args, str) else model_args
+    return {
+        key: handle_arg_string(value) if isinstance(value, str) and key not in _NAMES else value
+        for key, value in given.items()
+    }
 
 
 def loaded_lm(name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any) -> Any:

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.geometry import contributions, dispersion_estimate, unit_rows
+from lmeval_dispersion.geometry import contributions, unit_rows
+from lmeval_dispersion.geometry.dispersion import jackknifed
 from lmeval_dispersion.laboratory import frames
 from lmeval_dispersion.laboratory.analysis import (
     Analysis,
@@ -202,7 +203,8 @@ def _measured(
     within, centroids, nll = (units.stacked(key) for key in ("within", "centroids", "nll"))
     for place, layer in enumerate(layers):
         inside, centres = within[:, place], centroids[:, place]
-        apart, between = contributions(centres), dispersion_estimate(centres)
+        apart = contributions(centres)
+        between = jackknifed(apart)
         row = {"model": label, "layer": layer, "clusters": count}
         row |= with_ends("within", within_interval(inside))
         row |= {"between": between.mean, "between_se": between.se}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError, require_extra
+from lmeval_dispersion.model_args import key_values
 
 if TYPE_CHECKING:
     import torch
@@ -95,18 +96,6 @@ def chosen_model(model: str, model_args: str = "", device: str | None = None) ->
         raise UsageError("expected load_in_4bit or load_in_8bit, got both")
     quantize: Quantization | None = "4bit" if four else "8bit" if eight else None
     return ModelChoice(name, revision or None, dtype, quantize, adapter, device, trust)
-
-
-def key_values(model_args: str) -> dict[str, str]:
-    """``K=V,K=V`` as text by name, where lm-eval reads numbers: a branch may be called 1000."""
-    pairs = [pair.strip().partition("=") for pair in model_args.split(",") if pair.strip()]
-    for key, equals, value in pairs:
-        if not equals or not key.strip():
-            raise UsageError(f"expected K=V,K=V, got {key + equals + value!r}", argument="model_args")
-    given = {key.strip(): value.strip() for key, _, value in pairs}
-    if len(given) < len(pairs):
-        raise UsageError(f"expected each key once, got {model_args}", argument="model_args")
-    return given
 
 
 class LoadedModel(NamedTuple):

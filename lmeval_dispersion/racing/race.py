@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lmeval_screener.tokens.answers import tasks_in
 
 from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
+from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.racing.contest import ERROR, MARGIN, Contest
 from lmeval_dispersion.racing.folder import Allowance, RaceFolder, kept_race
 from lmeval_dispersion.racing.lineup import Entry, Lineup, lineup, manifest_in, names_of
@@ -141,8 +142,7 @@ def race(
     path = Path(output_path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
     which: dict[str, Any] = {"family": family, "domain": domain, "base": base, "all": all}
     which["audit_sample"] = audit_sample
-    keys = [pair.partition("=")[0].strip() for pair in model_args.split(",")]
-    if own := [key for key in keys if key in ("pretrained", "model", "revision")]:
+    if own := [key for key in key_values(model_args) if key in ("pretrained", "model", "revision")]:
         raise UsageError(
             f"expected what all checkpoints share, got {own[0]}, which is each one's own; name the "
             "checkpoints instead",

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lmeval_dispersion.errors import CaptureError, GeometryError, NonFiniteLossError, UsageError
+from lmeval_dispersion.geometry.dispersion import mean_distance
 from lmeval_dispersion.model import states_after_blocks
 from lmeval_dispersion.model.capture import Decoder
 from lmeval_dispersion.training.losses import DispersionLoss, push_away
@@ -371,8 +372,8 @@ class TokenDispersion:
         """The dispersion in [0, n/(n - 1)]; NaN for fewer than two tokens. Source: RD eq. 1."""
         if self.sums is None:
             return math.nan
-        total, n = self.sums[:-1], float(self.sums[-1])
-        return 1 - (float(total @ total) - n) / (n * (n - 1)) if n > 1 else math.nan
+        total, n = self.sums[:-1].cpu().double().numpy(), int(self.sums[-1])
+        return mean_distance(total, n) if n > 1 else math.nan
 
 
 def _check_finite(losses: Tensor, layers: list[str], step: int) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.model_args import key_values
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import REPOSITORY, Target, label
 from lmeval_screener.targets.runs import run_and_step
@@ -322,7 +323,7 @@ def _rated(run: Mapping[str, Any], file: Path, accuracy: float) -> Rated:
     """The accuracy of the model that was evaluated, or of the adapter on it."""
     arguments = (run.get("config") or {}).get("model_args") or {}
     if isinstance(arguments, str):
-        arguments = dict(part.partition("=")[::2] for part in arguments.split(","))
+        arguments = key_values(arguments, check=False)
     name = arguments.get("pretrained") or arguments.get("model") or run.get("model_name")
     if not name:
         raise UsageError(f"{file}: expected the model's name in config.model_args, got none")
