@@ -134,6 +134,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
                     "inclusion_probability": Share,
                     "G": Number,
                     "ratio": float,
+                    "equal_rows?": bool,
                 }
             ],
             "failed": [FAILED],

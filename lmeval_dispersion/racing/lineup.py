@@ -158,11 +158,10 @@ def lineup(
         chosen = named.chosen or shortlist(named.groups, audit_sample=audit_sample)
         content = manifest_dict(named.head(), chosen, tasks=tasks_in(tasks), command="dispersion race")
     ordered = _in_order(content)
-    rows = Counter((c.group, c.G, c.ratio) for _, c in ordered)
 
     def why(c: Candidate) -> str | None:
-        equal = rows[c.group, c.G, c.ratio] > 1
-        return "named" if all else "block" if by == "block" or (equal and by is None) else c.chosen
+        of_block = by == "block" or (c.equal_rows and by is None)
+        return "named" if all else "block" if of_block else c.chosen
 
     entries = [Entry(t.label, _arguments(t, c, named), c.rank, why(c)) for t, c in ordered]
     return Lineup(sorted(entries, key=lambda entry: entry.chosen is None), notes, content)

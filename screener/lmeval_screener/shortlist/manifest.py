@@ -20,7 +20,7 @@ import yaml
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.installation import __version__
 from lmeval_screener.loading import on_base
-from lmeval_screener.screened import Screened
+from lmeval_screener.screened import Group, Screened
 from lmeval_screener.shortlist.choice import Shortlist
 from lmeval_screener.targets.names import Target
 from lmeval_screener.tokens.sets import TokenSet
@@ -137,6 +137,7 @@ def manifest_dict(
                 "inclusion_probability": c.inclusion_probability,
                 "G": c.gaps[head["metric"]].mean,
                 "ratio": None if c.ratio is None else c.ratio.mean,
+                "equal_rows": c.copy_of is None and c.label in _with_equal_rows(choice.group),
             }
             for choice in chosen.groups
             for c in choice.group.checkpoints
@@ -146,6 +147,12 @@ def manifest_dict(
             for failure in head["failed"]
         ],
     }
+
+
+def _with_equal_rows(group: Group) -> set[str]:
+    """The labels of the members that have another's rows; that one is among them."""
+    pairs = ((c.label, c.equal_rows_with) for c in group.checkpoints if c.equal_rows_with is not None)
+    return {label for pair in pairs for label in pair}
 
 
 # --- read again -----------------------------------------------------------------------------------------
@@ -162,6 +169,7 @@ class Candidate:
     rank: int
     G: float
     ratio: float | None = None
+    equal_rows: bool = False  # as another of its group, of which it is no copy
 
     @property
     def accuracy(self) -> float:
@@ -247,4 +255,5 @@ def _candidate(entry: Mapping[str, Any]) -> Candidate:
         int(entry["rank"]),
         gap,
         None if ratio is None else float(ratio),
+        bool(entry.get("equal_rows")),
     )
