@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--engine", choices=("ray",), help=engine)
     gpus = "of the cluster's; a part of 1 too (default: 1 where it has GPUs)"
     add("--gpus-per-checkpoint", type=float, metavar="X", help=gpus)
+    add("--dry-run", action="store_true", help="screen, and say what would be loaded and asked")
     group = add_lm_eval(parser)
     add = group.add_argument
     add_tasks(group, "tasks and groups, or a set's file (default: those of --emit)")

@@ -214,7 +214,7 @@ class RaceFolder:
             "drawn at random, which lost at most 0.001 in our studies."
         ]
 
-    def result(self, contest: Contest, wall: float) -> Race:
+    def result(self, contest: Contest, wall: float, notes: Sequence[str] = ()) -> Race:
         """The race so far."""
         entries = self.lineup.entries
         return race_of(
@@ -232,7 +232,13 @@ class RaceFolder:
             there=self.evaluation.available,
             tasks=len(self.evaluation.tasks),
             as_base=self.as_base,
-            notes=[*self.lineup.notes, *self._many(), *said_of(self.kept, contest), *self.evaluation.notes()],
+            notes=[
+                *notes,
+                *self.lineup.notes,
+                *self._many(),
+                *said_of(self.kept, contest),
+                *self.evaluation.notes(),
+            ],
         )
 
 
@@ -247,10 +253,10 @@ def going_on(entries: Sequence[Entry]) -> int | None:
 def said_of(kept: Mapping[str, Any], contest: Contest) -> list[str]:
     """Notes on a race that goes on otherwise than it began."""
     found = []
-    if kept["times"] > 1:
+    if kept.get("times", 1) > 1:
         found.append("Checkpoints joined this race later; the error holds for each time by itself.")
     for name, now in (("margin", contest.margin), ("error", contest.error)):
-        if now != (before := kept[name]):
+        if now != (before := kept.get(name, now)):
             found.append(f"The {name} of {now:g} was chosen after the answers were seen (first {before:g}).")
     return found
 

@@ -56,6 +56,7 @@ def race(
     budget: int | None = None,
     hours: float | None = None,
     output_path: str | Path | None = None,
+    dry_run: bool = False,
     engine: str | None = None,
     gpus_per_checkpoint: float | None = None,
     quiet: bool = False,
@@ -98,6 +99,7 @@ def race(
         budget: The most questions to ask now, of all checkpoints together; then the best so far is named.
         hours: The longest to go on, likewise.
         output_path: Folder that keeps the answers. Default: ``race-TASKS``.
+        dry_run: Whether to screen alone, and say what would be loaded and asked.
         engine: ``ray`` for checkpoints side by side, on the cluster of ``RAY_ADDRESS`` or of this machine.
         gpus_per_checkpoint: Of the cluster's; by default 1 where it has GPUs.
         quiet: Whether to show no progress.
@@ -174,6 +176,14 @@ def race(
         chosen = known.joined(found) if kept else found.ordered(by, shared=not engine)
     if recorded := folder.evaluation.recorded:
         check_model(kind, ",".join(recorded))
+    if dry_run:
+        folder.lineup = chosen
+        raced = sum(entry.chosen != "base" for entry in folder.raced)
+        few, many = (
+            n + count * (len(folder.raced) - raced) for n in (count + BLOCK * (raced - 1), count * raced)
+        )
+        about = f"Nothing was loaded (dry run): {raced} would be, and asked {few:,} to {many:,} questions."
+        return folder.result(Contest(count, error, margin, seed), time.perf_counter() - start, [about])
     with folder.alone():
         if not kept:
             folder.kept |= asked | {"identity": folder.evaluation.identity(), "error": error}

@@ -484,6 +484,18 @@ def test_a_budget_ends_a_race_with_what_is_known_and_the_same_command_goes_on(
     assert two["top"] == ["sums-45", "sums-30"]
 
 
+def test_a_dry_run_says_what_would_be_loaded_and_keeps_nothing(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(seams, "loaded_lm", None)
+    given = words(tasks, tmp_path / "out", "sums-30", "sums-45", "sums-20")
+    result = raced(capsys, *given, "--dry-run")
+    assert result["notes"] == ["Nothing was loaded (dry run): 3 would be, and asked 90 to 120 questions."]
+    assert {c["status"] for c in result["checkpoints"]} == {"undecided"}
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_older_folder_is_replayed_by_those_that_were_asked_everything_and_not_continued(
     in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
