@@ -79,7 +79,7 @@ def halved(right: Floats, among: Lanes) -> Named:
 
 def agreement(answers: Floats) -> Floats:
     """With the mean answer of all, from probabilities (checkpoints, questions, tokens); (checkpoints,)."""
-    mean = (answers / answers.sum(2, keepdims=True)).mean(0)
+    mean = (answers / np.maximum(answers.sum(2, keepdims=True), 1e-9)).mean(0)  # all may be stored as 0
     found: Floats = (answers * mean).sum(2).mean(1)
     return found
 
