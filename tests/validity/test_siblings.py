@@ -14,7 +14,7 @@ from benchmarks.validity.analysis import FAILS, HOLDS, Resampled
 from benchmarks.validity.answers import Answers, next_probabilities
 from benchmarks.validity.decoder import Decoder
 from benchmarks.validity.questions import answered, questions
-from benchmarks.validity.sibling_races import Groups, agreement, by_figure, sibling_page
+from benchmarks.validity.sibling_races import TITLE, Groups, agreement, by_figure, sibling_page
 from benchmarks.validity.sibling_races import claims as race_claims
 from benchmarks.validity.siblings import SLOPES, Cell, Pairs, Population, cells, claims, first_for, tables
 from benchmarks.validity.study import read_study
@@ -290,6 +290,11 @@ def test_the_page_says_what_the_rows_say(tmp_path):
     text = part.written("Siblings")
     assert "2 groups of 32 fine-tunes: the first 11 held one within 0.01 of the best in" in text
     assert "| adapters | 3 |" in text
+
+
+def test_the_committed_page_is_that_of_the_committed_rows():
+    page = records.ROOT / "docs" / "results" / "siblings.md"
+    assert sibling_page(records.FOLDER).written(TITLE) == page.read_text("utf-8")
 
 
 def test_the_study_is_registered_with_its_groups():

@@ -22,7 +22,7 @@ from lmeval_dispersion.evidence import FINE_TUNES, FROM_SCRATCH, SLOPES
 from lmeval_dispersion.installation import data_folder
 
 COUNTS = (
-    "Of our fine-tunes, such a list (ranks 1–9) held one within 0.01 of the best in 56 of 62 groups and "
+    "Of our fine-tunes, such a list (ranks 1–9) held one within 0.01 of the best in 55 of 62 groups and "
     "tasks; 83 of 100 pairs as far apart as ranks 1 and 9 were in order."
 )
 NOISE = "The rows give these {} no order (math). Race all, or ask each a few questions: dispersion probe."
