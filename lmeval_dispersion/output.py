@@ -6,20 +6,23 @@ Only the standard library is imported before a report is written.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.report import render, require
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from lmeval_dispersion.report import Document
 
 _SUFFIXES = {
@@ -149,7 +152,7 @@ def prints_to_stderr() -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically: to a temporary file first, then renamed."""
+    """Write a file atomically, through to the disk: to a temporary file first, then renamed."""
     place = Path(os.path.realpath(path))
     part = place.with_name(f".{place.name[:50]}.{os.getpid()}")  # 255 bytes at most
     try:
@@ -157,7 +160,10 @@ def write_whole(path: Path, content: bytes) -> None:
             place.write_bytes(content)  # a pipe or a device cannot be replaced
             return
         try:
-            part.write_bytes(content)
+            with part.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
             if place.exists():
                 shutil.copymode(place, part)
             os.replace(part, place)
@@ -167,6 +173,17 @@ def write_whole(path: Path, content: bytes) -> None:
         raise DispersionError(
             f"could not write {path}: {error.strerror or error}; free some space or name another file"
         ) from error
+
+
+def keep_arrays(path: Path, compute: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
+    """Write the arrays of a unit of work, unless an earlier process did: a killed one loses one unit."""
+    if path.exists():
+        return
+    import numpy as np
+
+    content = io.BytesIO()
+    np.savez(content, **compute())  # type: ignore[arg-type]
+    write_whole(path, content.getvalue())
 
 
 def _check_writable(path: Path) -> None:

@@ -27,10 +27,8 @@ from lmeval_dispersion.harness.saving import manifest_of, model_identity, write
 from lmeval_dispersion.harness.seams import backend_arguments
 from lmeval_dispersion.model.capture import resolve, split_names
 from lmeval_dispersion.store import begin_store, read_store
-from lmeval_dispersion.store.format import MANIFEST, sha256
+from lmeval_dispersion.store.format import MANIFEST, PARTS, sha256
 from lmeval_dispersion.store.samples import LoggedRun, find_run
-
-PARTS = ".parts"
 
 _PART = 1024  # prompts whose states are written together; a killed run loses at most these
 _DIFFERENT = 0.5  # median difference in nats of one answer (of one token, for whole texts): another model

@@ -7,22 +7,29 @@ Columns of a JSONL or parquet file are kept: the file may hold labels (``correct
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.model.capture import capture, depth, resolve, split_names
 from lmeval_dispersion.model.loading import LoadedModel, chosen_model, loaded_model
 from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.output import keep_arrays
 from lmeval_dispersion.store import COLUMNS, write_store
-from lmeval_dispersion.store.format import make_folder
+from lmeval_dispersion.store.format import PARTS, make_folder
+
+_TOKENS = 2048  # of a batch, with padding; a killed command loses one batch
 
 
 def embed(
@@ -82,15 +89,21 @@ def embed(
     )
     documents = _with_columns(documents, source)
     make_folder(Path(output))  # before the model runs for hours
+    identity = {**loaded.identity, "prompt_template": "plain texts"}
+    parts = Path(output) / PARTS
+    parts.mkdir(exist_ok=True)
     vectors: dict[str, Any] = {}
     for batch in _batches(encoded):
         rows = [row for row, _ in batch]
         of_rows = [tokens for _, tokens in batch]
-        states, documents.loc[rows, "query_perplexity"] = _forward(loaded, of_rows, layers)
-        for layer, of_batch in states.items():
-            if layer not in vectors:  # a text without tokens keeps a row without direction
-                vectors[layer] = np.full((len(entries), of_batch.shape[1]), np.nan, dtype=np.float32)
-            vectors[layer][rows] = of_batch
+        name = hashlib.sha256(json.dumps([identity, layers, of_rows]).encode()).hexdigest()[:24]
+        keep_arrays(parts / f"{name}.npz", partial(_forward, loaded, of_rows, layers))
+        with np.load(parts / f"{name}.npz") as arrays:
+            documents.loc[rows, "query_perplexity"] = arrays["perplexity"]
+            for layer in layers:
+                if layer not in vectors:  # a text without tokens keeps a row without direction
+                    vectors[layer] = np.full((len(entries), arrays[layer].shape[1]), np.nan, dtype=np.float32)
+                vectors[layer][rows] = arrays[layer]
     manifest = {
         "model": loaded.name,
         "revision": loaded.revision,
@@ -100,18 +113,19 @@ def embed(
         "num_fewshot": 0,
         "chat_template": None,
         "prompt_format": "plain texts",
-        "identity": {**loaded.identity, "prompt_template": "plain texts"},
+        "identity": identity,
         "limit": None,
         "versions": {"torch": torch.__version__},
     }
-    vectors = {layer: vectors[layer] for layer in layers}
-    return write_store(output, documents=documents, vectors=vectors, manifest=manifest)
+    write_store(output, documents=documents, vectors=vectors, manifest=manifest)
+    shutil.rmtree(parts)
+    return Path(output)
 
 
 def _forward(
     loaded: LoadedModel, texts: Sequence[list[int]], layers: Sequence[str]
-) -> tuple[dict[str, Any], list[float]]:
-    """Last-token states (b, d) of every layer and the perplexity of every text of one batch."""
+) -> dict[str, NDArray[Any]]:
+    """Last-token states (b, d) of every layer and the ``perplexity`` (b,) of every text of one batch."""
     lengths = torch.tensor([len(tokens) for tokens in texts])
     # In a causal model, padding on the right does not affect earlier tokens.
     mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
@@ -125,7 +139,8 @@ def _forward(
             layer: state[torch.arange(len(texts)), (lengths - 1).to(state.device)].float().cpu().numpy()
             for layer, state in states.items()
         }
-        return rows, [_perplexity(logits[i, : n - 1], ids[i, 1:n]) for i, n in enumerate(lengths.tolist())]
+        found = [_perplexity(logits[i, : n - 1], ids[i, 1:n]) for i, n in enumerate(lengths.tolist())]
+    return {**rows, "perplexity": np.array(found)}
 
 
 def _perplexity(logits: torch.Tensor, following: torch.Tensor) -> float:
@@ -136,10 +151,10 @@ def _perplexity(logits: torch.Tensor, following: torch.Tensor) -> float:
 
 
 def _batches(encoded: list[tuple[int, list[int]]]) -> Iterator[list[tuple[int, list[int]]]]:
-    """Rows and tokens of batches of similar length, at most about 2,048 tokens with padding."""
+    """Rows and tokens of batches of similar length, at most about so many tokens with padding."""
     batch: list[tuple[int, list[int]]] = []
     for row, ids in sorted(encoded, key=lambda text: (len(text[1]), text[0])):
-        if batch and len(ids) * (len(batch) + 1) > 2048:
+        if batch and len(ids) * (len(batch) + 1) > _TOKENS:
             yield batch
             batch = []
         batch.append((row, ids))

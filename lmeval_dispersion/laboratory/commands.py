@@ -134,7 +134,7 @@ def _run(kind: str, args: argparse.Namespace) -> int:
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     import lmeval_dispersion
-    from lmeval_dispersion.laboratory.study import Processes, StudyRoot
+    from lmeval_dispersion.laboratory.study import StudyRoot
     from lmeval_dispersion.model.loading import chosen_model
     from lmeval_dispersion.model.texts import Texts
 
@@ -157,14 +157,13 @@ def _run(kind: str, args: argparse.Namespace) -> int:
         **options,
     )
     left_out = result.manifest.get("left_out_sizes")
-    if Processes().first:
-        output.write(result.document())
-        if left_out:
-            print(
-                f"dispersion inspect {kind}: the text has {result.manifest['pool']} segments, too few for "
-                f"draws of {', '.join(map(str, left_out))}; pass more text or a smaller --segment",
-                file=sys.stderr,
-            )
+    output.write(result.document())
+    if left_out:
+        print(
+            f"dispersion inspect {kind}: the text has {result.manifest['pool']} segments, too few for draws "
+            f"of {', '.join(map(str, left_out))}; pass more text or a smaller --segment",
+            file=sys.stderr,
+        )
     return 3 if left_out else 0
 
 

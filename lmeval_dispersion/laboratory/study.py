@@ -1,23 +1,23 @@
-"""A study: the folder of one analysis, which can be stopped, resumed and shared between processes.
+"""A study: the folder of one analysis, which can be stopped and resumed.
 
 It holds ``manifest.json``, and ``work/`` until it is complete, then one parquet file per table. Its settings
 include its inputs' content (digests, commits): a changed text or a retrained model is another study.
 
-Work is divided into numbered units, fixed before the first one starts. Each unit is one
-``.npz`` file; a unit with a file is done. Files are read in numerical order, so neither the process nor an
-interruption changes the result; a killed process loses its current unit.
+Work is divided into numbered units, fixed before the first one starts. Each unit is one ``.npz`` file; a
+unit with a file is done. Files are read in numerical order, so an interruption does not change the result; a
+killed process loses its current unit.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -27,9 +27,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import __version__
-from lmeval_dispersion.output import progress_bar
+from lmeval_dispersion.output import keep_arrays, progress_bar, write_whole
+from lmeval_dispersion.store.format import make_folder
 
 FORMAT = "dispersion-lab/3"
 
@@ -44,30 +45,6 @@ class StudyRoot(NamedTuple):
 
 Folder = str | Path | StudyRoot | None
 Unit = dict[str, NDArray[Any]]
-
-
-class Processes:
-    """This process's number among those of ``accelerate launch``, or a single process."""
-
-    def __init__(self) -> None:
-        self.index, self.count, self._state = 0, 1, None
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            import torch
-            from accelerate import PartialState
-
-            # A process may wait for the others as long as their share takes.
-            self._state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=14))
-            self.index, self.count = self._state.process_index, self._state.num_processes
-
-    @property
-    def first(self) -> bool:
-        """Whether this process writes the shared files."""
-        return self.index == 0
-
-    def wait(self) -> None:
-        """Wait for all processes."""
-        if self._state is not None:
-            self._state.wait_for_everyone()
 
 
 class Units(NamedTuple):
@@ -99,7 +76,7 @@ class Study:
     """One study's folder, see the module."""
 
     def __init__(self, folder: Path, quiet: bool = True) -> None:
-        self.folder, self.quiet, self.processes = folder, quiet, Processes()
+        self.folder, self.quiet = folder, quiet
         self.manifest = read_manifest(folder)
 
     @classmethod
@@ -113,38 +90,25 @@ class Study:
         quiet: bool = True,
     ) -> Study:
         """Start a study in ``folder``, or resume it; ``names`` are for readers."""
-        processes = Processes()
-        if processes.first:
-            _prepare(folder, kind, json.loads(json.dumps(settings)), names or {})
-        processes.wait()
+        _prepare(folder, kind, json.loads(json.dumps(settings)), names or {})
         return cls(folder, quiet)
 
     def once(self, key: str, value: Any) -> Any:
-        """The first process's ``value``, kept in the manifest: the others and a resumed study read it."""
+        """The ``value``, kept in the manifest: a resumed study reads the first."""
         if key not in self.manifest:
-            if self.processes.first:
-                _write_manifest(self.folder, {**self.manifest, key: value})
-            self.processes.wait()
-            self.manifest = read_manifest(self.folder)
+            self._record(**{key: value})
         return self.manifest[key]
 
     def units(self, name: str, count: int, do: Callable[[int], Unit]) -> Units:
-        """Keep the arrays of ``do(unit)`` for every unit; this process does its share of missing units."""
+        """Keep the arrays of ``do(unit)`` for every unit; those of an earlier process are not done again."""
         folder = self.folder / "work" / name
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{unit}.npz" for unit in range(count)]
         waiting = [unit for unit, file in enumerate(files) if not file.exists()]
-        self.processes.wait()  # so that all share the same list
-        mine = waiting[self.processes.index :: self.processes.count]
-        with progress_bar(hidden=self.quiet or not self.processes.first) as update:
-            for done, unit in enumerate(mine, 1):
-                part, arrays = folder / f"{unit}.part", do(unit)
-                with _writing(self.folder):
-                    with part.open("wb") as file:
-                        np.savez(file, **arrays)  # type: ignore[arg-type]
-                    part.replace(files[unit])
-                update(done, len(mine), name)
-        self.processes.wait()
+        with progress_bar(hidden=self.quiet) as update:
+            for done, unit in enumerate(waiting, 1):
+                keep_arrays(files[unit], partial(do, unit))
+                update(done, len(waiting), name)
         return Units(files)
 
     def blocks(self, name: str, rows: int, size: int, do: Callable[[NDArray[np.int64]], Unit]) -> Units:
@@ -154,18 +118,14 @@ class Study:
 
     def finish(self, tables: Mapping[str, pd.DataFrame], **fields: Any) -> None:
         """Write the result tables as parquet, mark the study complete and drop its work."""
-        self.processes.wait()
-        if self.processes.first:
-            with _writing(self.folder):
-                for name, frame in tables.items():
-                    part = self.folder / f"{name}.part"
-                    frame.to_parquet(part, index=False)
-                    part.replace(part.with_suffix(".parquet"))
-            _write_manifest(
-                self.folder, {**self.manifest, **fields, "tables": sorted(tables), "complete": True}
-            )
-            shutil.rmtree(self.folder / "work", ignore_errors=True)
-        self.processes.wait()
+        for name, frame in tables.items():
+            write_whole(self.folder / f"{name}.parquet", frame.to_parquet(index=False))
+        self._record(**fields, tables=sorted(tables), complete=True)
+        shutil.rmtree(self.folder / "work", ignore_errors=True)
+
+    def _record(self, **fields: Any) -> None:
+        """Add to the manifest."""
+        _write_manifest(self.folder, {**self.manifest, **fields})
         self.manifest = read_manifest(self.folder)
 
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -174,7 +134,7 @@ class Study:
 
     def say(self, sentence: str) -> None:
         """Print a message on stderr."""
-        if not self.quiet and self.processes.first:
+        if not self.quiet:
             print(sentence, file=sys.stderr)
 
 
@@ -235,10 +195,9 @@ def _prepare(folder: Path, kind: str, settings: dict[str, Any], names: Mapping[s
                 f"{folder} holds a study with other settings ({'; '.join(changes)}); name another"
             )
         return
-    with _writing(folder):
-        if folder.exists() and (not folder.is_dir() or any(path.name != "work" for path in folder.iterdir())):
-            raise UsageError(f"{folder} exists but is not a study; name another folder")
-        folder.mkdir(parents=True, exist_ok=True)
+    if folder.exists() and (not folder.is_dir() or any(path.name != "work" for path in folder.iterdir())):
+        raise UsageError(f"{folder} exists but is not a study; name another folder")
+    make_folder(folder, "study")
     versions = {name: version(name) for name in ("torch", "transformers")}
     manifest = {"format": FORMAT, "kind": kind, "complete": False, "settings": settings, "names": names}
     manifest["created"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -246,22 +205,7 @@ def _prepare(folder: Path, kind: str, settings: dict[str, Any], names: Mapping[s
 
 
 def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    part = folder / "manifest.part"
-    with _writing(folder):
-        part.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        part.replace(folder / "manifest.json")
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into one sentence; finished files stay."""
-    try:
-        yield
-    except OSError as error:
-        raise DispersionError(
-            f"the study in {folder} cannot be written: {error.strerror or error}; free some space, or name "
-            "another folder"
-        ) from error
+    write_whole(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

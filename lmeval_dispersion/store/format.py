@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FORMAT = "dispersion-store/1"
 MANIFEST, VECTORS, DOCUMENTS = "manifest.json", "vectors.safetensors", "documents.parquet"
+PARTS = ".parts"  # work of a store that is not finished, from which a killed command resumes
 
 # Column -> (parquet type, default value). Other columns are kept unchanged.
 COLUMNS: dict[str, tuple[str, Any]] = {
@@ -65,8 +66,8 @@ def begin_store(folder: Path) -> None:
     (folder / DOCUMENTS).touch()
 
 
-def make_folder(folder: Path) -> None:
-    """Create the folder of a store, if missing, or refuse a place that cannot be written."""
+def make_folder(folder: Path, kind: str = "store") -> None:
+    """Create the folder of a store (or study), if missing, or refuse a place that cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -74,7 +75,7 @@ def make_folder(folder: Path) -> None:
     else:
         reason = "" if os.access(folder, os.W_OK) else "Permission denied"
     if reason:
-        raise UsageError(f"the store {folder} cannot be written: {reason}; choose another place")
+        raise UsageError(f"the {kind} {folder} cannot be written: {reason}; choose another place")
 
 
 def write_store(

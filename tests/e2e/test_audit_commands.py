@@ -118,6 +118,32 @@ def test_store_of_texts_holds_the_models_own_states(dispersion_command, model, t
     assert (rows["web 0"]["documents"], rows["web 0"]["labelled"]) == ("20", "20")
 
 
+def test_a_store_of_texts_that_was_stopped_resumes_to_the_same_bits(model, tmp_path, monkeypatch):
+    from lmeval_dispersion.harness import text_run
+
+    monkeypatch.setattr(text_run, "_TOKENS", 32)
+    forward, done = text_run._forward, []
+
+    def counted(loaded, texts, layers):
+        if len(done) == 3:
+            done.append(None)
+            raise KeyboardInterrupt
+        done.append(texts)
+        return forward(loaded, texts, layers)
+
+    file = texts_file(tmp_path / "texts.jsonl")
+    whole = read_store(embed(str(model), file, tmp_path / "whole"))
+    monkeypatch.setattr(text_run, "_forward", counted)
+    with pytest.raises(KeyboardInterrupt):
+        embed(str(model), file, tmp_path / "stopped")
+    resumed = read_store(embed(str(model), file, tmp_path / "stopped"))
+    batches = [str(texts) for texts in done if texts]
+    assert len(batches) == len(set(batches)) > 4  # each once
+    np.testing.assert_array_equal(resumed.to_numpy("last"), whole.to_numpy("last"))
+    assert resumed.documents.equals(whole.documents)
+    assert not [*(tmp_path / "stopped").glob(".*")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

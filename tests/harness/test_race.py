@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -37,12 +38,20 @@ DEMO = data_folder("demo")
 # lm-eval reads all of its 10,000 task files each time: in tests it has none of its own.
 NONE = 'import sys, lm_eval.tasks.manager as manager\nmanager.__file__ = "/none/manager.py"\n'
 COMMAND = NONE + "from lmeval_dispersion.cli import main\nsys.exit(main(sys.argv[1:]))"
-# Dies as soon as the third file is on disk: the second block's first one of two.
+# Dies as soon as the third file of samples is on disk: the second block's first one of two.
 KILLED = """
-import os
+import fcntl, os
 synced = []
-os.fsync = lambda number: os.kill(os.getpid(), 9) if len(synced) == 2 else synced.append(number)
+def fsync(number):
+    if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_APPEND:
+        os.kill(os.getpid(), 9) if len(synced) == 2 else synced.append(number)
+os.fsync = fsync
 """
+
+
+def are_samples(number: int) -> bool:
+    """Whether an open file is one of samples, to which a block is appended."""
+    return bool(fcntl.fcntl(number, fcntl.F_GETFL) & os.O_APPEND)
 
 
 @pytest.fixture(autouse=True)
@@ -350,7 +359,7 @@ def test_a_full_disk_is_a_sentence_and_loses_no_block(
     given, blocks = words(tasks, tmp_path / "out", "sums-80"), []
 
     def sync(number: int) -> None:
-        blocks.append(number)
+        blocks.extend([number] * are_samples(number))
         if len(blocks) == 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -373,7 +382,7 @@ def test_a_block_that_breaks_off_as_it_is_written_is_asked_again(
     sync, write = os.fsync, records.write_whole
 
     def interrupted(number: int) -> None:
-        calls.append(number)
+        calls.extend([number] * are_samples(number))
         if len(calls) == 4:
             raise KeyboardInterrupt
         sync(number)
