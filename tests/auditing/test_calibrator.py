@@ -1,7 +1,6 @@
 """A calibrator from a run's own slices: what it estimates, what it refuses, and what it says of itself."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,8 +24,7 @@ from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import labels_of, read_run, rows_where
 from lmeval_dispersion.auditing.slices import by_column
 from lmeval_dispersion.errors import UsageError
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+from lmeval_dispersion.installation import data_folder
 
 
 def halves(path, **options):
@@ -278,18 +276,19 @@ def test_the_labels_that_it_is_worth_are_as_far_off_as_labels_drawn_at_random(sl
         assert found.worth == pytest.approx(20, abs=1.5)  # half of a slice that is noise around one accuracy
 
 
-@pytest.mark.parametrize("store", ["mmlu_before", "mmlu_after"])
+@pytest.mark.parametrize("store", ["sums-20", "sums-30"])
 @pytest.mark.parametrize("by", ["doc_id", "subject"])
-def test_halves_of_the_committed_runs_are_refused(store, by):
-    """Both models answer at chance: nothing tells their subjects' accuracies."""
-    run, worth = read_run(EXAMPLES / store), []
+def test_halves_of_real_runs_whose_answers_are_luck_are_refused(store, by):
+    """Forty fits to real vectors and confidences: the scores are shuffled, so that nothing tells them."""
+    run, better = read_run(data_folder("demo_runs") / store), 0
     values = run.documents[by].unique()
     for seed in range(10):
-        half = np.random.default_rng(seed).permutation(values)[: len(values) // 2]
-        rows = np.flatnonzero(run.documents[by].isin(half))
-        made = {"by": "cluster"} if by == "subject" else {}  # half of 12 subjects are too few
-        worth.append(fit_calibrator(labels_of(run, rows), **made).calibrator.beats_trivial)
-    assert not any(worth)
+        rng = np.random.default_rng(seed)
+        luck = replace(run, score=rng.permutation(run.score))
+        half = np.flatnonzero(run.documents[by].isin(rng.permutation(values)[: len(values) // 2]))
+        made = {"by": "cluster"} if by == "subject" else {}  # half of the subjects are too few
+        better += fit_calibrator(labels_of(luck, half), **made).calibrator.beats_trivial
+    assert better == 0
 
 
 @pytest.mark.parametrize(
