@@ -28,7 +28,8 @@ from lmeval_dispersion.statistics import holm
 if TYPE_CHECKING:
     from lmeval_dispersion.probing.questions import Answered, Array, Questions
 
-Figure = Literal["probability", "squares"]
+Figure = Literal["probability", "agreement", "squares"]
+SEVERAL = 3  # fewest checkpoints whose mean answer says something
 FEWEST = 5  # fewest questions: below, no paired test can be significant
 
 
@@ -50,6 +51,11 @@ class Probed:
         ),
     ]
     squares_se: float | None
+    agreement: Annotated[
+        float | None,
+        Col("Agreement", ".3f", error="agreement_se", hint="with the mean answer of all; no label", drop=2),
+    ]
+    agreement_se: float | None
     accuracy: Annotated[float | None, Col("Accuracy", ".0%", short="Acc.", drop=3)]
     tied_with: tuple[int, ...]  # ranks
     ties_shown: Annotated[str, Col("Ties", hint="ranks without a clear order", drop=1)]
@@ -96,11 +102,16 @@ class Probe(Report):
     def context(self) -> Mapping[str, Any]:
         """The sentences."""
         figure = {"probability": "probability of the right answer", "squares": "squares, without answers"}
+        figure["agreement"] = "agreement with the mean answer of all, without answers"
         why = f"highest {figure[self.rank_by]}, over {self.questions} questions of {self.task}"
         alone = f"Only {self.checkpoints[0].label} was probed; a probe orders siblings, never one alone."
         sentences = order(self.checkpoints, why) if len(self.checkpoints) > 1 else [alone]
         total = len(self.checkpoints) + len(self.failed)
-        return {"sentences": sentences, "worth": worth(self.rank_by, self.questions), "total": total}
+        return {
+            "sentences": sentences,
+            "worth": "" if self.rank_by == "agreement" else worth(self.rank_by, self.questions),
+            "total": total,
+        }
 
 
 def probed(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> tuple[Figure, list[Probed]]:
@@ -113,13 +124,18 @@ def probed(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> t
         UsageError: The figure is unknown for some checkpoint.
     """
     answers, figures = list(answered.values()), get_args(Figure)
-    known = [figure for figure in figures if all(_mean(getattr(a, figure))[0] is not None for a in answers)]
+    agreed = agreement([a.answers for a in answers])
+    found = [
+        {"probability": a.probability, "squares": a.squares, "agreement": g}
+        for a, g in zip(answers, agreed, strict=True)
+    ]
+    known = [figure for figure in figures if all(_mean(f[figure])[0] is not None for f in found)]
     if not known or rank_by not in (None, *known):
         why = next((a.no_squares for a in answers if a.no_squares), "")
         why = why if rank_by == "squares" else f"the task has no labels that a probe can use; {why}"
         raise UsageError(f"expected questions that give {rank_by or 'one of the figures'}: {why}")
     figure: Figure = rank_by or known[0]
-    values = [getattr(a, figure) for a in answers]
+    values = [f[figure] for f in found]
 
     places = rank_places([float(value.mean()) for value in values])
     pairs = {(i, j): _mean(values[i] - values[j]) for i, j in combinations(range(len(values)), 2)}
@@ -135,14 +151,26 @@ def probed(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> t
         for i in range(len(places))
     ]
     rows = []
-    for (name, a), rank, tied in zip(answered.items(), places, ties, strict=True):
-        means = (*_mean(a.probability), *_mean(a.squares), _mean(a.right)[0])
+    for (name, a), f, rank, tied in zip(answered.items(), found, places, ties, strict=True):
+        means = (*_mean(f["probability"]), *_mean(f["squares"]), *_mean(f["agreement"]), _mean(a.right)[0])
         rows.append(
             Probed(
                 rank, name, *means, tuple(tied), spans(tied) if len(tied) > 6 else " ".join(map(str, tied))
             )
         )
     return figure, sorted(rows, key=lambda row: (row.rank, row.label))
+
+
+def agreement(answers: Sequence[Sequence[Array]]) -> list[Array]:
+    """Sum of each checkpoint's probabilities times those of the mean answer, (questions,); NaN if not known.
+
+    ``answers`` has of each checkpoint the probabilities of the answer tokens, question by question.
+    """
+    alike = len({tuple(map(len, each)) for each in answers}) == 1 and len(answers[0]) > 0
+    if len(answers) < SEVERAL or not alike:
+        return [np.full(1, np.nan) for _ in answers]
+    means = [np.mean([p / p.sum() for p in each], axis=0) for each in zip(*answers, strict=True)]
+    return [np.array([p @ mean for p, mean in zip(each, means, strict=True)]) for each in answers]
 
 
 def _mean(values: Array) -> tuple[float | None, float | None]:
@@ -220,7 +248,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rank-by",
-        choices=("probability", "squares"),
+        choices=get_args(Figure),
         help="the figure that ranks (default: probability where the task has labels)",
     )
     parser.add_argument(

@@ -38,12 +38,14 @@ class Answered(NamedTuple):
         squares: Sum of squared probabilities, at the answer's place, of the answer tokens: the choices' where
             each is one token, else those that the task's answers consist of. Shape (n,).
         no_squares: Why squares are missing, one clause; else empty.
+        answers: Probabilities of the answer tokens at each question's place; empty without squares.
     """
 
     right: Array
     probability: Array
     squares: Array
     no_squares: str = ""
+    answers: tuple[Array, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Questions:
         _, known, refused = first_known(answers or name)
         if answers and not known:
             raise refused[0]
-        self._answers = known or UsageError(
+        self._set = known or UsageError(
             f"{str(refused[0]).partition(';')[0]}; name a set of `dispersion tokens` as answers"
         )
 
@@ -118,7 +120,9 @@ class Questions:
         scores = [_scores(question, pairs) for question, pairs in zip(questions, logs, strict=True)]
         right, probability = np.array(scores, dtype=np.float64).reshape(-1, 2).T
         try:
-            return Answered(right, probability, self._squares(lm, questions, logs))
+            found = self._answers(lm, questions, logs)
+            squares = np.array([np.square(answers).sum() for answers in found])
+            return Answered(right, probability, squares, answers=found)
         except DispersionError as error:
             return Answered(right, probability, np.full(len(questions), np.nan), str(error))
 
@@ -139,10 +143,10 @@ class Questions:
             self._built = template, [found[place] for place in self._places if place in found]
         return self._built[1]
 
-    def _squares(
+    def _answers(
         self, lm: Any, questions: Sequence[Question], logs: Sequence[Sequence[tuple[float, bool]]]
-    ) -> Array:
-        """Squares of each question; DispersionError if unavailable."""
+    ) -> tuple[Array, ...]:
+        """Probabilities of the answer tokens, question by question; DispersionError if unavailable."""
         if not hasattr(lm, "_encode_pair") or not all(question.context for question in questions):
             raise HarnessError("its prompts do not end where an answer begins, or the backend has no tokens")
         values = []
@@ -152,23 +156,23 @@ class Questions:
                 context, tokens = self._place(lm, question)
                 requests = [((question.context, ""), context, [token]) for token in tokens]
                 pairs = lm._loglikelihood_tokens(requests, disable_tqdm=True)
-            values.append(np.exp([2 * log for log, _ in pairs]).sum())
-        return np.array(values)
+            values.append(np.exp([log for log, _ in pairs]))
+        return tuple(values)
 
     def _place(self, lm: Any, question: Question) -> tuple[list[int], list[int]]:
         """The tokens before the answer's place, and the answer tokens there.
 
         A common beginning of all answers, such as a space token, belongs to the prompt.
         """
-        if isinstance(self._answers, UsageError):
-            raise self._answers
+        if isinstance(self._set, UsageError):
+            raise self._set
         core = getattr(lm.tokenizer, "backend_tokenizer", None)
         if core is None:
             raise HarnessError("the tokenizer has no tokenizer.json; save it as a fast one")
         vocabulary = Vocabulary.from_tokenizer_json(core.to_str().encode())
         everyday = load_token_set("reference", role="reference")
-        tokens = [token.id for token in resolve_answers(self._answers, vocabulary, everyday)[0]]
-        texts = [f"{question.space}{text.strip()}" for text in [*self._answers.answers][:_TEXTS] or [" "]]
+        tokens = [token.id for token in resolve_answers(self._set, vocabulary, everyday)[0]]
+        texts = [f"{question.space}{text.strip()}" for text in [*self._set.answers][:_TEXTS] or [" "]]
         pairs = [lm._encode_pair(question.context, text or " ") for text in texts]
         columns = zip(*(answer for _, answer in pairs), strict=False)
         shared = [same[0] for same in takewhile(lambda same: len({*same}) == 1 < len(same), columns)]

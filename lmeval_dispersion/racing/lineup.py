@@ -50,6 +50,7 @@ class Lineup(NamedTuple):
     notes: Sequence[str] = ()
     manifest: Mapping[str, Any] | None = None
     by: str = "rows"
+    failed: Sequence[str] = ()  # names of those that could not be screened
 
     @property
     def reference(self) -> str:
@@ -67,7 +68,7 @@ class Lineup(NamedTuple):
                 label = "/".join(_place(entry)) if entry.label in labels else entry.label
                 entries[_place(entry)] = entry._replace(label=label)
         found = sorted(entries.values(), key=lambda entry: entry.chosen is None)
-        return self._replace(entries=found, notes=later.notes, manifest=later.manifest)
+        return self._replace(entries=found, notes=later.notes, manifest=later.manifest, failed=later.failed)
 
     def ordered(self, by: str | None, *, shared: bool) -> Lineup:
         """The same by what is named; where the rows give no order, by a block, and adapters with their base.
@@ -134,7 +135,7 @@ def lineup(
     Raises:
         UsageError: Nothing is named, or the tasks' answers have no tokens to screen by.
     """
-    content, notes = manifest_in(named), list[str]()
+    content, notes, failed = manifest_in(named), list[str](), list[str]()
     unscreened = content or (all and not isinstance(named, Result))
     of_screen = {"base": base, "domain": domain, "audit_sample": audit_sample}
     if unscreened and (unused := [name for name, value in of_screen.items() if value]):
@@ -153,6 +154,7 @@ def lineup(
                 tokens = [token.text.strip() for token in named.checkpoints[0].resolution.of_ratio]
                 notes.append(f"Screened by the {len(tokens)} tokens of {task.about}: {' '.join(tokens)}.")
         notes += [f"Not screened, so not raced: {f.label} ({f.message})." for f in named.failed]
+        failed = [f.target.name for f in named.failed]
         if not named.checkpoints:
             raise UsageError(notes[0])
         chosen = named.chosen or shortlist(named.groups, audit_sample=audit_sample)
@@ -164,7 +166,7 @@ def lineup(
         return "named" if all else "block" if of_block else c.chosen
 
     entries = [Entry(t.label, _arguments(t, c, named), c.rank, why(c)) for t, c in ordered]
-    return Lineup(sorted(entries, key=lambda entry: entry.chosen is None), notes, content)
+    return Lineup(sorted(entries, key=lambda entry: entry.chosen is None), notes, content, failed=failed)
 
 
 def _base(arguments: Mapping[str, str]) -> dict[str, str]:

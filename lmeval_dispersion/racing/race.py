@@ -170,7 +170,12 @@ def race(
     folder.check(asked | {"identity": folder.evaluation.identity()} if kept else {})
     if kept and by not in (None, known.by):
         raise UsageError(f"expected {known.by}, by which the race in {path} began, got {by}", argument="by")
-    names, chosen = names_of(named, family, taken=all and api and not family), known
+    chosen, names = known, list[str]()
+    try:
+        names = names_of(named, family, taken=all and api and not family)
+    except DispersionError:  # nobody joins while what is named cannot be listed
+        if not kept:
+            raise
     if which != kept.get("which") or not {*names} <= {*kept["seen"]}:
         found = lineup(named, given, **which, by=by, api=api, count=partial(_counted, folder))
         chosen = known.joined(found) if kept else found.ordered(by, shared=not engine)
@@ -189,7 +194,7 @@ def race(
             folder.kept |= asked | {"identity": folder.evaluation.identity(), "error": error}
             folder.kept |= {"margin": margin, "drawn": folder.evaluation.questions, "turns": {}}
         if chosen is not known:
-            seen = sorted({*kept.get("seen", ()), *names})
+            seen = sorted({*kept.get("seen", ()), *names} - {*chosen.failed})
             folder.keep(chosen, which=which, seen=seen, times=kept.get("times", 0) + 1)
         contest = Contest(count, error, margin, folder.evaluation.seed, len(folder.raced) if engine else 0)
         contest.against, contest.top = dict(kept.get("turns", {})), top

@@ -240,3 +240,25 @@ def test_the_next_lm_eval_gives_the_same_figures(in_world, tasks, tmp_path, task
         child(*words, *more, "-o", file, path=path, cwd=in_world)
         results.append(json.loads(file.read_text()))
     assert results[0] == results[1]
+
+
+def test_agreement_is_with_the_mean_answer_and_needs_three_checkpoints():
+    rng = np.random.default_rng(3)
+    answers = rng.random((4, 25, 5)) / 5
+    none = np.full(25, np.nan)
+    given = {
+        str(i): Answered(none, none, np.square(each).sum(1), answers=tuple(each))
+        for i, each in enumerate(answers)
+    }
+    figure, rows = probed(given, "agreement")
+    mean = (answers / answers.sum(2, keepdims=True)).mean(0)
+    slow = {str(i): float((each * mean).sum(1).mean()) for i, each in enumerate(answers)}
+    assert figure == "agreement"
+    assert {row.label: row.agreement for row in rows} == pytest.approx(slow)
+    assert [row.label for row in rows] == sorted(slow, key=lambda label: -slow[label])
+    assert probed(given)[0] == "agreement"
+    assert probed({label: given[label] for label in "01"})[0] == "squares"
+    with pytest.raises(UsageError, match="agreement"):
+        probed({label: given[label] for label in "01"}, "agreement")
+    given["3"] = given["3"]._replace(answers=tuple(answers[3][:, :4]))
+    assert probed(given)[1][0].agreement is None

@@ -169,7 +169,7 @@ class Candidate:
     rank: int
     G: float
     ratio: float | None = None
-    equal_rows: bool = False  # as another of its group, of which it is no copy
+    equal_rows: bool = False  # as another of its group, which it does not copy
 
     @property
     def accuracy(self) -> float:
