@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from lmeval_screener.ranking import Agreement
 from lmeval_screener.result.columns import COLUMNS, CheckpointColumn
 from lmeval_screener.screened import RankBy
+from lmeval_screener.slope import SCHEMA as SLOPE
 
 from lmeval_dispersion.auditing.calibrating.calibrator import FORMAT, Calibrator
 from lmeval_dispersion.geometry import Metric
@@ -62,6 +63,13 @@ CHOICE = {
         | {"kind": str | None, "sentence": str}
     ],
 }
+OWN = {
+    "kind": str,
+    **dict.fromkeys(("k", "low", "high"), Number),
+    "evaluated": int,
+    "subject": str,
+    "measured": str,
+}
 PIECES = {"variants": list[Literal["bare", "space"]], "pieces": dict[str, int]}
 
 
@@ -90,6 +98,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
             "metric": Metric,
             "ranked_by": RankBy,
             "base": str | None,
+            "slope": (OWN, None),
             "se_covers": Literal["choice of tokens"],
             "checkpoints": [nested(COLUMNS)],
             "tokens": [{"family": str, "domain": PIECES, "reference": PIECES, "answers?": PIECES}],
@@ -140,6 +149,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
             "failed": [FAILED],
         },
     ),
+    SLOPE: ("File of `dispersion verify --keep FILE`: docs/reference/screening.md#your-own-slope.", OWN),
 }
 
 

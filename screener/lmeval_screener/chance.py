@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,8 @@ _GRID = np.arange(
 _TAIL = np.geomspace(1e-9, 0.5, 300)
 _BINS = np.concatenate([_TAIL, 1 - _TAIL[-2::-1]])  # of probabilities
 _LEAST = 1e-12  # ratio; all rows of T may be equal
-_SLOPES = np.arange(-1.0, 3.0, 0.01)
+LEAST_SLOPE, MOST_SLOPE = -1.0, 3.0  # of own results
+_SLOPES = np.arange(LEAST_SLOPE, MOST_SLOPE, 0.01)
 _STEPS = np.linspace(-10.0, 10.0, 401)  # of differences of normal scores
 
 
@@ -122,6 +124,32 @@ def _phi(values: Array) -> Array:
 
 
 # --- the slope of a user's own results ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Own(Slope):
+    """The slope of a user's own results, on checkpoints of a ``kind``; ``groups`` of them were evaluated.
+
+    ``subject`` is the task of their screening, else its domain.
+    """
+
+    subject: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The slope as in its file and in a screening's JSON."""
+        return {
+            **{name: getattr(self, name) for name in ("kind", "k", "low", "high")},
+            "evaluated": self.groups,
+            "subject": self.subject,
+            "measured": self.measured,
+        }
+
+    def said(self) -> str:
+        """Whose it is and how sure, to begin a sentence with."""
+        return (
+            f"By your own results (k {self.k:.2f}, {self.low:.2f} to {self.high:.2f}, of {self.groups} "
+            f"evaluated; {self.subject})"
+        )
 
 
 def fitted(groups: Iterable[tuple[Array, Array]], ours: Slope, near: float = NEAR) -> Slope:

@@ -93,9 +93,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how("--reference", default="reference", metavar="SET", help="everyday words (default: reference)")
     how("--tokenizer", metavar="SOURCE", help="tokenizer for checkpoints without one (default: none)")
     add_ranking_options(group)
+    how("--slope", type=Path, metavar="FILE", help="your slope k, of verify --keep (default: ours)")
     how("--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)")
     how("--max-requests", type=int, metavar="N", help="limit of requests to the Hub (default: no limit)")
-    how("--dry-run", action="store_true", help="print the requests and bytes that it would take, and stop")
+    how("--dry-run", action="store_true", help="print the requests and bytes it would take, and stop")
     how("--registry", type=Path, metavar="FILE", help="keep results here, read only new ones (default: none)")
     how("--refresh", action="store_true", help="read again even what the registry has")
     group = parser.add_argument_group("what to show")
@@ -171,6 +172,11 @@ def run(args: argparse.Namespace) -> int:
         from lmeval_screener.accuracies import read_accuracies
 
         accuracies = read_accuracies(args.accuracy, named)
+    slope = None
+    if args.slope is not None:
+        from lmeval_screener.slope import read_slope
+
+        slope = read_slope(args.slope)
     screening = Screening(
         domain,
         reference,
@@ -183,6 +189,7 @@ def run(args: argparse.Namespace) -> int:
         keep_on_interrupt=True,
         base=args.base,
         rank_by=args.rank_by,
+        slope=slope,
     )
     run_of = {"refresh": args.refresh, "since": args.since, "metric": args.metric, "command": args.command}
     with open_session(args.registry, domain, reference, **run_of) as session:
@@ -313,9 +320,16 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         help="lm-eval's results_*.json, or folders of them (PATH:TASK where they hold several tasks); a CSV "
         "file with the columns repo,accuracy (default: those of MANIFEST, a race's folder)",
     )
+    keep = "keep the slope of your results here, for --slope of a screening (default: do not)"
+    parser.add_argument("--keep", type=Path, metavar="FILE", help=keep)
     add_output(parser)
     add_version(parser)
-    add_examples(parser, "list/race", "list/manifest.json accuracy.csv -o verdict.html")
+    add_examples(
+        parser,
+        "list/race",
+        "list/manifest.json accuracy.csv -o verdict.html",
+        "list/race --keep slope.json",
+    )
 
 
 def run_verify(args: argparse.Namespace) -> int:
@@ -328,7 +342,10 @@ def run_verify(args: argparse.Namespace) -> int:
     folder = args.manifest if args.manifest.is_dir() else args.manifest.parent
     results = args.results or [str(folder)]
     manifest = read_shortlist_manifest(args.manifest)
-    output.write(verify(manifest, results).document())
+    verdict = verify(manifest, results)
+    output.write(verdict.document())
+    if args.keep is not None:
+        output.say(f"dispersion verify: {verdict.keep(args.keep)}")
     return 0
 
 

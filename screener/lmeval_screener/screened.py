@@ -14,9 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from lmeval_dispersion.evidence import FINE_TUNES, FROM_SCRATCH, SLOPES
+from lmeval_dispersion.evidence import FINE_TUNES, FROM_SCRATCH, SLOPES, Slope
 from lmeval_dispersion.geometry import Metric
-from lmeval_screener.chance import WITHIN, Chances, is_noise
+from lmeval_screener.chance import WITHIN, Chances, Own, is_noise
 from lmeval_screener.figures import Gap, Ratio
 from lmeval_screener.targets.labels import shared_name
 from lmeval_screener.targets.names import Target, label
@@ -238,13 +238,15 @@ class Failed:
 class Group:
     """Comparable checkpoints: one family (or tokenizer) and one scale, best first.
 
-    ``tokenizer`` names their tokenizer in titles, if the checkpoints belong to no family.
+    ``tokenizer`` names their tokenizer in titles, if the checkpoints belong to no family. ``own`` is the
+    slope of the user's own results, for groups of its kind.
     """
 
     family: str
     scale: str
     checkpoints: tuple[Screened, ...]
     tokenizer: str = "one tokenizer"
+    own: Own | None = None
 
     def __repr__(self) -> str:
         more = f" and {len(self.checkpoints) - 5} more" if len(self.checkpoints) > 5 else ""
@@ -302,10 +304,15 @@ class Group:
         trained = all(c.target.kind == "base" and not (c.base or c.against) for c in self.checkpoints)
         return FROM_SCRATCH if trained else FINE_TUNES
 
+    @property
+    def slope(self) -> Slope | None:
+        """How far its ranks order accuracies: by the user's own results of its kind, else by ours."""
+        return self.own if self.own and self.own.kind == self.kind else SLOPES.get(self.kind)
+
     @cached_property
     def chances(self) -> Chances | None:
         """The chances of its order; None where none are known: of G, of steps, of noise."""
-        return Chances(self.places, SLOPES[self.kind]) if self.kind and self.places > 1 else None
+        return Chances(self.places, self.slope) if self.slope and self.places > 1 else None
 
     @cached_property
     def places(self) -> int:
@@ -393,12 +400,12 @@ def title_of(family: str, scale: str, targets: Sequence[Target], tokenizer: str 
     return " · ".join(filter(None, (shared_name(targets), scale, tokenizer)))
 
 
-def grouped(checkpoints: Iterable[Screened]) -> tuple[Group, ...]:
-    """The groups of ranked checkpoints, in their order, with unique titles."""
+def grouped(checkpoints: Iterable[Screened], own: Own | None = None) -> tuple[Group, ...]:
+    """The groups of ranked checkpoints, in their order, with unique titles; ``own`` as in `Group`."""
     members: dict[tuple[str, str], list[Screened]] = {}
     for checkpoint in checkpoints:
         members.setdefault((checkpoint.family, checkpoint.scale), []).append(checkpoint)
-    groups = [Group(*name, tuple(group)) for name, group in members.items()]
+    groups = [Group(*name, tuple(group), own=own) for name, group in members.items()]
     titles = Counter(group.title for group in groups)
     return tuple(
         replace(g, tokenizer=f"tokenizer of {g.checkpoints[0].label}") if titles[g.title] > 1 else g

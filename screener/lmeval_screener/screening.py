@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_dispersion.output import progress_bar
+from lmeval_screener.chance import Own
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance, Budget
 from lmeval_screener.checkpoints.snapshot import run_sync, side_by_side
@@ -76,6 +77,7 @@ def screen(
     since: str | None = None,
     base: str | None = None,
     rank_by: RankBy = RANK_BY,
+    slope: str | Path | None = None,
 ) -> Result:
     """Rank checkpoints by the dispersion of their output rows, reading only the rows that are needed.
 
@@ -107,6 +109,7 @@ def screen(
             that date or later. Default: no news, and all.
         base: The checkpoint that the others were trained from, their zero point. Default: none.
         rank_by: Which figure ranks: ``ratio``, or ``gap`` for G, of whose order no chance is known.
+        slope: File that ``verify`` kept: chances by your own results. Default: by ours.
 
     Returns: Screened checkpoints, ranked inside (family, scale), and the failed ones with their reasons.
 
@@ -126,6 +129,11 @@ def screen(
     sets = load_domain(domain, task), load_token_set(reference, "reference")
     if sets[0].remark:
         warnings.warn(sets[0].remark, stacklevel=2)
+    own = None
+    if slope is not None:
+        from lmeval_screener.slope import read_slope
+
+        own = read_slope(slope)
     place = None if registry is None else Path(registry)
     with (
         open_session(
@@ -143,6 +151,7 @@ def screen(
             allowance=allowance,
             base=base,
             rank_by=rank_by,
+            slope=own,
         )
         report = progress or bar
         run.on_done = lambda outcome, done, count: report(done, count, outcome.label)
@@ -226,6 +235,7 @@ class Screening:
         fail_if_below: The checkpoint that no other may fall behind, by its label or name.
         base: The checkpoint that the others were trained from, likewise.
         session: The registry's session, which gives known readings and keeps new ones.
+        slope: The slope of the user's own results.
         keep_on_interrupt: Whether Ctrl-C and SIGTERM return the results so far (main thread only).
     """
 
@@ -241,6 +251,7 @@ class Screening:
     keep_on_interrupt: bool = False
     base: str | None = None
     rank_by: RankBy = RANK_BY
+    slope: Own | None = None
     on_done: OnDone | None = None
 
     def __post_init__(self) -> None:
@@ -290,7 +301,7 @@ class Screening:
         since = since_time(session.connection, session.since, session.tokens, self.metric)
         among = session.connection, session.tokens, since, self.metric, self.rank_by
         others = [failed for failed in result.failed if not session.holds(failed.target)]
-        return replace(result, news=news(*among, until=session.ended, others=others))
+        return replace(result, news=news(*among, until=session.ended, others=others, own=self.slope))
 
     async def _screened(self, selected: Selected) -> Result:
         start = time.perf_counter()
@@ -326,6 +337,7 @@ class Screening:
             accuracy=self._meaning_of_accuracies(targets),
             ranked_by=self.rank_by,
             base=base.label if base else ", ".join(c.label for c in checkpoints if c.is_base),
+            slope=self.slope,
         )
         if floor is None:
             return result

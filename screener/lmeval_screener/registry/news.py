@@ -21,6 +21,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.report.declared import count, some
+from lmeval_screener.chance import Own
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import GONE
 from lmeval_screener.figures import numbers_of
@@ -219,11 +220,12 @@ def news(
     *,
     until: str = "9",
     others: Sequence[Failed] = (),
+    own: Own | None = None,
 ) -> News:
     """The news between two times: checkpoints of a pair of token sets, ranked among the whole registry.
 
     ``base``, which the others were trained from, is never worth an evaluation; see `bases_among`.
-    ``others`` are failures that the registry does not hold.
+    ``others`` are failures that the registry does not hold; ``own`` is the slope of the user's own results.
     """
     now = {_place(seen): seen for seen in named(last_seen(connection, tokens, until=until))}
     then = {_place(seen): seen for seen in last_seen(connection, tokens, until=since)}
@@ -261,11 +263,11 @@ def news(
     bases = bases_among(connection, tokens, list(live.values()), base)
     in_order = partial(ranked_rows, metric=metric, rank_by=rank_by, bases=bases)
     in_rank = in_order(list(live.values()))
-    groups = grouped(in_rank)
+    groups = grouped(in_rank, own)
     ranks = {id(c.gaps): (c, group) for group in groups for c in group.checkpoints}
     origins = [place for place, seen in live.items() if ranks[seen.key][0].is_base]
     fresh = [p for p in arrived if p not in origins and (*p, now[p].state) not in announced]
-    standings = _standings(fresh, live, then, metric, in_rank, in_order, origins)
+    standings = _standings(fresh, live, then, metric, in_rank, in_order, origins, own)
     # A rename is one move, not two.
     renamed = {now[s.of].target.label for place, s in standings.items() if s.of and arrived[place] == "new"}
     moves = [move for move in moves if move.what != "gone" or move.checkpoint not in renamed]
@@ -374,6 +376,7 @@ def _standings(
     in_rank: Sequence[Screened],
     in_order: Callable[[Sequence[Seen]], list[Screened]],
     bases: Sequence[_Place],
+    own: Own | None,
 ) -> dict[_Place, _Standing]:
     """Compare each fresh checkpoint with the best of its group at that time."""
     if not fresh:
@@ -383,7 +386,7 @@ def _standings(
     as_now = {place for place, old in former.items() if place in live and _same_figures(old, live[place])}
     selves = [seen for place, seen in former.items() if place not in as_now]
     everyone = in_order([*live.values(), *selves]) if selves else in_rank
-    standing = {id(c.gaps): (c, group) for group in grouped(everyone) for c in group.checkpoints}
+    standing = {id(c.gaps): (c, group) for group in grouped(everyone, own) for c in group.checkpoints}
     best: dict[str, tuple[_Place, Screened]] = {}
     for place, old in former.items():
         c, group = standing[(live[place] if place in as_now else old).key]

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from lmeval_dispersion.evidence import SLOPES
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.declared import listed, some
 from lmeval_dispersion.statistics import LEVEL
+from lmeval_screener.chance import Own
 from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.ranking import flat_from
 from lmeval_screener.screened import RANKED, Failed, Group, Screened
@@ -116,9 +116,16 @@ def _order(group: Group, subject: str) -> list[str]:
     said = [f"Evaluate first: {', '.join([*first[:_NAMED], *more])} ({why})."]
     if group.chances is None:
         return [*said, "No chance is known of this order." if group.trajectory else _BY_GAP]
-    last = group.first_for()
+    last, slope = group.first_for(), group.chances.slope
     far = group.chances.between(1, last if last > 1 else group.places)
-    return [*said, SLOPES[group.kind].counts(last, far, group.places)]
+    if not isinstance(slope, Own):
+        return [*said, slope.counts(last, far, group.places)]
+    chances, ranks = [], f"ranks 1–{last} hold" if last > 1 else "rank 1 holds"
+    if last < group.places:
+        chances.append(f"{ranks} the best with a chance of {group.chances.holds_best[last - 1]:.0%}")
+    if last > 1:
+        chances.append(f"rank 1 is better than rank {last} with {far:.0%}")
+    return [*said, f"{slope.said()}: {'; '.join(chances)}."]
 
 
 def equal_rows(group: Group) -> tuple[list[str], list[Screened]]:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.evidence import SLOPES
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import copies
-from lmeval_screener.chance import WITHIN
+from lmeval_screener.chance import WITHIN, Own
 from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.ranking import Agreement, against_base, agreements
 from lmeval_screener.result import answer, columns
@@ -109,6 +108,7 @@ class Result(Report):
         chosen: The short list that the report shows; None for all checkpoints.
         accuracy: The supplied accuracies, in words; empty if undescribed.
         news: The registry's news; None if they were not requested.
+        slope: The slope of the user's own results, which the chances of its kind follow; None for ours.
     """
 
     template: ClassVar[str] = "screening.jinja"
@@ -134,6 +134,7 @@ class Result(Report):
     answers: str = ""
     ranked_by: RankBy = RANK_BY
     base: str = ""
+    slope: Own | None = None
 
     @property
     def subject(self) -> str:
@@ -143,7 +144,7 @@ class Result(Report):
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """The groups in order, each with its checkpoints best first."""
-        return grouped(self.checkpoints)
+        return grouped(self.checkpoints, self.slope)
 
     @property
     def _everyone(self) -> int:
@@ -274,6 +275,7 @@ class Result(Report):
             "metric": self.metric,
             "ranked_by": self.ranked_by,
             "base": self.base or None,
+            "slope": self.slope and self.slope.to_dict(),
             "se_covers": "choice of tokens",  # not training: runs that differ only in their seed differ too
             "checkpoints": [],
             "tokens": self._tokens(),
@@ -401,7 +403,10 @@ class Result(Report):
         of_ratio = f"{len(answers)} answer tokens of {self.answers}" if answers else T
         ratio = f"spread of {of_ratio} over {R}'"
         against = "ratio minus the base's, with its paired standard error"
-        best = "chance that ranks 1 to here hold it, if these are like ours"
+        whose = (
+            "by your own results" if self.slope and group.slope is self.slope else "if these are like ours"
+        )
+        best = f"chance that ranks 1 to here hold it, {whose}"
         figures = [
             Column("ratio", "Ratio", ".3f", hint=ratio),
             Column(f"gap_{self.metric}", "G", f".{decimals}f", hint=gap),
@@ -479,12 +484,16 @@ class Result(Report):
             "most_failed": len(self.failed) > self._everyone / 2,
             "failures": answer.failures(self.failed, self._everyone),
             "notes": answer.who((note, c) for c in members for note in c.notes),
-            "unknown": [*answer.unknown(members, alone=len(members) == 1), *self._without_base()],
+            "unknown": [
+                *answer.unknown(members, alone=len(members) == 1),
+                *self._without_base(),
+                *self._without_own(),
+            ],
             "ranked": RANKED[members[0].ranked_by].replace("highest", "Higher") if members else "",
             "copies": copies.said(members),
             "agreed": whole[0] if whole else None,
             "figure": self._figure,
-            "chances": [SLOPES[kind] for kind in dict.fromkeys(g.kind for g in self.groups) if kind],
+            "chances": [of for of in dict.fromkeys(g.slope for g in self.groups) if of],
             "facts_of_all": self._facts() if self.checkpoints else None,
         }
 
@@ -502,6 +511,12 @@ class Result(Report):
             (f.error for f in self.failed if f.label == self.base), "other tokenizer or scale, or no ratio"
         )
         return [f"Not compared with the base {self.base} ({why}): {listed(alone)}."]
+
+    def _without_own(self) -> list[str]:
+        """That no group is of the kind of the user's own slope."""
+        if self.slope is None or any(group.slope is self.slope for group in self.groups):
+            return []
+        return [f"Your own slope is of {self.slope.kind}; no chance here is by it."]
 
     def _facts(self) -> dict[str, str]:
         tokens = self.checkpoints[0].resolution

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.evidence import FINE_TUNES, SLOPES, Slope
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.document import fields_of
@@ -25,6 +26,7 @@ from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.screened import RANKED, title_of
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
+from lmeval_screener.slope import keep_slope
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target
 
@@ -154,6 +156,23 @@ class Verdict(Report):
     ours: Slope | None = None
     dropped: int = 0
     places: int = 0
+
+    def keep(self, path: str | Path) -> str:
+        """Keep the slope in a file, from which screenings take it; returns what was kept, in a sentence.
+
+        Args:
+            path: A new file, or one of an earlier slope.
+        """
+        if self.slope is None or self.ours is None:
+            why = "this screening's ranks have no known chance; rank by the ratio"
+            if self.ours is not None:
+                why = "a group needs two results; evaluate more of the list"
+                if self.dropped:
+                    why = f"a race drops by result; evaluate the {self.dropped} more that are missing"
+            raise DispersionError(f"kept no slope in {path}: {why}")
+        keep_slope(Path(path), self.slope, self.ours.kind, self.task or self.domain)
+        kept = f"kept your slope k {self.slope.k:.2f} of {self.ours.kind} in {path}"
+        return f"{kept}; `screen-checkpoints … --slope {path}` takes it"
 
     def tables(self) -> Mapping[str, Table]:
         """Groups against the results, their lists against the others, and each figure."""

@@ -11,7 +11,7 @@ import lmeval_screener.result
 import numpy as np
 import pytest
 import yaml
-from lmeval_screener.chance import Chances
+from lmeval_screener.chance import Chances, Own
 from lmeval_screener.figures import gap
 from lmeval_screener.result.answer import course, not_screened
 from lmeval_screener.screened import Against
@@ -20,6 +20,7 @@ from screenings import failed, ranking, ratio_of, result, screened, siblings
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.evidence import FINE_TUNES, FROM_SCRATCH, SLOPES
 from lmeval_dispersion.installation import data_folder
+from lmeval_dispersion.report import render
 
 COUNTS = (
     "Of our fine-tunes, such a list (ranks 1–9) held one within 0.01 of the best in 55 of 62 groups and "
@@ -103,6 +104,40 @@ def test_from_scratch_only_where_a_familys_file_calls_all_of_them_bases():
     assert kind("", "", "") == FINE_TUNES
     members = [replace(c, target=replace(c.target, kind="base")) for c in siblings(*APART)]
     assert "Of our models trained from scratch, such a list (ranks 1–6)" in result(members).answer()[1]
+
+
+def test_an_own_slope_counts_for_groups_of_its_kind():
+    own = Own(FINE_TUNES, 1.5, 1.0, 2.0, 0.35, "2026-11-24", 30, subject="gsm8k")
+    tunes = replace(result(siblings(*APART)), slope=own)
+    of = Chances(24, own)
+    first = of.first_for()
+    assert tunes.first_for() == first < result(siblings(*APART)).first_for()
+    assert tunes.chance("a", "d") == of.between(1, 4)
+    assert tunes.answer()[1] == (
+        "By your own results (k 1.50, 1.00 to 2.00, of 30 evaluated; gsm8k): "
+        f"ranks 1–{first} hold the best with a chance of {of.holds_best[first - 1]:.0%}; "
+        f"rank 1 is better than rank {first} with {of.between(1, first):.0%}."
+    )
+    # One place may do; of two, both.
+    two = replace(tunes, checkpoints=tuple(siblings(1.3, 1.2)))
+    sure = replace(two, slope=replace(own, k=3.0, high=3.0))
+    assert sure.answer()[1].endswith("evaluated; gsm8k): rank 1 holds the best with a chance of 93%.")
+    doubt = replace(two, slope=replace(own, k=0.5, low=0.5))
+    assert doubt.answer()[1].endswith("evaluated; gsm8k): rank 1 is better than rank 2 with 72%.")
+    details = render(tunes.document(), "markdown")
+    assert "For fine-tunes k is 1.50, measured on 30 checkpoints of your own (2026-11-24;" in details
+    assert "by your own results" in details
+    assert "like ours" not in details
+    elsewhere = "Your own slope is of fine-tunes; no chance here is by it."
+    assert elsewhere not in tunes.answer()
+    scratch = [replace(c, target=replace(c.target, kind="base")) for c in siblings(*APART)]
+    other = replace(result(scratch), slope=own)
+    assert "Of our models trained from scratch" in other.answer()[1]
+    assert elsewhere in other.answer()
+    assert other.first_for() == result(scratch).first_for()
+    details = render(other.document(), "markdown")
+    assert "measured on 13 groups" in details
+    assert "like ours" in details
 
 
 def test_a_chance_is_of_two_candidates_of_one_group():

@@ -16,11 +16,12 @@ from lmeval_screener.chance import Chances, fitted, normal_scores
 from lmeval_screener.cli import main as screen_checkpoints
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
 from lmeval_screener.shortlist.verdict import enough_results, verify
+from lmeval_screener.slope import keep_slope, read_slope
 from lmeval_screener.targets.names import Target
 from scipy import stats
 
 from lmeval_dispersion.cli import main as dispersion
-from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.evidence import FINE_TUNES, FROM_SCRATCH, SLOPES
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.report import render
@@ -291,6 +292,58 @@ def test_survivors_of_a_race_give_no_slope_and_its_random_sample_does(tmp_path):
     assert [said in v.answer() for v in found.values()] == [True, False, False]
 
 
+def test_a_kept_slope_is_read_again_and_a_race_that_dropped_keeps_none(tmp_path):
+    manifest, accuracies = sloped([24], 0.7, listed=8)
+    accuracies = [0.5 + a / 20 for a in accuracies]
+    file, value = tmp_path / "slope.json", dict(zip(manifest.candidates, accuracies, strict=True))
+    survivors = raced(tmp_path, manifest, accuracies, lambda c: value[c] >= sorted(accuracies)[-4])
+    without = verdict(tmp_path, *planted([24], 0.7))
+    one = verdict(tmp_path, manifest, accuracies, known=lambda c: c.rank == 1)
+    for found, why in (
+        (survivors, f"evaluate the {survivors.dropped} more that are missing"),
+        (without, "no known chance"),
+        (one, "a group needs two results"),
+    ):
+        with pytest.raises(DispersionError, match=why):
+            found.keep(file)
+        assert not file.exists()
+    for of, kind in ((manifest, FINE_TUNES), (replace(manifest, task="gsm8k"), FROM_SCRATCH)):
+        of = replace(of, kinds=dict.fromkeys(of.kinds, kind))
+        found = verdict(tmp_path, of, accuracies)
+        assert f"kept your slope k {found.slope.k:.2f} of {kind} in {file}" in found.keep(file)
+        own = read_slope(file)
+        assert not faults(json.loads(file.read_text()))
+        assert (own.k, own.low, own.high) == pytest.approx(
+            (found.slope.k, found.slope.low, found.slope.high), abs=1e-4
+        )
+        assert (own.kind, own.groups, own.subject) == (kind, 24, of.task or "math")
+    with pytest.raises(UsageError, match="expected a kept slope as JSON; name a new file"):
+        found.keep(tmp_path / "accuracy.csv")
+    assert (tmp_path / "accuracy.csv").read_text().startswith("repo,")
+    with pytest.raises(DispersionError, match="name a file in an existing folder"):
+        found.keep(tmp_path / "none" / "slope.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": "other/1"}, "expected a slope with the schema screen-checkpoints-slope/1, got other/1"),
+        ({"k": math.nan}, "expected k inside its interval, both from -1 to 3, got nan"),
+        ({"high": 1e9}, "expected k inside its interval"),
+        ({"k": 0.1}, "expected k inside its interval"),
+        ({"k": "much"}, "expected a whole slope, but ValueError"),
+        ({"kind": "quantized"}, "expected a whole slope, but KeyError 'quantized'"),
+    ],
+)
+def test_a_file_that_holds_no_slope_is_refused(tmp_path, change, said):
+    file = tmp_path / "slope.json"
+    keep_slope(file, SLOPES[FINE_TUNES], FINE_TUNES, "math")
+    assert read_slope(file).k == SLOPES[FINE_TUNES].k
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(UsageError, match=re.escape(said)):
+        read_slope(file)
+
+
 # --- results --------------------------------------------------------------------------------------------
 
 
@@ -419,6 +472,42 @@ def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsy
     assert found[0] == found[1]
     assert found[0]["answer"][0].startswith("The screen works on these ")
     assert found[0]["groups"][0]["regret"] == 0
+    # Kept, its slope is what the next screening's chances follow.
+    assert dispersion(["verify", *words[:2], "--keep", "slope.json"]) == 0
+    printed = capsys.readouterr()
+    own = read_slope("slope.json")
+    assert f"Your slope k is {own.k:.2f} " in printed.out
+    assert f"kept your slope k {own.k:.2f} of fine-tunes in slope.json; `screen-checkpoints …" in printed.err
+    said = f"By your own results (k {own.k:.2f}, {own.low:.2f} to {own.high:.2f}, of 11 evaluated; math): "
+    screens = []
+    for options in ([], ["--slope", "slope.json"]):
+        assert screen_checkpoints(["--demo", "--format", "json", *options]) == 0
+        screens.append(json.loads(capsys.readouterr().out))
+        assert not faults(screens[-1])
+    ours, yours = screens
+    assert ours["slope"] is None
+    assert "Of our fine-tunes" in ours["answer"][1]
+    kept = json.loads((tmp_path / "slope.json").read_text())
+    assert kept == {"schema": kept["schema"]} | yours["slope"]
+    held = Chances(11, own).holds_best
+    first = Chances(11, own).first_for()
+    chance = f"{Chances(11, own).between(1, first):.0%}"
+    assert yours["answer"][1] == (
+        f"{said}ranks 1–{first} hold the best with a chance of {held[first - 1]:.0%}; rank 1 is better than "
+        f"rank {first} with {chance}."
+    )
+    assert not [sentence for sentence in yours["answer"] if "Of our" in sentence]
+    assert [c["holds_best"] for c in yours["checkpoints"]] == held.tolist()
+    assert [c["holds_best"] for c in ours["checkpoints"]] == Chances(
+        11, SLOPES[FINE_TUNES]
+    ).holds_best.tolist()
+    assert [c["label"] for c in yours["checkpoints"]] == [c["label"] for c in ours["checkpoints"]]
+    assert screen_checkpoints(["--demo", "--slope", "slope.json", "--shortlist", "-q"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == first
+    assert screen_checkpoints(["--demo", "--slope", "list/manifest.json"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert dispersion(["verify", *words[:2], "--keep", "list/manifest.json"]) == 2
+    assert "name a new file" in capsys.readouterr().err
     # A second list does not mix with the first.
     assert screen_checkpoints(["--demo", "--shortlist", "2", "--emit", "list"]) == 2
     assert "new or empty folder, got list" in capsys.readouterr().err
