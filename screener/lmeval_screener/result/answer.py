@@ -147,7 +147,7 @@ def equal_rows(group: Group) -> tuple[list[str], list[Screened]]:
             asked += own
     if not said:
         return [], []
-    return [f"{'; '.join(said)}.", f"Ask them: dispersion race {_places(asked)} --tasks TASK."], asked
+    return [f"{'; '.join(said)}.", f"Ask them: `dispersion race {_places(asked)} --tasks TASK`."], asked
 
 
 def _places(members: Sequence[Screened]) -> str:

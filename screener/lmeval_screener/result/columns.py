@@ -112,7 +112,9 @@ COLUMNS = (
     ),
     _C("copy_of", str | None, "label of the checkpoint that it is a [copy](#copies) of; null for none"),
     _C(
-        "equal_rows_with", str | None, "label of another with equal rows that it is no copy of; null for none"
+        "equal_rows_with",
+        str | None,
+        "label of another with equal rows, which it does not copy; null for none",
     ),
     _C("group", str, "the group as reports name it", lambda _, group: group.title, None),
     _C("ratio.mean", float, "the ratio; null where there is none", csv="ratio"),
