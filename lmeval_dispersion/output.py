@@ -151,7 +151,7 @@ def prints_to_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Write a file atomically, through to the disk: to a temporary file first, then renamed."""
     place = Path(os.path.realpath(path))
     part = place.with_name(f".{place.name[:50]}.{os.getpid()}")  # 255 bytes at most
@@ -183,7 +183,7 @@ def keep_arrays(path: Path, compute: Callable[[], Mapping[str, NDArray[Any]]]) -
 
     content = io.BytesIO()
     np.savez(content, **compute())  # type: ignore[arg-type]
-    write_whole(path, content.getvalue())
+    write_whole(path, content.getbuffer())
 
 
 def _check_writable(path: Path) -> None:
