@@ -63,8 +63,8 @@ def test_without_a_number_a_list_holds_the_best_with_nine_in_ten():
     assert [c.label for c in choice.listed] == list("adef")
     assert result_of(*copies).shortlist(8).groups[0].sentence() == "22 of 24, all but copies"
     # Those with their base's rows are no copies of a candidate.
-    base = replace(equal[0], is_base=True, target=Target("z"), repo="z")
-    of_base = [replace(c, copy_of="z") for c in equal[:3]]
+    base = replace(equal[0], is_base=True, same_rows=0, target=Target("z"), repo="z")
+    of_base = [replace(c, equal_rows_with="z", same_rows=0) for c in equal[:3]]
     found = result_of(base, *of_base, *(replace(c, rank=c.rank - 1) for c in equal[3:]))
     (choice,) = found.shortlist().groups
     assert [c.label for c in choice.listed][:6] == list("abcdef")
