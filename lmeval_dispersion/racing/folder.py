@@ -37,7 +37,7 @@ _SETTINGS = {"questions": "another number of questions", "lm_eval": "another lm-
 
 
 @dataclass
-class Allowance:
+class Limits:
     """How much a race may spend now: new questions of all checkpoints, and hours."""
 
     questions: int | None = None
@@ -70,7 +70,7 @@ class RaceFolder:
     seconds: dict[str, float] = field(default_factory=dict)  # label -> to load and ask it
     as_base: list[str] = field(default_factory=list)  # adapters that answer as their base
     kept: dict[str, Any] = field(default_factory=dict)  # what race.json says
-    allowance: Allowance = field(default_factory=Allowance)
+    allowance: Limits = field(default_factory=Limits)
 
     @property
     def raced(self) -> list[Entry]:

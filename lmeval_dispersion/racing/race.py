@@ -18,7 +18,7 @@ from lmeval_screener.tokens.answers import tasks_in
 from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
 from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.racing.contest import ERROR, MARGIN, Contest
-from lmeval_dispersion.racing.folder import Allowance, RaceFolder, kept_race
+from lmeval_dispersion.racing.folder import Limits, RaceFolder, kept_race
 from lmeval_dispersion.racing.lineup import Entry, Lineup, lineup, manifest_in, names_of
 from lmeval_dispersion.racing.report import Race
 from lmeval_dispersion.racing.rule import BLOCK
@@ -198,7 +198,7 @@ def race(
             folder.keep(chosen, which=which, seen=seen, times=kept.get("times", 0) + 1)
         contest = Contest(count, error, margin, folder.evaluation.seed, len(folder.raced) if engine else 0)
         contest.against, contest.top = dict(kept.get("turns", {})), top
-        folder.allowance = Allowance(budget, hours)
+        folder.allowance = Limits(budget, hours)
         if folder.lineup.by == "block" and not engine:
             contest.block, contest.reference = min(BLOCK, count), folder.lineup.reference
         try:

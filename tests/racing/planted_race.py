@@ -14,7 +14,7 @@ import numpy as np
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import write_whole
 from lmeval_dispersion.racing.contest import Contest, Scores
-from lmeval_dispersion.racing.folder import Allowance
+from lmeval_dispersion.racing.folder import Limits
 from lmeval_dispersion.racing.tune import race_on_ray
 
 N = 200
@@ -75,7 +75,7 @@ class RaceFolder:
     labels: list[str]
     failed: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    allowance: Allowance = field(default_factory=Allowance)
+    allowance: Limits = field(default_factory=Limits)
 
     @property
     def raced(self):
