@@ -13,16 +13,19 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 import pytest
 from faulty_proxy import WebServer
 from hub_faults import status
 from lmeval_screener import News, screen
 from lmeval_screener.registry import database
+from lmeval_screener.slope import keep_slope
 from nights import a_day_passes, mean_of, model, texts
 from safetensors.torch import load_file, save_file
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.evidence import FINE_TUNES, SLOPES
 
 
 def test_three_nights_each_checkpoint_is_announced_once(night, tmp_path, hub):
@@ -230,6 +233,23 @@ def test_the_former_best_is_the_one_of_the_last_run(night, tmp_path):
     assert moves["fourth"]["rank"] == 1
     assert "the former best, newone (gone)" in moves["fourth"]["text"]
     assert moves["fourth"]["standing"] != "above"
+
+
+def test_the_chance_of_a_newcomer_follows_an_own_slope(tmp_path):
+    names = [
+        str(model(tmp_path / name, skill))
+        for name, skill in zip("abc", ("worst", "mid", "best"), strict=True)
+    ]
+    own, chances = tmp_path / "slope.json", []
+    keep_slope(own, replace(SLOPES[FINE_TUNES], k=0.25, low=-0.1), FINE_TUNES, "math")
+    for slope in (None, own):
+        store = tmp_path / f"{len(chances)}.db"
+        screen(names[:2], registry=store, since="last")
+        found = screen(names, registry=store, since="last", slope=slope)
+        (move,) = (move for move in found.news.moves if move.checkpoint == "c")
+        assert move.chance == found.chance("c", "b")
+        chances.append(move.chance)
+    assert chances[0] > chances[1] > 0.5
 
 
 @pytest.mark.parametrize("since", ["last", "yesterday"])

@@ -254,6 +254,7 @@ def test_sql_is_read_only_and_shows_every_column(add, run, registry, tmp_path):
     every = "SELECT * FROM checkpoints"
     (row,) = json.loads(registry("query", store, every, "--format", "json").stdout)["rows"]
     assert row["repo"] == "org/a"
+    assert [*row].index("ratio") < [*row].index("gap_cosine")
     shown = registry("query", store, every).stdout
     assert [name for name in row if f" {name}" not in shown] == []
     assert "hf://org/a" in shown

@@ -54,9 +54,12 @@ _NETWORK = re.compile("nfs4?|cifs|smb3|smbfs|9p|afs|ceph|lustre|gpfs|glusterfs|b
 if TYPE_CHECKING:
     from lmeval_screener.targets.selection import CompleteList
 
-_FIGURES = [*(f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")), "ratio", "ratio_se"]
+_GAPS = [f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")]
+_FIGURES = [*_GAPS, "ratio", "ratio_se"]
 _MEASURED = f"""tokenizer, tensor, tensor_file, dtype, v_rows, width, tied, parameters, {", ".join(_FIGURES)},
     warnings, bytes, requests, seconds"""
+# As a view shows it: the figure that ranks first.
+_SHOWN = _MEASURED.replace(", ".join(_FIGURES), ", ".join(["ratio", "ratio_se", *_GAPS]))
 # Columns of `results` that hold a field of a Reading unchanged. Name a new column here and in _CHANGES.
 _PLAIN = {
     **{name: name for name in ("repo", "revision", "tokenizer", "tensor", "dtype", "tied", "parameters")},
@@ -107,7 +110,7 @@ LEFT JOIN (SELECT run, domain, reference FROM runs) u ON u.run = s.run;
 CREATE VIEW checkpoints AS
 SELECT s.identity, s.requested AS requested_revision, s.file, coalesce(revision, s.state) AS revision, domain,
        reference, s.family, s.scale, l.last AS seen, s.last AS measured, l.run, l.error, l.message, repo,
-       {_MEASURED}
+       {_SHOWN}
 FROM sightings s
 JOIN seen l USING (identity, requested, file, tokens)
 WHERE l.first = (SELECT max(first) FROM seen o WHERE o.identity = s.identity
