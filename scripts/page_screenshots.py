@@ -5,8 +5,7 @@
 writes ``build/pages/*.webp`` from the bundled demo models and runs and one text, and
 prints what each page measures: its widest table, whether it scrolls sideways, what the console said and,
 with ``--axe axe.min.js`` (npm package axe-core), the violations. Takes some minutes on two cores;
-``--pages`` keeps the pages, so that a second call with that folder only takes the pictures. ``--front``
-takes the chart of the demo's page instead, for README.md. No test runs it.
+``--pages`` keeps the pages, so that a second call with that folder only takes the pictures. No test runs it.
 """
 
 from __future__ import annotations
@@ -74,11 +73,6 @@ MEASURE = """({
         .map(part => part.tagName + " " + (part.dataset.name ?? part.textContent.slice(0, 40))),
 })"""
 
-CHART = """(() => {
-    const box = document.querySelector(".chart svg").getBoundingClientRect();
-    return { x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height };
-})()"""
-
 
 def prepare(folder: Path, text: Path) -> None:
     """Put the demo models, a training run of five of them, the stores and the text into a folder."""
@@ -136,33 +130,9 @@ def pictures(folder: Path, kind: str, out: Path, axe: str, every: bool) -> dict[
     return measured
 
 
-def front(folder: Path) -> None:
-    """The picture of README.md, light and dark: the chart of ``screen-checkpoints --demo``."""
-    page = folder / "demo.html"
-    command = [str(Path(sys.executable).parent / "screen-checkpoints"), "--demo", "-q", "-o", str(page)]
-    subprocess.run(command, check=True)
-    for scheme in ("light", "dark"):
-        with Browser() as browser:
-            browser.size(900, 900)
-            browser.media(scheme)
-            browser.open(page)
-            box = browser.value(CHART)
-            clip = {
-                "x": box["x"] - 12,
-                "y": box["y"] - 12,
-                "width": box["width"] + 24,
-                "height": box["height"] + 24,
-                "scale": 2,
-            }
-            shot = browser.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-            picture = ROOT / "docs" / "pictures" / f"demo-{scheme}.png"
-            picture.write_bytes(base64.b64decode(shot["data"]))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--text", type=Path, help="plain text, such as WikiText-2's test part")
-    parser.add_argument("--front", action="store_true", help="take the picture of README.md only")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "pages", help="(default: %(default)s)")
     parser.add_argument("--pages", type=Path, help="folder to keep the pages in (default: a temporary one)")
     parser.add_argument("--axe", type=Path, help="axe.min.js of the npm package axe-core (default: not run)")
@@ -171,9 +141,6 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.pages or Path(tempfile.mkdtemp()) / "models"  # its name is the title of the demo models
     folder.mkdir(parents=True, exist_ok=True)
-    if args.front:
-        front(folder)
-        return
     if not (folder / TEXT).exists():
         if args.text is None:
             parser.error("--text is needed for the pages of commands that read text")

@@ -95,6 +95,10 @@ class Race(Report):
             low, high = np.clip([scores.mean() + sign * (row.se or 0.0) for sign in (-2, 2)], 0, 1).tolist()
             says = f"{row.label} {scores.mean():.3f}, {row.outcome}"
             values[-1] |= {"low": low, "high": high, "says": says}
+            same = next(
+                v for v in values if "says" in v and v["questions"] == n and v["score"] == scores.mean()
+            )
+            same["ends"] = f"{same['ends']}, {name}" if "ends" in same else name
         kinds = list(dict.fromkeys(row.status for row in asked))
         colours = {"domain": kinds, "range": [_COLOURS.get(kind, "var(--axis)") for kind in kinds]}
         questions: dict[str, Any] = {"field": "questions", "type": "quantitative", "title": "Questions asked"}
@@ -108,7 +112,7 @@ class Race(Report):
             mark("line", y=y, detail={"field": "name"}),
             {**ends, **mark("rule", **span("y", {**y, "field": "low"}, "high"))},
             {**ends, **mark("point", y=y, description=said, tooltip=said)},
-            {**ends, **mark(text, y=y, text={"field": "name"})},
+            {"transform": [{"filter": "isValid(datum.ends)"}], **mark(text, y=y, text={"field": "ends"})},
         ]
         drawn = {"data": {"values": values}, "height": 320, "encoding": encoding, "layer": layers}
         meaning = "A line ends where its checkpoint was dropped, with ± two standard errors over questions."
