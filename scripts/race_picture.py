@@ -1,4 +1,4 @@
-"""Draw README's race: the first 11 of 32 fine-tunes, on answers that were recorded for docs/results/siblings.md.
+"""Draw README's race: the first 11 of 32 fine-tunes, by the recorded answers of docs/results/siblings.md.
 
     python scripts/race_picture.py
 
