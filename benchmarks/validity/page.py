@@ -9,6 +9,7 @@ from benchmarks.validity.analysis import FAILS, HOLDS, INCONCLUSIVE, Estimate, R
 from benchmarks.validity.study import Study
 
 HOME = "https://github.com/lmeval-dispersion/lmeval-dispersion/blob/main/benchmarks/validity"
+FRONT = "---\nsearch:\n  boost: 0.3 # how-tos come first\n---"
 MARKS = {HOLDS: "✓", FAILS: "✗", INCONCLUSIVE: "?"}
 
 
@@ -20,14 +21,10 @@ class Page(NamedTuple):
     texts: list[str]
 
     def written(self, title: str) -> str:
-        """The whole page, in Markdown."""
+        """The whole page, in Markdown, which the site's search lists last."""
         head = "\n".join(self.head)
-        return (
-            "\n\n".join(
-                [f"# {title}", f"**{counted(self.lines)}**", head, verdicts_of(self.lines), *self.texts]
-            )
-            + "\n"
-        )
+        parts = [f"# {title}", f"**{counted(self.lines)}**", head, verdicts_of(self.lines), *self.texts]
+        return "\n\n".join([FRONT, *parts]) + "\n"
 
 
 def cell(value: object) -> str:
@@ -62,12 +59,17 @@ def provenance(study: Study, rows: Sequence[dict[str, Any]]) -> str:
 def counted(lines: Sequence[Verdict]) -> str:
     """How many claims came out how."""
     hold, fail, open_ = (sum(line.verdict == word for line in lines) for word in MARKS)
-    return f"Of {len(lines)} claims {hold} hold, {fail} do not hold and {open_} are inconclusive."
+    do = "does" if fail == 1 else "do"
+    return f"Of {len(lines)} claims {hold} hold, {open_} are inconclusive and {fail} {do} not hold."
 
 
 def verdicts_of(lines: Sequence[Verdict]) -> str:
-    """The table of claims, each verdict with a mark that a skimming reader sees."""
+    """The table of claims: each once, then a line for each kind of models, which its text ends with."""
+    groups: dict[str, list[Sequence[str]]] = {}
+    for line in lines:
+        claim, _, models = line.claim.rpartition(": ")
+        rows = groups.setdefault(claim, [])
+        rows.append(["" if rows else claim, models, f"{MARKS[line.verdict]} {line.verdict}", line.result])
     return markdown(
-        ["verdict", "claim", "result (95 %)"],
-        [[f"{MARKS[line.verdict]} {line.verdict}", line.claim, line.result] for line in lines],
+        ["claim", "models", "verdict", "result (95 %)"], [row for rows in groups.values() for row in rows]
     )

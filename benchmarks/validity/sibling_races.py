@@ -26,6 +26,7 @@ from benchmarks.validity.analysis import (
 from benchmarks.validity.page import HOME, Page, markdown, provenance
 from benchmarks.validity.siblings import KINDS, Cell, Population, below
 from benchmarks.validity.study import read_study
+from benchmarks.validity.texts import DOMAINS
 from lmeval_dispersion.racing.contest import BLOCK
 
 TITLE = "How often the order is right, and how many questions a race needs"
@@ -136,8 +137,8 @@ def said(figure: Resampled) -> str:
 
 def percent(figure: Resampled) -> str:
     """A share with its interval."""
-    value, low, high = (100 * part for part in figure.estimate)
-    return f"{value:.1f} % ({low:.1f} to {high:.1f})"
+    value, low, high = (f"{100 * part:.1f}" for part in figure.estimate)
+    return f"{value} %" if low == high else f"{value} % ({low} to {high})"
 
 
 def claims(cells: Sequence[Cell], short: Results, long: Results, pooled: Results) -> list[Verdict]:
@@ -153,7 +154,7 @@ def claims(cells: Sequence[Cell], short: Results, long: Results, pooled: Results
                 SHARES[kind, count],
             )
             wrong = own.figure(RACE, "wrong").value
-            claim = f"The race asks at most {100 * bound:.0f} % of the questions: {of}"
+            claim = f"The race asks at most the registered share of the questions: {of}, {100 * bound:.0f} %"
             lines += [
                 Verdict(
                     below(lost, LOST), f"The race loses at most 0.01 more than everything: {of}", said(lost)
@@ -220,25 +221,31 @@ def by_figures(kind: str, found: Sequence[Cell]) -> list[object]:
 
 def race_texts(found: Sequence[Cell], content: Mapping[str, Results]) -> list[str]:
     """Every way beside the race."""
-    texts = ["## Ways to the best"]
-    for count in ("400", "1319"):
-        results, rows = content[count], []
-        for kind in (*KINDS, "lora"):
-            own = Groups([cell for cell in found if cell.kind == kind and label(cell) in results], results)
-            for way in results[label(own.cells[0])] if own.cells else ():
-                figures = [said(own.figure(way, "lost")), percent(own.figure(way, "share"))]
-                loads = f"{own.figure(way, 'loads').value:.0f}"
-                rows.append([KINDS.get(kind, "adapters"), way, *figures, loads])
-        texts += [f"N = {count}:", markdown(["models", "way", "lost", "questions", "loads"], rows)]
-    return texts
+    rows = []
+    for kind in (*KINDS, "lora"):
+        cells = [cell for cell in found if cell.kind == kind and label(cell) in content[str(SHORT)]]
+        short, long = (Groups(cells, content[str(count)]) for count in (SHORT, 1319))
+        for way in short.results[label(cells[0])] if cells else ():
+            figures = [
+                figure
+                for own in (short, long)
+                for figure in (said(own.figure(way, "lost")), percent(own.figure(way, "share")))
+            ]
+            rows.append(
+                [KINDS.get(kind, "adapters"), way, f"{short.figure(way, 'loads').value:.0f}", *figures]
+            )
+    headings = ["models", "way", "loads", f"lost, N = {SHORT}", "questions", "lost, N = 1,319", "questions"]
+    return ["## Ways to the best", markdown(headings, rows)]
 
 
 def sentence(own: Population) -> str:
     """How often the order held the best."""
     first, hits, share = own.held(own.cells)
+    by_domain = ((domain, [c for c in own.cells if c.domain == domain]) for domain in DOMAINS)
+    each = [f"{domain} {own.held(cells)[1]} of {len(cells)}" for domain, cells in by_domain]
     return (
         f"- {len(own.groups)} groups of {own.size} {own.name}: the first {first} held one within 0.01 of the "
-        f"best in {hits} of {share.pairs} groups and domains."
+        f"best in {hits} of {share.pairs} groups and domains ({', '.join(each)})."
     )
 
 

@@ -311,11 +311,11 @@ def claims(populations: Sequence[Population], near: Sequence[Cell]) -> list[Verd
             result = f"said > was: {', '.join(map(str, counted))}; most too sure {worst.estimate}"
             lines.append(Verdict(verdict, claim, result))
             first, hits, share = own.held(among)
-            claim = f"The first {first} of {of} hold one within 0.01 of the best (90 % said): {own.name}"
+            claim = f"The first hold one within 0.01 of the best (90 % said): {own.name}, {first} of {of}"
             result = f"{hits} of {share.pairs}: {share.estimate}"
             lines.append(Verdict(outcome(share.estimate.high >= HELD), claim, result))
     told = [cell for cell in near if not cell.is_noise and len(Pairs.of(cell).right)]
-    claim = "Near copies: the guard is silent of an order, or the chance is not more than .07 too sure"
+    claim = "The guard is silent of an order, or the chance is not more than .07 too sure: near copies"
     result = f"no order in {len(near) - len(told)} of {len(near)} cells"
     if not told:
         return [*lines, Verdict(HOLDS, claim, result)]
@@ -328,42 +328,27 @@ def claims(populations: Sequence[Population], near: Sequence[Cell]) -> list[Verd
 
 def tables(populations: Sequence[Population], near: Sequence[Cell]) -> list[str]:
     """What stands beside the claims."""
-    scales, held, guards = [], [], []
-    for own in populations:
-        for among, of in ((own.cells, own.size), (own.subgroups, 8)):
-            for rival in (False, True):
-                parts = [f"{b} ({b.too_sure.pairs})" for b in own.bins(among, rival=rival)]
-                scales.append(
-                    [own.name, str(of), f"{RIVAL} sqrt(t)" if rival else f"ranks, k {own.k}", *parts]
-                )
-            first, hits, share = own.held(among)
-            parts = []
-            for domain in DOMAINS:
-                cells = [cell for cell in among if cell.domain == domain]
-                parts.append(f"{own.held(cells)[1]} of {len(cells)}")
-            held.append([own.name, str(of), str(first), f"{hits} of {share.pairs}", *parts])
-    for kind in dict.fromkeys(cell.kind for cell in (*(c for p in populations for c in p.cells), *near)):
-        cells = [c for c in (*(c for p in populations for c in p.cells), *near) if c.kind == kind]
-        spans = [float(np.ptp(cell.accuracy)) for cell in cells]
+    names = [f"{low} to {high}" for low, high in pairwise(BINS)]
+    rivals = [[own.name, *map(str, own.bins(own.cells, rival=True))] for own in populations]
+    cells, guards = [*(cell for own in populations for cell in own.cells), *near], []
+    for kind in dict.fromkeys(cell.kind for cell in cells):
+        own_cells = [cell for cell in cells if cell.kind == kind]
+        spans = [float(np.ptp(cell.accuracy)) for cell in own_cells]
         silent, shipped = (
-            sum(getattr(c, name) for c in cells) for name in ("is_noise", "is_noise_by_product")
+            sum(getattr(cell, name) for cell in own_cells) for name in ("is_noise", "is_noise_by_product")
         )
-        guards.append(
-            [kind, *map(str, (len(cells), silent, shipped)), f"{min(spans):.2f} to {max(spans):.2f}"]
-        )
+        counts = [str(count) for count in (len(own_cells), silent, shipped)]
+        guards.append([KINDS.get(kind, kind), *counts, f"{min(spans):.2f} to {max(spans):.2f}"])
     brier = [
         f"{p.name} {p.brier(rival=False):.3f} by ranks, {p.brier(rival=True):.3f} by t" for p in populations
     ]
     slopes = [f"{p.name} {p.slope().estimate} (registered {p.k})" for p in populations]
-    names = [f"{low} to {high}" for low, high in pairwise(BINS)]
     return [
         "## The chance",
-        "Said > was, by bins of what is said for the better rank (pairs), of pairs more than 0.01 apart. "
-        f"Brier score: {'; '.join(brier)}. k fitted anew: {'; '.join(slopes)}.",
-        markdown(["models", "group of", "scale", *names], scales),
-        "## How many to evaluate",
-        "Cells in which the first hold one within 0.01 of the best accuracy.",
-        markdown(["models", "group of", "first", "held", *DOMAINS], held),
+        "*Said > was* is of pairs more than 0.01 apart, by bins of what is said for the better rank. "
+        f"k fitted anew: {'; '.join(slopes)}. Brier score: {'; '.join(brier)}. Bins by "
+        f"the rival scale, {RIVAL} sqrt(t):",
+        markdown(["models", *names], rivals),
         "## The guard",
         markdown(["models", "cells", "no order, as registered", "as shipped", "accuracies span"], guards),
     ]
