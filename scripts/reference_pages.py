@@ -85,12 +85,18 @@ def slope_rows() -> Iterator[tuple[str, str, str, str]]:
 
 
 def checkpoint_columns() -> Iterator[tuple[str, str, str]]:
-    """Key in JSON, column in CSV and meaning of each value of a checkpoint, metrics as one."""
+    """Key in JSON, column in CSV and meaning of each value of a checkpoint; alike ones as one."""
     from lmeval_screener.result import columns
 
     only = {"": "", "base": "; only in the group of a base", "list": "; only with `--shortlist`"}
+    found: dict[tuple[str, str], list[str]] = {}
     for column in columns.COLUMNS:
-        names = [f"`{name}`" if name else "" for name in (column.path, column.name)]
-        if "euclidean" not in names[0]:
-            key, csv = (name.replace("cosine", "METRIC") for name in names)
-            yield key, csv, column.about + only[column.only]
+        key, csv = (
+            re.sub("^(within_domain|within_reference|between)(?=[._])", "PART", name or "")
+            for name in (column.path, column.name)
+        )
+        names = re.sub("cosine|euclidean", "METRIC", key), re.sub("cosine|euclidean", "METRIC", csv)
+        found.setdefault(names, []).append(column.about + only[column.only])
+    for names, abouts in found.items():
+        key, csv = (f"`{name}`" if name else "" for name in names)
+        yield key, csv, ", ".join(dict.fromkeys(abouts))
