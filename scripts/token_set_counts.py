@@ -33,27 +33,31 @@ def asked(words: TokenSet) -> int:
     return len({text for group in words.groups.values() for text in group.texts()})
 
 
+def is_whole(cell: str) -> bool:
+    found, _, of = cell.partition("/")
+    return found == of
+
+
 def table(folder: Path) -> str:
-    """The table in Markdown: found of asked, for every ``*.json`` in the folder."""
+    """Found of asked, for every ``*.json`` in the folder, in Markdown; without sets that all have whole."""
     sets = taken()
     reference = load_token_set("reference", "reference")
-    heads = ["tokenizer", "numbers", *(f"`{domain.name}`" for domain in sets), "reference"]
-    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    columns: dict[str, list[str]] = {name: [] for name in ("tokenizer", "numbers")}
     for path in sorted(folder.glob("*.json")):
         vocabulary = Vocabulary.from_tokenizer_json(path.read_bytes())
-        cells = []
+        columns["tokenizer"].append(path.stem)
+        columns["numbers"].append(vocabulary.digit_scheme())
         for domain in sets:
             try:
-                resolution = resolve_tokens(domain, reference, vocabulary)
-                cells.append(f"{len(resolution.domain)}/{asked(domain)}")
+                found = f"{len(resolve_tokens(domain, reference, vocabulary).domain)}/{asked(domain)}"
             except ScreeningError as error:
-                cells.append(error.code)
-        scheme = vocabulary.digit_scheme()
+                found = error.code
+            columns.setdefault(f"`{domain.name}`", []).append(found)
         everyday = len(resolve_tokens(load_token_set("math"), reference, vocabulary).reference)
-        lines.append(
-            f"| {path.stem} | {scheme} | " + " | ".join(cells) + f" | {everyday}/{asked(reference)} |"
-        )
-    return "\n".join(lines)
+        columns.setdefault("reference", []).append(f"{everyday}/{asked(reference)}")
+    shown = {name: cells for name, cells in columns.items() if not all(map(is_whole, cells))}
+    lines = [list(shown), ["-"] * len(shown), *map(list, zip(*shown.values(), strict=True))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":
