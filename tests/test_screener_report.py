@@ -200,8 +200,14 @@ def test_the_page_draws_sorts_and_asks_for_nothing(result, tmp_path):
         browser.open(place)
         browser.value("document.querySelectorAll('details').forEach(part => { part.open = true })")
         drawn = "[...document.querySelectorAll('.chart')].filter(chart => chart.querySelector('svg')).length"
-        assert browser.value(drawn) == len(result.charts()) == 5
-        assert browser.value("document.querySelectorAll('.chart svg path').length") > 30
+        in_tables = sum(not group.steps for group in result.groups)  # their figures are dots of a table
+        assert browser.value(drawn) == len(result.charts()) - in_tables == 3
+        ranked = "[...document.querySelectorAll('table')[0].querySelectorAll('tr:has(circle)')]"
+        assert browser.value(f"{ranked}.map(row => row.className)") == ["pick", "pick", "pick", ""]
+        places = f"{ranked}.map(row => parseFloat(row.querySelector('circle').getAttribute('cx')))"
+        first, *others, last = browser.value(places)
+        assert (first, last) == (96, 4)
+        assert first > max(others) > min(others) > last
         names = (
             "[...document.querySelector('table').tBodies[0].rows].map(r => r.cells[1].textContent.slice(2))"
         )
@@ -219,7 +225,7 @@ def test_a_dot_says_the_digits_of_the_table_and_leads_to_its_row(one_group, tmp_
         browser.open(place)
         marks = "[...document.querySelectorAll('.wide [aria-roledescription=point]')]"
         said = browser.value(f"{marks}.map(mark => mark.getAttribute('aria-label'))")
-        assert said[0].startswith(f"{best.label}; rank 1; ratio {best.ratio.mean:.3f}; ranks 1–1 hold")
+        assert said[0] == f"{best.label}; fam · 7B; ratio {best.ratio.mean:.3f}; accuracy {best.accuracy:.3g}"
         assert not [text for text in said if re.search(r"\.\d{5}|reach", text)]
         browser.value(f"{marks}[0].dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
         assert browser.value("document.querySelectorAll('tr.met').length") == 1
@@ -241,7 +247,10 @@ def test_the_first_screen_has_the_answer_and_the_picture(one_group, tmp_path, si
         browser.size(*size)
         browser.media(scheme)
         browser.open(place)
-        assert browser.value("document.querySelector('.lead p').textContent").startswith("Evaluate first: ")
-        assert browser.value("document.querySelector('.chart svg').getBoundingClientRect().bottom") <= size[1]
+        assert browser.value("document.querySelector('h1').textContent").startswith("Evaluate first: ")
+        dot = "document.querySelector('.pick svg.dots').getBoundingClientRect()"
+        assert browser.value(f"{dot}.width") > 50
+        assert browser.value(f"{dot}.bottom") <= size[1]
+        assert browser.value(f"{dot}.right") <= size[0]
         assert browser.value("document.documentElement.scrollWidth") == size[0]
         assert browser.console == []

@@ -85,9 +85,12 @@ class Difference:
     labelled: int = 0
     accuracy: Annotated[float, Col("Accuracy", ".1%", drop=4)] = math.nan
     accuracy_baseline: float = math.nan
-    accuracy_difference: Annotated[float, Col("Δ accuracy", "+.1%", short="Δ acc.")] = math.nan
-    accuracy_low: Annotated[float, Col("95 % from", "+.1%", short="from", drop=1)] = math.nan
-    accuracy_high: Annotated[float, Col("to", "+.1%", drop=1)] = math.nan
+    accuracy_difference: Annotated[
+        float,
+        Col("Δ accuracy", "+.1%", short="Δ acc.", dots="both", reach="accuracy_low accuracy_high"),
+    ] = math.nan
+    accuracy_low: Annotated[float, Col("95 % from", "+.1%", short="from", drop=8)] = math.nan
+    accuracy_high: Annotated[float, Col("to", "+.1%", drop=8)] = math.nan
     gained: Annotated[int | None, Col("Gained", "d", drop=7)] = None
     lost: Annotated[int | None, Col("Lost", "d", drop=7)] = None
     accuracy_p: Annotated[float, Col("p", "p-value", drop=3)] = math.nan
@@ -104,8 +107,8 @@ class Difference:
         float,
         Col("Δ dispersion", "+.4f", short="Δ disp.", dots="both", reach="dispersion_low dispersion_high"),
     ] = math.nan
-    dispersion_low: Annotated[float, Col("95 % from", "+.4f", short="from", drop=1)] = math.nan
-    dispersion_high: Annotated[float, Col("to", "+.4f", drop=1)] = math.nan
+    dispersion_low: Annotated[float, Col("95 % from", "+.4f", short="from", drop=8)] = math.nan
+    dispersion_high: Annotated[float, Col("to", "+.4f", drop=8)] = math.nan
     reason: Annotated[str | None, Col("Remark", drop=2)] = None
 
     @property

@@ -20,7 +20,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import Spectrum, spectrum
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.declared import count
-from lmeval_dispersion.report.document import fields_of
+from lmeval_dispersion.report.document import columns_of, fields_of
 from lmeval_dispersion.report.vega import Spec, mark, numeric, span
 from lmeval_dispersion.statistics import (
     UNDEFINED,
@@ -157,9 +157,11 @@ class SliceRow:
     """One slice; undefined numbers are NaN, and ``reason`` explains a NaN dispersion or error."""
 
     slice: Annotated[str, Col("Slice")]
-    dispersion: Annotated[float, Col("Dispersion", ".4f", error="dispersion_se", hint=_DISPERSION)]
+    dispersion: Annotated[
+        float, Col("Dispersion", ".4f", error="dispersion_se", hint=_DISPERSION, dots="page")
+    ]
     dispersion_se: float
-    accuracy: Annotated[float, Col("Accuracy", ".1%")]
+    accuracy: Annotated[float, Col("Accuracy", ".1%", dots="page", reach="accuracy_low accuracy_high")]
     accuracy_low: Annotated[float, Col("95 % from", ".1%", hint="Wilson interval of the accuracy.", drop=1)]
     accuracy_high: Annotated[float, Col("to", ".1%", drop=1)]
     probability: Annotated[float, Col("Right answer", ".3f", hint=_PROBABILITY, drop=2)]
@@ -347,8 +349,10 @@ def shown_slices(name: str, rows: Sequence[SliceRow], whole: SliceRow) -> Table:
         headings=heading,
         excerpt=[*range(ENDS), *range(last - ENDS, last + 1)] if last + 1 > SHOWN else [],
     )
-    every_line = Table.of(lines, caption, name=anchor, headings=heading)
-    return replace(every_line, brief=brief if rows else None)
+    drawn = [fields_of(line) | {"aside": i == last} for i, line in enumerate(lines)]  # the whole run's dot
+    row_type: type = type(whole)
+    every_line = Table.of(drawn, caption, columns=columns_of(row_type), name=anchor, headings=heading)
+    return replace(every_line, brief=brief if rows else None, marks={last: "control"})
 
 
 def _short_line(row: SliceRow, *, aside: bool) -> dict[str, Any]:
@@ -392,16 +396,13 @@ def spearman_text(association: Association) -> str:
 
 
 def slice_chart(name: str, table: SliceTable) -> Chart | None:
-    """Accuracy against dispersion, one point a slice with error bars; None below three usable slices."""
+    """Accuracy against dispersion, one point a slice with error bars; None where they show no order."""
     rows = [row for row in table.rows if row.documents >= 3 and row.labelled >= 1]
-    if len(rows) < 3 or any(math.isnan(row.dispersion_se) for row in rows):
+    order = table.association
+    if isinstance(order, Missing) or not order.side or any(math.isnan(row.dispersion_se) for row in rows):
         return None
     lowest, *_, highest = sorted(rows, key=lambda row: row.dispersion)
-    order = table.association
-    if isinstance(order, Missing):
-        text = f"no correlation: {order.missing}"
-    else:
-        text = f"{spearman_text(order)}, over {order.slices} slices"
+    text = f"{spearman_text(order)}, over {order.slices} slices"
     ends = [
         f"{row.slice}, dispersion {row.dispersion:.4f}, accuracy {100 * row.accuracy:.1f} %"
         for row in (lowest, highest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -69,6 +70,12 @@ def with_ends(key: str, interval: Sequence[float]) -> dict[str, float]:
     return dict(zip((key, f"{key}_low", f"{key}_high"), interval, strict=True))
 
 
+def in_words(perplexity: str) -> str:
+    """A kind of perplexity as a panel's title."""
+    kind, _, context = perplexity.partition("@")
+    return f"after {context} tokens" if context else f"whole {kind.replace('sequence', 'segment')}s"
+
+
 def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spec:
     """Pearson r of perplexity and dispersion by layer with the answer's interval; controls as more lines."""
     frame = correlations[correlations["measure"] == "dispersion"]
@@ -79,6 +86,7 @@ def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spe
         names = (others["split"] + ", " + others["control"]).str.removeprefix("data, ")
         frame = pd.concat([frame, others.assign(series=names)])
     frame = frame.assign(low=frame["low"].where(frame["series"] == "model"))
+    frame = frame.assign(perplexity=frame["perplexity"].map(in_words))
     rows = records(frame[["series", "perplexity", "layer", "pearson", "low", "high"]])
     layers = values_of(rows, "layer")
     angle = {"labelAngle": -60 if len(layers) > 8 else 0, "labelOverlap": len(layers) > 40}
@@ -100,14 +108,16 @@ def law_layers(correlations: pd.DataFrame, controls: pd.DataFrame | None) -> Spe
 def law_bins(points: pd.DataFrame) -> Spec:
     """Mean perplexity against dispersion: one dot a bin, one panel a perplexity and layer."""
     shown = ["split", "bin", "mean_perplexity", "dispersion"]
-    panel = points["perplexity"] + ", " + points["layer"]
-    frame = points[shown].assign(panel=panel, logarithm=np.log(points["mean_perplexity"]))
+    panel = points["perplexity"].map(in_words) + ", " + points["layer"]
+    frame = points[shown].assign(panel=panel, logarithm=np.log10(points["mean_perplexity"]))
     rows = records(frame.round(4))
     # Vega-Lite's logarithmic axis draws a line for every digit, most of a page's bytes.
-    ticks = {"labelExpr": "format(exp(datum.value), ',.3~r')", "tickCount": 4}
+    last = math.ceil(max(row["logarithm"] for row in rows))
+    values = [power + math.log10(digit) for power in range(last) for digit in (1, 2, 5)]
+    ticks = {"values": values, "labelExpr": "format(pow(10, datum.value), '.3~s')", "labelOverlap": "greedy"}
     spec = mark(
         {"type": "circle", "size": 40, "opacity": 0.8},
-        x=numeric("logarithm", "Mean perplexity of a bin", axis=ticks),
+        x=numeric("logarithm", "Mean perplexity of a bin", axis={**ticks, "grid": False}),
         y=numeric("dispersion", "Dispersion", axis={"tickCount": 5}),
         tooltip=tooltip(rows, *shown),
         **colour(rows, "split"),

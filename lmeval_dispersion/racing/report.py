@@ -18,7 +18,8 @@ from lmeval_dispersion.racing.rule import BLOCK
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.cells import short_names
 from lmeval_dispersion.report.declared import listed
-from lmeval_dispersion.report.vega import mark, numeric, span
+from lmeval_dispersion.report.document import Mark
+from lmeval_dispersion.report.vega import mark, names_apart, numeric, span
 from lmeval_dispersion.statistics import LEVEL
 
 #: ``undecided``: was still in, or not asked yet, when the race was interrupted.
@@ -27,10 +28,11 @@ Status = Literal[
     "best", "behind", "within", "not better", "left out", "base", "undecided", "not loaded", "failed"
 ]
 _COLOURS: Mapping[Status, str] = {
-    "best": "var(--series-1)",
-    "within": "var(--series-2)",
+    "best": "var(--series-2)",
+    "within": "var(--series-1)",
     "not better": "var(--series-4)",
 }
+_MARKS: Mapping[Status, Mark] = {"best": "pick", "base": "control"}
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -81,7 +83,10 @@ class Race(Report):
         """The checkpoints; on a terminal those that were asked or failed, and others up to a dozen."""
         table = Table.of(self.checkpoints, f"In random orders of the questions (seed {self.seed})")
         shown = max(12, sum(row.status != "not loaded" for row in self.checkpoints))
-        return {"race": replace(table, excerpt=range(shown) if len(table.rows) > shown else ())}
+        marks = {
+            place: _MARKS[row.status] for place, row in enumerate(self.checkpoints) if row.status in _MARKS
+        }
+        return {"race": replace(table, excerpt=range(shown) if len(table.rows) > shown else (), marks=marks)}
 
     def charts(self) -> dict[str, Chart]:
         """The mean so far against the questions asked, a line a checkpoint, with an interval at its end."""
@@ -108,11 +113,16 @@ class Race(Report):
         said = {"field": "says", "type": "nominal"}
         ends: dict[str, Any] = {"transform": [{"filter": "isValid(datum.says)"}]}
         text = {"type": "text", "align": "left", "dx": 8, "fontSize": 12}
+        last = [value for value in values if "says" in value]
+        line = 0.05 * (max(value["high"] for value in last) - min(value["low"] for value in last)) or 1.0
+        length = 0.3 * max(value["questions"] for value in last)
+        named = [value for value in last if "ends" in value]
+        names = names_apart(named, "questions", "score", length=length, line=line, most=4)
         layers = [
             mark("line", y=y, detail={"field": "name"}),
             {**ends, **mark("rule", **span("y", {**y, "field": "low"}, "high"))},
             {**ends, **mark("point", y=y, description=said, tooltip=said)},
-            {"transform": [{"filter": "isValid(datum.ends)"}], **mark(text, y=y, text={"field": "ends"})},
+            {"data": {"values": names}, **mark(text, y={**y, "field": "place"}, text={"field": "ends"})},
         ]
         drawn = {"data": {"values": values}, "height": 320, "encoding": encoding, "layer": layers}
         meaning = "A line ends where its checkpoint was dropped, with ± two standard errors over questions."

@@ -67,7 +67,8 @@ def chart_svg(chart: Chart, name: str, width: str) -> str:
     """The chart as SVG, with ids that are unique on the page.
 
     A single chart is as wide as :data:`WIDTHS` says; charts side by side share that width, or are stacked if
-    it is narrow. Names next to points would then overlap, and are left out; a mark's values show on hover.
+    it is narrow. Names next to points would then overlap, and are left out, but not those of lines; a mark's
+    values show on hover.
 
     Args:
         chart: The chart.
@@ -94,8 +95,9 @@ def chart_svg(chart: Chart, name: str, width: str) -> str:
 def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
     """The specification in the page's colours and in a width; see :func:`chart_svg`."""
     spec = chart.specification()
-    if width == "narrow" and "layer" in spec:
-        spec["layer"] = [layer for layer in spec["layer"] if not _is_text(layer)]
+    layers = spec.get("layer", [])
+    if width == "narrow" and not any(_is(layer, "line") for layer in layers):
+        spec |= {"layer": [layer for layer in layers if not _is(layer, "text")]} if layers else {}
     spec = dict(_finite(spec))
     config = _merged(_CHART_CONFIG, _NARROW) if width == "narrow" else _CHART_CONFIG
     spec["config"] = _merged(config, spec.get("config", {}))
@@ -117,9 +119,9 @@ def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
     return spec
 
 
-def _is_text(layer: Mapping[str, Any]) -> bool:
+def _is(layer: Mapping[str, Any], kind: str) -> bool:
     mark = layer.get("mark")
-    return (mark.get("type") if isinstance(mark, Mapping) else mark) == "text"
+    return (mark.get("type") if isinstance(mark, Mapping) else mark) == kind
 
 
 def _addresses(node: Any) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,6 +19,7 @@ from typing import Any, Literal, get_type_hints
 from lmeval_dispersion.installation import __version__
 
 Row = Mapping[str, Any]
+Mark = Literal["pick", "control"]  # of a row: to look at first; only checks, or sums up
 SITE = "https://lmeval-dispersion.github.io/lmeval-dispersion/"
 LIMITS = "Limits"  # above `Document.limits`, where a format has headings
 
@@ -37,8 +39,8 @@ class Column:
         short: A heading for narrow places; empty for the same.
         drop: When a table is too wide, columns with the largest number go first; 0 never goes, and 9 goes
             also to make room for an axis.
-        dots: Terminals draw the values as dots on one axis next to the column, with a whisker to both sides
-            (``both``) or to the left (``below``); empty for no drawing.
+        dots: The values are drawn as dots on one axis next to the column, with a whisker to both sides
+            (``both``; ``page``: on pages only) or to the left (``below``); empty for no drawing.
         reach: Key of the whisker's length, or the keys of its two ends, ``low high``; empty for the error's.
         whisker: Its meaning in a few words, shown where dots are drawn.
     """
@@ -50,7 +52,7 @@ class Column:
     hint: str = ""
     short: str = ""
     drop: int = 0
-    dots: Literal["", "both", "below"] = ""
+    dots: Literal["", "both", "below", "page"] = ""
     reach: str = ""
     whisker: str = ""
 
@@ -82,6 +84,7 @@ class Table:
         excerpt: Positions of the rows that texts (terminal, Markdown) show; empty for all. They give the
             total; pages show all.
         brief: The table that a terminal shows in its place without ``--details``; None for the same.
+        marks: The rows that pages set off, by position.
     """
 
     rows: Sequence[Row]
@@ -91,6 +94,7 @@ class Table:
     more: str = ""
     excerpt: Sequence[int] = ()
     brief: Table | None = None
+    marks: Mapping[int, Mark] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -215,6 +219,7 @@ class Document:
         guide: The documentation page that explains the report, such as
             ``docs/reference/screening.md``.
         short: Whether a terminal leaves out details and limits.
+        made: The day, as in 2026-01-31, by UTC.
     """
 
     title: str
@@ -227,6 +232,7 @@ class Document:
     libraries: Sequence[str] = ()
     guide: str = ""
     short: bool = False
+    made: str = field(default_factory=lambda: time.strftime("%Y-%m-%d", time.gmtime()))
 
     def __repr__(self) -> str:
         return f"<Document> {' '.join([self.title, *self.answer[:1]])}"
@@ -244,7 +250,7 @@ class Document:
         return {names.of(part.name, part.caption): part for part in parts if isinstance(part, Chart)}
 
     def origin(self) -> dict[str, str]:
-        """Link to the guide, and the versions that made the report."""
+        """Link to the guide, the versions that made the report, and the day."""
         import platform
         from importlib import metadata  # importing it takes as long as numpy's arrays
 
@@ -253,7 +259,11 @@ class Document:
             with contextlib.suppress(metadata.PackageNotFoundError):
                 versions.append(f"{library} {metadata.version(library)}")
         page = self.guide.removeprefix("docs/").removesuffix(".md")
-        facts = {"How to read it": page and f"{SITE}{page}/", "Made with": ", ".join(versions)}
+        facts = {
+            "How to read it": page and f"{SITE}{page}/",
+            "Made with": ", ".join(versions),
+            "Made on": self.made,
+        }
         return {name: value for name, value in facts.items() if value}
 
 

@@ -11,6 +11,7 @@ import base64
 import functools
 import hashlib
 import re
+from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from lmeval_dispersion.report.document import (
     Section,
     Table,
 )
+from lmeval_dispersion.report.dots import AXIS, Axis, axis_of, whisker
 
 if TYPE_CHECKING:
     import jinja2
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).resolve().parent
 _SHORT = 16  # characters that fit into one line on a phone
-_WIDEST = {"extra": 1000, "spare": 360}  # pixels of a table, on a laptop and on a phone
+_WIDEST = {"extra": 1120, "spare": 430}  # pixels of a table, on a laptop and on a phone, by the next line
 _SIGN, _SPACE = 9.5, 23  # pixels of a character in the widest system font, and around a cell
+_DRAWN = {"extra": 175, "spare": 84}  # pixels of a column's dots (page.css)
 _FOLDED = 14  # least characters for a text of several words
 
 
@@ -76,7 +79,7 @@ def html_fragment(document: Document) -> str:
         replace(section, parts=[part for part in section.parts if not isinstance(part, Chart)])
         for section in document.sections
     ]
-    page = _Page(sortable=False)
+    page = _Page(styled=False)
     template = _environment().get_template("page.html.jinja")
     text = template.render(
         fragment=True, document=document, sections=page.sections(replace(document, sections=sections))
@@ -87,8 +90,8 @@ def html_fragment(document: Document) -> str:
 class _Page:
     """Each part for the template, with unique anchors."""
 
-    def __init__(self, *, sortable: bool = True) -> None:
-        self._sortable = sortable
+    def __init__(self, *, styled: bool = True) -> None:
+        self._styled = styled
         self._names = Names()
         self._hints_shown: set[tuple[str, str]] = set()
 
@@ -117,11 +120,15 @@ class _Page:
         return {"kind": "text", "text": part.text}
 
     def _table(self, table: Table) -> dict[str, Any]:
+        axes = {
+            column.key: axis
+            for column in table.columns
+            if self._styled and column.dots and (axis := axis_of(table.rows, column, AXIS[1]))
+        }
         kinds = [_kind(table, column) for column in table.columns]
-        kinds = [
-            " ".join([kind, *hidden]).strip()
-            for kind, hidden in zip(kinds, _hidden(table, kinds), strict=True)
-        ]
+        hidden = _hidden(table, kinds, set(axes))
+        kinds = [" ".join([kind, *its]).strip() for kind, (its, _) in zip(kinds, hidden, strict=True)]
+        dots = {c.key: " ".join(["dots", *its]) for c, (_, its) in zip(table.columns, hidden, strict=True)}
         hints = [(column.heading, column.hint) for column in table.columns if column.hint]
         new = [pair for pair in hints if pair not in self._hints_shown]
         self._hints_shown.update(new)
@@ -133,6 +140,7 @@ class _Page:
                     "value": number(row.get(column.key)),
                     "error": number(row.get(column.error)) if column.error else None,
                     "kind": kind,
+                    "dots": _dots(row, column, axes.get(column.key)),
                 }
                 for column, kind in zip(table.columns, kinds, strict=True)
             ]
@@ -144,14 +152,20 @@ class _Page:
             "caption": table.caption,
             "more": table.more,
             "hints": new,
-            "sortable": self._sortable and len(table.rows) > 1,
+            "sortable": self._styled and len(table.rows) > 1,
             # The column of names may be folded, but not into slivers.
             "name_width": max((len(shown(row.get(table.columns[0].key))) for row in table.rows), default=0),
             "columns": [
-                {"heading": column.heading, "error": column.error, "kind": kind}
+                {
+                    "heading": column.heading,
+                    "error": column.error,
+                    "kind": kind,
+                    "dots": dots[column.key],
+                    "ends": axes[column.key].heading.split() if column.key in axes else None,
+                }
                 for column, kind in zip(table.columns, kinds, strict=True)
             ],
-            "rows": rows,
+            "rows": [(table.marks.get(place, ""), row) for place, row in enumerate(rows)],
         }
 
     def _chart(self, chart: Chart) -> dict[str, Any]:
@@ -183,8 +197,23 @@ def _kind(table: Table, column: Column) -> str:
     return "short" if all(len(cell(row, column)) <= _SHORT for row in table.rows) else ""
 
 
-def _hidden(table: Table, kinds: list[str]) -> list[list[str]]:
-    """For each column the classes that hide it on narrow pages: the largest `drop` goes first."""
+def _dots(row: Row, column: Column, axis: Axis | None) -> dict[str, float] | None:
+    """The places of a dot, its whisker's ends and zero on its axis, in per cent."""
+    drawn = whisker(row, column) if axis else None
+    if axis is None or drawn is None or not axis.low <= drawn[0] <= axis.high:
+        return None
+    value, below, above = drawn
+    places = {"at": value, "low": value - below, "high": value + above}
+    if axis.low < 0 < axis.high:
+        places["zero"] = 0.0
+    return {name: round(4 + 92 * axis.share(place), 1) for name, place in places.items()}
+
+
+def _hidden(table: Table, kinds: list[str], drawn: Set[str]) -> list[tuple[list[str], list[str]]]:
+    """For each column the classes that hide it and its dots on narrow pages: the largest `drop` goes first.
+
+    Dots of a column that never goes are hidden after all that go.
+    """
     widths = [
         _SPACE
         + _SIGN
@@ -196,12 +225,14 @@ def _hidden(table: Table, kinds: list[str]) -> list[list[str]]:
         for column, kind in zip(table.columns, kinds, strict=True)
     ]
     drops = [column.drop for column in table.columns]
-    hidden: list[list[str]] = [[] for _ in widths]
-    for drop in sorted({*drops} - {0}, reverse=True):  # the two ends of an interval go together
+    dots = [column.drop or 0.5 for column in table.columns if column.key in drawn]
+
+    def classes(drop: float) -> list[str]:  # the two ends of an interval go together
         left = sum(width for width, its in zip(widths, drops, strict=True) if its <= drop)
-        names = [name for name, widest in _WIDEST.items() if left > widest]
-        hidden = [names if its == drop else before for its, before in zip(drops, hidden, strict=True)]
-    return hidden
+        shown = sum(its <= drop for its in dots)
+        return [name for name, widest in _WIDEST.items() if drop and left + shown * _DRAWN[name] > widest]
+
+    return [(classes(drop), classes(drop or 0.5)) for drop in drops]
 
 
 def _least(text: str, kind: str) -> int:

@@ -7,7 +7,6 @@ import io
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
@@ -15,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from lmeval_dispersion.report.cells import cell, is_numeric, number, shown, text_rows
+from lmeval_dispersion.report.cells import cell, is_numeric, shown, text_rows
 from lmeval_dispersion.report.document import (
     Chart,
     Column,
@@ -28,6 +27,7 @@ from lmeval_dispersion.report.document import (
     Table,
     Text,
 )
+from lmeval_dispersion.report.dots import AXIS, Axis, axis_of, whisker
 
 _PROSE = 100  # longer lines are hard to read
 _FOLDED = 20  # width to which a text column may be folded before a column is left out
@@ -40,7 +40,6 @@ _SPELLED = {
 # Signs in a text that would move a terminal's cursor, colour it or break a line.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _GLUE, _GLUED = "\ue000", re.compile(r"(?<=\d) (?=%|±)|(?<=±) (?=\d)")  # non-breaking spaces
-_AXIS = (12, 32)  # characters of an axis with dots, at least and at most
 MORE = "More: --details, or -o page.html"
 
 
@@ -195,10 +194,10 @@ class _Writer:
 
     def _axes(self, table: Table, columns: Sequence[Column], room: int) -> dict[str, Axis]:
         """An axis for each column that is drawn as dots, if there is room."""
-        dotted = [column for column in columns if column.dots]
+        dotted = [column for column in columns if column.dots not in ("", "page")]
         axes: dict[str, Axis] = {}
         for column in dotted:
-            width = min(_AXIS[1], room // len(dotted) - 2)
+            width = min(AXIS[1], room // len(dotted) - 2)
             axis = axis_of([row for row in text_rows(table)[0] if row is not None], column, width)
             if axis is not None:
                 axes[column.key] = axis
@@ -210,7 +209,7 @@ class _Writer:
         while True:
             # Columns with `drop` 9 also make room for an axis.
             drawn = any(c.dots for c in columns) and any(c.drop == 9 for c in columns)
-            room = self._width - (_AXIS[0] + 4 if drawn else 0)
+            room = self._width - (AXIS[0] + 4 if drawn else 0)
             for short in (False, True):
                 if _together([self._least(table, c, short, _FOLDED) for c in columns]) <= room:
                     return columns, short, _FOLDED
@@ -247,85 +246,13 @@ class _Writer:
         return spelled(_CONTROL.sub(" ", text), self._encoding)
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One line of characters on which values are drawn as dots.
-
-    Attributes:
-        low: The value of its first character.
-        high: The value of its last one.
-        width: Its characters.
-        heading: Its ends, as the column's head shows them; empty where they have no room.
-    """
-
-    low: float
-    high: float
-    width: int
-    heading: str
-
-    def drawn(self, value: float, below: float, above: float) -> str:
-        """A dot at a value, a whisker to each side, and a bar at zero where the axis has it.
-
-        A value beyond the axis is an arrow at its edge.
-
-        >>> Axis(-1, 1, 9, "").drawn(0.5, 0.3, 0.3), Axis(-1, 1, 9, "").drawn(2, 0.3, 0.3)
-        ('    │─●─ ', '    │   ▸')
-        """
-        signs = [" "] * self.width
-        if self.low <= 0 <= self.high:
-            signs[self._place(0)] = "│"
-        if not self.low <= value <= self.high:
-            signs[0 if value < self.low else -1] = "◂" if value < self.low else "▸"
-            return "".join(signs)
-        for place in range(self._place(value - below), self._place(value + above) + 1):
-            signs[place] = "─"
-        signs[self._place(value)] = "●"
-        return "".join(signs)
-
-    def _place(self, value: float) -> int:
-        share = (value - self.low) / (self.high - self.low)
-        return round(min(1.0, max(0.0, share)) * (self.width - 1))
-
-
-def axis_of(rows: Sequence[Row], column: Column, width: int) -> Axis | None:
-    """The axis for all dots and whiskers of a column; None without room or spread.
-
-    Rows marked ``aside`` do not stretch it. It includes 0 for differences, whose format has a sign.
-    """
-    spans = [_whisker(row, column) for row in rows if not row.get("aside")]
-    ends = [end for span in spans if span is not None for end in (span[0] - span[1], span[0] + span[2])]
-    if ends and column.format.startswith("+"):
-        ends.append(0.0)
-    if width < _AXIS[0] or not ends or max(ends) == min(ends):
-        return None
-    low, high = min(ends), max(ends)
-    for spec in (column.format, "+.2g" if column.format.startswith("+") else ".2g"):
-        left, right = (shown(end, spec) if end else "0" for end in (low, high))
-        if (space := width - len(left) - len(right)) > 0:
-            return Axis(low, high, width, f"{left}{' ' * space}{right}")
-    return Axis(low, high, width, "")
-
-
-def _whisker(row: Row, column: Column) -> tuple[float, float, float] | None:
-    """A value and its whisker's length below and above; None without a number."""
-    value = number(row.get(column.key))
-    if value is None:
-        return None
-    if " " in column.reach:
-        ends = (number(row.get(key)) for key in column.reach.split())
-        below, above = (abs(value - (value if end is None else end)) for end in ends)
-        return float(value), below, above
-    reach = abs(number(row.get(column.reach or column.error)) or 0.0)
-    return float(value), reach, reach if column.dots == "both" else 0.0
-
-
 def _cells(row: Row, columns: Sequence[Column], axes: Mapping[str, Axis]) -> Iterator[str]:
     """The texts of a row, each drawn column followed by its dots."""
     for column in columns:
         yield cell(row, column)
         if column.key in axes:
-            whisker = _whisker(row, column)
-            yield "" if whisker is None else axes[column.key].drawn(*whisker)
+            place = whisker(row, column)
+            yield "" if place is None else axes[column.key].drawn(*place)
 
 
 def _together(widths: Sequence[int]) -> int:

@@ -52,6 +52,23 @@ def tooltip(rows: Rows, *fields: str) -> list[Spec]:
     return [{"field": field, "type": kind, "title": field.replace("_", " ")} for field, kind in kinds.items()]
 
 
+def names_apart(
+    values: Rows, x: str, y: str, *, length: float, line: float, most: float
+) -> list[dict[str, Any]]:
+    """The rows with ``place``: y of the name to the right of a point, lower where another is in its way.
+
+    ``length`` and ``line`` are a name's width and height in units of ``x`` and ``y``. None: it would be
+    further than ``most`` lines from its point.
+    """
+    placed: dict[int, float] = {}
+    for at in sorted(range(len(values)), key=lambda at: -values[at][y]):
+        near = [place for other, place in placed.items() if abs(values[other][x] - values[at][x]) <= length]
+        lowest = min([values[at][y], *(place - line for place in near)])
+        if values[at][y] - lowest <= most * line:
+            placed[at] = lowest
+    return [{**row, "place": placed.get(at)} for at, row in enumerate(values)]
+
+
 def dots(
     rows: Sequence[Any],
     named: str,

@@ -102,7 +102,8 @@ def test_the_document_says_the_difference_first_and_has_every_form(tmp_path):
     assert len(lines) == 8
     assert lines[1].startswith(f"m2,all documents,300,300,{whole.accuracy!r},{whole.accuracy_baseline!r},")
     page = render(document, "html")
-    assert "Difference of dispersion, slice by slice" in page
+    heads = re.findall(r'<button type="button">([^<]*)</button><span class="dots', page)
+    assert heads == ["Δ accuracy", "Δ dispersion"]
     assert "subject 5" in page
 
 

@@ -120,6 +120,6 @@ def test_the_demo_compares_two_runs_with_skill_accuracy_first(capsys):
     assert main(["compare", "--demo", "-q"]) == 0
     assert capsys.readouterr().out.startswith("sums-30 answers more documents right than sums-20: 76.8 %")
     page = compare_runs(sorted(data_folder("demo_runs").glob("sums-*"))).to_html()
-    assert 0 < page.index("Difference of accuracy, slice by slice") < page.index("Difference of dispersion")
+    assert 0 < page.index("Δ accuracy</button><span class=") < page.index("Δ dispersion</button><span class=")
     assert main(["compare", "--demo", "somewhere"]) == 2
     assert "without any, got both: somewhere" in capsys.readouterr().err

@@ -236,7 +236,7 @@ def test_names_are_accessible_and_the_guide_is_named(browser):
         ("image", "It rises."),
         ("columnheader", "Gap"),
         ("note", "Warning"),
-        ("heading", "Sample & more"),
+        ("heading", "First."),
         ("button", "Save as CSV"),
     }
     assert browser.value("document.querySelector('footer a').href").endswith("/reference/reports/")

@@ -103,9 +103,9 @@ class Ranked:
     family: str | None = None
     group: Annotated[str | None, Col("Group", drop=2)] = None
     rank: Annotated[int | None, Col("Rank", "d", short="#")] = None
-    ratio: Annotated[float | None, Col("Ratio", ".3f", hint="spread of T over that of R; highest first")] = (
-        None
-    )
+    ratio: Annotated[
+        float | None, Col("Ratio", ".3f", dots="page", hint="spread of T over that of R; highest first")
+    ] = None
     G: Annotated[float | None, Col("G", ".3f", error="se", drop=1)] = None
     se: float | None = None
     holds_best: Annotated[
@@ -207,9 +207,10 @@ def query(
         for entry in seen
         if entry.error and entry.target.label not in gone
     ]
-    best = [" ".join(group_sentences(group, metric, domain, domain)) for group in groups[:GROUPS]]
-    if len(groups) > 1:
-        best = [f"{group.title}: {said}" for group, said in zip(groups, best, strict=False)]
+    said = [group_sentences(group, metric, domain, domain) for group in groups[:GROUPS]]
+    best = [f"{group.title}: {' '.join(its)}" for group, its in zip(groups, said, strict=False)]
+    if len(groups) == 1:
+        best = list(said[0])
     members = [c for group in groups for c in group.checkpoints]
     best += unknown(members, alone=len(members) == len(groups))
     total = f"{count(len(members), 'checkpoint')} in {count(len(groups), 'group')}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.cells import short_names
-from lmeval_dispersion.report.vega import FILLED, Spec, mark, numeric, span
+from lmeval_dispersion.report.vega import FILLED, Spec, mark, names_apart, numeric, span
 from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.result.answer import DRAWN, decimals
 from lmeval_screener.screened import Group
@@ -99,9 +101,11 @@ def accuracy_points(values: Sequence[Mapping[str, Any]], figure: str, metric: st
     layers = [mark(_POINT, **_SAYS, **marks)]
     if len(values) <= 15:
         text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12, "aria": False}
-        layers.append(mark(text, text={"field": "label"}))
+        wide, high = (np.ptp([value[axis] for value in values]) for axis in (figure, "accuracy"))
+        values = names_apart(values, figure, "accuracy", length=0.16 * wide, line=0.05 * high, most=1.2)
+        layers.append(mark(text, text={"field": "label"}, y={"field": "place", "type": "quantitative"}))
     x = numeric(figure, _title(figure, metric), zero=False, padding=20)
-    y = numeric("accuracy", "accuracy", zero=False, padding=14)
+    y = numeric("accuracy", "accuracy", zero=False, padding=14, nice=False)
     return {"data": {"values": values}, "height": 340, "encoding": {"x": x, "y": y}, "layer": layers}
 
 
@@ -109,7 +113,7 @@ def _marks(values: Sequence[Mapping[str, Any]]) -> Spec:
     """Another mark for controls, if there are any."""
     if all(value["kind"] == _KINDS[0] for value in values):
         return {}
-    ranges = {"shape": ["circle", "diamond"], "color": ["var(--series-1)", "var(--series-7)"]}
+    ranges = {"shape": ["circle", "diamond"], "color": ["var(--series-1)", "var(--axis)"]}
     return {
         channel: {"field": "kind", "title": None, "scale": {"domain": _KINDS, "range": marks}}
         for channel, marks in ranges.items()

@@ -16,7 +16,7 @@ from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.declared import listed
-from lmeval_dispersion.report.document import fields_of
+from lmeval_dispersion.report.document import Mark, fields_of
 from lmeval_screener import copies
 from lmeval_screener.chance import WITHIN, Own
 from lmeval_screener.figures import Gap, Ratio, difference
@@ -351,7 +351,8 @@ class Result(Report):
             shares = all((c.accuracy or 0) <= 1 for c in members)
             ranking = self._ranking(decimals, ".3f" if shares else ".1f", group)
             figures = _figures(self.metric, decimals, group)
-            tables[f"ranking{place}"] = _table(rows, ranking, f"ranking-{group.anchor}", excerpt)
+            drawn = _table(rows, ranking, f"ranking-{group.anchor}", excerpt)
+            tables[f"ranking{place}"] = replace(drawn, marks=_marks(members, first))
             tables[f"figures{place}"] = _table(rows, figures, f"figures-{group.anchor}", excerpt)
         agreement = [
             fields_of(line)
@@ -408,11 +409,12 @@ class Result(Report):
         )
         best = f"chance that ranks 1 to here hold it, {whose}"
         figures = [
-            Column("ratio", "Ratio", ".3f", hint=ratio),
+            Column("ratio", "Ratio", ".3f", hint=ratio, dots="page"),
             Column(f"gap_{self.metric}", "G", f".{decimals}f", hint=gap),
         ]
         if group.figure == "G":
             figures.reverse()
+        figures[1] = replace(figures[1], dots="", drop=1)
         if group.steps:
             error = "2 standard errors to the step before"
             figures[0] = replace(figures[0], dots="below", reach="twice", whisker=error)
@@ -541,6 +543,15 @@ def _draw(name: str, of: Any, metric: Metric) -> dict[str, Any]:
 
 
 # --- tables: columns over the rows of CSV ---------------------------------------------------------------
+
+
+def _marks(members: Sequence[Screened], first: Sequence[Screened]) -> dict[int, Mark]:
+    """Marks of those that the answer recommends, and of controls."""
+    marks: dict[int, Mark] = {}
+    for place, c in enumerate(members):
+        if c in first or c.target.negative_control:
+            marks[place] = "pick" if c in first else "control"
+    return marks
 
 
 def _marked(name: str, c: Screened, first: Sequence[Screened]) -> str:

@@ -58,8 +58,8 @@ class GroupVerdict:
     outcome: Outcome
     results: Annotated[int, Col("Results", "d")]
     candidates: Annotated[int, Col("of", "d")]
-    spearman: Annotated[float | None, Col("Spearman", ".2f")]
-    p: Annotated[float | None, Col("p", "p-value")]
+    spearman: Annotated[float | None, Col("Spearman", ".2f", drop=2)]
+    p: Annotated[float | None, Col("p", "p-value", drop=2)]
     right: Annotated[
         float | None, Col("Pairs right", ".0%", dots="both", reach="low high", whisker="95% interval")
     ]
