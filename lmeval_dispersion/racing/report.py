@@ -115,7 +115,7 @@ class Race(Report):
         text = {"type": "text", "align": "left", "dx": 8, "fontSize": 12}
         last = [value for value in values if "says" in value]
         line = 0.05 * (max(value["high"] for value in last) - min(value["low"] for value in last)) or 1.0
-        length = 0.3 * max(value["questions"] for value in last)
+        length = 0.15 * max(value["questions"] for value in last)
         named = [value for value in last if "ends" in value]
         names = names_apart(named, "questions", "score", length=length, line=line, most=4)
         layers = [
