@@ -118,6 +118,6 @@ def require_extra(extra: str, what: str) -> None:
     missing = [name for name in LIBRARIES[extra] if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtraError(
-            f"{what} needs {' and '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed; "
+            f"{what} needs {', '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed; "
             f"run: pip install 'lmeval-dispersion[{extra}]'"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__version__ = "0.2.0"
+__version__ = "1.0.0rc1"
 
 _PACKAGE = Path(__file__).resolve().parent
 

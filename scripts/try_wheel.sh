@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs a wheel as its users do, outside of the checkout, and measures the base install.
 # Needs a package index, uv, and pipx (or uv's own: uvx pipx).
-#   scripts/try_wheel.sh dist/lmeval_dispersion-0.2.0-py3-none-any.whl
+#   scripts/try_wheel.sh dist/lmeval_dispersion-1.0.0rc1-py3-none-any.whl
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 wheel=$(realpath "$1")

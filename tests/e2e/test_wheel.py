@@ -71,7 +71,7 @@ def test_a_build_of_the_published_sources_gives_the_same_bytes(distributions, tm
 def test_the_wheel_holds_what_it_needs_and_nothing_else(site, distributions):
     names = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
     tops = {name.split("/")[0] for name in names}
-    assert {re.sub(r"-[\d.]+\d", "", top) for top in tops} == {
+    assert {re.sub(r"-\d[\w.]*(?=\.dist)", "", top) for top in tops} == {
         "lmeval_dispersion",
         "lmeval_screener",
         "lmeval_dispersion.dist-info",
