@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.installation import __version__
-from lmeval_dispersion.report.cells import cell, is_numeric, number, shown
+from lmeval_dispersion.report.cells import (
+    AXIS,
+    Axis,
+    axis_of,
+    cell,
+    is_numeric,
+    number,
+    shown,
+    whisker,
+)
 from lmeval_dispersion.report.document import (
     LIMITS,
     Chart,
@@ -31,7 +40,6 @@ from lmeval_dispersion.report.document import (
     Section,
     Table,
 )
-from lmeval_dispersion.report.dots import AXIS, Axis, axis_of, whisker
 
 if TYPE_CHECKING:
     import jinja2

@@ -14,7 +14,16 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from lmeval_dispersion.report.cells import cell, is_numeric, shown, text_rows
+from lmeval_dispersion.report.cells import (
+    AXIS,
+    Axis,
+    axis_of,
+    cell,
+    is_numeric,
+    shown,
+    text_rows,
+    whisker,
+)
 from lmeval_dispersion.report.document import (
     Chart,
     Column,
@@ -27,7 +36,6 @@ from lmeval_dispersion.report.document import (
     Table,
     Text,
 )
-from lmeval_dispersion.report.dots import AXIS, Axis, axis_of, whisker
 
 _PROSE = 100  # longer lines are hard to read
 _FOLDED = 20  # width to which a text column may be folded before a column is left out

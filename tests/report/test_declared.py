@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Chart, Col, Document, Note, Report, Table, Text, render
+from lmeval_dispersion.report.cells import axis_of
 from lmeval_dispersion.report.document import Column
-from lmeval_dispersion.report.terminal import axis_of
 
 
 @dataclass(frozen=True)
