@@ -19,6 +19,7 @@ _HARNESS = "lmeval_dispersion.harness.cli"
 _LABORATORY = "lmeval_dispersion.laboratory.commands"
 _RACE = "lmeval_dispersion.racing.commands"
 _SCREEN = "lmeval_screener.cli"
+_REGISTRY = "lmeval_screener.registry.commands"
 
 # Job -> name -> (module, the extra that the command needs, summary). A module's COMMANDS
 # maps the name's last word to (add_arguments, run): add_arguments(parser) declares the options, run(args)
@@ -27,7 +28,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
     "screen checkpoints": {
         "screen": (_SCREEN, "", "rank checkpoints by their output rows; also `screen-checkpoints`"),
         "verify": (_SCREEN, "", "check the screen against your results"),
-        "registry": ("lmeval_screener.registry", "", "list recorded screenings and the changes between them"),
+        "registry": (_REGISTRY, "", "list recorded screenings and the changes between them"),
     },
     "evaluate with dispersion": {
         "race": (_RACE, "", "find the best of a list, dropping clearly worse ones early"),

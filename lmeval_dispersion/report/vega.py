@@ -11,6 +11,9 @@ Spec = dict[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 DASHED: Spec = {"type": "rule", "strokeDash": [4, 4], "color": "var(--muted)"}
 FILLED: Spec = {"type": "point", "filled": True}
+POINT: Spec = {**FILLED, "size": 80}
+#: A mark's words on hover and for screen readers: the field ``says`` of its row.
+SAYS: Spec = {channel: {"field": "says", "type": "nominal"} for channel in ("description", "tooltip")}
 
 
 def numeric(field: str, title: str | None = None, *, axis: Spec | None = None, **scale: Any) -> Spec:
@@ -96,6 +99,27 @@ def dots(
             {**point, "encoding": {"x": numeric(value), **point["encoding"]}},
         ],
     }
+
+
+def accuracy_points(rows: Rows, figure: str, title: str, **marks: Any) -> Spec:
+    """Accuracy against a figure of checkpoints: rows with ``label``, ``group``, the figure and ``accuracy``.
+
+    Several groups have a colour each; else ``marks`` are further channels of the points.
+    """
+    says = "{label}; {group}; " + f"{figure} {{{figure}:.3f}}" + "; accuracy {accuracy:.3g}"
+    rows = [{**row, "says": says.format(**row)} for row in rows]
+    if len(values_of(rows, "group")) > 1:
+        marks = {"color": {"field": "group", "title": None}}
+    layers = [mark(POINT, **SAYS, **marks)]
+    if len(rows) <= 15:
+        text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12, "aria": False}
+        values = [[row[axis] for row in rows] for axis in (figure, "accuracy")]
+        wide, high = (max(each) - min(each) for each in values)
+        rows = names_apart(rows, figure, "accuracy", length=0.16 * wide, line=0.05 * high, most=1.2)
+        layers.append(mark(text, text={"field": "label"}, y={"field": "place", "type": "quantitative"}))
+    x = numeric(figure, title, zero=False, padding=20)
+    y = numeric("accuracy", "accuracy", zero=False, padding=14, nice=False)
+    return {"data": {"values": rows}, "height": 340, "encoding": {"x": x, "y": y}, "layer": layers}
 
 
 def facets(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.report import Column, Document, Section, Table
-from lmeval_screener.weights.formats import SAFETENSORS
+from lmeval_screener.formats import SAFETENSORS
 
 if TYPE_CHECKING:
     from lmeval_screener.targets.names import Target

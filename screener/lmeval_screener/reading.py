@@ -20,13 +20,13 @@ from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.copies import sketch
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, gaps, ratio
+from lmeval_screener.formats import GGUF, TRANSFORMERS
 from lmeval_screener.screened import Reading
 from lmeval_screener.targets.names import REPOSITORY, Target, label, parse_target
 from lmeval_screener.tokens.resolution import RESOLUTIONS, Resolution, resolve_tokens
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from lmeval_screener.weights.body import MOST, digest_of, read_body
-from lmeval_screener.weights.formats import GGUF, TRANSFORMERS
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows_and_norm
 from lmeval_screener.weights.rows import PiecedRows, sliced_error
 

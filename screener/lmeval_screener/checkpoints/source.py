@@ -16,9 +16,9 @@ from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import SERVICES, Snapshot
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.formats import GGUF
 from lmeval_screener.targets.names import Target, parse_target
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
-from lmeval_screener.weights.formats import GGUF
 
 
 class Source(Protocol):

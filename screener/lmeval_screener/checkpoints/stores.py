@@ -31,9 +31,9 @@ from lmeval_screener.checkpoints.snapshot import (
     single_file,
 )
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.formats import SUFFIXES
 from lmeval_screener.targets.names import Target
 from lmeval_screener.targets.runs import joined, run_checkpoints, step_key
-from lmeval_screener.weights.formats import SUFFIXES
 
 T = TypeVar("T")
 

@@ -23,9 +23,9 @@ from lmeval_screener.checkpoints.ranged import RemoteSnapshot
 from lmeval_screener.checkpoints.snapshot import PART, FileEntry, Snapshot, side_by_side
 from lmeval_screener.checkpoints.stores import changed, version_digest
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.formats import SUFFIXES, TRANSFORMERS
 from lmeval_screener.targets.names import Target
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
-from lmeval_screener.weights.formats import SUFFIXES, TRANSFORMERS
 
 if TYPE_CHECKING:
     import aiohttp

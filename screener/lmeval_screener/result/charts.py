@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.cells import short_names
-from lmeval_dispersion.report.vega import FILLED, Spec, mark, names_apart, numeric, span
+from lmeval_dispersion.report.vega import POINT, SAYS, Spec, accuracy_points, mark, numeric, span
 from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.result.answer import DRAWN, decimals
 from lmeval_screener.screened import Group
@@ -18,9 +16,6 @@ from lmeval_screener.targets.runs import step_number
 _LINE = "var(--axis)"
 # Controls are known not to have learned the domain, such as two of the demo.
 _KINDS = ["checkpoint", "control: trained on wrong answers"]
-_POINT = {**FILLED, "size": 80}
-# A mark's words on hover and for screen readers, in the digits of the tables.
-_SAYS = {channel: {"field": "says", "type": "nominal"} for channel in ("description", "tooltip")}
 
 
 def ranking(group: Group, metric: Metric) -> Spec:
@@ -45,7 +40,7 @@ def ranking(group: Group, metric: Metric) -> Spec:
         "height": max(60, 24 * len(members)),
         "encoding": {"y": {"field": "checkpoint", "sort": None, "title": None, "axis": axis}},
         "layer": [
-            mark(_POINT, x=numeric(group.figure, _title(group.figure, metric)), **_SAYS, **_marks(values))
+            mark(POINT, x=numeric(group.figure, _title(group.figure, metric)), **SAYS, **_marks(values))
         ],
     }
 
@@ -89,24 +84,7 @@ def accuracy_chart(groups: Sequence[Group], metric: Metric) -> Spec:
         }
         for group, c in rated
     ]
-    return accuracy_points(values, figure, metric)
-
-
-def accuracy_points(values: Sequence[Mapping[str, Any]], figure: str, metric: str) -> Spec:
-    """Accuracy against a figure: ``label``, ``group``, the figure, ``accuracy``, ``kind`` of checkpoints."""
-    says = "{label}; {group}; " + f"{figure} {{{figure}:.3f}}" + "; accuracy {accuracy:.3g}"
-    values = [{**value, "says": says.format(**value)} for value in values]
-    several = len({value["group"] for value in values}) > 1
-    marks = {"color": {"field": "group", "title": None}} if several else _marks(values)
-    layers = [mark(_POINT, **_SAYS, **marks)]
-    if len(values) <= 15:
-        text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12, "aria": False}
-        wide, high = (np.ptp([value[axis] for value in values]) for axis in (figure, "accuracy"))
-        values = names_apart(values, figure, "accuracy", length=0.16 * wide, line=0.05 * high, most=1.2)
-        layers.append(mark(text, text={"field": "label"}, y={"field": "place", "type": "quantitative"}))
-    x = numeric(figure, _title(figure, metric), zero=False, padding=20)
-    y = numeric("accuracy", "accuracy", zero=False, padding=14, nice=False)
-    return {"data": {"values": values}, "height": 340, "encoding": {"x": x, "y": y}, "layer": layers}
+    return accuracy_points(values, figure, _title(figure, metric), **_marks(values))
 
 
 def _marks(values: Sequence[Mapping[str, Any]]) -> Spec:
@@ -135,7 +113,7 @@ def _curve(values: Sequence[dict[str, Any]], field: str, title: str, digits: int
     y = numeric(field, title)
     rule = {"type": "rule", "strokeWidth": 1.5, "color": _LINE, "aria": False}
     layers = [mark(rule, **span("y", numeric("low", title), "high"))]
-    layers += [mark({"type": "line", "aria": False}, y=y), mark(_POINT, y=y, **_SAYS)]
+    layers += [mark({"type": "line", "aria": False}, y=y), mark(POINT, y=y, **SAYS)]
     return {
         "data": {"values": list(values)},
         "height": 280,

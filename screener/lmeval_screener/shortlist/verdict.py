@@ -19,6 +19,7 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.evidence import FINE_TUNES, SLOPES, Slope
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.document import fields_of
+from lmeval_dispersion.report.vega import Spec, accuracy_points
 from lmeval_dispersion.statistics import holm, normal_point
 from lmeval_screener.accuracies import Accuracies, Rated, find_accuracies
 from lmeval_screener.chance import NEAR, WITHIN, Chances, fitted, normal_scores
@@ -186,14 +187,10 @@ class Verdict(Report):
     def charts(self) -> Mapping[str, Chart]:
         """Accuracy against the figure that ranked, of every checkpoint with a result."""
         by_gap = self.order.startswith(RANKED["gap"]) or any(point.ratio is None for point in self.points)
-        figure = "G" if by_gap else "ratio"
+        figure, title = ("G", f"{self.metric} gap G") if by_gap else ("ratio", "ratio")
 
-        def draw() -> dict[str, Any]:
-            from lmeval_screener.result.charts import accuracy_points
-
-            return accuracy_points(
-                [fields_of(point) | {"kind": "checkpoint"} for point in self.points], figure, self.metric
-            )
+        def draw() -> Spec:
+            return accuracy_points([fields_of(point) for point in self.points], figure, title)
 
         description = f"{len(self.points)} checkpoints with a result, by group."
         return {"points": Chart(draw, f"Accuracy against {figure}", description, name="accuracy")}

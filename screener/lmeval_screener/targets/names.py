@@ -14,8 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 from lmeval_dispersion.errors import printable
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.formats import GGUF, SUFFIXES, holds_weights
 from lmeval_screener.targets.runs import checkpoints_in, joined, names_in, step_key
-from lmeval_screener.weights.formats import GGUF, SUFFIXES, holds_weights
 
 #: A Hub repository, with or without an organisation.
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)

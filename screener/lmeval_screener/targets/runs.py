@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Generator, Iterable
 from pathlib import Path
 
-from lmeval_screener.weights.formats import SAFETENSORS
+from lmeval_screener.formats import SAFETENSORS
 
 # checkpoint-500 (Trainer, TRL), step-500 (torchtitan), step_500 (NeMo-RL), epoch_0_step_500 and
 # model--step=500-consumed_samples=... (NeMo), iter_0000500 (Megatron), global_step500 (DeepSpeed, verl).

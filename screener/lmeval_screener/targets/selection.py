@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from lmeval_dispersion.errors import UsageError, printable
 from lmeval_dispersion.options import Once
 from lmeval_screener.checkpoints.snapshot import Meter
+from lmeval_screener.formats import holds_weights
 from lmeval_screener.targets.names import Listed, Target, matching_paths, parse_targets
-from lmeval_screener.weights.formats import holds_weights
 
 if TYPE_CHECKING:
     import datetime

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
+from lmeval_screener.formats import ADAPTERS, SAFETENSORS, TRANSFORMERS, safetensors_files
 from lmeval_screener.weights.architectures import EMBEDDINGS, FINAL_NORMS, HEADS, WRAPPERS, is_of_model
 from lmeval_screener.weights.body import SAME_ROWS
-from lmeval_screener.weights.formats import ADAPTERS, SAFETENSORS, TRANSFORMERS, safetensors_files
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm, find_projection, read_json
 from lmeval_screener.weights.rows import Matrix, Rows, WeightFiles
 from lmeval_screener.weights.tensors import FLOAT_DTYPES, Tensor

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.figures import storage_error
+from lmeval_screener.formats import ADAPTERS, GGUF, SAFETENSORS, TRANSFORMERS, safetensors_files
 from lmeval_screener.weights.architectures import FINAL_NORMS, HEADS
-from lmeval_screener.weights.formats import ADAPTERS, GGUF, SAFETENSORS, TRANSFORMERS, safetensors_files
 from lmeval_screener.weights.rows import WeightFiles
 from lmeval_screener.weights.tensors import DTYPE_BITS, FLOAT_DTYPES, Tensor, decode_rows
 

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import Snapshot, side_by_side
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights import architectures as names
-from lmeval_screener.weights.formats import (
+from lmeval_screener.formats import (
     ADAPTERS,
     ARCHIVE,
     DISTRIBUTED,
@@ -33,6 +32,7 @@ from lmeval_screener.weights.formats import (
     Format,
     safetensors_files,
 )
+from lmeval_screener.weights import architectures as names
 from lmeval_screener.weights.rows import (
     Rows,
     ScaledRows,

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import Snapshot, side_by_side
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.formats import format_of, safetensors_files
+from lmeval_screener.formats import format_of, safetensors_files
 from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor, WeightFile, decode_rows
 
 #: Most bytes of scattered rows over a network, if rows are stored column by column.

@@ -18,7 +18,7 @@ from lmeval_screener.checkpoints import web as web_source
 from lmeval_screener.checkpoints.folder import open_folder, read_ranges
 from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.cli import main
-from lmeval_screener.weights.formats import TRANSFORMERS, Format
+from lmeval_screener.formats import TRANSFORMERS, Format
 from storages import expand, read
 
 from lmeval_dispersion.cli import main as dispersion
