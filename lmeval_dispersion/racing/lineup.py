@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmeval_screener.accuracies import Accuracies, Rated
+from lmeval_screener.checkpoints.selection import Selected, Selection, select_targets
 from lmeval_screener.checkpoints.snapshot import run_sync
 from lmeval_screener.loading import with_base
 from lmeval_screener.result.result import Result
@@ -17,7 +18,6 @@ from lmeval_screener.shortlist.choice import shortlist
 from lmeval_screener.shortlist.manifest import DOWNLOADED, FILE, Candidate, manifest_dict, shortlist_manifest
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target
-from lmeval_screener.targets.selection import Selected, Selection, select_targets
 from lmeval_screener.tokens.answers import check_answers, first_known, tasks_in
 from lmeval_screener.tokens.resolution import load_domain
 from lmeval_screener.tokens.sets import AnswerSet, TokenSet, load_token_set

@@ -11,8 +11,8 @@ from lmeval_dispersion.report import Column, Document, Section, Table
 from lmeval_screener.formats import SAFETENSORS
 
 if TYPE_CHECKING:
+    from lmeval_screener.checkpoints.selection import Selected
     from lmeval_screener.targets.names import Target
-    from lmeval_screener.targets.selection import Selected
     from lmeval_screener.tokens.sets import TokenSet
 
 #: The Hub's quotas as it documents them (autumn 2026), requests in 300 s: anonymous, with a token.

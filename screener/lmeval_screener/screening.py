@@ -24,6 +24,7 @@ from lmeval_dispersion.output import progress_bar
 from lmeval_screener.chance import Own
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Allowance, Budget
+from lmeval_screener.checkpoints.selection import CompleteList, Selected, select_targets, selection_of
 from lmeval_screener.checkpoints.snapshot import run_sync, side_by_side
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
@@ -34,7 +35,6 @@ from lmeval_screener.screened import RANK_BY, RANKED, Failed, RankBy, Reading
 from lmeval_screener.targets.families import demo_targets, load_family
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target, parse_target, parse_targets
-from lmeval_screener.targets.selection import CompleteList, Selected, select_targets, selection_of
 from lmeval_screener.tokens.resolution import load_domain
 from lmeval_screener.tokens.sets import TokenSet, load_token_set
 from lmeval_screener.yaml_fields import nearest

@@ -11,7 +11,7 @@ from pathlib import Path
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import add_examples, add_output, one_thread
 from lmeval_dispersion.output import Output
-from lmeval_screener.targets.selection import add_ranking_options
+from lmeval_screener.checkpoints.selection import add_ranking_options
 
 #: The options that each action accepts.
 _TAKES = {"query": "domain family scale top base", "show": "", "diff": "domain since base"}

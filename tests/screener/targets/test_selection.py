@@ -17,9 +17,14 @@ from checkpoints import write_checkpoint
 from hub_client import whole_gap
 from huggingface_hub import constants
 from lmeval_screener import screen
+from lmeval_screener.checkpoints.selection import (
+    add_selection_options,
+    read_list,
+    select_targets,
+    selection_of,
+)
 from lmeval_screener.cli import main
 from lmeval_screener.targets.families import load_families, load_family
-from lmeval_screener.targets.selection import add_selection_options, read_list, select_targets, selection_of
 
 from lmeval_dispersion.cli import main as dispersion
 from lmeval_dispersion.errors import UsageError
