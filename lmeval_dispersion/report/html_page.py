@@ -138,6 +138,7 @@ class _Page:
         kinds = [" ".join([kind, *its]).strip() for kind, (its, _) in zip(kinds, hidden, strict=True)]
         dots = {c.key: " ".join(["dots", *its]) for c, (_, its) in zip(table.columns, hidden, strict=True)}
         hints = [(column.heading, column.hint) for column in table.columns if column.hint]
+        hints += [(f"Line of {c.heading}", c.whisker) for c in table.columns if c.key in axes and c.whisker]
         new = [pair for pair in hints if pair not in self._hints_shown]
         self._hints_shown.update(new)
         own = {column.key for column in table.columns}

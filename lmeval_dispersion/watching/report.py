@@ -54,7 +54,7 @@ class Measurement:
             ".4f",
             error="change_se",
             dots="both",
-            hint="± one paired error over tokens, as the line",
+            hint="± one paired error over tokens",
         ),
     ]
     change_se: float | None
