@@ -35,19 +35,6 @@ def test_every_name_is_there_and_says_what_it_is(name):
     assert inspect.getdoc(value)
 
 
-def test_the_training_page_lists_the_public_names_of_training():
-    page = (ROOT.parent / "docs" / "reference" / "training.md").read_text("utf-8")
-    table = page.split("## Names", 1)[1].split("\n## ", 1)[0]
-    documented = re.findall(r"^\| `(\w+)` \|", table, re.M)
-    rooms = {
-        name: value.__name__ if inspect.ismodule(value) else value.__module__
-        for name in lmeval_dispersion.__all__
-        if (value := getattr(lmeval_dispersion, name))
-    }
-    training = [name for name, room in rooms.items() if room.startswith("lmeval_dispersion.training")]
-    assert sorted(documented) == sorted(training)
-
-
 def test_dir_of_a_result_has_only_what_is_for_users():
     result = lmeval_dispersion.screen(demo=True)
     names = {name for name in dir(result) if not name.startswith("_")}
