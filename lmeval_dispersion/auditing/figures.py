@@ -26,14 +26,14 @@ ENDS = 5  # slices of each end that a short table shows
 
 
 class RunReport(Report):
-    """A report on runs."""
+    """A report on one or several finished runs."""
 
     libraries: ClassVar[Sequence[str]] = ("numpy", "pandas", "scikit-learn")
     guide = "docs/reference/audit.md"
 
 
 def interval_text(interval: Interval, spec: str, level: str = "95 % ") -> str:
-    """A number and its interval in words; a sentence gives the level once."""
+    """A number and its interval in words; an empty ``level`` where the sentence has named it before."""
     value = shown(interval.value, spec)
     low, high = (shown(end, spec.lstrip("+")) for end in (interval.low, interval.high))
     return f"{value}, no interval" if math.isnan(interval.low) else f"{value}, {level}{low} to {high}"

@@ -184,7 +184,7 @@ class ContextRecorder(TokenRecorder):
     """Records ``loglikelihood``: the last context token's state of each document's first request."""
 
     def plan(self, context: list[int], continuation: list[int]) -> Wanted | None:
-        """The last context token, and the query's tokens for their perplexity."""
+        """The places of the last context token (state) and of the query (perplexity), for a first request."""
         request = self.requests[len(self.planned)] if len(self.planned) < len(self.requests) else None
         if request is None or request.idx != 0:
             return None

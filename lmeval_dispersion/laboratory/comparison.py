@@ -47,7 +47,7 @@ class Correlated(NamedTuple):
     samples: Array
 
     def on_fishers_scale(self) -> Array:
-        """The value, then its samples."""
+        """Fisher's z of the value, then of each sample, shape (1 + samples,)."""
         return statistics.fisher([self.interval.value, *self.samples])
 
 

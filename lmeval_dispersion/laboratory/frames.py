@@ -202,6 +202,6 @@ def differences(frame: pd.DataFrame) -> Spec:
 
 
 def with_control(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with a control's name in its model's."""
+    """The frame, with the control's name after the model's in rows of a control."""
     names = frame["model"].where(frame["control"] == "", frame["model"] + ", " + frame["control"])
     return frame.assign(model=names)

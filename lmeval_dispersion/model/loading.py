@@ -342,7 +342,7 @@ def _loaded_patterns(folder: Path, gguf: str | None) -> tuple[str, ...]:
 
 
 def adapter_identity(name: str | Path, commit: str | None = None) -> str | None:
-    """Identity of a PEFT adapter, by the same rule."""
+    """Identity of a PEFT adapter: a folder's digest, else NAME@COMMIT from the Hub's cache, else None."""
     if (folder := Path(name).expanduser()).is_dir():
         return folder_digest(folder, ADAPTER)
     known = cached_commit(str(name), commit, "adapter_config.json")

@@ -134,7 +134,7 @@ class Contest:
         return [*dict.fromkeys([*began, *({self.reference} & {*going}), *others])]
 
     def begin(self, label: str) -> None:
-        """Begin a turn: who was asked everything by now is what it is compared with, whoever joins later."""
+        """Begin a checkpoint's turn: its rivals are those asked everything by now, and no later ones."""
         if label not in self.against:
             self.against[label] = [other for other, how in self.standing.items() if how == "complete"]
 

@@ -47,7 +47,7 @@ class Limits:
 
     @property
     def spent(self) -> bool:
-        """Whether one of them is used up."""
+        """Whether the questions or the hours are used up."""
         late = self.hours is not None and time.monotonic() - self.start >= 3600 * self.hours
         return late or (self.questions is not None and self.asked >= self.questions)
 

@@ -64,9 +64,12 @@ class Replay(Report):
 
 
 def read_answers(places: Sequence[str]) -> tuple[dict[str, Scores], list[str], list[str]]:
-    """Read results of lm-eval or stores, one a model: answers to the questions of all, tasks, and notes.
+    """Read lm-eval's results or stores, one a model, for the questions that all were asked.
 
-    Raises DispersionError where one cannot be read or used, or was asked in another way than the first.
+    Returns the answers by model, the tasks, and notes.
+
+    Raises:
+        DispersionError: A result cannot be read, has no accuracy, or was prompted unlike the first.
     """
     require_extra("audit", "finished evaluations")
     import pandas as pd

@@ -424,7 +424,7 @@ def check_judge(task: str, named: str | None, filters: Sequence[str], metrics: I
 
 
 def correctness(metrics: Mapping[str, Any], named: str | None) -> tuple[str | None, float]:
-    """Name and value of the metric that judges: ``named`` or the first known; (None, NaN) without one."""
+    """Name and value of the metric that judges an answer: ``named``, or the first known; else (None, NaN)."""
     for name in (named,) if named else JUDGES:
         if name in metrics and isinstance(metrics[name], int | float):
             return name, float(metrics[name])

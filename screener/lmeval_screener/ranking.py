@@ -1,7 +1,7 @@
 """Groups of comparable checkpoints, their places, and paired differences from one of them.
 
-A group is one tokenizer and one scale. Its order is that of the ratio; how likely it is that of accuracy is
-in `chance`.
+A group is one tokenizer and one scale, ordered by the ratio; `chance` has the probability that accuracy
+orders it alike.
 """
 
 from __future__ import annotations

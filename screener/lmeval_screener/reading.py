@@ -1,4 +1,4 @@
-"""One checkpoint: which tensor, which rows, which gap."""
+"""Reads one checkpoint: its output projection, the rows of T and R, and from them gap and ratio."""
 
 from __future__ import annotations
 

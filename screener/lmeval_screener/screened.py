@@ -83,7 +83,7 @@ class Reading:
 
     @property
     def place(self) -> str:
-        """``name``, or a folder's whole path: as others name it as their base."""
+        """The name by which others call it their base: ``name``, or a folder's absolute path."""
         return str(Path(self.repo).resolve()) if self.target.local else self.name
 
     @property

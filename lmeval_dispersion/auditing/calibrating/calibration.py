@@ -72,7 +72,7 @@ class Calibration(RunReport):
 
     Attributes:
         by, slices, documents_a_slice: The column of the slices, their number, fewest and most documents.
-        documents, accuracy: Of all labelled documents.
+        documents, accuracy: The number of labelled documents, and their accuracy in [0, 1].
         figure: The slices' figure that the estimate is read off: ``dispersion`` or ``confidence``.
         better: Whether the estimate beats the labelled accuracy alone.
         level, half_width: The intervals' level in (0, 1), and half width for the mean slice.

@@ -560,7 +560,11 @@ def _ranges(ids: Rows) -> str:
 
 
 def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
-    """Notes on details that could not be compared; raises if the calibrator does not apply to this run."""
+    """Check that a calibrator applies to a run; returns notes on details that neither records.
+
+    Raises:
+        UsageError: The model, the layer, the prompts or the tasks differ.
+    """
     about, notes = run.describe(), []
     ours, theirs = calibrator.identity, run.store.manifest.get("identity")
     compared = dict(_MUST_AGREE)

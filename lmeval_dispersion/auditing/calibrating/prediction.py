@@ -89,7 +89,7 @@ class Predictions(RunReport):
     slices: Sequence[Prediction]
 
     def tables(self) -> dict[str, Table]:
-        """The slices."""
+        """The slices with their estimates, intervals and, where labelled, accuracies."""
         headings = {"slice": self.by.capitalize(), "low": f"{100 * self.level:.0f} % from"}
         caption = f"Estimated accuracy by {self.by}"
         table = Table.of(self.slices, caption, name="slices", headings=headings)

@@ -95,7 +95,7 @@ class Sources:
         return BucketSource(FileSystem, self._hub)
 
     async def tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
-        """The opened place of a tokenizer, shared by all checkpoints, and its files by their usual names."""
+        """A tokenizer that all checkpoints share: its snapshot, and its files' names by their usual ones."""
         async with self._locks.setdefault(text, asyncio.Lock()):
             if text not in self._tokenizers:
                 self._tokenizers[text] = await self._found(text)

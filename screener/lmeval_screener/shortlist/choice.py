@@ -119,7 +119,13 @@ class Shortlist:
 def shortlist(
     groups: Sequence[Group], k: int | None = None, *, audit_sample: int = 0, seed: int = 0
 ) -> Shortlist:
-    """The short list of a screening, as of a race."""
+    """The first ``k`` places of each group, with ``audit_sample`` of its others drawn at random.
+
+    Without ``k`` as many as hold the group's best with a chance of 90 %.
+
+    Raises:
+        UsageError: ``k`` is below 1, or ``audit_sample`` below 0.
+    """
     if k is not None and k < 1:
         raise UsageError(f"expected at least 1, got {k}", argument="k")
     if audit_sample < 0:

@@ -242,7 +242,7 @@ def lookup(words: TokenSet, vocabulary: Vocabulary) -> tuple[list[Token], list[s
 
 
 def with_reason(text: str, vocabulary: Vocabulary) -> str:
-    """A word, with the reason if its piece exists but is never made from text."""
+    """A word, and in brackets why the tokenizer never makes its token from text, if that is so."""
     why = vocabulary.never_made(text)
     return text if why is None else f"{text} ({why})"
 

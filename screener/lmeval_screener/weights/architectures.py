@@ -144,7 +144,7 @@ def levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def is_of_model(name: str) -> bool:
-    """Whether a tensor or module is the model's own: no draft, no tower for pictures, in no layer."""
+    """Whether a name belongs to the text model, outside its layers: not to a draft head or an image tower."""
     return not any(word in name for word in NOT_THE_MODEL) and not any(map(str.isdigit, name.split(".")))
 
 

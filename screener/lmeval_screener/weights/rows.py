@@ -105,7 +105,7 @@ class Matrix:
         return self.decoded(b"".join(stored[i] for i in ids))
 
     def decoded(self, body: bytes) -> NDArray[np.float32]:
-        """Rows as numbers, from their bytes end to end."""
+        """Rows as numbers, shape (n, width), from the concatenated bytes of n rows."""
         return decode_rows(body, self.tensor.dtype, self.shape[1])
 
     async def _stored(self, ids: Sequence[int]) -> dict[int, bytes]:
