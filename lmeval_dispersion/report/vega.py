@@ -62,6 +62,10 @@ def names_apart(
 
     ``length`` and ``line`` are a name's width and height in units of ``x`` and ``y``. None: it would be
     further than ``most`` lines from its point.
+
+    >>> points = [{"x": 0, "y": 0.5}, {"x": 1, "y": 0.5}, {"x": 9, "y": 0.5}, {"x": 0, "y": 0.49}]
+    >>> [row["place"] for row in names_apart(points, "x", "y", length=2, line=0.25, most=1)]
+    [0.5, 0.25, 0.5, None]
     """
     placed: dict[int, float] = {}
     for at in sorted(range(len(values)), key=lambda at: -values[at][y]):

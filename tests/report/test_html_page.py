@@ -9,6 +9,7 @@ from browser import Browser
 
 from lmeval_dispersion.report import Chart, Column, Document, Facts, Note, Section, Table, Text, render
 from lmeval_dispersion.report.charts import WIDTHS, chart_spec, chart_svg
+from lmeval_dispersion.report.html_page import html_fragment
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}\u2028&\"'"
 ROWS = [
@@ -117,6 +118,35 @@ def test_tables_sort_where_there_are_rows_and_tell_a_hint_once():
     assert all(value in text for value in ("−1.5 ± 0.1", "run-5", "2024-05-06"))
 
 
+def test_values_are_dots_on_the_axis_of_their_column_and_rows_are_marked():
+    rows = [
+        {"name": "best", "gain": 3.0, "low": 2.0, "high": 4.0},
+        {"name": "worst", "gain": -1.0, "low": -1.0, "high": None},
+        {"name": "none", "gain": None, "low": None, "high": None},
+        {"name": "all", "gain": 90.0, "low": 80.0, "high": 99.0, "aside": True},
+    ]
+    columns = [Column("name", "Name"), Column("gain", "Gain", "+.1f", dots="both", reach="low high")]
+    table = Table(rows, columns, "c", marks={0: "pick", 3: "control"})
+    text = page(table)
+    assert re.findall(r'<tr(?: class="(\w+)")?>', text) == ["", "pick", "", "", "control"]
+    assert 'data-low="-1.0" data-high="+4.0"' in text
+    drawn = re.findall(r"<svg class=.dots.[^>]*>(.*?)</svg>", text)
+    numbers = [[float(value) for value in re.findall(r'"([\d.]+)%"', cell)] for cell in drawn]
+    # Zero, the whisker and the dot, in per cent of 4 to 96; 90 is beyond the axis and has none.
+    zero = 4 + 92 / 5
+    assert numbers[0] == pytest.approx([zero, zero, 100, 4 + 3 * 18.4, 96, 50, 50, 4 + 4 * 18.4, 50], abs=0.1)
+    assert numbers[1][-2:] == [4, 50]
+    assert numbers[2:] == [[], []]
+    assert "<svg" not in html_fragment(Document("t", sections=[Section("", [table])]))
+
+
+def test_the_answer_is_the_heading_and_the_footer_has_the_day():
+    text = render(Document("Kind", answer=["First.", "Second."], made="2026-02-03"), "html")
+    assert '<p class="kind">Kind</p><h1>First.</h1><div class="lead"><p>Second.</p></div>' in text
+    assert "<h1>Kind</h1>" in render(Document("Kind"), "html")
+    assert "<dt>Made on</dt><dd>2026-02-03</dd>" in text
+
+
 def test_a_chart_with_remote_data_is_refused_and_a_column_may_be_called_url():
     remote = {"data": {"url": "https://example.org/data.json"}, "mark": "point"}
     for spec in (remote, {"layer": [BARS, remote]}):
@@ -130,6 +160,8 @@ def test_a_narrow_picture_has_no_names_beside_its_points():
     labelled = {"layer": [BARS, BARS | {"mark": {"type": "text"}}]}
     assert len(chart_spec(Chart(labelled, "c", "d"), "wide")["layer"]) == 2
     assert [layer["mark"] for layer in chart_spec(Chart(labelled, "c", "d"), "narrow")["layer"]] == ["bar"]
+    lines = {"layer": [BARS | {"mark": "line"}, BARS | {"mark": "text"}]}
+    assert len(chart_spec(Chart(lines, "c", "d"), "narrow")["layer"]) == 2  # a line keeps its name
 
 
 def test_a_long_legend_is_wrapped():
