@@ -50,6 +50,7 @@ _SHORT = 16  # characters that fit into one line on a phone
 _WIDEST = {"extra": 1120, "spare": 430}  # pixels of a table, on a laptop and on a phone, by the next line
 _SIGN, _SPACE = 9.5, 23  # pixels of a character in the widest system font, and around a cell
 _DRAWN = {"extra": 175, "spare": 84}  # pixels of a column's dots (page.css)
+_SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
 _FOLDED = 14  # least characters for a text of several words
 
 
@@ -70,6 +71,11 @@ def html_text(document: Document) -> str:
         .render(
             fragment=False,
             document=document,
+            # The heading is the first sentence: of several groups the answer's lines hold more than one.
+            answer=[
+                *(part for line in document.answer[:1] for part in _SENTENCE_END.split(line, maxsplit=1)),
+                *document.answer[1:],
+            ],
             sections=sections,
             contents=[section for section in sections if section["heading"]],
             script=Markup(script),

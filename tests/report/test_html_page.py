@@ -141,8 +141,11 @@ def test_values_are_dots_on_the_axis_of_their_column_and_rows_are_marked():
 
 
 def test_the_answer_is_the_heading_and_the_footer_has_the_day():
-    text = render(Document("Kind", answer=["First.", "Second."], made="2026-02-03"), "html")
-    assert '<p class="kind">Kind</p><h1>First.</h1><div class="lead"><p>Second.</p></div>' in text
+    text = render(Document("Kind", answer=["3.5B: First. More.", "Second."], made="2026-02-03"), "html")
+    assert (
+        '<p class="kind">Kind</p><h1>3.5B: First.</h1><div class="lead"><p>More.</p><p>Second.</p></div>'
+        in text
+    )
     assert "<h1>Kind</h1>" in render(Document("Kind"), "html")
     assert "<dt>Made on</dt><dd>2026-02-03</dd>" in text
 
