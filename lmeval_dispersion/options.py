@@ -214,6 +214,12 @@ def add_metrics(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_metric(parser: argparse._ActionsContainer) -> None:
+    """Add ``--metric``, the judge of a question."""
+    what = "what scores a question (default: acc, exact_match, …)"
+    parser.add_argument("--metric", metavar="[FILTER/]METRIC", help=what)
+
+
 def add_seed(parser: argparse._ActionsContainer) -> None:
     """Add ``--seed N``."""
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all draws (default: 0)")
@@ -255,5 +261,8 @@ def add_lm_eval(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
         default=False,
         metavar="NAME",
         help="use the model's chat template (default: plain prompts)",
+    )
+    group.add_argument(
+        "--confirm_run_unsafe_code", action="store_true", help="let tasks run the code that models write"
     )
     return group

@@ -452,8 +452,13 @@ def _fresh(request: Any, number: int) -> Any:
     return request
 
 
+def logged_lines(results: Mapping[str, Any]) -> dict[str, str]:
+    """Task -> the samples of :func:`evaluated`, as the lines that lm-eval writes with ``--log_samples``."""
+    return {name: "".join(map(logged_line, samples)) for name, samples in results["samples"].items()}
+
+
 def logged_line(sample: Mapping[str, Any]) -> str:
-    """A sample of :func:`evaluated` as a line of the file that lm-eval writes with ``--log_samples``."""
+    """One sample as JSON with a line's end."""
     arguments = {
         f"gen_args_{i}": {f"arg_{j}": part for j, part in enumerate(parts)}
         for i, parts in enumerate(sample["arguments"])

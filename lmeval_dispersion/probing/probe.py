@@ -18,7 +18,7 @@ from lmeval_screener.targets.names import Target, parse_targets
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.evidence import worth
 from lmeval_dispersion.harness.failures import as_their_base, checkpoint_failure
-from lmeval_dispersion.options import add_examples, add_lm_eval, add_output, add_seed, add_tasks
+from lmeval_dispersion.options import add_examples, add_lm_eval, add_metric, add_output, add_seed, add_tasks
 from lmeval_dispersion.output import Output, prints_to_stderr, progress_bar
 from lmeval_dispersion.probing.ties import order
 from lmeval_dispersion.report import Col, Report, Table
@@ -152,7 +152,7 @@ def probed(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> t
     ]
     rows = []
     for (name, a), f, rank, tied in zip(answered.items(), found, places, ties, strict=True):
-        means = (*_mean(f["probability"]), *_mean(f["squares"]), *_mean(f["agreement"]), _mean(a.right)[0])
+        means = (*_mean(f["probability"]), *_mean(f["squares"]), *_mean(f["agreement"]), _mean(a.score)[0])
         rows.append(
             Probed(
                 rank, name, *means, tuple(tied), spans(tied) if len(tied) > 6 else " ".join(map(str, tied))
@@ -200,10 +200,10 @@ def probe(
     """
     from lmeval_dispersion.harness.adapters import answers_as_base
     from lmeval_dispersion.harness.seams import backend_arguments
-    from lmeval_dispersion.harness.swapping import SharedBase
     from lmeval_dispersion.probing.questions import check_decoder
 
-    models = SharedBase()
+    evaluation = questions.evaluation
+    models = evaluation.models
     answered: dict[str, Answered] = {}
     failed: list[NotProbed] = []
     as_base: list[str] = []
@@ -215,8 +215,8 @@ def probe(
                     raise DispersionError(target.refused[1])
                 arguments = target.arguments() | backend_arguments(model_args)
                 lm = models.loaded(model, with_base(arguments), check_decoder, **settings)
-                answered[target.label] = questions.ask(lm)
-                if answers_as_base(lm, questions.built(lm)[0].requests[0].args[0]):
+                answered[target.label] = questions.ask(lm, target.label)
+                if answers_as_base(lm, evaluation.requests_of(0)[1][0].args[0]):
                     as_base.append(target.label)
             except UsageError:
                 raise
@@ -228,10 +228,10 @@ def probe(
         several = f"none of the {len(failed)} checkpoints could be probed; the first: "
         raise DispersionError(first if len(failed) == 1 else several + first)
     figure, rows = probed(answered, rank_by)
-    asked = len(next(iter(answered.values())).right)
     notes = sorted({f"No squares: {a.no_squares}." for a in answered.values() if a.no_squares})
-    notes += as_their_base(as_base)
-    return Probe(questions.name, asked, questions.of, questions.seed, figure, rows, failed, notes)
+    notes += [*as_their_base(as_base), *evaluation.notes()]
+    asked, of, seed = len(questions), evaluation.available, evaluation.seed
+    return Probe(questions.name, asked, of, seed, figure, rows, failed, notes)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -254,6 +254,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--answers", metavar="SET", help="set of answer tokens for squares, a file (default: the task's own)"
     )
+    add_metric(parser)
     add_seed(parser)
     add_lm_eval(parser)
     add_output(parser)
@@ -275,14 +276,16 @@ def _run(args: argparse.Namespace) -> int:
     questions = Questions(
         args.tasks,
         args.questions,
+        metric=args.metric,
         seed=args.seed,
         num_fewshot=args.num_fewshot,
         include_path=args.include_path,
         apply_chat_template=args.apply_chat_template,
+        confirm_run_unsafe_code=args.confirm_run_unsafe_code,
         answers=args.answers,
     )
-    if questions.of < args.questions:
-        output.say(f"{questions.name} has {questions.of} questions; all are asked")
+    if len(questions) < args.questions:
+        output.say(f"{questions.name} has {len(questions)} questions; all are asked")
     with prints_to_stderr():
         result = probe(
             targets,

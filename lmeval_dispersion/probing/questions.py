@@ -1,12 +1,11 @@
-"""Questions of an lm-eval task: drawn and built once, then run on any model, block by block.
+"""Questions of an lm-eval task, asked by the race's evaluation, and more that a probe asks of each.
 
-Task, prompts and requests are lm-eval's own, and so are the log-likelihoods: any backend with log-likelihoods
-works.
+Scores are lm-eval's own. Asked as well are the log-likelihood of the target where an answer is generated, and
+the answer tokens' probabilities at the answer's place, which need no labels.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -19,12 +18,12 @@ from lmeval_screener.tokens.vocabulary import Vocabulary
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
-from lmeval_dispersion.harness.seams import built_requests, drawn_questions, loaded_tasks, right_choices
+from lmeval_dispersion.harness.seams import logged_lines, right_choices
+from lmeval_dispersion.racing.evaluation import Evaluation
 from lmeval_dispersion.store.identity import SUFFIX
 from lmeval_dispersion.store.samples import right_probability
 
 Array = NDArray[np.float64]
-_KINDS = ("multiple_choice", "loglikelihood", "generate_until")
 _TEXTS = 20  # answers that locate where an answer begins
 
 
@@ -32,7 +31,7 @@ class Answered(NamedTuple):
     """A model's answers to n questions; NaN where unknown.
 
     Attributes:
-        right: lm-eval's ``acc``; NaN without labels, and for generated answers. Shape (n,).
+        score: By lm-eval's metric; NaN without labels. Shape (n,).
         probability: Of the right answer. Among choices: the softmax of their log-likelihoods; else that of
             the target after the prompt, of several targets the most probable one's. Shape (n,).
         squares: Sum of squared probabilities, at the answer's place, of the answer tokens: the choices' where
@@ -41,7 +40,7 @@ class Answered(NamedTuple):
         answers: Probabilities of the answer tokens at each question's place; empty without squares.
     """
 
-    right: Array
+    score: Array
     probability: Array
     squares: Array
     no_squares: str = ""
@@ -50,52 +49,32 @@ class Answered(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """One document: its requests, a choice or target each, and the indices of the right ones."""
+    """One question: a request for each choice or target, and the indices of the right ones."""
 
-    task: str
-    doc_id: int  # in the task's split
     kind: str  # lm-eval's type of the task's output
     context: str  # empty if each choice has its own prompt
     space: str  # between prompt and answer
     requests: tuple[Any, ...]
     right: tuple[int, ...]  # empty without a label
+    scored: bool  # whether the metric knows the right answer
 
 
 class Questions:
-    """Documents of a task or group, drawn at random and in random order, the same for every model.
+    """Questions of a task or group, drawn at random, the same for every model.
 
     Args:
         name: lm-eval's ``NAME,NAME`` of tasks and groups, or ours, or a file of `dispersion tokens`.
         count: How many to draw; all there are where the task has fewer.
-        seed: Of the draw.
-        num_fewshot: Examples before each question; None for the task's own number.
-        include_path: A folder with more tasks.
-        apply_chat_template: As lm-eval takes it; prompts are then built anew for another template.
         answers: The set of answer tokens, by the name of a task or a file; None for the task's own.
+        options: Those of :class:`Evaluation`, such as ``seed`` and ``num_fewshot``.
 
     Raises:
-        UsageError: lm-eval has no such task, or it does not ask questions with text answers.
+        UsageError: lm-eval has no such task, or the task no score for each question.
     """
 
-    def __init__(
-        self,
-        name: str,
-        count: int,
-        *,
-        seed: int = 0,
-        num_fewshot: int | None = None,
-        include_path: str | None = None,
-        apply_chat_template: bool | str = False,
-        answers: str | None = None,
-    ) -> None:
-        self.name, self.seed = ",".join(task.removesuffix(SUFFIX) for task in tasks_in(name)), seed
-        self._tasks = loaded_tasks(self.name, num_fewshot, include_path)
-        for task, loaded in self._tasks.items():
-            if loaded.OUTPUT_TYPE not in _KINDS:
-                raise UsageError(f"{task} asks no questions; expected {', '.join(_KINDS)}")
-        self._places, self.of = drawn_questions(self._tasks, count, seed)
-        self._chat = apply_chat_template
-        self._built: tuple[Any, list[Question]] | None = None
+    def __init__(self, name: str, count: int, *, answers: str | None = None, **options: Any) -> None:
+        self.name = ",".join(task.removesuffix(SUFFIX) for task in tasks_in(name))
+        self.evaluation = Evaluation(self.name, limit=count, **options)
         _, known, refused = first_known(answers or name)
         if answers and not known:
             raise refused[0]
@@ -104,59 +83,69 @@ class Questions:
         )
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.evaluation.questions)
 
-    def ask(self, lm: Any, block: slice = slice(None)) -> Answered:
-        """The answers of a model of lm-eval to a block of the questions.
+    def ask(self, lm: Any, label: str = "") -> Answered:
+        """The answers of a model of lm-eval, question by question as in ``evaluation.questions``.
 
         Raises:
-            HarnessError: It is an encoder-decoder.
-            UsageError: Its backend gives no log-likelihoods.
+            UsageError: Its backend gives no log-likelihoods, or the metric no scores.
         """
-        check_decoder(lm)
-        questions = self.built(lm)[block]
-        answers = iter(_log_likelihoods(lm, [r for question in questions for r in question.requests]))
-        logs = [[next(answers) for _ in question.requests] for question in questions]
-        scores = [_scores(question, pairs) for question, pairs in zip(questions, logs, strict=True)]
-        right, probability = np.array(scores, dtype=np.float64).reshape(-1, 2).T
+        evaluation = self.evaluation
         try:
-            found = self._answers(lm, questions, logs)
-            squares = np.array([np.square(answers).sum() for answers in found])
-            return Answered(right, probability, squares, answers=found)
+            results = evaluation.ask(lm, range(len(self)))
+            lines = logged_lines(results)
+            found = evaluation.scores(label, evaluation.template_of(lm), lines, results["configs"])
+            questions = self.built()
+            logs = self._logs(lm, questions, results["samples"])
+        except NotImplementedError as error:
+            raise UsageError(
+                f"a probe needs log-likelihoods, which {type(lm).__name__} does not give; use hf or vllm"
+            ) from error
+        score = np.where([question.scored for question in questions], found.score, np.nan)
+        probability = np.array([_probability(*pair) for pair in zip(questions, logs, strict=True)])
+        try:
+            answers = self._answers(lm, questions, logs)
+            squares = np.array([np.square(each).sum() for each in answers])
+            return Answered(score, probability, squares, answers=answers)
         except DispersionError as error:
-            return Answered(right, probability, np.full(len(questions), np.nan), str(error))
+            return Answered(score, probability, np.full(len(self), np.nan), str(error))
 
-    def built(self, lm: Any) -> list[Question]:
-        """The questions, with the prompts that this model gets."""
-        template = lm.chat_template(self._chat) if self._chat else None
-        if self._built is None or self._built[0] != template:
-            documents: dict[str, list[int]] = {name: [] for name, _ in self._places}
-            for name, doc_id in self._places:
-                documents[name].append(doc_id)
-            found = {
-                (name, doc_id): _question(self._tasks[name], name, doc_id, requests, bool(self._chat))
-                for name, chosen in documents.items()
-                for doc_id, requests in built_requests(
-                    self._tasks[name], chosen, lm if self._chat else None
-                ).items()
-            }
-            self._built = template, [found[place] for place in self._places if place in found]
-        return self._built[1]
+    def built(self) -> list[Question]:
+        """The questions, with the prompts that the model got that was asked last."""
+        found = (self.evaluation.requests_of(place) for place in range(len(self)))
+        return [_question(task, requests, bool(self.evaluation.chat)) for task, requests in found]
+
+    def _logs(self, lm: Any, questions: Sequence[Question], samples: Any) -> list[list[float]]:
+        """The log-likelihood of each choice or target; those of targets of generated answers are asked."""
+        known = {
+            (task, sample["doc_id"]): [answer[0] for answer in sample["resps"]]
+            for task, of_task in samples.items()
+            for sample in of_task
+        }
+        generated = [r for q in questions if q.kind == "generate_until" for r in q.requests]
+        asked = iter(lm.loglikelihood(generated) if generated else ())
+        logs = []
+        for question, place in zip(questions, self.evaluation.questions, strict=True):
+            generates, count = question.kind == "generate_until", len(question.requests)
+            pairs = [next(asked) for _ in range(count)] if generates else known[place][:count]
+            logs.append([float(log) for log, _ in pairs])
+        return logs
 
     def _answers(
-        self, lm: Any, questions: Sequence[Question], logs: Sequence[Sequence[tuple[float, bool]]]
+        self, lm: Any, questions: Sequence[Question], logs: Sequence[Sequence[float]]
     ) -> tuple[Array, ...]:
         """Probabilities of the answer tokens, question by question; DispersionError if unavailable."""
         if not hasattr(lm, "_encode_pair") or not all(question.context for question in questions):
             raise HarnessError("its prompts do not end where an answer begins, or the backend has no tokens")
         values = []
-        for question, pairs in zip(questions, logs, strict=True):
+        for question, known in zip(questions, logs, strict=True):
             choices = [lm._encode_pair(*request.args[:2])[1] for request in question.requests]
             if question.kind != "multiple_choice" or any(len(choice) > 1 for choice in choices):
                 context, tokens = self._place(lm, question)
                 requests = [((question.context, ""), context, [token]) for token in tokens]
-                pairs = lm._loglikelihood_tokens(requests, disable_tqdm=True)
-            values.append(np.exp([log for log, _ in pairs]))
+                known = [log for log, _ in lm._loglikelihood_tokens(requests, disable_tqdm=True)]
+            values.append(np.exp(known))
         return tuple(values)
 
     def _place(self, lm: Any, question: Question) -> tuple[list[int], list[int]]:
@@ -185,46 +174,32 @@ def check_decoder(lm: Any) -> None:
         raise HarnessError("a probe needs a decoder-only model, got an encoder-decoder; use lm_eval for it")
 
 
-def _log_likelihoods(lm: Any, requests: list[Any]) -> list[tuple[float, bool]]:
-    try:
-        return list(lm.loglikelihood(requests, **_silent(lm.loglikelihood))) if requests else []
-    except NotImplementedError as error:
-        raise UsageError(
-            f"a probe needs log-likelihoods, which {type(lm).__name__} does not give; use hf or vllm"
-        ) from error
-
-
-def _silent(method: Any) -> dict[str, bool]:
-    """lm-eval's own option against its progress bars, where a backend has it."""
-    return {"disable_tqdm": True} if "disable_tqdm" in inspect.signature(method).parameters else {}
-
-
-def _question(task: Any, name: str, doc_id: int, requests: Sequence[Any], chat: bool) -> Question:
+def _question(task: Any, requests: Sequence[Any], chat: bool) -> Question:
     first, kind = requests[0], task.OUTPUT_TYPE
     if any(len(request.args) > 2 for request in requests):
-        raise UsageError(f"{name} has images or sound; a probe needs text questions")
+        raise UsageError(f"{task.task_name} has images or sound; a probe needs text questions")
     context = first.args[0]
     glued = context[-1:].isspace() or (chat and not task.config.gen_prefix)
     space = "" if glued else task.config.target_delimiter
     if kind == "multiple_choice":
-        asked = [r for r in requests if r.args[0]] or requests  # without those of mutual information
+        asked = tuple(r for r in requests if r.args[0]) or tuple(requests)  # without mutual information's
         several = len({request.args[0] for request in asked}) > 1
         right = right_choices(task, first, len(asked))
-        return Question(name, doc_id, kind, "" if several else context, space, tuple(asked), right)
-    if kind == "generate_until":
-        target = [] if getattr(task.config, "unsafe_code", False) else task.doc_to_target(first.doc)
-        texts = [text for text in (target if isinstance(target, list) else [target]) if isinstance(text, str)]
-        texts = [text if text[0].isspace() else f"{space}{text}" for text in texts if text]
-        requests = [replace(first, request_type="loglikelihood", arguments=(context, text)) for text in texts]
-    return Question(name, doc_id, kind, context, space, tuple(requests), tuple(range(len(requests))))
+        return Question(kind, "" if several else context, space, asked, right, bool(right))
+    if kind != "generate_until":
+        return Question(kind, context, space, tuple(requests), tuple(range(len(requests))), True)
+    code = bool(getattr(task.config, "unsafe_code", False))  # the target has tests, not an answer
+    target = [] if code else task.doc_to_target(first.doc)
+    texts = [text for text in (target if isinstance(target, list) else [target]) if isinstance(text, str)]
+    texts = [text if text[0].isspace() else f"{space}{text}" for text in texts if text]
+    asked = tuple(replace(first, request_type="loglikelihood", arguments=(context, text)) for text in texts)
+    return Question(kind, context, space, asked, tuple(range(len(asked))), code or bool(asked))
 
 
-def _scores(question: Question, pairs: Sequence[tuple[float, bool]]) -> tuple[float, float]:
-    """Whether the answer is right, and the probability of the right one."""
-    logs = np.array([log for log, _ in pairs], dtype=np.float64)
+def _probability(question: Question, logs: Sequence[float]) -> float:
+    """The probability of the right answer."""
     if not question.right or not np.isfinite(logs).any():
-        return np.nan, np.nan
+        return np.nan
     if question.kind == "multiple_choice":
-        probability = right_probability([log for log, _ in pairs], question.right)
-        return float(int(logs.argmax()) in question.right), probability
-    return float(pairs[0][1]) if question.kind == "loglikelihood" else np.nan, float(np.exp(logs.max()))
+        return right_probability(logs, question.right)
+    return float(np.exp(max(logs)))

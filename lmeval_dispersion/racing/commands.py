@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 
 from lmeval_dispersion.errors import UsageError, require_extra
-from lmeval_dispersion.options import Once, add_examples, add_lm_eval, add_output, add_seed, add_tasks
+from lmeval_dispersion.options import (
+    Once,
+    add_examples,
+    add_lm_eval,
+    add_metric,
+    add_output,
+    add_seed,
+    add_tasks,
+)
 from lmeval_dispersion.output import Output, prints_to_stderr
 from lmeval_dispersion.racing import replay
 from lmeval_dispersion.racing.contest import ERROR, MARGIN
@@ -38,14 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--by", choices=("rows", "block"), help=order)
     sample = "random others of each group race as well (default: 0)"
     add("--audit-sample", type=int, default=0, metavar="N", help=sample)
-    add = parser.add_argument_group("how").add_argument
+    how = parser.add_argument_group("how")
+    add = how.add_argument
     add("--error", type=float, default=ERROR, metavar="X", help=_ERROR)
     add("--margin", type=float, default=MARGIN, metavar="X", help=_MARGIN)
     add("--top", type=int, default=1, metavar="K", help="how many of the best are wanted (default: 1)")
     spend = "the most questions to ask now, of all together; the same command goes on (default: all needed)"
     add("--budget", type=int, metavar="N", help=spend)
     add("--hours", type=float, metavar="X", help="the longest to go on, likewise (default: to the end)")
-    add("--metric", metavar="[FILTER/]METRIC", help="what scores a question (default: acc, exact_match, …)")
+    add_metric(how)
     engine = "side by side on the Ray cluster of RAY_ADDRESS, or of this machine (default: one by one)"
     add("--engine", choices=("ray",), help=engine)
     gpus = "of the cluster's; a part of 1 too (default: 1 where it has GPUs)"
@@ -57,7 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--limit", type=int, metavar="N", help="the most questions of a checkpoint (default: all there are)")
     folder = "keeps all answers: the same command goes on, more checkpoints join (default: race-TASKS)"
     add("--output_path", metavar="FOLDER", help=folder)
-    add("--confirm_run_unsafe_code", action="store_true", help="let tasks run the code that models write")
     recorded = parser.add_mutually_exclusive_group()
     recorded.add_argument(
         "--replay",

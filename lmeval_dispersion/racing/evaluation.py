@@ -187,6 +187,16 @@ class Evaluation:
             task.take()  # of a block that another model did not finish
         return seams.evaluated(lm, self.tasks, requests, **self._options)
 
+    def requests_of(self, place: int) -> tuple[Any, list[Any]]:
+        """The task of the question at a place, and its requests to the model that was asked last."""
+        name, i = self.questions[place]
+        return self.tasks[name], self._requests[name][i]
+
+    def template_of(self, lm: Any) -> str | None:
+        """Hash of the chat template that a model's prompts are built with; None without one."""
+        template = lm.chat_template(self.chat) if self.chat else None
+        return hashed(template) if template else None
+
     def _built(self, name: str, lm: Any = None) -> dict[int, list[Any]]:
         """A task's requests; where examples may be drawn document by document all, as in lm-eval."""
         task = self.tasks[name]
@@ -331,9 +341,7 @@ class Entrant:
         if len(new := places[np.isnan(self._answers.score[places])]):
             start = time.perf_counter()
             results = self._asked(new)
-            lines = {
-                name: "".join(map(seams.logged_line, found)) for name, found in results["samples"].items()
-            }
+            lines = seams.logged_lines(results)
             scores = self._scores(lines, results["configs"])
             self.seconds += time.perf_counter() - start
             self._keep(scores, results, lines)
@@ -401,8 +409,7 @@ class Entrant:
 
         lm = self.evaluation.models.loaded(self._model, self._given, check, **self._settings)
         self._weights = weights
-        if self.evaluation.chat and (template := lm.chat_template(self.evaluation.chat)):
-            self._template = hashed(template)
+        self._template = self.evaluation.template_of(lm)
         name = self._given.get("pretrained") or self._given["model"]  # the latter of a server
         if commit := commit_of(name, lm, self._given):
             self._given["revision"] = commit

@@ -91,6 +91,8 @@ class Race(Report):
     def charts(self) -> dict[str, Chart]:
         """The mean so far against the questions asked, a line a checkpoint, with an interval at its end."""
         asked = [row for row in self.checkpoints if row.label in self._answered]
+        if not asked:
+            return {}
         values = list[dict[str, Any]]()
         for row, name in zip(asked, short_names([row.label for row in asked]), strict=True):
             scores = self._answered[row.label].score
@@ -127,7 +129,7 @@ class Race(Report):
         drawn = {"data": {"values": values}, "height": 320, "encoding": encoding, "layer": layers}
         meaning = "A line ends where its checkpoint was dropped, with ± two standard errors over questions."
         numbers = "; ".join(value["says"] for value in values if "says" in value)
-        return {"race": Chart(drawn, "Score against questions asked", numbers, meaning)} if asked else {}
+        return {"race": Chart(drawn, "Score against questions asked", numbers, meaning)}
 
     def context(self) -> dict[str, Any]:
         """The parts of the sentences."""

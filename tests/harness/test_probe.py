@@ -53,16 +53,16 @@ def probabilities(lm, ids):
 def test_answers_are_those_of_lm_eval(task, shots, in_world, model_folder, task_manager, stock):
     lm = from_folder(model_folder)
     lm.batch_size_per_gpu = 1  # sums of a batch are rounded by its shape
-    # More than there are, so that lm-eval, which numbers a selection anew, draws the same examples.
-    questions = Questions(task, 10**6, num_fewshot=shots, include_path=stock, seed=3)
+    questions = Questions(task, 3, num_fewshot=shots, include_path=stock, seed=3)
     answered = questions.ask(lm)
     samples = evaluate(lm, [task], task_manager(*FAMILIES), num_fewshot=shots, log_samples=True)["samples"]
     by_document = {sample["doc_id"]: sample for sample in samples[task]}
-    assert len(questions) == questions.of == len(by_document)
-    order = [question.doc_id for question in questions.built(lm)]
-    assert sorted(order) == sorted(by_document) != order
+    assert len(questions) < questions.evaluation.available == len(by_document)
+    order = [doc_id for _, doc_id in questions.evaluation.questions]
+    assert {*order} < {*by_document}
+    assert sorted(order) != order
     for doc_id, right, probability, question in zip(
-        order, answered.right, answered.probability, questions.built(lm), strict=True
+        order, answered.score, answered.probability, questions.built(), strict=True
     ):
         sample = by_document[doc_id]
         logs = [float(pair[0]) for pair in sample["filtered_resps"]]
@@ -70,8 +70,6 @@ def test_answers_are_those_of_lm_eval(task, shots, in_world, model_folder, task_
         shares = np.exp(np.array(logs) - max(logs))
         assert right == sample["acc"]
         assert probability == shares[int(sample["target"])] / shares.sum()
-    block = questions.ask(lm, slice(2, 5))
-    np.testing.assert_array_equal(block.probability, answered.probability[2:5])
 
 
 def test_squares_are_those_of_the_softmax(in_world, model_folder, tasks, stock):
@@ -79,7 +77,8 @@ def test_squares_are_those_of_the_softmax(in_world, model_folder, tasks, stock):
     demo = from_folder(DEMO / "sums-80")
     letters = Questions("sums_letter", 4, include_path=str(tasks))
     four = [demo.tok_encode(digit)[0] for digit in "0123"]
-    for question, squares in zip(letters.built(demo), letters.ask(demo).squares, strict=True):
+    found = letters.ask(demo).squares
+    for question, squares in zip(letters.built(), found, strict=True):
         place = probabilities(demo, demo.tok_encode(question.context))
         assert squares == pytest.approx(np.square(place[four]).sum(), rel=1e-4)
     # Whole phrases have no tokens of their own, and the answers of ARC none either.
@@ -90,10 +89,10 @@ def test_squares_are_those_of_the_softmax(in_world, model_folder, tasks, stock):
     for task in ("sums", "sums_written"):
         written = Questions(task, 5, include_path=str(tasks), answers=str(tasks / "digits.yaml"))
         answered = written.ask(demo)
-        for question, squares in zip(written.built(demo), answered.squares, strict=True):
+        for question, squares in zip(written.built(), answered.squares, strict=True):
             place = probabilities(demo, demo.tok_encode(question.context))
             assert squares == pytest.approx(np.square(place[digits]).sum(), rel=1e-4)
-    for question, probability in zip(written.built(demo), answered.probability, strict=True):
+    for question, probability in zip(written.built(), answered.probability, strict=True):
         ids, target = demo.tok_encode(question.context), demo.tok_encode(question.requests[0].args[1])
         steps = [probabilities(demo, [*ids, *target[:i]])[token] for i, token in enumerate(target)]
         assert probability == pytest.approx(np.prod(steps), rel=1e-4)
@@ -106,21 +105,39 @@ def test_a_space_that_is_a_token_stands_before_the_place(in_world, tasks, tmp_pa
     demo = from_folder(DEMO / "sums-80")
     questions = Questions("sums_written", 5, include_path=str(tmp_path), answers=str(tasks / "digits.yaml"))
     digits = [demo.tok_encode(digit)[0] for digit in "0123456789"]
-    for question, squares in zip(questions.built(demo), questions.ask(demo).squares, strict=True):
+    found = questions.ask(demo).squares
+    for question, squares in zip(questions.built(), found, strict=True):
         place = probabilities(demo, demo.tok_encode(question.context + " "))
         assert squares == pytest.approx(np.square(place[digits]).sum(), rel=1e-4)
+
+
+@pytest.mark.parametrize("task", ["sums_letter", "sums_written"])
+def test_without_labels_only_the_score_and_the_right_answer_are_unknown(task, in_world, tasks, tmp_path):
+    unlabelled = yaml.safe_load((tasks / f"{task}.yaml").read_text()) | {"doc_to_target": ""}
+    (tmp_path / "unlabelled.yaml").write_text(yaml.safe_dump(unlabelled))
+    demo, digits = from_folder(DEMO / "sums-80"), str(tasks / "digits.yaml")
+    given, bare = (
+        Questions(task, 5, include_path=str(folder), answers=digits).ask(demo) for folder in (tasks, tmp_path)
+    )
+    assert np.isnan(bare.score).all()
+    assert np.isnan(bare.probability).all()
+    assert np.isfinite(given.score).all()
+    assert np.isfinite(given.probability).all()
+    np.testing.assert_allclose(bare.squares, given.squares, rtol=1e-5)
 
 
 def test_prompts_are_built_for_each_chat_template(in_world, model_folder, stock):
     lm = from_folder(model_folder)
     questions = Questions("arc_easy_dispersion", 3, include_path=stock, apply_chat_template=True)
-    first = questions.built(lm)
+    questions.ask(lm)
+    first = questions.built()
     assert all("<|assistant|>" in question.context for question in first)
-    assert questions.built(lm) is first
-    lm.tokenizer.chat_template = lm.tokenizer.chat_template.replace("assistant", "robot")
-    again = questions.built(lm)
-    assert [q.doc_id for q in again] == [q.doc_id for q in first]
-    assert all("<|robot|>" in question.context for question in again)
+    other = from_folder(model_folder)
+    other.tokenizer.chat_template = other.tokenizer.chat_template.replace("assistant", "robot")
+    questions.ask(other)
+    again = [question.context.replace("robot", "assistant") for question in questions.built()]
+    assert again == [question.context for question in first]
+    assert all("<|robot|>" in question.context for question in questions.built())
 
 
 def test_the_demo_family_is_ordered_with_labels_and_without(in_world, tasks, tmp_path, capsys):
@@ -135,14 +152,11 @@ def test_the_demo_family_is_ordered_with_labels_and_without(in_world, tasks, tmp
     assert result["checkpoints"][0]["accuracy"] > 0.9 > result["checkpoints"][-1]["accuracy"]
     assert result["checkpoints"][0]["squares"] is None
     assert "`dispersion tokens`" in result["notes"][0]
-    without = ("--answers", tasks / "digits.yaml", "--rank-by", "squares", "--format", "csv")
+    without = ("--answers", tasks / "digits.yaml", "--rank-by", "squares", "--format", "json")
     assert run(tasks, *models, *without, task="sums_written") == 0
-    assert [line.split(",")[1] for line in capsys.readouterr().out.splitlines()[1:]] == [
-        "sums-80",
-        "sums-30",
-        "sums-10",
-        "sums-00",
-    ]
+    written = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert [c["label"] for c in written] == ["sums-80", "sums-30", "sums-10", "sums-00"]
+    assert {c["accuracy"] for c in written} == {0}  # generated up to the full stop, which the target has
 
 
 def test_one_checkpoint_copies_and_all_questions(in_world, tasks, capsys):
@@ -181,7 +195,7 @@ def test_tasks_and_models_that_cannot_be_asked_are_refused(in_world, tmp_path, t
     with pytest.raises(UsageError, match="lm-eval has no task 'arc_eazy'; did you mean arc_easy"):
         Questions("arc_eazy", 25, include_path=stock)
     assert len(Questions("quail_dispersion", 5)) > 0  # a task that we alone have
-    with pytest.raises(UsageError, match="wikitext asks no questions"):
+    with pytest.raises(UsageError, match="wikitext: expected a score from 0 to 1 for each question"):
         Questions("wikitext", 25, include_path=stock)
     t5 = transformers.T5Config(vocab_size=99, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     transformers.T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")
