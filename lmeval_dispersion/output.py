@@ -123,6 +123,13 @@ def progress_bar(
         yield update
 
 
+def say_beside_progress(text: str) -> None:
+    """A line on standard error, above a progress bar if there is one."""
+    from tqdm import tqdm
+
+    tqdm.write(text, file=sys.stderr)
+
+
 def _lines(every: float) -> Callable[[int, int, str], None]:
     said, before = time.monotonic(), 0
 

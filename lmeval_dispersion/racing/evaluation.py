@@ -296,6 +296,7 @@ class Entrant:
 
     Attributes:
         seconds: To load and ask it, earlier runs included.
+        loading: Seconds that loading it took now.
         as_base: Whether it is an adapter that changes no answer of its base.
 
     Raises:
@@ -315,7 +316,8 @@ class Entrant:
         model_args: str = "",
         **settings: Any,
     ) -> None:
-        self.evaluation, self.label, self.seconds = evaluation, label, 0.0
+        self.evaluation, self.label = evaluation, label
+        self.seconds = self.loading = 0.0
         self._order, self._answers = order, evaluation.unasked()
         self._folder, self._date, self._file = folder, date, folder / f"results_{date}.json"
         self._model, self._given = model, {**arguments, **seams.backend_arguments(model_args)}
@@ -369,7 +371,9 @@ class Entrant:
     def _asked(self, places: NDArray[np.int64]) -> dict[str, Any]:
         try:
             if self._lm is None:
+                start = time.perf_counter()
                 self._lm = self._loaded()
+                self.loading = time.perf_counter() - start
             results = self.evaluation.ask(self._lm, places.tolist())
             if not self._count:
                 asked = next(iter(results["samples"].values()))

@@ -18,11 +18,13 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.output import progress_bar, write_whole
+from lmeval_dispersion.output import progress_bar, say_beside_progress, write_whole
 from lmeval_dispersion.racing.contest import Contest, Scores
 from lmeval_dispersion.racing.contest import run as run_checkpoint
 from lmeval_dispersion.racing.lineup import Entry, Lineup
 from lmeval_dispersion.racing.report import Race, race_of
+from lmeval_dispersion.racing.rule import BLOCK
+from lmeval_dispersion.report.declared import count as counted
 from lmeval_dispersion.report.declared import listed
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class RaceFolder:
     as_base: list[str] = field(default_factory=list)  # adapters that answer as their base
     kept: dict[str, Any] = field(default_factory=dict)  # what race.json says
     allowance: Limits = field(default_factory=Limits)
+    forecast_said: bool = False
 
     @property
     def raced(self) -> list[Entry]:
@@ -108,8 +111,27 @@ class RaceFolder:
             names[entry.label] = name
         return names
 
+    def expected(self, questions: int) -> tuple[int, int]:
+        """The fewest and the most questions of a race in which each may be asked so many."""
+        raced = sum(entry.chosen != "base" for entry in self.raced)
+        going = (going_on(self.raced) if self.lineup.by == "block" else None) or raced
+        block, base = min(BLOCK, questions), (len(self.raced) - raced) * questions
+        fewest = questions + block * (raced - 1)
+        return base + fewest, base + questions * going + block * (raced - going)
+
+    def forecast(self, questions: int, load: float, ask: float) -> str:
+        """What a race takes, by the seconds to load a checkpoint and those to ask it a question."""
+        few, many = self.expected(questions)
+        loads = len(self.raced)
+        if self.lineup.by == "block":  # adapters share their base, others are loaded again
+            loads = 1 if self.lineup.reference else loads + (going_on(self.raced) or loads)
+        seconds = loads * load + many * ask
+        most = f"{max(1, round(seconds / 60))} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+        return f"{counted(loads, 'load')}, {few:,} to {many:,} questions, at most about {most}"
+
     def run(self, contest: Contest, *, quiet: bool) -> None:
         """Race, one checkpoint after the other; where a first block orders them, that of all comes first."""
+        self.forecast_said = quiet
         entries = {entry.label: entry for entry in self.raced}
         try:
             with progress_bar(hidden=quiet, every=LINES) as update:
@@ -135,7 +157,13 @@ class RaceFolder:
             if entry.label not in self.kept["turns"] and not block:
                 self.write(turns=dict(contest.against))
             self.allowance.asked += end - begin
-            return entrant.ask(begin, end)
+            start, new = time.perf_counter(), not contest.answered
+            scores = entrant.ask(begin, end)
+            if new and not self.forecast_said:
+                asking = (time.perf_counter() - start - entrant.loading) / (end - begin)
+                say_beside_progress(self.forecast(contest.questions, entrant.loading, asking))
+            self.forecast_said = True
+            return scores
 
         known = entrant.known
         try:

@@ -21,11 +21,15 @@ from lmeval_screener.targets.names import Target
 from lmeval_screener.tokens.answers import check_answers, first_known, tasks_in
 from lmeval_screener.tokens.resolution import load_domain
 from lmeval_screener.tokens.sets import AnswerSet, TokenSet, load_token_set
+from lmeval_screener.weights.tensors import DTYPE_BITS
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.store.identity import SUFFIX
+
+_CHEAP = 2e9  # bytes of a checkpoint that loads in seconds
+_BLOCK_IS_BETTER = ["Where loading is cheap, as here, a first block of all is the better screen (by block)."]
 
 
 class Entry(NamedTuple):
@@ -43,7 +47,8 @@ class Entry(NamedTuple):
 class Lineup(NamedTuple):
     """The checkpoints of a race in its order, then the others; what could not be screened; the manifest.
 
-    ``by`` is what orders those that race: the ``rows``, or a first ``block`` of questions.
+    ``by`` is what orders those that race: the ``rows``, or a first ``block`` of questions. ``bytes`` are
+    those of the weights to load, about, 0 where the screen does not know them.
     """
 
     entries: Sequence[Entry]
@@ -51,6 +56,7 @@ class Lineup(NamedTuple):
     manifest: Mapping[str, Any] | None = None
     by: str = "rows"
     failed: Sequence[str] = ()  # names of those that could not be screened
+    bytes: int = 0
 
     @property
     def reference(self) -> str:
@@ -78,8 +84,11 @@ class Lineup(NamedTuple):
         named = all(entry.chosen == "named" for entry in self.entries)
         order = by or ("block" if named or any(e.chosen == "block" for e in self.entries) else "rows")
         bases = [_base(entry.arguments) for entry in self.entries if entry.chosen]
-        if order == "rows" or not shared or len(bases) < 2 or not bases[0] or bases != bases[:1] * len(bases):
-            return self._replace(by=order)
+        alike = len(bases) > 1 and bool(bases[0]) and bases == bases[:1] * len(bases)
+        if order == "rows" or not (shared and alike):
+            cheap = alike or 0 < self.bytes <= _CHEAP * len(bases)
+            note = _BLOCK_IS_BETTER if by is None and shared and cheap and len(bases) > 1 else ()
+            return self._replace(by=order, notes=[*self.notes, *note])
         name = bases[0]["pretrained"]
         label = f"{Path(name).name if Path(name).is_dir() else name} (base)"
         return self._replace(
@@ -166,7 +175,20 @@ def lineup(
         return "named" if all else "block" if of_block else c.chosen
 
     entries = [Entry(t.label, _arguments(t, c, named), c.rank, why(c)) for t, c in ordered]
-    return Lineup(sorted(entries, key=lambda entry: entry.chosen is None), notes, content, failed=failed)
+    size = _bytes(entries, named) if isinstance(named, Result) else 0
+    entries.sort(key=lambda entry: entry.chosen is None)
+    return Lineup(entries, notes, content, failed=failed, bytes=size)
+
+
+def _bytes(entries: Sequence[Entry], screened: Result) -> int:
+    """About how many bytes of weights those that race load, adapters of one base once; 0 if not known."""
+    known = {c.label: (c.parameters or 0) * DTYPE_BITS.get(c.dtype, 0) // 8 for c in screened.checkpoints}
+    loads = {
+        json.dumps(_base(entry.arguments) or entry.arguments, sort_keys=True): known.get(entry.label, 0)
+        for entry in entries
+        if entry.chosen
+    }
+    return sum(loads.values()) if all(loads.values()) else 0
 
 
 def _base(arguments: Mapping[str, str]) -> dict[str, str]:

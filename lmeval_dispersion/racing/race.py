@@ -22,6 +22,7 @@ from lmeval_dispersion.racing.folder import Limits, RaceFolder, kept_race
 from lmeval_dispersion.racing.lineup import Entry, Lineup, lineup, manifest_in, names_of
 from lmeval_dispersion.racing.report import Race
 from lmeval_dispersion.racing.rule import BLOCK
+from lmeval_dispersion.report.cells import shown
 
 if TYPE_CHECKING:
     from lmeval_screener import Result
@@ -183,10 +184,9 @@ def race(
         check_model(kind, ",".join(recorded))
     if dry_run:
         folder.lineup = chosen
-        raced = sum(entry.chosen != "base" for entry in folder.raced)
-        few, many = (
-            n + count * (len(folder.raced) - raced) for n in (count + BLOCK * (raced - 1), count * raced)
-        )
+        few, many = folder.expected(count)
+        raced = f"{sum(entry.chosen != 'base' for entry in folder.raced)}"
+        raced += f" (about {shown(chosen.bytes, 'bytes')})" if chosen.bytes else ""
         about = f"Nothing was loaded (dry run): {raced} would be, and asked {few:,} to {many:,} questions."
         return folder.result(Contest(count, error, margin, seed), time.perf_counter() - start, [about])
     with folder.alone():

@@ -502,7 +502,25 @@ def test_a_dry_run_says_what_would_be_loaded_and_keeps_nothing(
     result = raced(capsys, *given, "--dry-run")
     assert result["notes"] == ["Nothing was loaded (dry run): 3 would be, and asked 90 to 120 questions."]
     assert {c["status"] for c in result["checkpoints"]} == {"undecided"}
+    screen = ["race", str(DEMO / "sums-*"), "--domain", "math", *given[given.index("--tasks") :], "--dry-run"]
+    cheap, about = sorted(raced(capsys, *screen)["notes"], reverse=True)
+    assert cheap == "Where loading is cheap, as here, a first block of all is the better screen (by block)."
+    size = re.search(r"run\): 5 \(about (\S+) MB\) would be", about)
+    assert size is not None
+    weights = sum(file.stat().st_size for file in (DEMO / "sums-45").glob("*.safetensors"))
+    assert float(size[1]) == pytest.approx(5 * weights / 1e6, rel=0.1)
+    assert "by block" not in str(raced(capsys, *screen, "--by", "rows")["notes"])
     assert not (tmp_path / "out").exists()
+
+
+def test_after_the_first_block_a_line_says_what_the_race_takes(
+    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = words(tasks, tmp_path / "out", "sums-45", "sums-30", "sums-20")
+    given.remove("-q")
+    for said in (["3 loads, 90 to 120 questions, at most about 1 min"], []):
+        assert main([*given]) == 0
+        assert [line for line in capsys.readouterr().err.splitlines() if "loads" in line] == said
 
 
 def test_an_older_folder_is_replayed_by_those_that_were_asked_everything_and_not_continued(
