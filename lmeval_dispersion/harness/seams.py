@@ -434,6 +434,12 @@ def evaluated(
         return evaluate(lm, chosen_tasks, samples=samples, bootstrap_iters=0, **options)  # type: ignore[no-any-return]
 
 
+def log_likelihoods(lm: Any, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+    """lm-eval's answers to requests of that type, without its progress bars."""
+    with redirect_stderr(StringIO()):
+        return list(lm.loglikelihood(list(requests))) if requests else []
+
+
 def _seed() -> None:
     """Seed as lm-eval does."""
     random.seed(DEFAULT_RANDOM_SEED)

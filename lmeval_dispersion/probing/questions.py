@@ -18,7 +18,7 @@ from lmeval_screener.tokens.vocabulary import Vocabulary
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import DispersionError, HarnessError, UsageError
-from lmeval_dispersion.harness.seams import logged_lines, right_choices
+from lmeval_dispersion.harness.seams import log_likelihoods, logged_lines, right_choices
 from lmeval_dispersion.racing.evaluation import Evaluation
 from lmeval_dispersion.store.identity import SUFFIX
 from lmeval_dispersion.store.samples import right_probability
@@ -124,7 +124,7 @@ class Questions:
             for sample in of_task
         }
         generated = [r for q in questions if q.kind == "generate_until" for r in q.requests]
-        asked = iter(lm.loglikelihood(generated) if generated else ())
+        asked = iter(log_likelihoods(lm, generated))
         logs = []
         for question, place in zip(questions, self.evaluation.questions, strict=True):
             generates, count = question.kind == "generate_until", len(question.requests)

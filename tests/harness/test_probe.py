@@ -154,7 +154,9 @@ def test_the_demo_family_is_ordered_with_labels_and_without(in_world, tasks, tmp
     assert "`dispersion tokens`" in result["notes"][0]
     without = ("--answers", tasks / "digits.yaml", "--rank-by", "squares", "--format", "json")
     assert run(tasks, *models, *without, task="sums_written") == 0
-    written = json.loads(capsys.readouterr().out)["checkpoints"]
+    said = capsys.readouterr()
+    assert said.err == ""  # nothing of lm-eval's
+    written = json.loads(said.out)["checkpoints"]
     assert [c["label"] for c in written] == ["sums-80", "sums-30", "sums-10", "sums-00"]
     assert {c["accuracy"] for c in written} == {0}  # generated up to the full stop, which the target has
 
