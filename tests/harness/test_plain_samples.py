@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -93,7 +94,10 @@ def test_two_runs_are_paired_document_by_document(logged):
         "Dispersion is not compared: samples of lm-eval hold no vectors; `dispersion"
     )
     assert "│" in render(found.document(), "table", width=80)
-    assert "Difference of accuracy" in render(found.document(), "html")
+    page = render(found.document(), "html")
+    assert re.findall(r'<button type="button">([^<]*)</button><span class="dots', page) == ["Δ accuracy"]
+    drawn = [row for row in found.others[0].slices if not math.isnan(row.accuracy_difference)]
+    assert page.count("<circle") == len(drawn) > 20  # slice by slice
 
 
 def test_what_differs_is_refused_or_left_out_and_counted(logged, stock):
