@@ -31,7 +31,11 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
     if name.startswith("_") or name not in (public := _public()):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from difflib import get_close_matches
+
+        near = [] if name.startswith("_") else get_close_matches(name, __dir__())
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     from importlib import import_module
 
     module, there = public[name]

@@ -50,6 +50,10 @@ class UsageError(DispersionError):
     exit_code = 2
 
 
+class UnknownNameError(UsageError, LookupError):
+    """A result has no item of this name."""
+
+
 class StoreError(UsageError):
     """A run's folder cannot be read or written as a store."""
 

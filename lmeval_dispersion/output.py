@@ -6,33 +6,22 @@ Only the standard library is imported before a report is written.
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.report import render, require
+from lmeval_dispersion.report.forms import form_of, render, require
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from lmeval_dispersion.report import Document
 
-_SUFFIXES = {
-    ".txt": "table",
-    ".md": "markdown",
-    ".csv": "csv",
-    ".json": "json",
-    ".html": "html",
-    ".htm": "html",
-}
 _PATIENCE = 1.0  # seconds without progress
 
 
@@ -54,7 +43,7 @@ class Output:
         if path is not None:
             _check_writable(path)
             if args.format is None:
-                output_format = _by_suffix(path)
+                output_format = form_of(path)
         require(output_format)
         given = vars(args)
         quiet, details = given.get("quiet", False), given.get("details", False)
@@ -85,6 +74,8 @@ class Output:
         if self.path is None:
             _print(text, self.format)
         else:
+            from lmeval_dispersion.files import write_whole
+
             write_whole(self.path, text.encode("utf-8", "backslashreplace"))
             self.say(f"wrote {self.path}")
 
@@ -123,7 +114,7 @@ def progress_bar(
         yield update
 
 
-def say_beside_progress(text: str) -> None:
+def say_above_progress(text: str) -> None:
     """A line on standard error, above a progress bar if there is one."""
     from tqdm import tqdm
 
@@ -158,41 +149,6 @@ def prints_to_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write a file atomically, through to the disk: to a temporary file first, then renamed."""
-    place = Path(os.path.realpath(path))
-    part = place.with_name(f".{place.name[:50]}.{os.getpid()}")  # 255 bytes at most
-    try:
-        if place.exists() and not place.is_file():
-            place.write_bytes(content)  # a pipe or a device cannot be replaced
-            return
-        try:
-            with part.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            if place.exists():
-                shutil.copymode(place, part)
-            os.replace(part, place)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise DispersionError(
-            f"could not write {path}: {error.strerror or error}; free some space or name another file"
-        ) from error
-
-
-def keep_arrays(path: Path, compute: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
-    """Write the arrays of a unit of work, unless an earlier process did: a killed one loses one unit."""
-    if path.exists():
-        return
-    import numpy as np
-
-    content = io.BytesIO()
-    np.savez(content, **compute())  # type: ignore[arg-type]
-    write_whole(path, content.getbuffer())
-
-
 def _check_writable(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"expected a file, got the folder {path}", argument="output")
@@ -205,15 +161,6 @@ def _check_writable(path: Path) -> None:
         os.access(folder, os.W_OK) or (path.exists() and not path.is_file())
     ):
         raise UsageError(f"expected a file that may be written, got {path}", argument="output")
-
-
-def _by_suffix(path: Path) -> str:
-    try:
-        return _SUFFIXES[path.suffix.lower()]
-    except KeyError:
-        raise UsageError(
-            f"expected the suffix {', '.join(_SUFFIXES)}, or a format, got {path}", argument="output"
-        ) from None
 
 
 def _stdout_encoding() -> str:

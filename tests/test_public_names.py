@@ -35,6 +35,12 @@ def test_every_name_is_there_and_says_what_it_is(name):
     assert inspect.getdoc(value)
 
 
+def test_a_near_name_is_offered():
+    with pytest.raises(AttributeError, match="no attribute 'scren'; did you mean screen"):
+        lmeval_dispersion.scren  # noqa: B018
+    assert not hasattr(lmeval_dispersion, "__wrapped__")
+
+
 def test_dir_of_a_result_has_only_what_is_for_users():
     result = lmeval_dispersion.screen(demo=True)
     names = {name for name in dir(result) if not name.startswith("_")}

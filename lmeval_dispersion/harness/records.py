@@ -16,9 +16,9 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from lmeval_dispersion.errors import HarnessError
+from lmeval_dispersion.files import write_whole
 from lmeval_dispersion.geometry import Estimate, streamed_dispersion_estimate, valid_rows
 from lmeval_dispersion.harness.seams import Pooled
-from lmeval_dispersion.output import write_whole
 from lmeval_dispersion.store.format import CORRECT_ABOVE
 
 Vectors = NDArray[np.float32]

@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.files import keep_arrays
 from lmeval_dispersion.model.capture import capture, depth, resolve, split_names
 from lmeval_dispersion.model.loading import LoadedModel, chosen_model, loaded_model
 from lmeval_dispersion.model.texts import Texts
-from lmeval_dispersion.output import keep_arrays
 from lmeval_dispersion.store import COLUMNS, write_store
 from lmeval_dispersion.store.format import PARTS, make_folder
 

@@ -28,8 +28,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.files import keep_arrays, write_whole
 from lmeval_dispersion.installation import __version__
-from lmeval_dispersion.output import keep_arrays, progress_bar, write_whole
+from lmeval_dispersion.output import progress_bar
 from lmeval_dispersion.store.format import make_folder
 
 FORMAT = "dispersion-lab/3"

@@ -84,6 +84,7 @@ class Probe(Report):
     schema: ClassVar[str] = "dispersion-probe/1"
     libraries: ClassVar[Sequence[str]] = ("lm-eval", "torch", "transformers")
     guide: ClassVar[str] = "docs/reference/probe.md"
+    each: ClassVar[str] = "checkpoints"
 
     task: str
     questions: int

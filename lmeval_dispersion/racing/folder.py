@@ -18,7 +18,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.output import progress_bar, say_beside_progress, write_whole
+from lmeval_dispersion.files import write_whole
+from lmeval_dispersion.output import progress_bar, say_above_progress
 from lmeval_dispersion.racing.contest import Contest, Scores
 from lmeval_dispersion.racing.contest import run as run_checkpoint
 from lmeval_dispersion.racing.lineup import Entry, Lineup
@@ -161,7 +162,7 @@ class RaceFolder:
             scores = entrant.ask(begin, end)
             if new and not self.forecast_said:
                 asking = (time.perf_counter() - start - entrant.loading) / (end - begin)
-                say_beside_progress(self.forecast(contest.questions, entrant.loading, asking))
+                say_above_progress(self.forecast(contest.questions, entrant.loading, asking))
             self.forecast_said = True
             return scores
 

@@ -59,6 +59,7 @@ class Race(Report):
     schema: ClassVar[str] = "dispersion-race/1"
     libraries: ClassVar[Sequence[str]] = ("numpy", "lm-eval", "torch", "transformers")
     guide: ClassVar[str] = "docs/reference/race.md"
+    each: ClassVar[str] = "checkpoints"
 
     best: str | None  # None: no checkpoint was asked everything
     top: Sequence[str]  # the best that were wanted, of those asked everything

@@ -7,6 +7,7 @@ module. Every format of the report is made of these three.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 import re
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lmeval_dispersion.errors import MissingExtraError, UsageError
+from lmeval_dispersion.errors import MissingExtraError, UnknownNameError, UsageError
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.document import (
     Chart,
@@ -29,7 +30,7 @@ from lmeval_dispersion.report.document import (
     Text,
     fields_of,
 )
-from lmeval_dispersion.report.forms import render
+from lmeval_dispersion.report.forms import form_of, render
 
 if TYPE_CHECKING:
     import jinja2
@@ -69,18 +70,46 @@ class Report:
         schema: Name and version of the JSON contract, such as ``screen-checkpoints/3``.
         libraries: Distributions whose versions decide the numbers.
         guide: The documentation page that explains the report.
+        each: The field whose items are the result's own; empty for the rows of CSV.
     """
 
     template: ClassVar[str]
     schema: ClassVar[str] = ""
     libraries: ClassVar[Sequence[str]] = ()
     guide: ClassVar[str] = ""
+    each: ClassVar[str] = ""
 
     #: Names that only the making of reports needs: `dir` of a result leaves them out.
-    _INNER: ClassVar[Set[str]] = {"template", "schema", "libraries", "guide", "context", "document"}
+    _INNER: ClassVar[Set[str]] = {"template", "schema", "libraries", "guide", "each", "context", "document"}
 
     def __dir__(self) -> list[str]:
         return sorted(set(super().__dir__()) - self._INNER)
+
+    def __len__(self) -> int:
+        return len(self._items())
+
+    def __bool__(self) -> bool:
+        return True  # without an item too
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items())
+
+    def __contains__(self, name: object) -> bool:
+        return name in [_name(item) for item in self]
+
+    def __getitem__(self, name: str | int) -> Any:
+        """An item by its name, its label, slice or first text, or by its place."""
+        items = self._items()
+        if isinstance(name, int):
+            return items[name]
+        names = [_name(item) for item in items]
+        if name not in names:
+            near = difflib.get_close_matches(name, names) or names[:5]
+            raise UnknownNameError(f"expected a name such as {', '.join(near)}, got {name!r}")
+        return items[names.index(name)]
+
+    def _items(self) -> Sequence[Any]:
+        return getattr(self, self.each) if self.each else self.rows()
 
     def tables(self) -> Mapping[str, Table]:
         """The tables by name; CSV and the data frame hold the first."""
@@ -148,6 +177,18 @@ class Report:
         """
         return render(self.document(), "html")
 
+    def save(self, path: str | Path) -> None:
+        """Write the report to a file in the form of its suffix: .txt, .md, .csv, .json, .html.
+
+        Raises:
+            UsageError: Another suffix.
+            DispersionError: The file cannot be written.
+        """
+        from lmeval_dispersion.files import write_whole
+
+        text = render(self.document(), form_of(Path(path)))
+        write_whole(Path(path), text.encode("utf-8", "backslashreplace"))
+
     def plot(self) -> VegaLite:
         """The report's first chart, which notebooks draw; :meth:`charts` has all of them.
 
@@ -169,6 +210,12 @@ class Report:
         lines = (" ".join(line.split()) for line in document.answer)
         short = [line if len(line) <= _LINE else f"{line[: _LINE - 1]}…" for line in lines]
         return "\n  ".join([f"<{type(self).__name__}> {document.title}", *short])
+
+
+def _name(item: Any) -> str:
+    values = item if isinstance(item, Mapping) else {"label": getattr(item, "label", ""), **fields_of(item)}
+    texts = (value for value in values.values() if isinstance(value, str))
+    return str(values.get("label") or values.get("slice") or next(texts, ""))
 
 
 class VegaLite(dict[str, Any]):

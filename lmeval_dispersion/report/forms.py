@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError, printable
@@ -19,6 +20,25 @@ _TAG = re.compile(r"<(?!/?(?:details|summary)>)(?=[A-Za-z/!?])")  # of HTML, in 
 Format = Literal["table", "markdown", "csv", "json", "html"]
 #: Every format of a report, by its name in ``--format``.
 FORMATS: tuple[Format, ...] = get_args(Format)
+
+_SUFFIXES: dict[str, Format] = {
+    ".txt": "table",
+    ".md": "markdown",
+    ".csv": "csv",
+    ".json": "json",
+    ".html": "html",
+    ".htm": "html",
+}
+
+
+def form_of(path: Path) -> Format:
+    """The format that a file's suffix names; UsageError for another suffix."""
+    try:
+        return _SUFFIXES[path.suffix.lower()]
+    except KeyError:
+        raise UsageError(
+            f"expected the suffix {', '.join(_SUFFIXES)}, or a format, got {path}", argument="output"
+        ) from None
 
 
 def require(output_format: str) -> None:

@@ -79,6 +79,7 @@ class Watched(Report):
     schema: ClassVar[str] = "dispersion-watched/1"
     libraries: ClassVar[Sequence[str]] = ("numpy",)
     guide: ClassVar[str] = "docs/reference/watching.md"
+    each: ClassVar[str] = "measurements"
 
     folder: str
     measurements: Sequence[Measurement]

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.output import write_whole
+from lmeval_dispersion.files import write_whole
 from lmeval_dispersion.racing.contest import Contest, Scores
 from lmeval_dispersion.racing.folder import Limits
 from lmeval_dispersion.racing.tune import race_on_ray

@@ -139,3 +139,21 @@ def test_values_are_text(text):
     assert len(document.answer) == 2
     assert [section.heading for section in document.sections] == ["Ranking", "Parts"]
     assert document.title == f"Checkpoints for {re.sub(HIDDEN, ' ', text)}".strip()
+
+
+def test_a_result_has_length_items_names_and_files(tmp_path):
+    result = Ranked("math", ROWS)
+    assert len(result) == len(list(result)) == len(ROWS)
+    assert result["b"] == result[1] == result.rows()[1]
+    assert "b" in result
+    assert "z" not in result
+    with pytest.raises(LookupError, match="expected a name such as a, b, c, got 'z'"):
+        result["z"]
+    empty = Ranked("math", [])
+    assert bool(empty)
+    assert len(empty) == 0
+    for suffix, form in ((".md", "markdown"), (".json", "json"), (".csv", "csv"), (".txt", "table")):
+        result.save(tmp_path / f"x{suffix}")
+        assert (tmp_path / f"x{suffix}").read_text("utf-8") == render(result.document(), form)
+    with pytest.raises(UsageError, match="suffix"):
+        result.save(tmp_path / "x.pdf")

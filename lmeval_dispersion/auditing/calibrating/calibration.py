@@ -109,10 +109,6 @@ class Calibration(RunReport):
         """The fit, which ``dispersion predict`` reads from a file."""
         return self._calibrator
 
-    def save(self, path: str | Path) -> None:
-        """Write the calibrator's file, which ``dispersion predict`` reads."""
-        Path(path).write_text(self._calibrator.to_json(), "utf-8")
-
     def estimator(self, name: str) -> Estimator | None:
         """The row of an estimate, by its name or its figure."""
         return next((row for row in self.estimators if name in (row.estimator, row.figure)), None)

@@ -32,6 +32,7 @@ from lmeval_dispersion.auditing.ranking import clustered
 from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, check_labels
 from lmeval_dispersion.auditing.slices import Slice, by_column, by_value
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.files import write_whole
 from lmeval_dispersion.installation import __version__
 from lmeval_dispersion.report import Col
 from lmeval_dispersion.statistics import (
@@ -322,6 +323,10 @@ class Calibrator:
         """The file."""
         content = {"format": FORMAT, **asdict(self)}
         return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the file, which `predict` reads."""
+        write_whole(Path(path), self.to_json().encode())
 
     @classmethod
     def read(cls, name: str | Path) -> Calibrator:

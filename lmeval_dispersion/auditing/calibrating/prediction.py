@@ -74,6 +74,7 @@ class Predictions(RunReport):
     template = "predictions.jinja"
     schema = "dispersion-predictions/3"
     libraries = ("numpy", "pandas")
+    each = "slices"
 
     model: str
     layer: str

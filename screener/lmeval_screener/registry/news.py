@@ -94,6 +94,7 @@ class News(Report):
     template: ClassVar[str] = "news.jinja"
     schema: ClassVar[str] = "dispersion-registry/1"
     guide: ClassVar[str] = "docs/reference/registry.md"
+    each: ClassVar[str] = "moves"
 
     since: str
     moves: tuple[Move, ...]

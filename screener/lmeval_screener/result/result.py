@@ -115,6 +115,7 @@ class Result(Report):
     schema: ClassVar[str] = SCHEMA
     libraries: ClassVar[Sequence[str]] = ("numpy", "huggingface-hub")
     guide: ClassVar[str] = "docs/reference/screening.md"
+    each: ClassVar[str] = "checkpoints"
 
     _INNER: ClassVar[Set[str]] = {*Report._INNER, "head", "shown", "chosen"}
 

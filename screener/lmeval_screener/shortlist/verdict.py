@@ -139,6 +139,7 @@ class Verdict(Report):
     schema = "screen-checkpoints-verdict/2"
     libraries = ("numpy",)
     guide = "docs/reference/screening.md"
+    each = "points"
 
     domain: str
     metric: str

@@ -1,0 +1,50 @@
+"""Files written whole: a killed process leaves the old file, or none, and loses one unit of its work."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmeval_dispersion.errors import DispersionError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Write a file atomically, through to the disk: to a temporary file first, then renamed."""
+    place = Path(os.path.realpath(path))
+    part = place.with_name(f".{place.name[:50]}.{os.getpid()}")  # 255 bytes at most
+    try:
+        if place.exists() and not place.is_file():
+            place.write_bytes(content)  # a pipe or a device cannot be replaced
+            return
+        try:
+            with part.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if place.exists():
+                shutil.copymode(place, part)
+            os.replace(part, place)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise DispersionError(
+            f"could not write {path}: {error.strerror or error}; free some space or name another file"
+        ) from error
+
+
+def keep_arrays(path: Path, compute: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
+    """Write the arrays of a unit of work, unless an earlier process did: a killed one loses one unit."""
+    if path.exists():
+        return
+    import numpy as np
+
+    content = io.BytesIO()
+    np.savez(content, **compute())  # type: ignore[arg-type]
+    write_whole(path, content.getbuffer())
