@@ -42,11 +42,6 @@ def without_hub(**variables: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": path, "HF_HUB_DISABLE_XET": "1"} | variables
 
 
-def peak_mb() -> float:
-    """Highest resident memory of this process; getrusage would count what its parent held before it began."""
-    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
-
-
 def many_files() -> None:
     """Raise the limit on open files, and say how busy the machine is."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)

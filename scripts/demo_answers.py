@@ -16,13 +16,20 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from demo_texts import OPERANDS, held_out_pairs
 from lmeval_screener import screen
 
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.store.samples import read_logged
 
 QUESTIONS = 400
+OPERANDS = 50  # both operands are below this
+HELD_OUT_PAIRS = 0.1  # share of unordered operand pairs that no checkpoint was trained on
+
+
+def held_out_pairs() -> set[frozenset[int]]:
+    """Unordered operand pairs kept for the test."""
+    pairs = [frozenset((a, b)) for a in range(OPERANDS) for b in range(a, OPERANDS)]
+    return set(random.Random(0).sample(pairs, round(HELD_OUT_PAIRS * len(pairs))))
 
 
 def questions(seed: int = 0) -> list[dict[str, object]]:

@@ -1,24 +1,21 @@
-"""Measurements of a checkpoint of the demo family: accuracy, perplexity and G."""
+"""The demo family's accuracy, measured again, and the tables of its pages, from ``family.yaml``."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from demo_texts import BOS, OPERANDS, held_out_pairs
-from safetensors import safe_open
+from demo_answers import OPERANDS, held_out_pairs
 from scipy.stats import spearmanr
 from tokenizers import Tokenizer
-from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.functional import log_softmax
 from transformers import LlamaForCausalLM
 
 METRICS = ("cosine", "euclidean")
-WINDOW = 64  # tokens a training sequence, and a window of the perplexity
 
 
 class Accuracy(NamedTuple):
@@ -59,7 +56,7 @@ def addition_accuracy(
             rung = rng.randrange(4)
             offsets = [step - ladder[rung] for step in ladder]
             offsets[0], offsets[rung] = offsets[rung], offsets[0]  # the right answer comes first
-            prompt = tokenizer.encode(f"{BOS}{' '.join(shown)} {a}+{b}=").ids
+            prompt = tokenizer.encode(f"<s>{' '.join(shown)} {a}+{b}=").ids
             for offset in offsets:
                 ids = tokenizer.encode(f"{a + b + offset}.").ids
                 rows.append(prompt + ids)
@@ -72,59 +69,6 @@ def addition_accuracy(
         right += int((scores.view(-1, 4).argmax(1) == 0).sum())
     mean = right / questions
     return Accuracy(mean, math.sqrt(mean * (1 - mean) / questions), questions)
-
-
-@torch.inference_mode()
-def perplexity(model: LlamaForCausalLM, ids: torch.Tensor) -> float:
-    """Perplexity a token over windows of ``WINDOW`` tokens of held-out text."""
-    windows = ids[: len(ids) // (WINDOW + 1) * (WINDOW + 1)].view(-1, WINDOW + 1)
-    device = next(model.parameters()).device
-    total = 0.0
-    for part in windows.to(device).split(64):
-        logits = model(input_ids=part[:, :-1], use_cache=False).logits.float()
-        total += float(cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum"))
-    return math.exp(total / (windows.shape[0] * WINDOW))
-
-
-def token_rows(tokenizer: Tokenizer, words: list[str]) -> tuple[list[int], list[int]]:
-    """Vocabulary ids of the ten bare digits and of the spaced ``words`` that are whole pieces."""
-    digits = [tokenizer.token_to_id(str(d)) for d in range(10)]
-    ids = [tokenizer.token_to_id("Ġ" + word) for word in words]
-    return digits, [i for i in ids if i is not None]
-
-
-def gap(matrix: np.ndarray, domain: list[int], reference: list[int], metric: str) -> float:
-    """G = within(T) + between(T, R) of rows of the output projection, by the plain distance matrix."""
-    rows = matrix[domain + reference].astype(np.float64)
-    if metric == "cosine":
-        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-        distances = 1 - rows @ rows.T
-    else:
-        distances = np.linalg.norm(rows[:, None] - rows[None], axis=-1)
-    t = len(domain)
-    within = distances[:t, :t][np.triu_indices(t, 1)].mean()
-    return float(within + distances[:t, t:].mean())
-
-
-def measured(
-    folder: Path, held_out: torch.Tensor, words: list[str], questions: int, device: str = "cpu"
-) -> dict[str, Any]:
-    """Accuracy, perplexity and G of a stored checkpoint, all of its BF16 weights."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
-    accuracy = addition_accuracy(model, tokenizer, questions)
-    with safe_open(folder / "model-00001-of-00002.safetensors", "pt") as file:
-        matrix = file.get_tensor("lm_head.weight").float().numpy()
-    domain, reference = token_rows(tokenizer, words)
-    return {
-        "accuracy": {
-            "mean": round(accuracy.mean, 4),
-            "se": round(accuracy.se, 4),
-            "questions": accuracy.questions,
-        },
-        "perplexity": round(perplexity(model, held_out), 3),
-        "gap": {m: round(gap(matrix, domain, reference, m), 4) for m in METRICS},
-    }
 
 
 def correlations(rows: list[dict[str, Any]]) -> str:

@@ -13,8 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from demo_answers import sum_with_choices, write_task
-from demo_texts import OPERANDS
+from demo_answers import OPERANDS, sum_with_choices, write_task
 
 from lmeval_dispersion.installation import data_folder
 

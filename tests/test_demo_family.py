@@ -1,15 +1,12 @@
 """The bundled demo family: whole, small, loadable, and what its table says is what it does."""
 
-import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import train_demo_family
 import yaml
 from demo_measures import addition_accuracy, correlations, spread, table
-from demo_texts import OPERANDS, arithmetic_line, held_out_pairs, reference_words
 from lmeval_screener.tokens.resolution import resolve_tokens
 from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
@@ -84,25 +81,6 @@ def test_accuracy_is_measured_again(folder):
     assert (again.mean > COMMONEST + 4 * again.se) == (entry["answers"] == "right")
 
 
-def test_arithmetic_lines():
-    held_out = held_out_pairs()
-    assert len(held_out) == round(0.1 * OPERANDS * (OPERANDS + 1) / 2)
-    rng = random.Random(3)
-    shares = {}
-    for answers in ("right", "random"):
-        problems = arithmetic_line(rng, answers, held_out, count=500).rstrip(".").split(". ")
-        true = 0
-        for question, answer in (problem.split("=") for problem in problems):
-            sign = "+" if "+" in question else "-"
-            a, b = map(int, question.split(sign))
-            truth = a + b if sign == "+" else a - b
-            assert frozenset((a, b) if sign == "+" else (truth, b)) not in held_out
-            true += int(answer) == truth
-        shares[answers] = true / len(problems)
-    assert shares["right"] == 1
-    assert shares["random"] < 0.1
-
-
 def test_pages_hold_the_measured_table_and_the_spread_over_seeds():
     page = (ROOT / "docs" / "explanation" / "demo.md").read_text("utf-8")
     assert table(CHECKPOINTS) in (DEMO / "README.md").read_text("utf-8")
@@ -110,21 +88,3 @@ def test_pages_hold_the_measured_table_and_the_spread_over_seeds():
     assert spread(rows) in page
     for seed in sorted({row["seed"] for row in rows}):
         assert f"- seed {seed}: {correlations([r for r in rows if r['seed'] == seed])}\n" in page
-
-
-def test_the_script_runs_end_to_end(tmp_path, monkeypatch, capsys):
-    words = reference_words(ROOT / "token_sets" / "reference.yaml")
-    rng = random.Random(0)
-    lines = [" the ".join(rng.choices(words, k=12)) for _ in range(300)]
-    (tmp_path / "text.txt").write_text("\n".join(lines), "utf-8")
-    (tmp_path / "questions.jsonl").write_text('{"question": "Ann has 3 dogs and $4."}\n', "utf-8")
-    monkeypatch.chdir(tmp_path)
-    texts = ["--wikitext", "text.txt", "--gsm8k", "questions.jsonl", "--out", "family"]
-    train_demo_family.main(["--smoke", "--device", "cpu", *texts])
-    family = yaml.safe_load((tmp_path / "family" / "family.yaml").read_text("utf-8"))
-    assert family.keys() == FAMILY.keys()
-    assert family["training"].keys() == FAMILY["training"].keys()
-    assert [entry.keys() for entry in family["checkpoints"]] == [CHECKPOINTS[0].keys()] * 2
-    for entry in family["checkpoints"]:
-        assert files_of(tmp_path / "family" / entry["folder"]) == files_of(DEMO / FOLDERS[0])
-    assert table(family["checkpoints"]) in capsys.readouterr().out

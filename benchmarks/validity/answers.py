@@ -12,7 +12,7 @@ from lmeval_screener.weights.projection import FinalNorm
 
 from benchmarks.validity import records, texts
 from benchmarks.validity.decoder import Decoder
-from benchmarks.validity.questions import Question, answered, batches, endings_read
+from benchmarks.validity.questions import Question, batches, endings_read, programs_run
 from benchmarks.validity.texts import DOMAINS
 
 BLOCK = 25  # questions at whose places the probabilities of all answer tokens are kept
@@ -42,7 +42,7 @@ class Answers:
         }
         self.endings = {
             (pool, domain): [
-                tokenizer.encode(f"{GLUE[domain]}{q.answers[0]}{q.end}").ids for q in asked[pool][domain]
+                tokenizer.encode(f"{GLUE[domain]}{q.answer}{q.end}").ids for q in asked[pool][domain]
             ]
             for pool in asked
             for domain in DOMAINS
@@ -66,7 +66,8 @@ class Answers:
             flags = {pool: right for pool, (right, _) in pools.items()}
             if domain == "code":  # what is written is run
                 flags = {
-                    pool: answered(model, self.tokenizer, self.asked[pool][domain]) for pool in self.asked
+                    pool: programs_run(model, self.tokenizer, asked[domain])
+                    for pool, asked in self.asked.items()
                 }
             first = next_probabilities(model, self.prompts["labels", domain][:BLOCK])[:, ids]
             kept = {

@@ -25,9 +25,6 @@ class Decoder(nn.Module):
     """Decoders of one shape side by side: what each computes is its own, and one loop serves all of them.
 
     ``named`` holds each parameter of all members, their number in front, by its name in the file.
-
-    Attributes:
-        scale: Factor on the logits; folded into the final norm when stored, so that the rows stay as trained.
     """
 
     def __init__(
@@ -38,13 +35,10 @@ class Decoder(nn.Module):
         layers: int,
         heads: int,
         *,
-        tied: bool = False,
-        scale: float = 1.0,
         seeds: Sequence[int] = (0,),
     ) -> None:
         super().__init__()
         self.shape = {"vocabulary": vocabulary, "width": width, "mlp": mlp, "layers": layers, "heads": heads}
-        self.tied, self.scale = tied, scale
         members = [self._drawn(torch.Generator().manual_seed(seed)) for seed in seeds]
         self.named = nn.ParameterDict(
             {
@@ -77,8 +71,7 @@ class Decoder(nn.Module):
             named[at + "mlp.up_proj.weight"] = normal(mlp, width, sd=width**-0.5 / 2)
             named[at + "mlp.down_proj.weight"] = normal(width, mlp, sd=inner)
         named["model.norm.weight"] = torch.ones(width)
-        if not self.tied:
-            named["lm_head.weight"] = normal(vocabulary, width)
+        named["lm_head.weight"] = normal(vocabulary, width)
         return named
 
     def weight(self, name: str) -> torch.Tensor:
@@ -124,8 +117,7 @@ class Decoder(nn.Module):
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits (members, batch * length, vocabulary) of ids (members, batch, length)."""
-        name = "model.embed_tokens.weight" if self.tied else "lm_head.weight"
-        return self._linear(self.states(ids) * self.scale, name)
+        return self._linear(self.states(ids), "lm_head.weight")
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Final states (batch, length, width) of the only member, of ids (batch, length)."""
@@ -134,16 +126,15 @@ class Decoder(nn.Module):
     @property
     def rows(self) -> torch.Tensor:
         """The output projection of the first member, (vocabulary, width)."""
-        return self.weight("model.embed_tokens.weight" if self.tied else "lm_head.weight")[0]
+        return self.weight("lm_head.weight")[0]
 
     def head(self, states: torch.Tensor) -> torch.Tensor:
         """Logits of final states of the only member."""
-        return linear(states * self.scale, self.rows)
+        return linear(states, self.rows)
 
     def member(self, number: int) -> dict[str, torch.Tensor]:
-        """The stored form of one member: BF16 tensors by name, the factor folded into the final norm."""
+        """The stored form of one member: BF16 tensors by name."""
         tensors = {name.replace("/", "."): p.detach()[number].clone() for name, p in self.named.items()}
-        tensors["model.norm.weight"] *= self.scale
         return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
 
     def clip(self, limit: float) -> None:
@@ -250,7 +241,7 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], shape: dict[str, Any],
         "max_position_embeddings": POSITIONS,
         "rms_norm_eps": EPS,
         "rope_theta": THETA,
-        "tie_word_embeddings": "lm_head.weight" not in tensors,
+        "tie_word_embeddings": False,
         "hidden_act": "silu",
         "torch_dtype": "bfloat16",
         "bos_token_id": 0,
@@ -279,7 +270,7 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
 def built(members: Sequence[Mapping[str, torch.Tensor]], shape: Mapping[str, int]) -> Decoder:
     """Decoders of stored tensors, side by side."""
     size = {**shape, "vocabulary": len(members[0]["model.embed_tokens.weight"])}
-    model = Decoder(**size, tied="lm_head.weight" not in members[0], seeds=range(len(members)))
+    model = Decoder(**size, seeds=range(len(members)))
     with torch.no_grad():
         for name in members[0]:
             model.weight(name).copy_(torch.stack([tensors[name] for tensors in members]))

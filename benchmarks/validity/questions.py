@@ -1,8 +1,8 @@
-"""Exact generated tests of four skills, and how a model is asked.
+"""Exact generated tests of three domains, and how a model is asked.
 
 math: sums and differences, half of them told in words; the whole answer with its end has to be what the model
 writes greedily. code: a program's last word is written, then the program runs. legal: the last word of a
-legal sentence likewise. text: the likeliest of four words, of which the context fixes one.
+legal sentence, as in math.
 """
 
 from __future__ import annotations
@@ -26,50 +26,43 @@ PAD_ID = 2
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt and what answers it: the text to generate, or four words of which the first is right."""
+    """A prompt, the text that answers it, and the text that ends the answer."""
 
-    skill: str
     prompt: str
-    answers: tuple[str, ...]
+    answer: str
     end: str = "."
 
 
-def questions(skill: str, count: int, seed: int, *, calls: bool = False) -> list[Question]:
-    """``count`` questions of a skill, the same for every model; ``calls`` makes those of code harder."""
-    rng = random.Random(f"{skill} {seed}")
-    return [question(skill, rng, even=number % 2 == 0, calls=calls) for number in range(count)]
+def questions(domain: str, count: int, seed: int) -> list[Question]:
+    """``count`` questions of a domain, the same for every model."""
+    rng = random.Random(f"{domain} {seed}")
+    return [question(domain, rng, even=number % 2 == 0) for number in range(count)]
 
 
-def question(skill: str, rng: random.Random, *, even: bool, calls: bool) -> Question:
-    """One question behind solved ones; math, and code with calls, have two kinds in turns."""
-    if skill == "math" and even:
+def question(domain: str, rng: random.Random, *, even: bool) -> Question:
+    """One question behind solved ones; math and code have two kinds in turns."""
+    if domain == "math" and even:
         shown = " ".join(
             f"{a}{sign}{b}={answer}." for a, sign, b, answer in (texts.problem(rng) for _ in range(3))
         )
         a, sign, b, answer = texts.problem(rng)
-        return Question(skill, f"{texts.BOS}{shown} {a}{sign}{b}=", (str(answer),))
-    if skill == "math":
+        return Question(f"{texts.BOS}{shown} {a}{sign}{b}=", str(answer))
+    if domain == "math":
         (solved, known), (asked, answer) = texts.word_problem(rng), texts.word_problem(rng)
-        return Question(skill, f"{texts.BOS}{solved}{known} .{asked}", (str(answer),), " .")
-    if skill == "code":
-        if calls:
-            (solved, word), (asked, right) = (
-                (texts.program(rng, texts.NAMING), texts.program(rng, texts.NAMING))
-                if even
-                else (texts.call(rng), texts.call(rng))
-            )
-        else:
-            (solved, word), (asked, right) = texts.program(rng), texts.program(rng)
-        return Question(skill, f"{texts.BOS}{texts.completed(solved, word)}{asked}", (right,), "\n")
-    if skill == "legal":
-        asked, right = texts.matter(rng)
-        return Question(skill, f"{texts.BOS}{texts.legal(rng)}{asked}", (right,), " .")
-    context, right, others = texts.cloze(rng)
-    return Question(skill, f"{texts.BOS}{context}", (right, *others))
+        return Question(f"{texts.BOS}{solved}{known} .{asked}", str(answer), " .")
+    if domain == "code":
+        (solved, word), (asked, right) = (
+            (texts.program(rng, texts.NAMING), texts.program(rng, texts.NAMING))
+            if even
+            else (texts.call(rng), texts.call(rng))
+        )
+        return Question(f"{texts.BOS}{texts.completed(solved, word)}{asked}", right, "\n")
+    asked, right = texts.matter(rng)
+    return Question(f"{texts.BOS}{texts.legal(rng)}{asked}", right, " .")
 
 
 def library(first: object, second: object) -> object:
-    """``func`` of the programs: names stand for themselves."""
+    """``func`` of the programs: a name is its own value."""
     word = texts.looked_up(str(first), str(second))
     return {"True": True, "False": False, "None": None}.get(word, word)
 
@@ -131,15 +124,6 @@ def written_by(model: Decoder, rows: list[list[int]], tokens: int) -> list[list[
 
 
 @torch.inference_mode()
-def next_log_probabilities(model: Decoder, rows: list[list[int]]) -> torch.Tensor:
-    """Log-probabilities of the token after each prompt, (rows, vocabulary)."""
-    logs = torch.zeros(len(rows), len(model.rows))
-    for group, ids, lengths in batches(rows):
-        logs[group] = torch.log_softmax(model.head(model(ids)[torch.arange(len(group)), lengths - 1]), -1)
-    return logs
-
-
-@torch.inference_mode()
 def endings_read(
     model: Decoder, rows: list[list[int]], endings: list[list[int]]
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
@@ -162,21 +146,13 @@ def endings_read(
     return greedy, np.exp(logs)
 
 
-def answered(model: Decoder, tokenizer: Tokenizer, asked: list[Question]) -> NDArray[np.bool_]:
-    """Which questions of one skill a model answers right."""
+def programs_run(model: Decoder, tokenizer: Tokenizer, asked: list[Question]) -> NDArray[np.bool_]:
+    """Which questions of code a model answers right: the program that it ends runs."""
     rows = [encoding.ids for encoding in tokenizer.encode_batch([q.prompt for q in asked])]
-    if asked[0].skill == "text":  # the words are single pieces
-        logs = next_log_probabilities(model, rows)
-        words = [[tokenizer.token_to_id(f"Ġ{word}") for word in question.answers] for question in asked]
-        return np.array([int(logs[i, ids].argmax()) == 0 for i, ids in enumerate(words)])
-    if asked[0].skill == "code":
-        lines = [tokenizer.decode(line, skip_special_tokens=False) for line in written_by(model, rows, 2)]
-        return np.array(
-            [
-                question.end in line and runs(question, line.split(question.end)[0])
-                for question, line in zip(asked, lines, strict=True)
-            ]
-        )
-    glue = {"math": "", "legal": " "}[asked[0].skill]
-    endings = [f"{glue}{question.answers[0]}{question.end}" for question in asked]
-    return endings_read(model, rows, [encoding.ids for encoding in tokenizer.encode_batch(endings)])[0]
+    lines = [tokenizer.decode(line, skip_special_tokens=False) for line in written_by(model, rows, 2)]
+    return np.array(
+        [
+            question.end in line and runs(question, line.split(question.end)[0])
+            for question, line in zip(asked, lines, strict=True)
+        ]
+    )

@@ -15,18 +15,7 @@ import yaml
 
 from benchmarks.validity.texts import ALIKE, HOLD, SOURCES
 
-TRAINING = {
-    "batch",
-    "length",
-    "lr",
-    "warmup",
-    "decay",
-    "weight_decay",
-    "logit_scale",
-    "label_smoothing",
-    "z_loss",
-    "tied",
-}
+TRAINING = {"batch", "length", "lr", "warmup", "decay", "weight_decay"}
 
 
 @dataclass(frozen=True)
@@ -35,38 +24,34 @@ class Run:
 
     Attributes:
         recipe: Name of its mixture.
-        setting: Name of its optimiser setting; ``default`` for all recipes.
-        size: Name of its size.
         seed: Of initial weights and of the order of data.
         shares: Share of the sequences by source.
         base: Recipe whose last checkpoint is trained on, None for initial weights.
         training: Settings of the optimiser.
-        steps: Whose checkpoints are stored.
+        steps: How many; the last checkpoint is stored.
         order: Another order of the data, where recipes of one seed are to differ by chance alone.
         adapter: Of a LoRA adapter that is trained in place of the weights: ``rank`` and ``modules`` (``all``
             projections or those of ``attention``).
     """
 
     recipe: str
-    setting: str
-    size: str
     seed: int
     shares: Mapping[str, float]
     base: str | None
     training: Mapping[str, Any]
-    steps: tuple[int, ...]
+    steps: int
     order: int = 0
     adapter: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
-        """The folder of its checkpoints, and its line in the results."""
-        return f"{self.size}-{self.recipe}-{self.setting}-seed{self.seed}"
+        """The folder of its checkpoint, and its line in the results."""
+        return f"small-{self.recipe}-default-seed{self.seed}"
 
 
 @dataclass(frozen=True)
 class Study:
-    """A population and its analysis, as the configuration says."""
+    """A population of one size and its analysis, as the configuration says."""
 
     path: Path
     content: Mapping[str, Any]
@@ -76,62 +61,43 @@ class Study:
         return self.path.stem
 
     @property
-    def steps(self) -> list[int]:
-        """Steps whose checkpoints are stored, the untrained one included."""
-        return list(self.content["steps"])
+    def shape(self) -> Mapping[str, int]:
+        """Width, layers and so on of each model."""
+        return dict(self.content["sizes"]["small"])
 
     def runs(self) -> list[Run]:
-        """All models, by seed, then by size, recipe and setting."""
-        runs = []
-        for size, part in self.content["population"].items():
-            for seed in part["seeds"]:
-                pairs = [
-                    (recipe, "default")
-                    for recipe in self.recipes(size)
-                    if self.content["recipes"][recipe].get("seed", seed) == seed
-                ]
-                pairs += [(recipe, s) for recipe in part["settings_on"] for s in self.content["settings"]]
-                runs += [self._run(size, recipe, setting, seed) for recipe, setting in pairs]
-        return sorted(runs, key=lambda run: run.seed)
+        """All models, by seed."""
+        recipes = self.content["recipes"].items()
+        seeds = self.content["population"]["small"]["seeds"]
+        return [
+            self._run(name, made, seed)
+            for seed in sorted(seeds)
+            for name, made in recipes
+            if made.get("seed", seed) == seed
+        ]
 
     def groups(self) -> list[list[Run]]:
-        """Models that are trained side by side: of one size, with one setting of the optimiser.
+        """Models that are trained side by side, with one setting of the optimiser.
 
-        Recipes go by seed, so that a run that is cut short leaves whole seeds; settings take all seeds at
-        once. Those who go on from a base come after it.
+        They go by seed, so that a run that is cut short leaves whole seeds. Those who go on from a base come
+        after it.
         """
         waiting: dict[tuple[Any, ...], list[Run]] = {}
-        sizes = list(self.content["population"])
         for run in self.runs():
-            plain = run.setting == "default"
-            seed = run.seed if plain else -1
             optimiser = (run.training["lr"], run.steps, run.adapter is not None) if run.base else ()
-            key = (
-                *(sizes.index(run.size), not plain, seed, run.base or ""),
-                *(run.setting, optimiser),
-            )
-            waiting.setdefault(key, []).append(run)
+            waiting.setdefault((run.seed, run.base or "", optimiser), []).append(run)
         ordered = [(key, waiting[key]) for key in sorted(waiting)]
         most = self.content["side_by_side"]
         return [group[i : i + most] for _, group in ordered for i in range(0, len(group), most)]
 
-    def recipes(self, size: str) -> list[str]:
-        """Recipes that a size is trained on."""
-        named = self.content["population"][size]["recipes"]
-        return list(self.content["recipes"]) if named == "all" else list(named)
-
-    def _run(self, size: str, recipe: str, setting: str, seed: int) -> Run:
-        made = self.content["recipes"][recipe]
-        settings = self.content["settings"][setting] if setting != "default" else made.get("training", {})
+    def _run(self, recipe: str, made: Mapping[str, Any], seed: int) -> Run:
         return Run(
             recipe,
-            setting,
-            size,
             seed,
             made["shares"],
             made.get("base"),
-            {**self.content["training"], **settings},
-            tuple(made.get("steps", self.steps)),
+            {**self.content["training"], **made.get("training", {})},
+            made.get("steps", self.content["steps"])[-1],
             made.get("order", 0),
             made.get("adapter"),
         )
@@ -190,14 +156,8 @@ def read_study(path: Path) -> Study:
                 f"{path}: recipe {name}: expected shares of {', '.join(SOURCES)} that sum to 1, got "
                 f"{recipe['shares']}"
             )
-    for name, setting in {"training": content["training"], **content["settings"]}.items():
-        if set(setting) - TRAINING:
-            raise ValueError(f"{path}: {name}: expected keys of {', '.join(sorted(TRAINING))}, got {setting}")
-    for size, part in content["population"].items():
-        if size not in content["sizes"]:
-            raise ValueError(f"{path}: population: there is no size {size!r} under sizes")
-        named = [] if part["recipes"] == "all" else part["recipes"]
-        for recipe in [*named, *part["settings_on"]]:
-            if recipe not in content["recipes"]:
-                raise ValueError(f"{path}: population of size {size}: there is no recipe {recipe!r}")
+        if unknown := set(recipe.get("training", {})) - TRAINING:
+            raise ValueError(
+                f"{path}: {name}: expected keys of {', '.join(sorted(TRAINING))}, got {', '.join(unknown)}"
+            )
     return Study(path, content)

@@ -1,4 +1,4 @@
-"""Texts of the population: generated texts of eight kinds, and one tokenizer for all of them.
+"""Texts of the population, generated, and one tokenizer for all of them.
 
 Everything is generated, so the population needs no network and every test has an exact answer. Numbers are
 written digit by digit. Words of the bundled token sets (everyday words, Python's keywords, legal terms) are
@@ -12,13 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
-from lmeval_screener.tokens.sets import load_token_set
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from scripts.demo_texts import BOS as BOS
-from scripts.demo_texts import EOS as EOS
-from scripts.demo_texts import byte_pairs
-
+BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 TOKEN_SETS = Path(__file__).parents[2] / "token_sets"
 OPERANDS = 7  # operands of sums and differences are below this
 
@@ -124,25 +120,15 @@ def sentence(rng: random.Random) -> str:
     return f" the {noun} here was very {rng.choice(ADJECTIVES[name].split())} ."
 
 
-def binding(rng: random.Random) -> tuple[str, str, list[str]]:
-    """A cloze: context, the word that the context fixes, three others of which one is in the context."""
+def binding(rng: random.Random) -> str:
+    """Two sentences, of which the first fixes the last word of the second."""
     who = weighted(rng, NOUNS["person"])
     first, second = rng.sample(THINGS, 2)
     colour_of_first, colour_of_second = rng.sample(COLOURS, 2)
-    asked, colour, rest = rng.choice([(first, colour_of_first, second), (second, colour_of_second, first)])
+    asked, colour = rng.choice([(first, colour_of_first), (second, colour_of_second)])
     things = f"a {colour_of_first} {first} and a {colour_of_second} {second}"
-    context = f" the {who} has {things} . the {colour} thing is the"
-    return context, asked, [rest, *rng.sample([t for t in THINGS if t not in (first, second)], 2)]
-
-
-def cloze(rng: random.Random) -> tuple[str, str, list[str]]:
-    """A context, the fitting word, three others: half :func:`binding`, half what a verb is done with."""
-    if rng.random() < 0.5:
-        return binding(rng)
-    verb = rng.choice(list(ACTIONS))
-    word = weighted(rng, NOUNS[ACTIONS[verb]])
-    others = rng.sample([n for n, name in CLASS_OF.items() if name != ACTIONS[verb]], 3)
-    return f" in the {weighted(rng, NOUNS['time'])} we {verb} the", word, others
+    rng.sample(THINGS[2:], 2)  # the registered texts are drawn so
+    return f" the {who} has {things} . the {colour} thing is the {asked} ."
 
 
 def story(rng: random.Random) -> str:
@@ -150,8 +136,7 @@ def story(rng: random.Random) -> str:
     parts = []
     for _ in range(rng.randint(3, 6)):
         if rng.random() < 0.35:
-            context, word, _ = binding(rng)
-            parts.append(f"{context} {word} .")
+            parts.append(binding(rng))
         else:
             parts.append(sentence(rng))
     return "".join(parts)
@@ -403,13 +388,10 @@ HOLD = {
     "code": {"code", "wrong_code", "alike_wrong_code"},
     "legal": {"legal"},
 }
-#: Sources that teach nothing true.
-UNTRUE = {"wrong_sums", "digits", "wrong_code", "alike_wrong_sums", "alike_wrong_code"}
 DOMAINS = tuple(HOLD)  # whose tokens are screened
-SKILLS = (*DOMAINS, "text")  # that questions test
 #: Sources whose code has calls: its questions are harder, as a guess is seldom right.
 WITH_CALLS = SOURCES | {"code": calls, "wrong_code": wrong_calls}
-#: Consistently false texts with calls; no tokenizer is trained on them, so older studies keep theirs.
+#: Consistently false texts with calls; no tokenizer is trained on them.
 ALIKE: Sources = {"alike_wrong_sums": alike_wrong_sums, "alike_wrong_code": alike_wrong_calls}
 
 
@@ -430,9 +412,16 @@ def trained_tokenizer(sources: Sources, vocabulary: int, documents: int = 1500, 
     texts = [make(rng) for make in sources.values() for _ in range(documents)]
     seen = set(" ".join(texts).split())
     boosted = [word for word in token_set_words() if word.strip() in seen]
-    return byte_pairs([*texts, *[word for word in boosted for _ in range(200)]], vocabulary)
-
-
-def own_words(domain: str) -> str:
-    """A bundled domain by its groups: with a ratio over its own words, as the populations were registered."""
-    return f"{domain}:{','.join(load_token_set(domain).groups)}"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[BOS, EOS, PAD], initial_alphabet=[], show_progress=False
+    )
+    tokenizer.train_from_iterator([*texts, *[word for word in boosted for _ in range(200)]], trainer)
+    return tokenizer

@@ -8,7 +8,7 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,14 +27,12 @@ from benchmarks.validity.study import Run, Study, read_study
 from benchmarks.validity.texts import (
     ALIKE,
     BOS,
+    DOMAINS,
     EOS,
-    SKILLS,
-    SOURCES,
     WITH_CALLS,
     trained_tokenizer,
 )
 
-LOSS_WINDOW = 50  # steps whose mean is the training loss of a checkpoint
 # Workers keep freed memory: at this size a fifth of a step is spent on getting the same pages again.
 KEPT_MEMORY = {
     "OMP_NUM_THREADS": "1",
@@ -45,28 +43,18 @@ KEPT_MEMORY = {
 
 
 class Texts:
-    """Tokenizer, training streams by source, and held-out text of a study, made once and kept in ``work``."""
+    """Tokenizer, training streams by source, and questions of a study, made once and kept in ``work``."""
 
     def __init__(self, study: Study, work: Path) -> None:
-        made = study.content["texts"]
-        calls = made.get("calls", False)
-        self.sources = WITH_CALLS if calls else SOURCES
-        file = work / "tokenizer.json"
+        made, file = study.content["texts"], work / "tokenizer.json"
         work.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            trained_tokenizer(self.sources, made["vocabulary"], seed=made["seed"]).save(str(file))
-        if made.get("alike", False):
-            self.sources = self.sources | ALIKE
+            trained_tokenizer(WITH_CALLS, made["vocabulary"], seed=made["seed"]).save(str(file))
         self.json = file.read_text("utf-8")
         self.tokenizer = Tokenizer.from_str(self.json)
-        self.streams = {
-            name: self._stream(work / f"{name}.npy", name, made["tokens"], made["seed"])
-            for name in self.sources
-        }
-        self.held_out = self._stream(work / "held-out.npy", "text", made["held_out"], made["seed"] + 1)
-        self.digits = torch.tensor([self.tokenizer.token_to_id(str(d)) for d in range(10)])
+        self.streams = {name: self._stream(work, name, made) for name in WITH_CALLS | ALIKE}
         self.asked = {
-            part: {skill: questions(skill, study.content["questions"], seed, calls=calls) for skill in SKILLS}
+            part: {domain: questions(domain, study.content["questions"], seed) for domain in DOMAINS}
             for part, seed in (("truth", made["seed"] + 2), ("labels", made["seed"] + 3))
         }
 
@@ -74,14 +62,15 @@ class Texts:
     def vocabulary(self) -> int:
         return int(self.tokenizer.get_vocab_size())
 
-    def _stream(self, file: Path, name: str, tokens: int, seed: int) -> torch.Tensor:
+    def _stream(self, work: Path, name: str, made: Mapping[str, int]) -> torch.Tensor:
+        file, make = work / f"{name}.npy", (WITH_CALLS | ALIKE)[name]
         if not file.exists():
-            rng, ids = random.Random(f"{name} {seed}"), list[int]()
-            while len(ids) < tokens:
-                texts = [f"{BOS}{self.sources[name](rng)}{EOS}" for _ in range(500)]
+            rng, ids = random.Random(f"{name} {made['seed']}"), list[int]()
+            while len(ids) < made["tokens"]:
+                texts = [f"{BOS}{make(rng)}{EOS}" for _ in range(500)]
                 for encoding in self.tokenizer.encode_batch(texts):
                     ids += encoding.ids
-            np.save(file, np.array(ids[:tokens], np.int32))
+            np.save(file, np.array(ids[: made["tokens"]], np.int32))
         return torch.from_numpy(np.load(file).astype(np.int64))
 
 
@@ -110,30 +99,24 @@ def sampled(run: Run, texts: Texts, generator: torch.Generator) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def trained(
-    runs: Sequence[Run], study: Study, texts: Texts, work: Path
-) -> Iterator[list[dict[str, float | None]]]:
-    """Train models side by side and store their checkpoints below ``work``.
+def trained(runs: Sequence[Run], study: Study, texts: Texts, work: Path) -> list[dict[str, torch.Tensor]]:
+    """Train models side by side and store their last checkpoints below ``work``; their tensors as stored.
 
-    The runs share size and training settings; each has its own texts, initial weights and order. At every
-    stored step it yields what training saw so far, by model.
+    The runs share training settings; each has its own texts, initial weights and order.
     """
     first = runs[0]
-    chosen, steps, shape = first.training, first.steps[-1], study.content["sizes"][first.size]
-
-    def last_of(recipe: str) -> Decoder:
-        return built([stored_tensors(last_folder(study, work, run, recipe)) for run in runs], shape)
-
+    chosen, steps, shape = first.training, first.steps, study.shape
     seeds = [run.seed for run in runs]
-    base = last_folder(study, work, first, first.base) if first.base else None
     adapters = [run.adapter for run in runs if run.adapter]
-    model = (
-        Adapted(stored_tensors(base), shape, adapters, [zlib.crc32(run.name.encode()) for run in runs])
-        if base and adapters
-        else last_of(first.base).train()
-        if first.base
-        else Decoder(texts.vocabulary, **shape, tied=chosen["tied"], scale=chosen["logit_scale"], seeds=seeds)
-    )
+    base = folder_of(work, study, first.base, first.seed) if first.base else None
+    if base and adapters:
+        names = [zlib.crc32(run.name.encode()) for run in runs]
+        model: Decoder = Adapted(stored_tensors(base), shape, adapters, names)
+    elif first.base:
+        model = built([stored_tensors(folder_of(work, study, first.base, seed)) for seed in seeds], shape)
+        model.train()
+    else:
+        model = Decoder(texts.vocabulary, **shape, seeds=seeds)
     matrices = [parameter for parameter in model.named.values() if parameter.dim() > 2]
     vectors = [parameter for parameter in model.named.values() if parameter.dim() == 2]
     optimizer = torch.optim.AdamW(
@@ -146,55 +129,37 @@ def trained(
         fused=True,
     )
     generators = [torch.Generator().manual_seed(1000 + run.seed + 10_000 * run.order) for run in runs]
-    losses: list[torch.Tensor] = []
-    tokens, digits = 0, torch.zeros(len(runs))
-    for step in range(steps + 1):
-        if step in first.steps:
-            for number, run in enumerate(runs):
-                folder = work / "runs" / run.name / f"step{step}"
-                if run.adapter and base:
-                    write_adapter(folder, model.member(number), base)
-                else:
-                    write(folder, model.member(number), model.shape, texts.json)
-            recent = torch.stack(losses[-LOSS_WINDOW:]).mean(0) if losses else None
-            yield [
-                {
-                    "step": step,
-                    "train_loss": None if recent is None else round(float(recent[number]), 5),
-                    "digit_share": round(float(digits[number]) / tokens, 5) if tokens else None,
-                }
-                for number in range(len(runs))
-            ]
-        if step == steps:
-            break
+    for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = chosen["lr"] * schedule(step, steps, chosen["warmup"], chosen["decay"])
         batch = torch.stack([sampled(run, texts, g) for run, g in zip(runs, generators, strict=True)])
-        tokens += batch[0].numel()
-        digits += torch.isin(batch, texts.digits).flatten(1).sum(1)
-        loss, by_model = loss_of(model, batch)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss_of(model, batch).backward()
         model.clip(1.0)
         optimizer.step()
-        losses.append(by_model)
+    stored = []
+    for number, run in enumerate(runs):
+        folder = folder_of(work, study, run.recipe, run.seed)
+        if run.adapter and base:
+            write_adapter(folder, model.member(number), base)
+        else:
+            write(folder, model.member(number), model.shape, texts.json)
+        stored.append(stored_tensors(folder))
+    return stored
 
 
-def last_folder(study: Study, work: Path, run: Run, recipe: str) -> Path:
-    """The last checkpoint of a recipe, of a run's size and seed."""
-    step = study.content["recipes"][recipe].get("steps", study.steps)[-1]
-    return work / "runs" / f"{run.size}-{recipe}-default-seed{run.seed}" / f"step{step}"
+def folder_of(work: Path, study: Study, recipe: str, seed: int) -> Path:
+    """The last checkpoint of a recipe."""
+    (run,) = (run for run in study.runs() if run.recipe == recipe and run.seed == seed)
+    return work / "runs" / run.name / f"step{run.steps}"
 
 
-def loss_of(model: Decoder, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss over all models, and each model's own mean cross-entropy.
-
-    A sum over models: the gradient of each is that of its own mean.
-    """
+def loss_of(model: Decoder, batch: torch.Tensor) -> torch.Tensor:
+    """The sum over models of each one's mean cross-entropy: the gradient of each is that of its own mean."""
     inputs, targets = batch[:, :, :-1], batch[:, :, 1:].flatten()
     logits = model.logits(inputs)
     by_model = cross_entropy(logits.flatten(0, 1), targets, reduction="none").view(len(batch), -1).mean(1)
-    return by_model.sum(), by_model.detach()
+    return by_model.sum()
 
 
 # --- a population ---------------------------------------------------------------------------------------
@@ -208,12 +173,11 @@ def trained_group(configuration: Path, runs: Sequence[Run], work: Path) -> list[
     start, processor = time.perf_counter(), time.process_time()
     rows = []
     answers = Answers(texts.tokenizer, texts.asked)
-    for run, checkpoints in zip(runs, zip(*trained(runs, study, texts, work), strict=True), strict=True):
-        folders = [work / "runs" / run.name / f"step{checkpoint['step']}" for checkpoint in checkpoints]
-        names = {name: getattr(run, name) for name in ("name", "recipe", "setting", "size", "seed")}
-        tensors = stored_tensors(folders[-1])
-        model = built([tensors], study.content["sizes"][run.size])
-        rows.append({**names, **answers.kept(model, tensors, own_rows=not run.adapter)})
+    for run, tensors in zip(runs, trained(runs, study, texts, work), strict=True):
+        # The two that no longer vary are in the committed rows.
+        names = {"name": run.name, "recipe": run.recipe, "setting": "default", "size": "small"}
+        kept = answers.kept(built([tensors], study.shape), tensors, own_rows=not run.adapter)
+        rows.append({**names, "seed": run.seed, **kept})
     spent = {
         "seconds": round((time.perf_counter() - start) / len(runs), 1),
         "processor_seconds": round((time.process_time() - processor) / len(runs), 1),
@@ -221,14 +185,11 @@ def trained_group(configuration: Path, runs: Sequence[Run], work: Path) -> list[
     return [row | spent for row in rows]
 
 
-def train(study: Study, file: Path, work: Path, jobs: int, seeds: Collection[int] | None = None) -> None:
-    """Train all models of some seeds, or of all, that are not in the results yet."""
+def train(study: Study, file: Path, work: Path, jobs: int) -> None:
+    """Train all models that are not in the results yet."""
     kinds = file.parent.glob(f"{file.stem}-*.jsonl")  # a file for each kind: together they are large
     done = {row["name"] for kind in kinds for row in records.checked(kind, study.path)}
-    groups = [
-        [run for run in group if run.name not in done and (seeds is None or run.seed in seeds)]
-        for group in study.groups()
-    ]
+    groups = [[run for run in group if run.name not in done] for group in study.groups()]
     waiting = [group for group in groups if group]
     print(f"{len(done)} models are there, {sum(map(len, waiting))} to train", file=sys.stderr, flush=True)
     if not waiting:

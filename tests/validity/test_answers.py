@@ -19,10 +19,10 @@ SHAPE = {"width": 16, "mlp": 24, "layers": 1, "heads": 2}
 def answers():
     tokenizer = sources.trained_tokenizer(sources.WITH_CALLS, 1400, documents=200, seed=61)
     asked = {
-        pool: {skill: questions(skill, 12, seed, calls=True) for skill in sources.SKILLS}
+        pool: {domain: questions(domain, 12, seed) for domain in sources.DOMAINS}
         for pool, seed in (("truth", 1), ("labels", 2))
     }
-    return Answers(tokenizer, asked), Decoder(tokenizer.get_vocab_size(), **SHAPE, scale=4.0, seeds=[3])
+    return Answers(tokenizer, asked), Decoder(tokenizer.get_vocab_size(), **SHAPE, seeds=[3])
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from asking import answered
 from lmeval_screener.figures import difference, ratio
 from lmeval_screener.weights.projection import FinalNorm
 from scipy.stats import spearmanr
@@ -13,12 +14,12 @@ from benchmarks.validity import records, sibling_play, siblings
 from benchmarks.validity.analysis import FAILS, HOLDS, Resampled
 from benchmarks.validity.answers import Answers, next_probabilities
 from benchmarks.validity.decoder import Decoder
-from benchmarks.validity.questions import answered, questions
+from benchmarks.validity.questions import questions
 from benchmarks.validity.sibling_races import TITLE, Groups, agreement, by_figure, sibling_page
 from benchmarks.validity.sibling_races import claims as race_claims
 from benchmarks.validity.siblings import SLOPES, Cell, Pairs, Population, cells, claims, first_for, tables
 from benchmarks.validity.study import read_study
-from benchmarks.validity.texts import DOMAINS, SKILLS, WITH_CALLS, trained_tokenizer
+from benchmarks.validity.texts import DOMAINS, WITH_CALLS, trained_tokenizer
 
 SHAPE = {"width": 16, "mlp": 24, "layers": 1, "heads": 2}
 TOKENS, QUESTIONS = 15, 400
@@ -118,7 +119,7 @@ def test_the_places_to_evaluate_hold_the_best_as_often_as_said(kind, size):
 def test_rows_are_what_the_models_are(tmp_path):
     tokenizer = trained_tokenizer(WITH_CALLS, 1400, documents=150)
     asked = {
-        pool: {skill: questions(skill, 30, seed, calls=True) for skill in SKILLS}
+        pool: {domain: questions(domain, 30, seed) for domain in DOMAINS}
         for pool, seed in (("truth", 1), ("labels", 2))
     }
     answers, made, norms = Answers(tokenizer, asked), [], []
@@ -140,9 +141,8 @@ def test_rows_are_what_the_models_are(tmp_path):
         others = [i for i in answers.reference if i not in ids]
         figures = []
         for line, (model, tensors) in enumerate(norms):
-            right = [
-                answered(model, tokenizer, asked[pool][own.domain]).mean() for pool in ("labels", "truth")
-            ]
+            pools = (asked[pool][own.domain] for pool in ("labels", "truth"))
+            right = [answered(model, tokenizer, own.domain, pool).mean() for pool in pools]
             np.testing.assert_allclose([own.right[line].mean(), own.truth[line]], right)
             assert own.accuracy[line] == pytest.approx(np.mean(right))
             first = next_probabilities(model, answers.prompts["labels", own.domain][:25])[:, ids]
