@@ -25,6 +25,8 @@ _HEAD_BIASES = (
     *(name.removesuffix("weight") + "bias" for name in HEADS),
     *("decoder.bias", "pred_layer.proj.bias"),  # ModernBERT, XLM
 )
+#: A factor for each token's logit (Dory), stored where the head is tied too.
+_LOGIT_SCALE = ("lm_head.logit_scale",)
 
 NormKind = Literal["rms", "layer"]
 #: Kind of the final norm, and whether it multiplies by 1 + its weight, by ``model_type``.
@@ -62,6 +64,9 @@ SAYS_TIED = "config.json says that embeddings are tied"
 def choose_tensor(names: Iterable[str], config: Mapping[str, Any], warnings: list[str]) -> tuple[str, bool]:
     """Name of the stored output projection, and whether it is the tied input embedding."""
     stored = set(names)
+    if scale := stored_name(stored, _LOGIT_SCALE):
+        reason = f"each logit is multiplied by a learned {scale}, which neither G nor the ratio includes"
+        raise cannot("NoOutputProjection", reason, "screen models of another architecture")
     head = stored_name(stored, HEADS) or _only_head(stored)
     ties = _says_tied(config)
     if head:

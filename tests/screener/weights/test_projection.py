@@ -214,3 +214,13 @@ def test_parameters_of_a_remote_checkpoint_that_nobody_counted(hub, tmp_path, me
     hub.add("org/m", folder)
 
     assert read(hub, tmp_path / "cache", "org/m", ids=(0,)).projection.parameters == expected
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_factor_for_each_logit_is_refused(tmp_path, tied):
+    """Dory: its logits are those of the head times a learned vector, also where the head is tied."""
+    head = {} if tied else {"lm_head.weight": ("F32", matrix())}
+    tensors = {"model.embed_tokens.weight": ("F32", matrix()), "lm_head.logit_scale": ("F32", np.ones(V))}
+    config = {"model_type": "dory", "tie_word_embeddings": tied}
+    folder = write_checkpoint(tmp_path / "m", tensors | head, config=config)
+    refused(found, folder, code="NoOutputProjection", says="learned lm_head.logit_scale")
