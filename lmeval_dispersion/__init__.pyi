@@ -16,7 +16,6 @@ from lmeval_dispersion.geometry.dispersion import dispersion as dispersion
 from lmeval_dispersion.harness.task import DispersionTask as DispersionTask
 from lmeval_dispersion.harness.text_run import embed as embed
 from lmeval_dispersion.installation import __version__ as __version__
-from lmeval_dispersion.laboratory.comparison import compare_studies as compare_studies
 from lmeval_dispersion.laboratory.context_clusters import clusters as clusters
 from lmeval_dispersion.laboratory.perplexity_law import law as law
 from lmeval_dispersion.laboratory.sublayer_choice import sublayers as sublayers

@@ -1,7 +1,4 @@
-"""``dispersion compare``: runs, or two laboratory studies, side by side.
-
-Runs go to the audit, studies to the laboratory.
-"""
+"""``dispersion compare``: runs on the same questions, side by side."""
 
 from __future__ import annotations
 
@@ -19,16 +16,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="*",
         metavar="RUN",
-        help="folders of two runs (stores, or lm-eval's results with --log_samples), or of two laboratory "
-        "studies; the first is the baseline",
+        help="folders of two runs or more (stores, or lm-eval's results with --log_samples); the first is "
+        "the baseline",
     )
     parser.add_argument(
         "--demo", action="store_true", help="compare the bundled runs: 600 sums, by two tiny models"
     )
+    add_one_slice(parser)
+    add_layer(parser)
     add_output(parser)
-    stores = parser.add_argument_group("runs")
-    add_one_slice(stores)
-    add_layer(stores)
     add_examples(
         parser, "--demo", "BASELINE_RUN RUN", "BASELINE_RUN RUN --slice category -o differences.html"
     )
@@ -43,32 +39,17 @@ def _run(args: argparse.Namespace) -> int:
         args.runs = sorted(map(str, data_folder("demo_runs").glob("sums-*")))
     if len(args.runs) < 2:
         raise UsageError(
-            f"expected two runs or two studies, got {len(args.runs)}; the bundled ones: "
-            "`dispersion compare --demo`"
+            f"expected two runs, got {len(args.runs)}; the bundled ones: `dispersion compare --demo`"
         )
     output = Output.of(args)
     for path in args.runs:
         if not Path(path).is_dir() and not Path(path).match("results*.json"):
             raise UsageError(
-                f"expected the folder of a run or a study, got {path}; check the path, or name lm-eval's "
-                "results_*.json"
+                f"expected the folder of a run, got {path}; check the path, or name lm-eval's results_*.json"
             )
-    from lmeval_dispersion.laboratory.study import is_study
+    from lmeval_dispersion.auditing.compare import compare_runs
 
-    studies = [is_study(path) for path in args.runs]
-    if not any(studies):
-        from lmeval_dispersion.auditing.compare import compare_runs
-
-        output.write(compare_runs(args.runs, by=args.by, layer=args.layer).document())
-        return 0
-    if not all(studies):
-        kinds = ", ".join("study" if study else "run" for study in studies)
-        raise UsageError(f"expected runs or studies, not both, got {kinds}")
-    if len(studies) != 2:
-        raise UsageError(f"expected two laboratory studies, got {len(studies)}; compare them pair by pair")
-    from lmeval_dispersion.laboratory.comparison import compare_studies
-
-    output.write(compare_studies(*args.runs).document())
+    output.write(compare_runs(args.runs, by=args.by, layer=args.layer).document())
     return 0
 
 

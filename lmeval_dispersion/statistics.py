@@ -156,19 +156,17 @@ def correlation_bounds(r: float, samples: ArrayLike, n: int) -> Bounds:
     return Bounds(math.tanh(centre - half), math.tanh(centre + half))
 
 
-def correlation_difference(
-    first: Interval, second: Interval, samples: tuple[ArrayLike, ArrayLike], *, paired: bool
-) -> Bounds:
+def correlation_difference(first: Interval, second: Interval, samples: tuple[ArrayLike, ArrayLike]) -> Bounds:
     """95 % interval of the second correlation minus the first, from their intervals and bootstrap samples.
 
-    Where ``paired`` the samples are of the same resamples of points, and their correlation counts.
+    The samples are those of the same resamples of points, so their correlation counts.
 
     Source: Zou, Psychological Methods 12 (2007), eq. 15 (MOVER).
     """
     a, b = (np.asarray(values, dtype=np.float64) for values in samples)
     known = np.isfinite(a) & np.isfinite(b)
     together = 0.0
-    if paired and known.any() and a[known].std() > 0 and b[known].std() > 0:
+    if known.any() and a[known].std() > 0 and b[known].std() > 0:
         together = float(np.corrcoef(a[known], b[known])[0, 1])
     difference = second.value - first.value
 

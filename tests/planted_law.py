@@ -4,8 +4,7 @@ import numpy as np
 
 from lmeval_dispersion.geometry import contributions
 from lmeval_dispersion.geometry.pairs import unit_rows
-from lmeval_dispersion.laboratory.comparison import SEQUENCE
-from lmeval_dispersion.laboratory.perplexity_law import sorted_bins, uniform_bins
+from lmeval_dispersion.laboratory.perplexity_law import SEQUENCE, sorted_bins, uniform_bins
 from lmeval_dispersion.statistics import Interval, correlation, correlation_bounds, resampled_correlations
 
 

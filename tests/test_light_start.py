@@ -43,7 +43,6 @@ def loaded_after(code):
         ("from lmeval_screener import screen, Result", HEAVY),
         ("import lmeval_screener.cli, lmeval_screener.screening, lmeval_screener.result.result", HEAVY),
         ("import lmeval_dispersion.geometry, lmeval_dispersion.cli", HEAVY),
-        ("import lmeval_dispersion.laboratory.comparison", {"torch", "transformers"}),
         ("import lmeval_dispersion as d; d.__all__, dir(d)", {*HEAVY, *LIBRARIES, "lmeval_screener"}),
         (SCREENING.format(words=["--help"]), HEAVY | LIBRARIES),
         (

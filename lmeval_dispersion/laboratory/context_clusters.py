@@ -36,7 +36,6 @@ from lmeval_dispersion.laboratory.analysis import (
     tokenised,
 )
 from lmeval_dispersion.laboratory.causal_model import CausalModel, Segments, last_vectors, prefix_of
-from lmeval_dispersion.laboratory.comparison import pairs_left_out
 from lmeval_dispersion.laboratory.frames import bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.study import Study, Unit
 from lmeval_dispersion.model.loading import ModelLike
@@ -233,6 +232,11 @@ def log_ratios_left_out(within: Array, apart: Array) -> Array:
     """Log of between over within without each cluster in turn, shape (n,), for a jackknife."""
     inside = (within.sum() - within) / (len(within) - 1)
     return np.asarray(np.log(pairs_left_out(apart)) - np.log(inside))
+
+
+def pairs_left_out(apart: Array) -> Array:
+    """Mean over pairs of n members without each of them, from each one's mean over the others (n,)."""
+    return np.asarray(apart.mean() + (apart.mean() - apart) * 2 / (len(apart) - 2))
 
 
 def jackknife_bounds(value: float, left_out: Array, claims: int = 1) -> statistics.Bounds:

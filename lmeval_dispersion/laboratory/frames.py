@@ -187,20 +187,6 @@ def cluster_lines(summary: pd.DataFrame) -> Spec:
     return facets(rows, "layer", {**spec, "height": _HEIGHT}, independent=("y",))
 
 
-def differences(frame: pd.DataFrame) -> Spec:
-    """Differences with their intervals, a panel a metric; column ``row`` names them."""
-    rows = records(frame[["row", "difference", "low", "high", "figure"]])
-    y = name("row", axis={"labelOverlap": False})
-    low = {"field": "low", "type": "quantitative", "title": "Difference, with 95 % interval"}
-    layer = [
-        mark(DASHED, x={"datum": 0}),
-        mark("rule", y=y, **span("x", low, "high")),
-        mark(FILLED, y=y, x=numeric("difference"), tooltip=tooltip(rows, "row", "difference", "low", "high")),
-    ]
-    spec = {"layer": layer, "height": {"step": 18}}
-    return facets(rows, "figure", spec, columns=1, independent=("x", "y"))
-
-
 def with_control(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame, with the control's name after the model's in rows of a control."""
     names = frame["model"].where(frame["control"] == "", frame["model"] + ", " + frame["control"])

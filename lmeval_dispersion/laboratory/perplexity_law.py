@@ -24,6 +24,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.geometry import Dispersion, Spectrum, dispersion_estimate, spectrum, vendi_score
 from lmeval_dispersion.laboratory import frames
@@ -36,7 +37,6 @@ from lmeval_dispersion.laboratory.causal_model import (
     last_vectors,
     token_dispersions,
 )
-from lmeval_dispersion.laboratory.comparison import SEQUENCE, Correlated, bounds_together, correlated, leading
 from lmeval_dispersion.laboratory.frames import bounded, records, table, with_ends
 from lmeval_dispersion.laboratory.study import Unit
 from lmeval_dispersion.model.loading import ModelLike
@@ -46,6 +46,7 @@ from lmeval_dispersion.statistics import Array, correlation_difference, mean_int
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+SEQUENCE = "sequence"  # perplexity of the whole segment; "last@16" is that of the token after 16
 CONTEXTS = (16, 64, 128, 256)
 FEWEST_BINS = 8  # with 6 bins, an interval of r = -0.95 leaves out 0 in 6 of 100 studies; with 8 in 97
 MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
@@ -282,7 +283,6 @@ def _measure(analysis: Analysis) -> None:
     tables = {
         "points": points,
         "overall": pd.concat([_overall(split, layers, settings["seed"]) for split in splits]),
-        "jackknife": pd.concat([_left_out(split, layers) for split in splits]),
     }
     analysis.finish({**tables, **correlations(points, settings["control"], settings["seed"])})
 
@@ -383,19 +383,6 @@ def _overall(split: _Split, layers: list[str], seed: int) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(perplexity=float(np.exp(split.nll[:, 0].mean())))
 
 
-def _left_out(split: _Split, layers: list[str]) -> pd.DataFrame:
-    """Dispersion and mean NLL of all texts (group -1) and without each jackknife group: for comparisons."""
-    groups, nll = np.arange(len(split.nll)) % _GROUPS, split.nll[:, 0]
-    rows = []
-    for layer, total in zip(layers, split.totals, strict=True):
-        for group in (-1, *np.unique(groups).tolist()):
-            others = np.arange(_GROUPS) != group
-            state = {"sums": total.sums * others[:, None], "counts": total.counts * others}
-            mean = Dispersion.from_state(state).mean()
-            rows.append((split.name, layer, group, mean, float(nll[groups != group].mean())))
-    return pd.DataFrame(rows, columns=["split", "layer", "group", "dispersion", "nll"])
-
-
 def sorted_bins(values: ArrayLike, size: int) -> NDArray[np.int64]:
     """Indices of ``values`` (n,), ascending, cut into bins of ``size``; shape (n // size, size).
 
@@ -459,7 +446,7 @@ def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> di
                 others.append({**about, "control": control, **row})
                 if mine is not None and other is not None:
                     samples = other.samples, mine.samples
-                    bounds = correlation_difference(other.interval, mine.interval, samples, paired=True)
+                    bounds = correlation_difference(other.interval, mine.interval, samples)
                     difference = mine.interval.value - other.interval.value, *bounds
                     claim = mine.on_fishers_scale() - other.on_fishers_scale() if is_claimed else None
                     others[-1] |= {**with_ends("difference", difference), "claim": claim}
@@ -469,6 +456,52 @@ def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> di
     frame["all_low"] = np.minimum(np.tanh(frame["all_low"]), frame["low"])
     frame["all_high"] = np.maximum(np.tanh(frame["all_high"]), frame["high"])
     return {**tables, "controls": _with_bounds(others, "apart")} if controls else tables
+
+
+class Correlated(NamedTuple):
+    """A correlation over bins with its interval and its bootstrap samples."""
+
+    interval: statistics.Interval
+    samples: Array
+
+    def on_fishers_scale(self) -> Array:
+        """Fisher's z of the value, then of each sample, shape (1 + samples,)."""
+        return statistics.fisher([self.interval.value, *self.samples])
+
+
+def leading(bins: pd.DataFrame) -> Array:
+    """The perplexity in r: mean perplexity of segments, mean log perplexity of single tokens."""
+    plain = bins["perplexity"].iloc[0] == SEQUENCE
+    return np.asarray(bins["mean_perplexity" if plain else "mean_nll"].to_numpy(), dtype=np.float64)
+
+
+def correlated(bins: pd.DataFrame, measure: str, seed: int) -> Correlated:
+    """Pearson r of perplexity and a measure over bins."""
+    x, y = leading(bins), bins[measure].to_numpy()
+    value, samples = statistics.correlation(x, y), statistics.resampled_correlations(x, y, seed=seed)
+    return Correlated(
+        statistics.Interval(value, *statistics.correlation_bounds(value, samples, len(x))), samples
+    )
+
+
+def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array]:
+    """Lower and upper bounds (m,) that hold for all ``values`` (m,) at once in 95 % of cases.
+
+    The bound is the estimate ± q standard deviations of its samples, with q the 95 % point of the largest
+    deviation in a resample, in standard deviations (Efron and Tibshirani 1993; Mammen 1993).
+    """
+    centre, drawn = np.asarray(values, dtype=np.float64), np.asarray(samples, dtype=np.float64)
+    low, high = np.full(len(centre), np.nan), np.full(len(centre), np.nan)
+    known = np.isfinite(centre) & (np.isfinite(drawn).mean(axis=0) > statistics.LEVEL)
+    if known.any():
+        sd = np.nanstd(drawn[:, known], axis=0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            deviations = np.abs(drawn[:, known] - centre[known]) / sd
+        # Never narrower than a normal estimate's bound.
+        largest = np.nanmax(np.where(np.isfinite(deviations), deviations, 0.0), axis=1)
+        q = max(float(np.quantile(largest, statistics.LEVEL)), statistics.NORMAL_975)
+        low[known], high[known] = centre[known] - q * sd, centre[known] + q * sd
+    return low, high
 
 
 def _pearson(bins: pd.DataFrame, column: str, seed: int) -> tuple[dict[str, Any], Correlated | None]:

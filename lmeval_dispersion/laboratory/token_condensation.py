@@ -327,5 +327,4 @@ def model_tables(
         "layers": pd.DataFrame(layers, columns=["depth", "layer", "mean", "low", "high"]),
         "histogram": pd.DataFrame(histogram),
         "texts": pd.DataFrame(texts),
-        "trends": pd.DataFrame({"trend": trends, "last_mean": tails}),
     }

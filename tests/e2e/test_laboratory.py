@@ -1,4 +1,4 @@
-"""The laboratory's commands as users run them: interrupted, resumed, in two processes, compared, mistaken."""
+"""The laboratory's commands as users run them: interrupted, resumed, in two processes, mistaken."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from json_schemas import faults
 from processes import environment
 from threadpoolctl import threadpool_limits
 
-from lmeval_dispersion import compare_studies
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.laboratory.study import read_study
@@ -87,7 +86,7 @@ def test_an_interrupted_study_resumes_to_the_identical_result(here, whole, monke
         patch.setattr(np, "savez", saved_or_interrupted)
         assert run_here(*WHOLE, "--study", "cut") == 130
     with pytest.raises(UsageError, match="is not complete; repeat its command to resume it"):
-        compare_studies(whole, "cut")
+        read_study("cut")
     # All that it knows lies in its folder, so it may go on in this process.
     with threadpool_limits(1):
         assert run_here(*WHOLE, "--study", "cut") == 0
@@ -105,7 +104,7 @@ def test_two_processes_give_the_numbers_of_one(here, whole):
 
 
 @pytest.mark.parametrize("kind", ["law", "sublayers", "condensation", "clusters"])
-def test_every_kind_of_study_is_its_report_and_can_be_compared(here, whole, kind, capsys):
+def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
     options = {
         "law": (*LAW, "--control", "shuffled"),
         "sublayers": ("--segment", 24, "--sizes", "10,20"),
@@ -120,7 +119,7 @@ def test_every_kind_of_study_is_its_report_and_can_be_compared(here, whole, kind
     assert faults({**report, "tables": {f"{name}_new": rows for name, rows in report["tables"].items()}})
     assert report["manifest"] == study.manifest
     frames = study.tables()
-    assert frames.keys() - report["tables"].keys() <= {"jackknife", "trends"}
+    assert frames.keys() - report["tables"].keys() == set()
     for name, rows in report["tables"].items():
         again = pd.DataFrame(rows, columns=frames[name].columns)
         pd.testing.assert_frame_equal(again, frames[name], check_dtype=False)
@@ -129,18 +128,6 @@ def test_every_kind_of_study_is_its_report_and_can_be_compared(here, whole, kind
     printed, tuned = pd.read_csv(io.StringIO(capsys.readouterr().out)), read_study(f"{kind}-tuned").tables()
     main_table = tuned[{"law": "correlations", "condensation": "layers"}.get(kind, "summary")]
     pd.testing.assert_frame_equal(printed, main_table.replace("", np.nan), check_dtype=False)
-    assert run_here("compare", f"{kind}-model", f"{kind}-tuned", "-o", "compared.json") == 0
-    compared = json.loads((here / "compared.json").read_text())
-    assert faults(compared) == []
-    assert faults({**compared, "rows": [{"layer": "layer.0"}]})
-    rows = pd.DataFrame(compared["rows"])
-    assert ((rows["low"] <= rows["difference"]) & (rows["difference"] <= rows["high"])).all()
-    untouched = rows[rows["layer"].isin(["layer.0", "layer.1", "layer.2.attn"]) & rows["paired"]]
-    assert len(untouched) > 0
-    assert (untouched[["difference"]].abs().to_numpy() < 1e-6).sum() >= len(untouched) / 2
-    last = rows[rows["layer"].isin(["last", "layer.2.ffn"]) & rows["paired"]]
-    assert (last["difference"] != 0).any()
-    assert run_here("compare", f"{kind}-model", "whole") == (2 if kind != "law" else 0)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +135,6 @@ def test_every_kind_of_study_is_its_report_and_can_be_compared(here, whole, kind
     [
         (("law", "model", "--data", "fex.jsonl"), 2, "fex.jsonl does not exist; did you mean few.jsonl?"),
         ((*WHOLE, "--bin-size", "201"), 2, "make bins or segments smaller"),
-        (("compare", "few.jsonl", "whole"), 2, "the folder of a run or a study, got few.jsonl"),
-        (("compare", "model", "whole"), 2, "expected runs or studies, not both, got run, study"),
-        (("compare", "whole"), 2, "expected two runs or two studies, got 1"),
     ],
 )
 def test_mistakes_are_one_sentence(here, whole, arguments, code, message, capsys):

@@ -8,9 +8,8 @@ import pytest
 from planted_law import bootstrap_correlation, planted_bins, planted_clusters
 from scipy import stats
 
-from lmeval_dispersion.laboratory.comparison import SEQUENCE
 from lmeval_dispersion.laboratory.context_clusters import ratio_interval, within_interval
-from lmeval_dispersion.laboratory.perplexity_law import correlations
+from lmeval_dispersion.laboratory.perplexity_law import SEQUENCE, correlations
 from lmeval_dispersion.statistics import Interval, correlation_difference
 
 FEW_AND_FULL = pytest.mark.parametrize("studies", [60, pytest.param(300, marks=pytest.mark.slow)])
@@ -85,7 +84,7 @@ def test_the_intervals_of_the_answer_cover_all_layers_at_once(bins, rho, layers,
 def test_a_difference_of_independent_correlations_is_that_of_their_distances():
     """Zou's interval by hand: r 0.5 (0.2 to 0.7) minus 0.1 (-0.3 to 0.4)."""
     first, second = Interval(0.1, -0.3, 0.4), Interval(0.5, 0.2, 0.7)
-    bounds = correlation_difference(first, second, ([0.0, 1.0], [1.0, 0.0]), paired=False)
+    bounds = correlation_difference(first, second, ([0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]))
     assert bounds == pytest.approx((0.4 - np.hypot(0.3, 0.3), 0.4 + np.hypot(0.2, 0.4)))
 
 

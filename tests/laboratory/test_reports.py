@@ -1,20 +1,18 @@
-"""Reports of the four analyses and of a comparison: every form says what the frames say.
+"""Reports of the four analyses: every form says what the frames say.
 
 Sentences stand on planted data where they must, and on data where they must not.
 """
 
 from __future__ import annotations
 
-import json
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from lmeval_dispersion.laboratory.comparison import StudiesCompared, bounds_together, clear_of_zero
 from lmeval_dispersion.laboratory.context_clusters import ClustersResult, ratio_interval
-from lmeval_dispersion.laboratory.perplexity_law import LawResult, correlations
+from lmeval_dispersion.laboratory.perplexity_law import LawResult, bounds_together, correlations
 from lmeval_dispersion.laboratory.sublayer_choice import SublayersResult, recommendation
 from lmeval_dispersion.laboratory.token_condensation import CondensationResult, model_tables
 from lmeval_dispersion.report import render
@@ -169,7 +167,7 @@ def condensation_result(rng, slopes, noise=0.05, texts=40):
         counts = np.ones((6, 4))
         for table, frame in model_tables(names, means, counts).items():
             parts.setdefault(table, []).append(frame.assign(model=model, control=control))
-    tables = {table: pd.concat(frames) for table, frames in parts.items() if table != "trends"}
+    tables = {table: pd.concat(frames) for table, frames in parts.items()}
     return CondensationResult(manifest=MANIFEST, **tables)
 
 
@@ -219,7 +217,7 @@ def curves_result(curve, noise, texts, seed=0):
     means = 0.3 + curve + rng.normal(size=(texts, len(curve))) * noise
     means += (level := rng.normal(size=(texts, 1)) * 0.1) - level.mean()
     tables = model_tables([f"layer.{k}" for k in range(len(curve))], means, np.ones((len(curve), 4)))
-    frames = {name: frame.assign(model="m", control="") for name, frame in tables.items() if name != "trends"}
+    frames = {name: frame.assign(model="m", control="") for name, frame in tables.items()}
     return CondensationResult(manifest=MANIFEST, **frames)
 
 
@@ -267,30 +265,6 @@ def test_clusters_are_compared_with_the_first_model():
     assert clusters_result(rng, {"a": 0.5}).answer()[0].startswith("Clusters lie closer together than")
 
 
-def differences(values, half):
-    values = np.asarray(values, dtype=float)
-    about = {"layer": [f"layer.{k}" for k in range(len(values))], "figure": "mean"}
-    bounds = {"difference": values, "low": values - half, "high": values + half}
-    return pd.DataFrame({**about, "first": 0.0, "second": values, **bounds, "paired": True})
-
-
-def test_a_comparison_counts_only_what_is_sure_among_all_rows():
-    frame = differences([0.1, 0.5, -0.6, 0.0, np.nan], 0.2)
-    result = StudiesCompared(frame, "runs/x", "runs/y")
-    answer = result.answer()
-    assert answer[0] == "y minus x: 2 of 5 differences are clear of 0, all taken together."
-    assert answer[1] == "The clearest of each metric: layer.2, mean -0.6 (-0.8 to -0.4)."
-    rows = json.loads(render(result.document(), "json"))["rows"]
-    assert rows[0] == {**frame.iloc[0].to_dict(), "paired": True}
-    assert rows[4]["difference"] is None
-    assert render(result.document(), "csv").splitlines()[1].startswith("layer.0,mean,0.0,0.1,0.1,-0.1")
-    assert [row["row"] for row in result.plot()["data"]["values"]] == frame["layer"].tolist()
-    # Alone 0.21 leaves 0 out, among five it does not.
-    none = StudiesCompared(differences([0.21, 0.1, 0, 0, 0], 0.2), "x", "y").answer()
-    assert none == ["y minus x: none of 5 differences is clear of 0."]
-    assert clear_of_zero(differences([0.21], 0.2)).all()
-
-
 def false_claim(what, rng):
     """Whether a report of noise, or of a law that a control shares, claims something."""
     if what in ("a law", "a shared law"):
@@ -302,9 +276,7 @@ def false_claim(what, rng):
     if what == "condensation":
         noise = condensation_result(rng, {("m", ""): 0.0, ("m", "shuffled"): 0.0})
         return noise.context()["trends"][0]["verdict"] != "none"
-    if what == "clusters":
-        return "not" not in clusters_result(rng, {"a": 1.0, "b": 1.0}).context()["against"][0][0]
-    return clear_of_zero(differences(rng.normal(size=30), 1.96)).any()
+    return "not" not in clusters_result(rng, {"a": 1.0, "b": 1.0}).context()["against"][0][0]
 
 
 @pytest.mark.parametrize(
@@ -315,7 +287,6 @@ def false_claim(what, rng):
         ("a key", 200, 10),
         ("condensation", 15, 3),
         ("clusters", 150, 15),
-        ("a difference", 400, 32),
         # At most 5 % of all layers together: of 60 draws at most 8 with 99 % probability.
         pytest.param("a law", 60, 8, marks=pytest.mark.slow),
         pytest.param("a shared law", 60, 8, marks=pytest.mark.slow),
