@@ -16,13 +16,12 @@ from lmeval_dispersion.report.document import SITE
 
 _AUDIT = "lmeval_dispersion.auditing.commands"
 _HARNESS = "lmeval_dispersion.harness.cli"
-_LABORATORY = "lmeval_dispersion.laboratory.commands"
 _RACE = "lmeval_dispersion.racing.commands"
 _SCREEN = "lmeval_screener.cli"
 _REGISTRY = "lmeval_screener.registry.commands"
 
 # Job -> name -> (module, the extra that the command needs, summary). A module's COMMANDS
-# maps the name's last word to (add_arguments, run): add_arguments(parser) declares the options, run(args)
+# maps the name to (add_arguments, run): add_arguments(parser) declares the options, run(args)
 # does the work and returns the exit code.
 JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
     "screen checkpoints": {
@@ -47,10 +46,11 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         "compare": ("lmeval_dispersion.compare", "audit", "compare runs, with intervals"),
     },
     "look inside a model": {
-        "inspect law": (_LABORATORY, "models", "perplexity against dispersion, per layer"),
-        "inspect sublayers": (_LABORATORY, "models", "which sub-layer should key a kNN-LM"),
-        "inspect condensation": (_LABORATORY, "models", "similarity of a text's tokens by layer"),
-        "inspect clusters": (_LABORATORY, "models", "distances within and between contexts"),
+        "inspect": (
+            "lmeval_dispersion.laboratory.commands",
+            "models",
+            "measure a model's states on your text: law, sublayers, condensation, clusters",
+        ),
     },
     "train": {
         "watch": ("lmeval_dispersion.watching.report", "", "how G moved over a watched training run"),
@@ -74,14 +74,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args[0] == "help":
         args = [*args[1:], "--help"]
-    if args in (["inspect", "-h"], ["inspect", "--help"]):
-        print(_measures())
-        return 0
-    name = next((known for known in COMMANDS if args[: len(known.split())] == known.split()), "")
-    if not name:
-        print(f"dispersion: {_no_command(args)}", file=sys.stderr)
+    name, *rest = args
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "`dispersion --help` lists the commands"
+        print(f"dispersion: there is no command {name!r}; {hint}", file=sys.stderr)
         return 2
-    rest, extra = args[len(name.split()) :], COMMANDS[name][1]
+    extra = COMMANDS[name][1]
 
     def command() -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
         if extra and not {"-h", "--help"} & set(rest):
@@ -96,37 +95,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
     """A command's parser and the function that runs it."""
     module, _, summary = COMMANDS[name]
-    add_arguments, run = importlib.import_module(module).COMMANDS[name.split()[-1]]
+    add_arguments, run = importlib.import_module(module).COMMANDS[name]
     parser = command_parser(f"dispersion {name}", f"{summary[0].upper()}{summary[1:]}.")
     add_arguments(parser)
     return parser, run
 
 
-def _no_command(args: Sequence[str]) -> str:
-    """The error for ``args`` that begin with no command, with the likely one."""
-    if args[0] == "inspect":
-        kinds = [name.split()[1] for name in COMMANDS if name.startswith("inspect ")]
-        return f"expected `dispersion inspect` {', '.join(kinds)}; see `dispersion help inspect {kinds[0]}`"
-    near = difflib.get_close_matches(args[0], COMMANDS, n=3)
-    hint = f"did you mean {', '.join(near)}?"
-    return f"there is no command {args[0]!r}; {hint if near else '`dispersion --help` lists the commands'}"
-
-
-def _overview(
-    command: str = "COMMAND",
-    jobs: Sequence[str] = tuple(JOBS),
-    examples: Sequence[str] = ("screen --demo", "audit results/MODEL/dispersion_RUN -o report.html"),
-) -> str:
-    """The commands of some jobs, and where to read on."""
-    width = max(len(name) for job in jobs for name in JOBS[job])
-    lines = [
-        f"usage: dispersion {command} [options]",
-        "",
-        "Representation dispersion of language models.",
-        "",
-    ]
-    for job in jobs:
-        listed = (f"  {name:<{width}}  {about}" for name, (*_, about) in JOBS[job].items())
+def _overview() -> str:
+    """All commands, and where to read on."""
+    width = max(map(len, COMMANDS))
+    lines = ["usage: dispersion COMMAND [options]", "", "Representation dispersion of language models.", ""]
+    for job, commands in JOBS.items():
+        listed = (f"  {name:<{width}}  {about}" for name, (*_, about) in commands.items())
         lines += [f"{job}:", *listed, ""]
     return "\n".join(
         [
@@ -135,12 +115,7 @@ def _overview(
             f"Docs: {SITE}",
             "",
             "examples:",
-            *(f"  dispersion {example}" for example in examples),
+            "  dispersion screen --demo",
+            "  dispersion audit results/MODEL/dispersion_RUN -o report.html",
         ]
     )
-
-
-def _measures() -> str:
-    """Help of ``dispersion inspect``, whose commands are its measures."""
-    examples = ["inspect law MODEL --data texts.txt -o law.html", "help inspect law"]
-    return _overview("inspect MEASURE MODEL --data FILE", ["look inside a model"], examples)

@@ -16,7 +16,7 @@ _OPTION = re.compile(r"^  -.*\n(?: {10,}.*\n)*", re.MULTILINE)
 
 
 def every_help() -> Iterator[tuple[str, str]]:
-    """Title and help of each command, in the order of the overview; what several share comes before, once."""
+    """Title and help of each command, in the order of the overview, after the options of every report."""
     yield "dispersion", _overview()
     reports = command_parser("dispersion", "")
     add_output(reports)
@@ -24,14 +24,8 @@ def every_help() -> Iterator[tuple[str, str]]:
     yield "Options of every report", "".join(known).rstrip()
     for commands in JOBS.values():
         parsers = {name: parser_of(name)[0] for name in commands}
-        looks = [
-            _OPTION.findall(parsers[name].format_help()) for name in commands if name.startswith("inspect")
-        ]
-        shared = [option for option in looks[0] if all(option in look for look in looks)] if looks else []
-        if new := [option for option in shared if option not in known]:
-            yield "Options of every dispersion inspect", "".join(new).rstrip()
         for name, parser in parsers.items():
-            yield f"dispersion {name}", _own(parser, [*known, *shared])
+            yield f"dispersion {name}", _own(parser, known)
 
 
 def _own(parser: argparse.ArgumentParser, shared: list[str]) -> str:

@@ -121,7 +121,7 @@ def test_a_folder_that_was_deleted_meanwhile_is_one_sentence(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("command", "extra"),
     [
-        ("inspect law", "models"),
+        ("inspect", "models"),
         ("run", "models"),
         ("embed", "models"),
         ("audit", "audit"),

@@ -114,13 +114,15 @@ def test_the_overview_lists_every_command_under_its_job(capsys):
     assert "  dispersion screen --demo" in text.partition("examples:")[2]
 
 
-@pytest.mark.parametrize("words", ["inspect --help", "help inspect", "inspect -h"])
-def test_inspect_lists_its_measures(words, capsys):
-    assert main(words.split()) == 0
+@pytest.mark.parametrize("words", ["inspect --help", "help inspect", "help inspect law"])
+def test_inspect_lists_its_measures_with_their_own_options(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 0
     text = capsys.readouterr().out
-    names = [line.split()[1] for line in text.splitlines() if line.startswith("  inspect ")]
-    assert names == ["law", "sublayers", "condensation", "clusters"]
-    assert text.startswith("usage: dispersion inspect MEASURE MODEL --data FILE [options]")
+    for measure, option in [("law", "--bins"), ("sublayers", "--sizes"), ("clusters", "--ngram")]:
+        assert f"{measure}: " in " ".join(text.split())
+        assert text.partition(f"\n{measure}:\n")[2].startswith(f"  {option} ")
 
 
 def test_dispersion_screen_is_screen_checkpoints(capsys, monkeypatch):

@@ -1,26 +1,33 @@
-"""The commands ``dispersion inspect law``, ``sublayers``, ``condensation`` and ``clusters``."""
+"""The command ``dispersion inspect``: one measure of a model's states."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import cache_folder
 from lmeval_dispersion.options import (
     Command,
     add_column,
     add_examples,
-    add_layers,
     add_model_args,
     add_output,
     add_seed,
 )
 from lmeval_dispersion.output import Output
+
+MEASURES = {
+    "law": "perplexity against dispersion, per layer",
+    "sublayers": "which sub-layer should key a kNN-LM",
+    "condensation": "similarity of a text's tokens by layer",
+    "clusters": "distances within and between contexts",
+}
+_OF_SEVERAL_MODELS = ("condensation", "clusters")
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -30,107 +37,103 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"expected whole numbers with commas, got {text!r}") from None
 
 
-def _number(default: int, about: str, metavar: str = "N") -> dict[str, Any]:
-    return {"type": int, "default": default, "metavar": metavar, "help": f"{about} (default: {default})"}
+def _number(about: str, metavar: str = "N") -> dict[str, Any]:
+    return {"type": int, "metavar": metavar, "help": about}
 
 
-def _several(default: tuple[int, ...], about: str) -> dict[str, Any]:
-    shown = ",".join(map(str, default))
-    return {"type": _numbers, "default": default, "metavar": "N,N", "help": f"{about} (default: {shown})"}
+def _several(about: str) -> dict[str, Any]:
+    return {"type": _numbers, "metavar": "N,N", "help": about}
 
 
-_CONTROL = {
-    "action": "append",
-    "choices": ("untrained", "shuffled"),
-    "help": "also run the model with random weights, or each text's tokens in random order; may be repeated "
-    "(default: none)",
-}
-_HELD_OUT = {"metavar": "FILE|HUB_ID", "help": "a second text, binned separately (default: none)"}
-
-
-class _Analysis(NamedTuple):
-    """An analysis on the command line: options for its function's parameters, and other help."""
-
-    options: Mapping[str, dict[str, Any]]
-    layers: tuple[str, ...]  # default; empty if it always takes every depth
-    examples: tuple[str, ...]
-    several_models: bool = False
-
-
-_ANALYSES = {
-    "law": _Analysis(
-        {
-            "--segment": _number(512, "tokens of a segment", "TOKENS"),
-            "--segments": _number(100_000, "segments to draw"),
-            "--bins": _number(50, "bins that algorithm 1 chooses"),
-            "--bin-size": _number(100, "segments a bin"),
-            "--contexts": _several((16, 64, 128, 256), "context lengths of the last-token variant"),
-            "--held-out": _HELD_OUT,
-            "--control": _CONTROL,
+# Measures -> the options that only they take, each a parameter of their functions, which hold the defaults.
+_OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
+    tuple(MEASURES): {
+        "--segment": _number("tokens of a segment or context (default: 512, for clusters 100)", "TOKENS"),
+    },
+    ("law", "sublayers", "clusters"): {
+        "--layer": {
+            "action": "append",
+            "dest": "layers",
+            "metavar": "LAYER",
+            "help": "last, all, or a name such as layer.3 or layer.-1.attn; may be repeated (default: last, "
+            "for sublayers layer.-1.attn and layer.-1.ffn)",
         },
-        ("last",),
-        ("MODEL --data texts.txt -o law.html", "MODEL --data texts.txt --layer layer.3 --layer last"),
-    ),
-    "sublayers": _Analysis(
-        {
-            "--segment": _number(512, "tokens of a segment", "TOKENS"),
-            "--sizes": _several((10, 50, 100), "segments a draw"),
+    },
+    ("law", "condensation"): {
+        "--segments": _number("segments to draw (default: 100000, for condensation 100)"),
+        "--control": {
+            "action": "append",
+            "choices": ("untrained", "shuffled"),
+            "help": "also run the model with random weights, or each text's tokens in random order; may be "
+            "repeated (default: none)",
         },
-        ("layer.-1.attn", "layer.-1.ffn"),
-        (
-            "MODEL --data texts.txt",
-            "MODEL --data texts.txt --layer layer.3.attn --layer layer.3.ffn -o sublayers.html",
-        ),
-    ),
-    "condensation": _Analysis(
-        {
-            "--segment": _number(512, "tokens of a segment", "TOKENS"),
-            "--segments": _number(100, "segments to draw"),
-            "--control": _CONTROL,
+    },
+    ("law",): {
+        "--bins": _number("bins that algorithm 1 chooses (default: 50)"),
+        "--bin-size": _number("segments a bin (default: 100)"),
+        "--contexts": _several("context lengths of the last-token variant (default: 16,64,128,256)"),
+        "--held-out": {
+            "metavar": "FILE|HUB_ID",
+            "help": "a second text, binned separately (default: none)",
         },
-        (),
-        ("MODEL --data texts.txt -o condensation.html", "gpt2 gpt2-medium --data texts.txt --segments 200"),
-        several_models=True,
-    ),
-    "clusters": _Analysis(
-        {
-            "--segment": _number(100, "length of a context", "TOKENS"),
-            "--ngram": _number(10, "tokens of an n-gram"),
-            "--occurrences": _number(100, "times that an n-gram must occur, and contexts of a cluster"),
-            "--clusters": _number(500, "clusters at most"),
-        },
-        ("last",),
-        ("MODEL --data texts.txt -o clusters.html", "MODEL --data texts.txt --layer all"),
-        several_models=True,
-    ),
+    },
+    ("sublayers",): {"--sizes": _several("segments a draw (default: 10,50,100)")},
+    ("clusters",): {
+        "--ngram": _number("tokens of an n-gram (default: 10)"),
+        "--occurrences": _number("times that an n-gram must occur, and contexts of a cluster (default: 100)"),
+        "--clusters": _number("clusters at most (default: 500)"),
+    },
 }
 
 
-def _add_arguments(kind: str, parser: argparse.ArgumentParser) -> None:
-    analysis = _ANALYSES[kind]
-    about = "Hub id or folder, with @REVISION where it is not the main one"
-    parser.add_argument("model", nargs="+" if analysis.several_models else 1, metavar="MODEL", help=about)
-    model, text, protocol, study = map(parser.add_argument_group, ("model", "text", "protocol", "study"))
-    add_model_args(model)
-    for option, settings in analysis.options.items():
-        protocol.add_argument(option, **settings)
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    about = "; ".join(f"{name}: {what}" for name, what in MEASURES.items())
+    parser.add_argument("measure", choices=tuple(MEASURES), metavar="MEASURE", help=about)
+    about = "Hub id or folder, with @REVISION where it is not the main one; law and sublayers take one model"
+    parser.add_argument("model", nargs="+", metavar="MODEL", help=about)
+    add_model_args(parser)
     about = ".txt, .jsonl, .jsonl.gz or .parquet, or a Hub data set, ID[:CONFIGURATION][@SPLIT]"
-    text.add_argument("--data", required=True, metavar="FILE|HUB_ID", help=about)
-    add_column(text)
-    text.add_argument("--pack", action="store_true", help="join all texts into one stream (.txt always is)")
-    if analysis.layers:
-        about = "last, all, or a name such as layer.3 or layer.-1.attn"
-        add_layers(protocol, what=about, default=" and ".join(analysis.layers))
-    about = "folder of the study; the same command resumes it (default: in the user's cache)"
-    study.add_argument("--study", type=Path, metavar="FOLDER", help=about)
-    add_seed(study)
-    add_output(study)
-    add_examples(parser, *analysis.examples)
+    parser.add_argument("--data", required=True, metavar="FILE|HUB_ID", help=about)
+    add_column(parser)
+    parser.add_argument("--pack", action="store_true", help="join all texts into one stream (.txt always is)")
+    about = "folder of studies; the same command resumes its own (default: in the user's cache)"
+    parser.add_argument("--study", type=Path, metavar="FOLDER", help=about)
+    add_seed(parser)
+    add_output(parser)
+    for measures, options in _OPTIONS.items():
+        title = "every measure" if len(measures) == len(MEASURES) else ", ".join(measures)
+        group = parser.add_argument_group(title)
+        for option, settings in options.items():
+            group.add_argument(option, **settings)
+    add_examples(
+        parser,
+        "law MODEL --data texts.txt --layer all --control untrained -o law.html",
+        "sublayers MODEL --data texts.txt --layer layer.3.attn --layer layer.3.ffn",
+        "condensation gpt2 gpt2-medium --data texts.txt --segments 200",
+        "clusters MODEL --data texts.txt",
+    )
 
 
-def _run(kind: str, args: argparse.Namespace) -> int:
-    """Run an analysis; 3 if the text was too short for some draws."""
-    output = Output.of(args)
+def _given(args: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    """The parameters of the measure that the command gives; one of another measure is refused."""
+    for measures, options in _OPTIONS.items():
+        for option, settings in options.items():
+            name = settings.get("dest", option[2:].replace("-", "_"))
+            if (value := getattr(args, name)) is None:
+                continue
+            if args.measure not in measures:
+                raise UsageError(
+                    f"expected an option of {args.measure}, got one of {', '.join(measures)}; leave it out",
+                    argument=name,
+                )
+            yield name, value
+    if len(args.model) > 1 and args.measure not in _OF_SEVERAL_MODELS:
+        raise UsageError(f"expected one model for {args.measure}, got {', '.join(args.model)}")
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Run a measure; 3 if the text was too short for some draws."""
+    output, given = Output.of(args), dict(_given(args))
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     import lmeval_dispersion
@@ -138,35 +141,29 @@ def _run(kind: str, args: argparse.Namespace) -> int:
     from lmeval_dispersion.model.loading import chosen_model
     from lmeval_dispersion.model.texts import Texts
 
-    analysis = _ANALYSES[kind]
-    names = (option[2:].replace("-", "_") for option in analysis.options)
-    options = {name: getattr(args, name) for name in names}
-    if options.get("held_out") is not None:
-        options["held_out"] = Texts(args.held_out, column=args.column)
-    if analysis.layers:
-        # In the form of a study's settings, so that one started from Python can be resumed.
-        options["layers"] = ",".join(args.layer or analysis.layers)
+    if "held_out" in given:
+        given["held_out"] = Texts(args.held_out, column=args.column)
+    if "layers" in given:
+        given["layers"] = ",".join(args.layers)
     models = [chosen_model(text, args.model_args, args.device) for text in args.model]
-    result = getattr(lmeval_dispersion, kind)(
-        models if analysis.several_models else models[0],
+    result = getattr(lmeval_dispersion, args.measure)(
+        models if args.measure in _OF_SEVERAL_MODELS else models[0],
         Texts(args.data, column=args.column),
         pack=args.pack,
         seed=args.seed,
         folder=args.study or StudyRoot(cache_folder("dispersion-runs")),
         quiet=args.quiet,
-        **options,
+        **given,
     )
     left_out = result.manifest.get("left_out_sizes")
     output.write(result.document())
     if left_out:
         print(
-            f"dispersion inspect {kind}: the text has {result.manifest['pool']} segments, too few for draws "
-            f"of {', '.join(map(str, left_out))}; pass more text or a smaller --segment",
+            f"dispersion inspect: the text has {result.manifest['pool']} segments, too few for draws of "
+            f"{', '.join(map(str, left_out))}; pass more text or a smaller --segment",
             file=sys.stderr,
         )
     return 3 if left_out else 0
 
 
-COMMANDS: dict[str, Command] = {
-    kind: (partial(_add_arguments, kind), partial(_run, kind)) for kind in _ANALYSES
-}
+COMMANDS: dict[str, Command] = {"inspect": (_add_arguments, _run)}

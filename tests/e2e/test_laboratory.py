@@ -46,8 +46,8 @@ def here(place, monkeypatch):
 
 
 def words(arguments):
-    """The words of a command, with `inspect` before the name of an analysis."""
-    return [*([] if arguments[0] == "compare" else ["inspect"]), *map(str, arguments)]
+    """The words of a command, with `inspect` before the name of a measure."""
+    return ["inspect", *map(str, arguments)]
 
 
 def run_here(*arguments):
@@ -135,6 +135,12 @@ def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
     [
         (("law", "model", "--data", "fex.jsonl"), 2, "fex.jsonl does not exist; did you mean few.jsonl?"),
         ((*WHOLE, "--bin-size", "201"), 2, "make bins or segments smaller"),
+        (
+            (*WHOLE, "--sizes", "9"),
+            2,
+            "--sizes: expected an option of law, got one of sublayers; leave it out",
+        ),
+        (("law", "model", "tuned", "--data", "few.jsonl"), 2, "one model for law, got model, tuned"),
     ],
 )
 def test_mistakes_are_one_sentence(here, whole, arguments, code, message, capsys):
@@ -142,7 +148,7 @@ def test_mistakes_are_one_sentence(here, whole, arguments, code, message, capsys
     out, err = capsys.readouterr()
     assert out == ""
     last = err.strip().splitlines()[-1]
-    assert last.startswith(f"dispersion {' '.join(words(arguments[:1]))}: ")
+    assert last.startswith("dispersion inspect: ")
     assert message in last
 
 
