@@ -13,6 +13,7 @@ from lmeval_dispersion.geometry import contributions as contributions
 from lmeval_dispersion.geometry import dispersion_estimate as dispersion_estimate
 from lmeval_dispersion.geometry import vendi_score as vendi_score
 from lmeval_dispersion.geometry.dispersion import dispersion as dispersion
+from lmeval_dispersion.harness.answers import tokens as tokens
 from lmeval_dispersion.harness.task import DispersionTask as DispersionTask
 from lmeval_dispersion.harness.text_run import embed as embed
 from lmeval_dispersion.installation import __version__ as __version__

@@ -38,7 +38,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         ),
         "run": (_HARNESS, "models", "run lm-eval with the dispersion tasks loaded"),
         "enable": (_HARNESS, "", "add the dispersion tasks to the stock lm_eval, or remove them"),
-        "tokens": ("lmeval_dispersion.tokens", "models", "list a task's answer tokens, for the screen's T"),
+        "tokens": (_HARNESS, "models", "list a task's answer tokens, for the screen's T"),
         "embed": (_HARNESS, "models", "make a run from plain texts, or from lm-eval's samples"),
         "audit": (_AUDIT, "audit", "analyse a finished run: slices, calibration, hard documents"),
         "calibrate": (_AUDIT, "audit", "learn to estimate accuracy from a run's labels"),

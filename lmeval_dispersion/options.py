@@ -60,9 +60,10 @@ class _Parser(argparse.ArgumentParser):
             return f"--format {option.removeprefix('--')}"
         if option in _KEYS and "--model_args" in known:
             return f"--model_args {_KEYS[option]}=…"
-        place = option.removeprefix("--").upper()
-        if any(action.metavar == place for action in self._get_positional_actions()):
-            return f"{place} without {option}"
+        place, value = option.removeprefix("--").upper(), option.removeprefix("--")
+        for action in self._get_positional_actions():
+            if action.metavar == place or value in (action.choices or ()):
+                return f"{place if action.metavar == place else value} without {option}"
         near = difflib.get_close_matches(option, known, n=1, cutoff=0.75)
         return (near or [name for name in known if name.startswith(option)] or [""])[0]
 
@@ -225,6 +226,18 @@ def add_seed(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all draws (default: 0)")
 
 
+def add_data(parser: argparse._ActionsContainer, text: str, **more: Any) -> None:
+    """Add ``--data`` and ``--column``, for texts as `model.texts` reads them; ``text`` is the help of one."""
+    parser.add_argument("--data", metavar="FILE|HUB_ID", help=text, **more)
+    add_column(parser)
+
+
+def add_device(parser: argparse._ActionsContainer) -> None:
+    """Add ``--device`` for a model of `model.loading.load_model`."""
+    text = "cpu, cuda, cuda:1; auto spreads the model (default: the first GPU, else the CPU)"
+    parser.add_argument("--device", metavar="DEVICE", help=text)
+
+
 def add_model_args(parser: argparse._ActionsContainer) -> None:
     """Add ``--model_args`` and ``--device`` for a model of `model.loading.chosen_model`."""
     parser.add_argument(
@@ -234,22 +247,11 @@ def add_model_args(parser: argparse._ActionsContainer) -> None:
         help="as of lm-eval's hf model: dtype, load_in_4bit, load_in_8bit, peft, revision, "
         "trust_remote_code (default: none)",
     )
-    parser.add_argument(
-        "--device",
-        metavar="DEVICE",
-        help="cpu, cuda, cuda:1; auto spreads the model (default: the first GPU, else the CPU)",
-    )
+    add_device(parser)
 
 
-def add_lm_eval(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
-    """Add lm_eval's options for loading and prompting a model, with its names; returns their group."""
-    group = parser.add_argument_group("as for lm_eval")
-    group.add_argument("--model", default="hf", metavar="NAME", help="backend (default: hf)")
-    group.add_argument(
-        "--model_args", default="", metavar="K=V,K=V", help="more arguments of the backend (default: none)"
-    )
-    group.add_argument("--batch_size", metavar="N", help="number or auto (default: the backend's own)")
-    group.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 (default: the backend's own)")
+def add_prompts(group: argparse._ActionsContainer) -> None:
+    """Add lm_eval's options for a task's prompts: its examples, its folder, the chat template."""
     group.add_argument(
         "--num_fewshot", type=int, metavar="N", help="examples before a question (default: the task's own)"
     )
@@ -262,6 +264,18 @@ def add_lm_eval(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
         metavar="NAME",
         help="use the model's chat template (default: plain prompts)",
     )
+
+
+def add_lm_eval(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
+    """Add lm_eval's options for loading and prompting a model, with its names; returns their group."""
+    group = parser.add_argument_group("as for lm_eval")
+    group.add_argument("--model", default="hf", metavar="NAME", help="backend (default: hf)")
+    group.add_argument(
+        "--model_args", default="", metavar="K=V,K=V", help="more arguments of the backend (default: none)"
+    )
+    group.add_argument("--batch_size", metavar="N", help="number or auto (default: the backend's own)")
+    group.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 (default: the backend's own)")
+    add_prompts(group)
     group.add_argument(
         "--confirm_run_unsafe_code", action="store_true", help="let tasks run the code that models write"
     )

@@ -16,7 +16,7 @@ from lmeval_screener.tokens.answers import load_answers, resolve_answers
 from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
 
-from lmeval_dispersion.tokens import answer_file, counted_set
+from lmeval_dispersion.harness.answers import answer_set, counted_set
 
 FOLDER = Path(__file__).resolve().parent.parent / "token_sets" / "answers"
 
@@ -54,9 +54,9 @@ def write_all() -> None:
         answers = counted.pop("answers")
         sets[name] = counted | about | {"tasks": counted["tasks"] + others, "answers": answers}
     for name, fields in sets.items():
-        head, text, _ = answer_file(fields)
-        (FOLDER / f"{name}.yaml").write_text(text, encoding="utf-8")
-        print(head)
+        made = answer_set(fields)
+        made.save(FOLDER / f"{name}.yaml")
+        print(made.head)
 
 
 def table(folder: Path) -> str:

@@ -76,6 +76,7 @@ def test_no_option_can_be_abbreviated_and_none_has_another_name(name):
         ("screen --demo --json", "; did you mean --format json?"),
         ("audit RUN --csv", "; did you mean --format csv?"),
         ("embed --model m t.txt -o run", "; did you mean MODEL without --model?"),
+        ("enable --status", "; did you mean status without --status?"),
         ("screen --demo --shortlst 3", "; did you mean --shortlist?"),
         ("tokens gsm8k --search x", ""),
         ("audit RUN --foobar", ""),

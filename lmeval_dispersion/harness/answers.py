@@ -1,4 +1,4 @@
-"""A task's answer tokens: its documents' answers as texts, and the tokens that a base model expects.
+"""A task's answer tokens as a set of the screen: its documents' answers, or the tokens that a base expects.
 
 Answers are counted as lm-eval places them after the prompt: every choice of a multiple choice, the target of
 a generated answer as the task's regex extracts it, and for code each name, constant and literal of the
@@ -13,21 +13,175 @@ import keyword
 import tokenize
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from lm_eval.filters.extraction import RegexFilter
 from lm_eval.models.huggingface import HFLM
+from lmeval_screener.tokens.answers import COVERED, LEAST, check_answers, left_out_note, resolve_answers
+from lmeval_screener.tokens.sets import MOST, AnswerSet, load_token_set
+from lmeval_screener.tokens.vocabulary import Vocabulary
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.files import write_whole
 from lmeval_dispersion.harness.failures import sentences
-from lmeval_dispersion.harness.seams import build_requests
-from lmeval_dispersion.model.loading import LoadedModel
+from lmeval_dispersion.harness.seams import build_requests, loaded_tasks
+from lmeval_dispersion.model.loading import chosen_model, loaded_model
+from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.store.identity import SUFFIX
 
+MOST_PROMPTS = 100  # on which a base is run
+_SHOWN = 12  # tokens in a set's first line
 _SOLUTIONS = ("canonical_solution", "code")  # fields of reference solutions: HumanEval and similar, MBPP
+
+
+@dataclass(frozen=True, repr=False)
+class TaskTokens:
+    """A set of answer tokens, as ``--task`` of the screen reads it from a file.
+
+    Attributes:
+        head: It in one line.
+        text: Its YAML, which begins with that line.
+        note: A warning; empty for none.
+    """
+
+    head: str
+    text: str
+    note: str
+
+    def __repr__(self) -> str:
+        return f"<{self.head}>"
+
+    def save(self, path: str | Path) -> None:
+        """Write the file."""
+        write_whole(Path(path), self.text.encode())
+
+
+def tokens(
+    task: str | None = None,
+    *,
+    base: str | None = None,
+    data: str | Path | None = None,
+    column: str = "text",
+    tokenizer: str | None = None,
+    device: str | None = None,
+    num_fewshot: int | None = None,
+    include_path: str | None = None,
+    apply_chat_template: bool | str = False,
+) -> TaskTokens:
+    """The answer tokens of a task: counted in its documents, or predicted by a base where answers begin.
+
+    Args:
+        task: lm-eval's ``NAME,NAME`` of tasks and groups.
+        base: Hub id, with @REVISION or without, or folder of a model that is run on prompts; None to count.
+        data: The base's prompts, in place of a task's: a text, JSONL or parquet file, or a Hub data set.
+        column: Their field with the text.
+        tokenizer: Model whose tokens are listed and checked; default: the base.
+        device: The base's: ``cpu``, ``cuda``, ``cuda:1``, ``auto``; default: the first GPU, else the CPU.
+        num_fewshot: Examples before a question, for a base; default: the task's own.
+        include_path: Folder with more tasks.
+        apply_chat_template: Whether a base's prompts are in its chat template.
+
+    Raises:
+        UsageError: No such task, or it has no answers; or prompts without a base.
+        ScreeningError: The answers are running text, or too few or too many tokens.
+    """
+    if bool(task) == bool(data) or (data and not base):
+        raise UsageError("expected the NAME of a task, or a base with a task or a file of prompts")
+    tasks = [*loaded_tasks(task, include_path=include_path).values()] if task else []
+    name = task.removesuffix(SUFFIX) if task else Path(str(data)).name.split(".")[0]
+    if base is None:
+        with sentences():
+            listing = None if tokenizer is None else AutoTokenizer.from_pretrained(tokenizer)
+        return answer_set(counted_set(name, tasks), listing)
+    texts = [text.text for text in islice(Texts(str(data), column=column), MOST_PROMPTS)] if data else []
+    if data and not texts:
+        raise UsageError(f"{data} holds no text; check the file and its column")
+    loaded = loaded_model(chosen_model(base, device=device))
+    lm = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=1)
+    if tasks:
+        chat, source = bool(apply_chat_template), f"questions of {task}"
+        prompts = prompts_of(lm, tasks, MOST_PROMPTS, num_fewshot=num_fewshot, apply_chat_template=chat)
+        source += f", {tasks[0].config.num_fewshot or 0} examples"
+    else:
+        source = f"questions of {Path(str(data)).name}"
+        if apply_chat_template:
+            texts = [lm.apply_chat_template([{"role": "user", "content": text}]) for text in texts]
+        prompts = [lm.tok_encode(text) for text in texts]
+    mean = mean_next(lm, prompts)
+    ordered = np.argsort(-mean, kind="stable")
+    count = int((np.cumsum(mean[ordered]) < COVERED).sum()) + 1
+    ids = ordered[: max(LEAST, min(MOST, count))]
+    pieces = loaded.tokenizer.convert_ids_to_tokens(ids.tolist())
+    fields = {
+        "name": name,
+        "tasks": [name],
+        "documents": len(prompts),
+        "source": source + (", chat template" if apply_chat_template else ""),
+        "base": str(loaded.choice),
+        "revision": loaded.identity.get("weights"),
+        "tokenizer": Vocabulary.of(loaded.tokenizer).digest,
+        "coverage": round(float(mean[ids].sum()), 4),
+        "pieces": [piece for piece in pieces if piece is not None],  # padding rows have no piece
+    }
+    return answer_set(fields, loaded.tokenizer)
+
+
+def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
+    """The fields of a set with the tasks' answers, most frequent first.
+
+    Raises:
+        ScreeningError: The answers are running text.
+        UsageError: The tasks have no answers.
+    """
+    answers, documents = counted_answers(tasks)
+    check_answers(name, answers)
+    config, task_version = tasks[0].config, tasks[0].VERSION
+    known = f"task version {task_version}, " if task_version != "Yaml" else ""  # lm-eval's word for none
+    parts = (config.dataset_path, config.dataset_name if len(tasks) == 1 else None)
+    return {
+        "name": name,
+        "tasks": list(dict.fromkeys([name, *(task.task_name for task in tasks)])),
+        "documents": documents,
+        "source": " ".join(str(part) for part in parts if part),
+        "revision": f"{known}lm-eval {version('lm_eval')}",
+        "answers": dict(sorted(answers.items(), key=lambda item: (-item[1], item[0]))),
+    }
+
+
+def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
+    """A set of these fields, with the tokens of a tokenizer in its first line.
+
+    Raises:
+        ScreeningError: The tokenizer splits the answers into too few or too many tokens.
+    """
+    name, answers, note = fields["name"], fields.get("answers") or {}, ""
+    shown = [text.strip()[:24] for text in answers]
+    head = f"answers of {name}: {len(answers):,} different ones in {fields.get('documents', 0):,} documents"
+    if "refused" in fields:
+        head = f"{name} has no answer tokens: {fields['refused']}"
+    if tokenizer is not None:
+        found = {key: fields[key] for key in ("answers", "pieces", "tokenizer", "base") if key in fields}
+        everyday = load_token_set("reference", "reference")
+        tokens, share = resolve_answers(AnswerSet(name, (), **found), Vocabulary.of(tokenizer), everyday)
+        note = left_out_note(name, share)
+        shown = [token.text for token in tokens]
+        head = f"T of {name}: {len(tokens)} tokens in {Path(tokenizer.name_or_path).name}'s tokenizer"
+    if shown:
+        more = ", …" if len(shown) > _SHOWN else ""
+        texts = [" ".join(repr(text)[1:-1].split()).replace("\\\\", "\\") for text in shown[:_SHOWN]]
+        head += f": {', '.join(texts)}{more}"
+    content = {"schema": 1, "name": name, "role": "answers", **fields}
+    body = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+    return TaskTokens(head, f"# {head}\n{body}", note)
 
 
 def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:
@@ -129,17 +283,6 @@ def prompts_of(
         for instance in {instance.doc_id: instance for instance in task.instances}.values():
             prompts.append(lm.tok_encode(instance.args[0].rstrip(" ")))  # the answer's own, by its pieces
     return [prompts[i * len(prompts) // most] for i in range(most)] if len(prompts) > most else prompts
-
-
-def tokenizer_of(name: str) -> Any:
-    """The tokenizer of a model, by its Hub id or folder."""
-    with sentences():
-        return AutoTokenizer.from_pretrained(name)
-
-
-def around(loaded: LoadedModel) -> HFLM:
-    """lm-eval's wrapper around a loaded model."""
-    return HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=1)
 
 
 @torch.inference_mode()

@@ -1,9 +1,11 @@
-"""``dispersion enable``, ``run`` and ``embed``."""
+"""``dispersion enable``, ``run``, ``embed`` and ``tokens``."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
+from pathlib import Path
 
 from lmeval_dispersion.errors import MissingExtraError, UsageError
 from lmeval_dispersion.harness import install
@@ -12,50 +14,54 @@ from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.options import (
     Command,
     add_column,
+    add_data,
+    add_device,
     add_examples,
     add_layers,
+    add_metric,
     add_model_args,
+    add_prompts,
     add_quiet,
+    add_tasks,
 )
+from lmeval_dispersion.output import Output
 
 
 def _enable_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_mutually_exclusive_group()
-    actions.add_argument("--undo", action="store_true", help="remove what `dispersion enable` wrote")
-    actions.add_argument("--status", action="store_true", help="whether the stock lm_eval finds the tasks")
-    actions.add_argument(
-        "--path", action="store_true", help="write nothing there, print a folder for lm_eval's --include_path"
+    about = "on (the default) and off: write the tasks, remove them; status: whether the stock lm_eval finds "
+    about += "them; path: write nothing there, print a folder for lm_eval's --include_path"
+    parser.add_argument(
+        "action", nargs="?", default="on", choices=("on", "off", "status", "path"), help=about
     )
     add_examples(
         parser,
         "&& lm_eval --model hf --model_args pretrained=gpt2 --tasks mmlu_dispersion",
-        "--undo && pip uninstall lmeval-dispersion",
-        "--path | xargs -I{} lm_eval --include_path {} --tasks arc_easy_dispersion --model hf",
+        "off && pip uninstall lmeval-dispersion",
+        "path | xargs -I{} lm_eval --include_path {} --tasks arc_easy_dispersion --model hf",
     )
 
 
 def _enable(args: argparse.Namespace) -> int:
-    if args.path:
+    if args.action == "path":
         print(install.tasks_path())
         return 0
     before = install.status()
-    if args.status:
+    if args.action == "status":
         states = {
             "enabled": "enabled: {0.files} task files in {0.folder}",
             "out of date": "out of date: {0.folder} was written by another version; run `dispersion enable`",
             "disabled": "disabled: `dispersion enable` would write {0.files} task files to {0.folder}",
         }
         print(states[before.state].format(before))
-        return 0
-    if args.undo:
+    elif args.action == "off":
         install.disable()
         print("already disabled" if before.state == "disabled" else f"disabled: removed {before.folder}")
-        return 0
-    install.enable()
-    done = "already enabled" if before.state == "enabled" else "enabled"
-    print(f"{done}: {before.files} task files in {before.folder}")
-    print("before uninstalling: dispersion enable --undo", file=sys.stderr)
-    print("try: lm_eval --model hf --model_args pretrained=... --tasks mmlu_dispersion", file=sys.stderr)
+    else:
+        install.enable()
+        done = "already enabled" if before.state == "enabled" else "enabled"
+        print(f"{done}: {before.files} task files in {before.folder}")
+        print("before uninstalling: dispersion enable off", file=sys.stderr)
+        print("try: lm_eval --model hf --model_args pretrained=... --tasks mmlu_dispersion", file=sys.stderr)
     return 0
 
 
@@ -108,11 +114,10 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", required=True, metavar="FOLDER", help="folder of the store to write"
     )
     add_layers(parser, what="layer to keep: last, norm, layer.K, layer.K.attn, layer.K.ffn", default="last")
-    parser.add_argument(
-        "--task",
-        metavar="NAME",
-        help="name of the data; a calibrator holds for one (default: the file's). With --from-samples "
-        "NAME,NAME: only these tasks (default: all)",
+    add_tasks(
+        parser,
+        "name of the data; a calibrator holds for one; with --from-samples only these tasks "
+        "(default: the file's; all)",
     )
     add_model_args(parser)
     add_column(parser)
@@ -123,9 +128,7 @@ def _embed_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RESULTS",
         help="results of a run of MODEL with --log_samples, instead of a file of texts (default: none)",
     )
-    group.add_argument(
-        "--correct", metavar="[FILTER/]METRIC", help="metric for correct answers (default: the task's own)"
-    )
+    add_metric(group)
     group.add_argument(
         "--force", action="store_true", help="continue although documents are missing or answers disagree"
     )
@@ -143,8 +146,7 @@ def _embed(args: argparse.Namespace) -> int:
     if args.from_samples is None:
         from lmeval_dispersion.harness.text_run import embed
 
-        options = ("column", "task", "model_args", "device")
-        of = {name: getattr(args, name) for name in options}
+        of = {name: getattr(args, name) for name in ("column", "model_args", "device")} | {"task": args.tasks}
         folder = embed(args.model, args.texts, args.output, layer="+".join(args.layer or []), **of)
     else:
         from lmeval_dispersion.harness.from_samples import stores_from_samples
@@ -155,8 +157,8 @@ def _embed(args: argparse.Namespace) -> int:
             {"pretrained": args.model, "dtype": "auto", **device, **key_values(args.model_args)},
             args.output,
             layers="+".join(args.layer or []),
-            tasks=args.task.split(",") if args.task else None,
-            judge=args.correct,
+            tasks=args.tasks.split(",") if args.tasks else None,
+            judge=args.metric,
             force=args.force,
         )
     print(folder)
@@ -165,8 +167,52 @@ def _embed(args: argparse.Namespace) -> int:
     return 0
 
 
+def _tokens_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("task", nargs="?", metavar="NAME,NAME", help="lm-eval's tasks and groups")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="file to write (default: standard output)"
+    )
+    about = "list the tokens of MODEL's tokenizer (default: the base's)"
+    parser.add_argument("--tokenizer", metavar="MODEL", help=about)
+    parser.set_defaults(format="table")
+    add_quiet(parser)
+    base = parser.add_argument_group("from a base model, run on 100 prompts without answers")
+    about = (
+        "Hub id or folder, with @REVISION where it is not the main one (default: count the task's answers)"
+    )
+    base.add_argument("--base", metavar="MODEL", help=about)
+    add_data(base, "prompts: text, JSONL or parquet, or a Hub data set (default: the task's)")
+    add_device(base)
+    add_prompts(parser.add_argument_group("as for lm_eval"))
+    add_examples(
+        parser,
+        "gsm8k --tokenizer Qwen/Qwen2.5-0.5B",
+        "my_task --include_path tasks -o my_task.yaml",
+        "gsm8k --base Qwen/Qwen2.5-0.5B -o gsm8k.yaml",
+    )
+
+
+def _tokens(args: argparse.Namespace) -> int:
+    output = Output.of(args)
+    if args.task:
+        output.say(f"dispersion tokens: asking lm-eval for {args.task} and its documents …")
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)  # hints at options that count for no answer
+    from lmeval_dispersion.harness.answers import tokens
+
+    ours = ("output", "quiet", "format", "command")
+    found = tokens(**{name: value for name, value in vars(args).items() if name not in ours})
+    output.write_text(found.text)
+    if found.note:
+        output.say(f"note: {found.note}")
+    if output.path:
+        print(found.head)
+        output.say(f"next: `screen-checkpoints CHECKPOINT… --task {output.path}`")
+    return 0
+
+
 COMMANDS: dict[str, Command] = {
     "enable": (_enable_arguments, _enable),
     "run": (_run_arguments, _run),
     "embed": (_embed_arguments, _embed),
+    "tokens": (_tokens_arguments, _tokens),
 }

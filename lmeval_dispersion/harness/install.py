@@ -90,7 +90,7 @@ def enable() -> None:
             _remove(before.folder)
         raise UsageError(
             f"{before.folder} cannot be written: {error.strerror}; use `dispersion run` in place of "
-            '`lm_eval`, or `--include_path "$(dispersion enable --path)"`'
+            '`lm_eval`, or `--include_path "$(dispersion enable path)"`'
         ) from error
 
 

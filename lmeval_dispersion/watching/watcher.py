@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import torch
 from lmeval_screener.figures import Gap, gap
 from lmeval_screener.tokens.resolution import Resolution, resolve_tokens
 from lmeval_screener.tokens.sets import load_token_set
-from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
+from lmeval_screener.tokens.vocabulary import Vocabulary
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
@@ -81,7 +80,7 @@ class Watcher:
             raise UsageError("watching needs the model's tokenizer, got none; pass tokenizer=...")
         self.model, self.every = model, every
         self.folder = None if folder is None else Path(folder)
-        vocabulary = _vocabulary(tokenizer)
+        vocabulary = Vocabulary.of(tokenizer)
         everyday = load_token_set(reference, "reference")
         self.resolutions: dict[str, Resolution] = {
             name: resolve_tokens(load_token_set(name, "domain"), everyday, vocabulary) for name in domains
@@ -286,20 +285,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def _vocabulary(tokenizer: Any) -> Vocabulary:
-    """The vocabulary, as the screener reads it from a saved checkpoint."""
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        for name in TOKENIZER_FILES:
-            path = Path(folder) / name
-            if path.is_file():
-                return Vocabulary.from_file(name, path.read_bytes())
-    raise UsageError(
-        f"expected a tokenizer that saves {' or '.join(TOKENIZER_FILES)}, got {type(tokenizer).__name__}; "
-        "load a fast one"
-    )
 
 
 watch = Watcher  # public alias: the stub cannot rename

@@ -1,4 +1,4 @@
-"""`dispersion enable`, with `--undo`, `--status` and `--path`: on a copy of lm-eval, as a user runs them."""
+"""`dispersion enable`, `off`, `status` and `path`: on a copy of lm-eval, as a user runs them."""
 
 import re
 from pathlib import Path
@@ -19,22 +19,22 @@ def test_enable_status_and_undo_leave_no_trace(harness_copy, capsys):
 
     before = sorted(harness_copy.rglob("*"))
     target = harness_copy / "lmeval_dispersion"
-    check("enable", "--status", says="disabled: `dispersion enable` would write")
+    check("enable", "status", says="disabled: `dispersion enable` would write")
     check("enable", says=rf"enabled: \d+ task files in {target}\n")
     written = {path: path.read_text() for path in target.rglob("*.yaml")}
     assert len(written) == len(install.task_files())
     anatomy = written[target / "mmlu/mmlu_anatomy_dispersion.yaml"]
     assert "include: ../../mmlu/default/mmlu_anatomy.yaml" in anatomy
     check("enable", says="already enabled")
-    check("enable", "--status", says="enabled:")
+    check("enable", "status", says="enabled:")
     (target / "arc/arc_easy_dispersion.yaml").write_text("task: old\n")
     (target / "arc/mine.txt").write_text("a user's own file\n")
-    check("enable", "--status", says="out of date")
+    check("enable", "status", says="out of date")
     check("enable", says="enabled")
     assert {path: path.read_text() for path in target.rglob("*.yaml")} == written
     (target / "arc/mine.txt").unlink()
-    check("enable", "--undo", says="disabled: removed")
-    check("enable", "--undo", says="already disabled")
+    check("enable", "off", says="disabled: removed")
+    check("enable", "off", says="already disabled")
     assert sorted(harness_copy.rglob("*")) == before
 
 
@@ -45,7 +45,7 @@ def test_read_only_installations_get_the_other_ways(harness_copy, capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "cannot be written" in said
-    assert '`--include_path "$(dispersion enable --path)"`' in said
+    assert '`--include_path "$(dispersion enable path)"`' in said
 
 
 def test_without_lm_eval_the_extra_is_named(monkeypatch, capsys):

@@ -10,11 +10,12 @@ import pytest
 import torch
 import yaml
 from datasets_layout import DATA, FACTS
+from lmeval_screener.tokens.vocabulary import Vocabulary
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.harness import answers, install
+from lmeval_dispersion.harness.answers import counted_set
 from lmeval_dispersion.harness.seams import loaded_tasks
-from lmeval_dispersion.tokens import counted_set, vocabulary_of
 
 EXCERPTS = json.loads((DATA / "excerpts.json").read_text("utf-8"))
 
@@ -125,9 +126,7 @@ def test_tokens_found_by_a_base_are_those_of_a_slow_loop(
         "arc_easy": [f"Question: {q}\nAnswer:" for q in questions],
         "": questions,
     }[task]
-    source = (
-        ["--task", task, "--num_fewshot", "0"] if task else ["--questions", str(tmp_path / "facts.jsonl")]
-    )
+    source = [task, "--num_fewshot", "0"] if task else ["--data", str(tmp_path / "facts.jsonl")]
     words = ["tokens", "--base", str(tmp_path / "base"), "--device", "cpu", *source]
     assert main([*words, "-o", str(tmp_path / "set.yaml"), *["--apply_chat_template"] * chat]) == 0
     made = yaml.safe_load((tmp_path / "set.yaml").read_text())
@@ -146,7 +145,7 @@ def test_tokens_found_by_a_base_are_those_of_a_slow_loop(
     assert 3 < len(found) < 100
     assert made["pieces"] == tokenizer.convert_ids_to_tokens(found)
     assert made["coverage"] == pytest.approx(float(mean[found].sum()), abs=1e-3)
-    assert made["tokenizer"] == vocabulary_of(tokenizer).digest
+    assert made["tokenizer"] == Vocabulary.of(tokenizer).digest
     assert (made["documents"], made["base"]) == (len(texts), str(tmp_path / "base"))
     assert made["revision"].startswith("sha256:")
     assert ("chat template" in made["source"]) == chat
@@ -164,7 +163,7 @@ def test_tokens_found_by_a_base_are_those_of_a_slow_loop(
         (["arc_eazy"], "lm-eval has no task 'arc_eazy'; did you mean arc_easy"),
         (["wikitext"], "wikitext has no answers: it scores whole texts"),
         ([], "expected the NAME of a task, or a base"),
-        (["arc_easy", "--questions", "q.txt"], "expected the NAME of a task, or a base"),
+        (["arc_easy", "--data", "q.txt"], "expected the NAME of a task, or a base"),
         (["arc_easy", "--tokenizer", "./nowhere"], "nowhere"),
         (["arc_easy", "-o", "nowhere/set.yaml"], "--output: expected a file in an existing folder"),
     ],

@@ -270,7 +270,7 @@ def _set(path: Path, file: _File, asked: str) -> AnswerSet:
     if file.refused:
         raise UsageError(
             f"{asked} has no answer tokens: {file.refused}; name a domain, or let a base find tokens: "
-            f"`dispersion tokens --base MODEL --task {asked} -o set.yaml`"
+            f"`dispersion tokens {asked} --base MODEL -o set.yaml`"
         )
     if bool(file.answers) == bool(file.pieces) or bool(file.pieces) != bool(file.tokenizer and file.base):
         raise mistake(path, "", "either `answers`, or `pieces` with `tokenizer` and `base`", None)

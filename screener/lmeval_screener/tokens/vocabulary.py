@@ -14,8 +14,10 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
+from lmeval_dispersion.errors import UsageError
 from lmeval_screener.errors import ScreeningError
 
 Kind = Literal["byte-level", "sentencepiece"]
@@ -69,6 +71,21 @@ class Vocabulary:
         """The vocabulary in one of ``TOKENIZER_FILES``."""
         whole = name.endswith("tokenizer.json")
         return cls.from_tokenizer_json(content) if whole else cls.from_vocab_json(content)
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Vocabulary:
+        """The vocabulary of a transformers tokenizer, as read from the folder to which it is saved."""
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer.save_pretrained(folder)
+            for name in TOKENIZER_FILES:
+                if (path := Path(folder, name)).is_file():
+                    return cls.from_file(name, path.read_bytes())
+        raise UsageError(
+            f"expected a tokenizer that saves {' or '.join(TOKENIZER_FILES)}, got "
+            f"{type(tokenizer).__name__}; load a fast one"
+        )
 
     @classmethod
     def from_tokenizer_json(cls, content: bytes) -> Vocabulary:
