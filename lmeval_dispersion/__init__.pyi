@@ -3,7 +3,7 @@ from lmeval_screener import screen as screen
 
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate as calibrate
 from lmeval_dispersion.auditing.calibrating.prediction import predict as predict
-from lmeval_dispersion.auditing.compare import compare_runs as compare_runs
+from lmeval_dispersion.auditing.compare import compare as compare
 from lmeval_dispersion.auditing.paired import compare_samples as compare_samples
 from lmeval_dispersion.auditing.ranking import rank as rank
 from lmeval_dispersion.auditing.report import audit as audit

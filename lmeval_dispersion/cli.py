@@ -43,7 +43,7 @@ JOBS: dict[str, dict[str, tuple[str, str, str]]] = {
         "audit": (_AUDIT, "audit", "analyse a finished run: slices, calibration, hard documents"),
         "calibrate": (_AUDIT, "audit", "learn to estimate accuracy from a run's labels"),
         "predict": (_AUDIT, "audit", "estimate the accuracy of unlabelled slices"),
-        "compare": ("lmeval_dispersion.compare", "audit", "compare runs, with intervals"),
+        "compare": (_AUDIT, "audit", "compare runs, with intervals"),
     },
     "look inside a model": {
         "inspect": (

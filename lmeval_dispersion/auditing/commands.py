@@ -1,4 +1,4 @@
-"""The commands ``dispersion audit``, ``dispersion calibrate`` and ``dispersion predict``."""
+"""The commands ``dispersion audit``, ``calibrate``, ``predict`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate
 from lmeval_dispersion.auditing.calibrating.calibrator import CLUSTERS
 from lmeval_dispersion.auditing.calibrating.prediction import predict
+from lmeval_dispersion.auditing.compare import compare
 from lmeval_dispersion.auditing.ranking import rank
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import read_run
@@ -150,6 +151,48 @@ def run_predict(args: argparse.Namespace) -> int:
     return 1 if all(refused) else 3 if any(refused) else 0
 
 
+def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``dispersion compare``."""
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="folders of two runs or more (stores, or lm-eval's results with --log_samples); the first is "
+        "the baseline",
+    )
+    parser.add_argument(
+        "--demo", action="store_true", help="compare the bundled runs: 600 sums, by two tiny models"
+    )
+    add_one_slice(parser)
+    add_layer(parser)
+    add_output(parser)
+    add_examples(
+        parser, "--demo", "BASELINE_RUN RUN", "BASELINE_RUN RUN --slice category -o differences.html"
+    )
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """Run ``dispersion compare``."""
+    if args.demo and args.runs:
+        raise UsageError(
+            f"expected runs, or `dispersion compare --demo` without any, got both: {args.runs[0]}"
+        )
+    if args.demo:
+        args.runs = sorted(map(str, data_folder("demo_runs").glob("sums-*")))
+    if len(args.runs) < 2:
+        raise UsageError(
+            f"expected two runs, got {len(args.runs)}; the bundled ones: `dispersion compare --demo`"
+        )
+    output = Output.of(args)
+    for path in args.runs:
+        if not Path(path).is_dir() and not Path(path).match("results*.json"):
+            raise UsageError(
+                f"expected the folder of a run, got {path}; check the path, or name lm-eval's results_*.json"
+            )
+    output.write(compare(args.runs, by=args.by, layer=args.layer).document())
+    return 0
+
+
 def _add_where(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--where",
@@ -162,4 +205,5 @@ COMMANDS = {
     "audit": (add_audit_arguments, run_audit),
     "calibrate": (add_calibrate_arguments, run_calibrate),
     "predict": (add_predict_arguments, run_predict),
+    "compare": (add_compare_arguments, run_compare),
 }

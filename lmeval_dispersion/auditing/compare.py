@@ -303,7 +303,7 @@ def _reach(row: Difference, name: str) -> float:
     return max(high - value, value - low)
 
 
-def compare_runs(paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None) -> Comparison:
+def compare(paths: Sequence[str | Path], *, by: str = "subject", layer: str | None = None) -> Comparison:
     """Compare runs with the first, with paired intervals, as ``dispersion compare`` does.
 
     Args:

@@ -10,7 +10,7 @@ from scipy.stats import t as student
 from synthetic import differences_of_equals, documents, planted_store, written
 
 from lmeval_dispersion import audit
-from lmeval_dispersion.auditing.compare import compare_runs
+from lmeval_dispersion.auditing.compare import compare
 from lmeval_dispersion.errors import MixedStoresError, UsageError
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.report import render
@@ -34,7 +34,7 @@ def store(path, *, seed=0, shift=0.0, n=300, order=None, hashes="h", model="m", 
 def test_differences_and_errors_are_those_of_leaving_each_document_out(tmp_path):
     order = np.random.default_rng(3).permutation(300)
     a, b = store(tmp_path / "a", n=300), store(tmp_path / "b", seed=1, shift=0.1, order=order, model="m2")
-    found = compare_runs([a, b])
+    found = compare([a, b])
     assert found.documents == 300
     assert found.left_out == [0, 0]
     row = found.others[0].slices[0]
@@ -69,10 +69,10 @@ def test_differences_and_errors_are_those_of_leaving_each_document_out(tmp_path)
 
 def test_only_shared_documents_count(tmp_path):
     a, b = store(tmp_path / "a"), store(tmp_path / "b", seed=1, order=np.arange(100))
-    found = compare_runs([a, b])
+    found = compare([a, b])
     assert found.documents == 100
     assert found.left_out == [200, 0]
-    small = compare_runs([a, store(tmp_path / "c", order=np.arange(8), d=25)])
+    small = compare([a, store(tmp_path / "c", order=np.arange(8), d=25)])
     assert any("different widths" in note for note in small.notes)
     rows = small.others[0].slices
     assert rows[1].reason == "an interval needs 5 shared documents, got 2"
@@ -84,16 +84,16 @@ def test_only_shared_documents_count(tmp_path):
 def test_what_cannot_be_compared_is_refused(tmp_path):
     a = store(tmp_path / "a")
     with pytest.raises(UsageError, match="two runs or more"):
-        compare_runs([a])
+        compare([a])
     with pytest.raises(MixedStoresError, match=r"differs between .*b and .*a \(300 such documents\)"):
-        compare_runs([a, store(tmp_path / "b", hashes="other")])
+        compare([a, store(tmp_path / "b", hashes="other")])
     other = planted_store(tmp_path / "c", n=30, task="elsewhere")
     with pytest.raises(MixedStoresError, match="share no document"):
-        compare_runs([a, other])
+        compare([a, other])
 
 
 def test_the_document_says_the_difference_first_and_has_every_form(tmp_path):
-    found = compare_runs([store(tmp_path / "a"), store(tmp_path / "b", seed=1, shift=0.2, model="m2")])
+    found = compare([store(tmp_path / "a"), store(tmp_path / "b", seed=1, shift=0.2, model="m2")])
     document = found.document()
     whole = found.others[0].slices[0]
     assert found.answer()[0].startswith("m2 answers more documents right than m: ")
@@ -135,7 +135,7 @@ def test_each_sentence_appears_where_it_is_true_and_nowhere_else(tmp_path, right
     luck, base = rng.random(400), rng.normal(size=(400, 16)) / 4
     for name, share, width in zip("ab", right, spread, strict=True):
         answers_and_vectors(tmp_path / name, luck < share, np.eye(1, 16) + width * base, name)
-    text = " ".join(compare_runs([tmp_path / "a", tmp_path / "b"]).answer())
+    text = " ".join(compare([tmp_path / "a", tmp_path / "b"]).answer())
     assert {words for words in (MORE, FEWER, ALIKE, WIDER, NARROWER, AS_WIDE) if words in text} == said
     assert ("neither good nor bad" in text) == (spread[0] != spread[1])
 
@@ -151,7 +151,7 @@ def test_repeated_documents_allow_no_verdict_in_audit_and_compare_alike(tmp_path
             prompt_hash=[f"p{place}" for place in places]
         )
         written(tmp_path / name, frame, np.eye(1, 16) + width * x, {"model": name})
-    found, said = compare_runs([tmp_path / "a", tmp_path / "b"]), f"{repeated} of 300 documents repeat"
+    found, said = compare([tmp_path / "a", tmp_path / "b"]), f"{repeated} of 300 documents repeat"
     audited = audit(tmp_path / "b", short=True)
     if repeated < 15:
         assert not found.cautions
@@ -170,10 +170,10 @@ def test_repeated_documents_allow_no_verdict_in_audit_and_compare_alike(tmp_path
 
 def test_a_slice_without_shared_documents_or_with_all_of_them_has_no_row(tmp_path):
     a, b = store(tmp_path / "a"), store(tmp_path / "b", seed=1, order=np.arange(0, 300, 6))
-    (whole,) = compare_runs([a, b]).others[0].slices
+    (whole,) = compare([a, b]).others[0].slices
     assert (whole.slice, whole.documents) == ("all documents", 50)
     three = store(tmp_path / "c", order=np.flatnonzero(np.arange(300) % 6 < 3))
-    names = sorted(row.slice for row in compare_runs([a, three]).others[0].slices)
+    names = sorted(row.slice for row in compare([a, three]).others[0].slices)
     assert names == ["all documents", "subject 0", "subject 1", "subject 2"]
 
 
@@ -183,7 +183,7 @@ def test_no_difference_of_minus_nothing_is_printed(tmp_path):
     for name, lost in (("a", 0), ("b", 1)):
         frame = documents(np.where(np.arange(4000) < lost, False, right), rng=np.random.default_rng(0))
         written(tmp_path / name, frame, np.random.default_rng(0).normal(size=(4000, 4)), {"model": name})
-    found = compare_runs([tmp_path / "a", tmp_path / "b"])
+    found = compare([tmp_path / "a", tmp_path / "b"])
     shown = render(found.document(), "table", width=100)
     assert found.others[0].slices[0].lost == 1
     assert not re.search(r"-0(\.0+)?(?![\d.])", shown), shown
@@ -199,11 +199,9 @@ def test_subjects_that_differ_are_named_only_where_they_do(tmp_path):
         drawn = luck if name != "noise" else np.where(rng.random(600) < 0.7, luck, rng.random(600))
         frame = documents(drawn < share, rng=np.random.default_rng(0))
         paths[name] = written(tmp_path / name, frame, x, {"model": name})
-    found = compare_runs([paths["a"], paths["b"]]).answer()
+    found = compare([paths["a"], paths["b"]]).answer()
     assert found[1].startswith("Accuracy differs clearly in subject 3 (+")
-    assert (
-        "in no slice by subject, allowing for all 6" in compare_runs([paths["a"], paths["noise"]]).answer()[1]
-    )
+    assert "in no slice by subject, allowing for all 6" in compare([paths["a"], paths["noise"]]).answer()[1]
 
 
 def test_false_claims_on_runs_that_do_not_differ_are_at_most_one_in_twenty():
@@ -243,7 +241,7 @@ def test_the_probability_of_the_right_answer_is_compared(tmp_path, shift, said):
     for name, values in (("a", x), ("b", y)):
         frame = documents(np.arange(240) % 2 == 0, rng=np.random.default_rng(1)).assign(probability=values)
         stores.append(written(tmp_path / name, frame, rng.normal(size=(240, 8)), {"model": name}))
-    found = compare_runs(stores)
+    found = compare(stores)
     whole, *parts = found.others[0].slices
     change = (y - x)[7:]
     assert whole.probability_difference == pytest.approx(change.mean())
@@ -259,6 +257,6 @@ def test_the_probability_of_the_right_answer_is_compared(tmp_path, shift, said):
 
 
 def test_runs_without_probabilities_say_nothing_of_them(tmp_path):
-    found = compare_runs([store(tmp_path / "a"), store(tmp_path / "b", seed=1)])
+    found = compare([store(tmp_path / "a"), store(tmp_path / "b", seed=1)])
     text = found.to_markdown() + audit(tmp_path / "a").to_markdown()
     assert not any(words in text for words in ("| Right answer", "Δ right answer", "the right answer"))

@@ -11,7 +11,7 @@ from synthetic import planted_store, subjects_store
 
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate
 from lmeval_dispersion.auditing.calibrating.prediction import predict
-from lmeval_dispersion.auditing.compare import compare_runs
+from lmeval_dispersion.auditing.compare import compare
 from lmeval_dispersion.auditing.ranking import rank
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import read_run
@@ -90,8 +90,7 @@ def others(tmp_path_factory):
     ranked = [rank(read_run(stores[0])), rank(unlabelled)]
     assert [report.better for report in fitted] == [True, False]
     return [json.loads(report.calibrator.to_json()) for report in fitted] + [
-        json.loads(render(one.document(), "json"))
-        for one in (*fitted, *predicted, compare_runs(stores), *ranked)
+        json.loads(render(one.document(), "json")) for one in (*fitted, *predicted, compare(stores), *ranked)
     ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, ttest_1samp
 
-from lmeval_dispersion import compare_runs, compare_samples
+from lmeval_dispersion import compare, compare_samples
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import HarnessError, MixedStoresError
 from lmeval_dispersion.installation import data_folder
@@ -108,7 +108,7 @@ def test_nothing_but_numpy_is_loaded(tmp_path):
     a, b = samples(tmp_path / "a", [1.0] * 6), samples(tmp_path / "b", [0.0] * 6)
     code = f"""
 import sys
-from lmeval_dispersion import compare_runs, compare_samples
+from lmeval_dispersion import compare, compare_samples
 assert compare_samples({str(a)!r}, {str(b)!r}).lost == 6
 print({{"pandas", "scipy", "sklearn", "pyarrow", "torch", "jinja2", "rich"}} & set(sys.modules))
 """
@@ -119,7 +119,7 @@ print({{"pandas", "scipy", "sklearn", "pyarrow", "torch", "jinja2", "rich"}} & s
 def test_the_demo_compares_two_runs_with_skill_accuracy_first(capsys):
     assert main(["compare", "--demo", "-q"]) == 0
     assert capsys.readouterr().out.startswith("sums-30 answers more documents right than sums-20: 76.8 %")
-    page = compare_runs(sorted(data_folder("demo_runs").glob("sums-*"))).to_html()
+    page = compare(sorted(data_folder("demo_runs").glob("sums-*"))).to_html()
     assert 0 < page.index("Δ accuracy</button><span class=") < page.index("Δ dispersion</button><span class=")
     assert main(["compare", "--demo", "somewhere"]) == 2
     assert "without any, got both: somewhere" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from harness_world import ARC, check_stored_run, child
 
-from lmeval_dispersion.auditing.compare import compare_runs
+from lmeval_dispersion.auditing.compare import compare
 from lmeval_dispersion.store import read_store
 from lmeval_dispersion.store.samples import read_logged
 
@@ -106,6 +106,6 @@ def test_plain_samples_of_both_are_one_run(in_world, model_folder, tmp_path):
         child(*command, path=path, cwd=in_world, LMEVAL_DISABLE_MULTIPROC="1")
     now, later = (read_logged(tmp_path / name).documents for name in ("now", "later"))
     np.testing.assert_array_equal(*(frame[["task", "doc_id", "subject"]] for frame in (now, later)))
-    found = compare_runs([tmp_path / "now", tmp_path / "later"])
+    found = compare([tmp_path / "now", tmp_path / "later"])
     assert (found.documents, found.left_out) == (len(now), [0, 0])
     assert (found.others[0].slices[0].gained, found.others[0].slices[0].lost) == (0, 0)

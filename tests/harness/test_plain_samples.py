@@ -13,7 +13,7 @@ import pytest
 from harness_world import environment
 from scipy.stats import binomtest
 
-from lmeval_dispersion.auditing.compare import compare_runs
+from lmeval_dispersion.auditing.compare import compare
 from lmeval_dispersion.auditing.report import audit
 from lmeval_dispersion.auditing.run import read_run
 from lmeval_dispersion.cli import main
@@ -78,7 +78,7 @@ def test_two_runs_are_paired_document_by_document(logged):
             sample["acc"] = 1.0
 
     other = changed(logged, "tuned", better)
-    found = compare_runs([logged, other])
+    found = compare([logged, other])
     whole = found.others[0].slices[0]
     frames = [
         read_logged(place).documents.set_index(["task", "doc_id"])["correct"] for place in (logged, other)
@@ -105,7 +105,7 @@ def test_what_differs_is_refused_or_left_out_and_counted(logged, stock):
         if line == 0 and sample["target"] in "0123":
             sample["target"] = str((int(sample["target"]) + 1) % 4)
 
-    found = compare_runs([logged, changed(logged, "targets", other_target)])
+    found = compare([logged, changed(logged, "targets", other_target)])
     assert any(
         "documents have another target in org/targets and are left out" in note for note in found.notes
     )
@@ -116,9 +116,9 @@ def test_what_differs_is_refused_or_left_out_and_counted(logged, stock):
         read_logged(changed(logged, "twice", lambda sample, _: sample.update(doc_id=0)))
     fewshot, _ = stock("arc_easy", families=("arc",), out="fewshot", num_fewshot=2, limit=5)
     with pytest.raises(MixedStoresError, match=r"differ in num_fewshot \(0 and 2\)"):
-        compare_runs([logged, fewshot])
+        compare([logged, fewshot])
     only, _ = stock("arc_easy", families=("arc",), out="only", limit=5)
-    part = compare_runs([logged, only])
+    part = compare([logged, only])
     assert (part.documents, part.left_out[1]) == (5, 0)
     assert "5 shared documents, " in part.answer()[-1]
     assert [row.slice for row in part.others[0].slices] == ["all documents"]
@@ -133,7 +133,7 @@ def test_what_differs_is_refused_or_left_out_and_counted(logged, stock):
 
 def test_a_store_and_plain_samples_of_one_model_are_one_run(logged, from_samples, tmp_path):
     from_samples(logged, "store", tasks=["arc_easy"])
-    found = compare_runs([tmp_path / "store", logged])
+    found = compare([tmp_path / "store", logged])
     whole = found.others[0].slices[0]
     assert (found.documents, whole.gained, whole.lost) == (5, 0, 0)
     assert found.left_out[0] == 0

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from lmeval_dispersion import audit, calibrate, compare_runs, predict, rank, screen
+from lmeval_dispersion import audit, calibrate, compare, predict, rank, screen
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.report import Report
 
@@ -20,7 +20,7 @@ def results() -> dict[str, Report]:
     return {
         "screening": screen(demo=True),
         "audit": audit(BEFORE),
-        "comparison": compare_runs([BEFORE, AFTER]),
+        "comparison": compare([BEFORE, AFTER]),
         "calibration": calibrator,
         "predictions": predict(calibrator, BEFORE, force=True),
         "worst": rank(BEFORE, count=3),
