@@ -193,6 +193,12 @@ def test_wrong_answers_have_another_mark_only_where_data_says_so(result):
     assert '"control: trained on wrong answers"' in json.dumps(marked.charts()["accuracy"].specification())
 
 
+def test_the_base_is_grey_as_controls_are(result):
+    members = [replace(c, is_base=not i) for i, c in enumerate(result.checkpoints)]
+    page = replace(result, checkpoints=tuple(members)).to_html()
+    assert re.search(rf'<tr class="control">.*{members[0].label} \(base\)', page)
+
+
 def test_the_page_draws_sorts_and_asks_for_nothing(result, tmp_path):
     place = tmp_path / "page.html"
     place.write_text(result.to_html(), encoding="utf-8")

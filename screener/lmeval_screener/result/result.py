@@ -547,10 +547,10 @@ def _draw(name: str, of: Any, metric: Metric) -> dict[str, Any]:
 
 
 def _marks(members: Sequence[Screened], first: Sequence[Screened]) -> dict[int, Mark]:
-    """Marks of those that the answer recommends, and of controls."""
+    """Marks of those that the answer recommends, of controls and of the base."""
     marks: dict[int, Mark] = {}
     for place, c in enumerate(members):
-        if c in first or c.target.negative_control:
+        if c in first or c.is_base or c.target.negative_control:
             marks[place] = "pick" if c in first else "control"
     return marks
 
