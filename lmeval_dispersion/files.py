@@ -1,7 +1,8 @@
-"""Files written whole: a killed process leaves the old file, or none, and loses one unit of its work."""
+"""Files written whole, and their digests; a killed process loses one unit of its work."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import shutil
@@ -13,6 +14,15 @@ from lmeval_dispersion.errors import DispersionError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+def sha256(file: Path) -> str:
+    """Hex digest of a file."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from lmeval_dispersion.errors import HarnessError, UsageError
+from lmeval_dispersion.files import sha256
 from lmeval_dispersion.harness import recording
 from lmeval_dispersion.harness.records import Prompt, TaskMetrics, load_states, save_states
 from lmeval_dispersion.harness.samples import LoggedTask, read_task
@@ -27,7 +28,7 @@ from lmeval_dispersion.harness.saving import manifest_of, model_identity, write
 from lmeval_dispersion.harness.seams import backend_arguments
 from lmeval_dispersion.model.capture import resolve, split_names
 from lmeval_dispersion.store import begin_store, read_store
-from lmeval_dispersion.store.format import MANIFEST, PARTS, sha256
+from lmeval_dispersion.store.format import MANIFEST, PARTS
 from lmeval_dispersion.store.samples import LoggedRun, find_run
 
 _PART = 1024  # prompts whose states are written together; a killed run loses at most these

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lmeval_dispersion.errors import DispersionError, MissingExtraError, UsageError, require_extra
+from lmeval_dispersion.files import sha256
 from lmeval_dispersion.model_args import key_values
 
 if TYPE_CHECKING:
@@ -400,8 +401,4 @@ def file_digest(file: Path) -> str:
 
 @lru_cache(maxsize=4096)
 def _content_digest(file: Path, _size: int, _modified: int, _inode: int) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
+    return sha256(file)

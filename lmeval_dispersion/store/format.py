@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lmeval_dispersion.errors import StoreError, UsageError, require_extra
+from lmeval_dispersion.files import sha256
 from lmeval_dispersion.geometry import unit_rows, valid_rows
 from lmeval_dispersion.installation import __version__
 
@@ -44,15 +44,6 @@ COLUMNS: dict[str, tuple[str, Any]] = {
 #: A score above this counts as a correct answer.
 CORRECT_ABOVE = 0.5
 ROWS = 1024  # rows converted at a time, to avoid a second copy in float64
-
-
-def sha256(file: Path) -> str:
-    """Hex digest of a file."""
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def begin_store(folder: Path) -> None:

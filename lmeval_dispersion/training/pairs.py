@@ -149,8 +149,8 @@ def mean_cosine(p: Points, *, across_ranks: bool = False) -> Means:
     """
     z, ranks = p.z, 1
     with torch.no_grad():
-        scale = _unit_scale(z)
-        sums, counts = _unit_sums(p, scale), p.counts(scale != 0).double()
+        scale = unit_scale(z)
+        sums, counts = unit_sums(p, scale), p.counts(scale != 0).double()
         if across_ranks:
             everything = torch.cat([sums, counts.unsqueeze(-1)], dim=-1)
             dist.all_reduce(everything)
@@ -168,8 +168,8 @@ def cross_domain_cosine(p: Points, domains: Tensor) -> Means:
     z, b = p.z, len(domains)
     with torch.no_grad(), full_precision(z.device):
         other = (domains.unsqueeze(0) != domains.unsqueeze(1)).to(z.device).double()
-        scale = _unit_scale(z)
-        sums = _unit_sums(p, scale).view(p.layers, b, -1)
+        scale = unit_scale(z)
+        sums = unit_sums(p, scale).view(p.layers, b, -1)
         counts = p.counts(scale != 0).double().view(p.layers, b)
         opposite = torch.matmul(other, sums)  # for each sequence, the sum over the other domains
         counted = (counts * torch.matmul(counts, other)).sum(-1)
@@ -361,7 +361,7 @@ def _over_angles(
     """
     needs_gradient = _needs_gradient(p.z)
     with torch.no_grad(), full_precision(p.z.device):
-        scale = _unit_scale(p.z)
+        scale = unit_scale(p.z)
         ok = scale != 0
         owner, counts = _pair_owner(p, ok), p.counts(ok)
         u = p.z * scale.unsqueeze(-1)
@@ -466,14 +466,14 @@ def _needs_gradient(z: Tensor) -> bool:
     return z.requires_grad and torch.is_grad_enabled()
 
 
-def _unit_scale(z: Tensor) -> Tensor:
+def unit_scale(z: Tensor) -> Tensor:
     """1/|z| along the last axis, 0 for vectors without a direction, NaN for those that are not finite."""
     norm = torch.linalg.vector_norm(z, dim=-1)
     # An infinite norm must not pass for a vector to leave out: inf - inf is NaN.
     return torch.where(norm <= NO_DIRECTION, 0.0, norm.reciprocal() + (norm - norm))
 
 
-def _unit_sums(p: Points, scale: Tensor) -> Tensor:
+def unit_sums(p: Points, scale: Tensor) -> Tensor:
     """Sum of unit vectors of every group, (groups, d) in float64."""
     z = p.z
     g, t, d = z.shape

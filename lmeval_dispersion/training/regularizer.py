@@ -27,7 +27,7 @@ from lmeval_dispersion.geometry.dispersion import mean_distance
 from lmeval_dispersion.model import states_after_blocks
 from lmeval_dispersion.model.capture import Decoder
 from lmeval_dispersion.training.losses import DispersionLoss, push_away
-from lmeval_dispersion.training.pairs import NO_DIRECTION
+from lmeval_dispersion.training.pairs import points, unit_scale, unit_sums
 
 # Numbers of states in a call of the loss. Large stacks of layers save a GPU many small kernels; on a CPU only
 # toy models gain, and larger stacks would leave its cache.
@@ -357,15 +357,9 @@ class TokenDispersion:
 
         Vectors of length up to 1e-12 have no direction and are left out.
         """
-        z = states.detach().float().flatten(0, -2)
-        lengths = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-        kept = ~(lengths <= NO_DIRECTION)  # NaN is kept, so that it shows
-        if mask is not None:
-            kept = kept & mask.to(z.device).reshape(-1, 1)
-        # Not a product: padding may be NaN.
-        units = torch.where(kept, z / lengths.clamp_min(NO_DIRECTION), 0.0)
-        widest = torch.float32 if z.device.type == "mps" else torch.float64
-        sums = torch.cat([units.sum(0, dtype=widest), kept.sum(dtype=widest).reshape(1)])
+        p = points(states.detach(), mask=mask, pairs="batch")
+        scale = unit_scale(p.z)
+        sums = torch.cat([unit_sums(p, scale)[0], p.counts(scale != 0).double()])
         self.sums = sums if self.sums is None else self.sums + sums
 
     def mean(self) -> float:
