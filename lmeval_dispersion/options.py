@@ -51,6 +51,8 @@ class _Parser(argparse.ArgumentParser):
         unknown = message.startswith("unrecognized arguments: ")
         meant = [self._meant(word) for word in message.split() if unknown and word.startswith("--")]
         hint = f"; did you mean {', '.join(filter(None, meant))}?" if any(meant) else ""
+        if unknown and " -" not in message and any(a.nargs for a in self._get_positional_actions()):
+            hint = "; names go before the options"
         self.exit(2, f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
 
     def _meant(self, word: str) -> str:

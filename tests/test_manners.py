@@ -78,6 +78,7 @@ def test_no_option_can_be_abbreviated_and_none_has_another_name(name):
         ("embed --model m t.txt -o run", "; did you mean MODEL without --model?"),
         ("enable --status", "; did you mean status without --status?"),
         ("screen --demo --shortlst 3", "; did you mean --shortlist?"),
+        ("race runs/a --tasks t runs/b", "; names go before the options"),
         ("tokens gsm8k --search x", ""),
         ("audit RUN --foobar", ""),
         ("watch RUN --json5", ""),

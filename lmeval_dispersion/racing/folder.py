@@ -332,7 +332,7 @@ def kept_race(path: Path, *, older: bool = False) -> dict[str, Any]:
     """
     try:
         content: dict[str, Any] = json.loads((path / SETTINGS).read_text("utf-8"))
-        if not content.keys() >= {"checkpoints", "notes", "date", "identity"}:
+        if not content.keys() >= {"checkpoints", "notes", "date"}:
             raise ValueError(f"{SETTINGS} of another program")
     except FileNotFoundError:
         return {}

@@ -141,7 +141,9 @@ def race(
     given = tasks or ",".join(manifest_in(named).get("tasks", ()))
     tasks = ",".join(tasks_in(given))
     if not tasks:
-        raise UsageError("expected NAME,NAME, tasks of lm-eval to race on, got none", argument="tasks")
+        raise UsageError(
+            "expected NAME,NAME, got none; `dispersion run ls tasks` lists the tasks", argument="tasks"
+        )
     path = Path(output_path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
     which: dict[str, Any] = {"family": family, "domain": domain, "base": base, "all": all}
     which["audit_sample"] = audit_sample

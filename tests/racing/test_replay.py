@@ -18,8 +18,10 @@ from json_schemas import faults
 from lmeval_screener.shortlist.manifest import manifest_dict
 
 from lmeval_dispersion.cli import main
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.racing.contest import Contest, Scores, run
+from lmeval_dispersion.racing.folder import kept_race
 from lmeval_dispersion.racing.replay import raced, replay
 from lmeval_dispersion.report import render
 
@@ -201,3 +203,11 @@ def test_a_race_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["race", "--demo", "--replay", "a"])
     assert "not allowed with" in capsys.readouterr().err
+
+
+def test_a_race_of_version_0_2_is_read_but_not_continued(tmp_path):
+    kept = {"named": ["a", "b"], "prompts": {}, "date": "2026-10-01", "checkpoints": [], "notes": []}
+    (tmp_path / "race.json").write_text(json.dumps(kept))
+    assert kept_race(tmp_path, older=True) == kept
+    with pytest.raises(UsageError, match="got an older one"):
+        kept_race(tmp_path)
