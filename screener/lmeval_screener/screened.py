@@ -135,8 +135,8 @@ Side = Literal["above", "below", "level", "equal"]
 class Against(NamedTuple):
     """A checkpoint's ratio minus its base's, paired over tokens, and its side of the base.
 
-    ``side`` is ``above``, ``below``, ``level`` if neither is clear, or ``equal`` if all rows are the
-    base's.
+    ``side`` is ``above``, ``below``, ``level`` if it is on neither, or ``equal`` if all rows are
+    the base's.
     """
 
     difference: Finite

@@ -106,7 +106,7 @@ class Ranked:
     ratio: Annotated[
         float | None, Col("Ratio", ".3f", dots="page", hint="spread of T over that of R; highest first")
     ] = None
-    G: Annotated[float | None, Col("G", ".3f", error="se", drop=1)] = None
+    G: Annotated[float | None, Col("G", ".3f", drop=1)] = None
     se: float | None = None
     holds_best: Annotated[
         float | None,
@@ -126,10 +126,11 @@ class Sighting:
     state: Annotated[str, Col("Commit")]
     domain: Annotated[str, Col("Domain")]
     reference: str
-    ratio: Annotated[float | None, Col("Ratio", ".3f")]
-    cosine: Annotated[float | None, Col("G cosine", ".3f", error="cosine_se")]
+    ratio: Annotated[float | None, Col("Ratio", ".3f", error="ratio_se")]
+    ratio_se: float | None
+    cosine: Annotated[float | None, Col("G cosine", ".3f")]
     cosine_se: float | None
-    euclidean: Annotated[float | None, Col("G euclidean", ".3f", error="euclidean_se", drop=1)]
+    euclidean: Annotated[float | None, Col("G euclidean", ".3f", drop=1)]
     euclidean_se: float | None
     tensor: str | None
     dtype: str | None
@@ -265,8 +266,8 @@ def history(connection: sqlite3.Connection, text: str) -> Document:
     """The history of the checkpoint that a user names."""
     identity, file = checkpoint_named(connection, text)
     sightings = connection.execute(
-        "SELECT requested, file, state, domain, reference, ratio, gap_cosine, gap_cosine_se, gap_euclidean, "
-        "gap_euclidean_se, tensor, dtype, first, last, runs, error, message "
+        "SELECT requested, file, state, domain, reference, ratio, ratio_se, gap_cosine, gap_cosine_se, "
+        "gap_euclidean, gap_euclidean_se, tensor, dtype, first, last, runs, error, message "
         "FROM sightings WHERE identity = ? AND ? IN ('', file) ORDER BY last DESC",
         [identity, file],
     )

@@ -419,8 +419,9 @@ class Result(Report):
         if group.steps:
             error = "2 standard errors to the step before"
             figures[0] = replace(figures[0], dots="below", reach="twice", whisker=error)
+        ranks = [] if group.is_noise else [Column("rank", "Rank", "d", short="#")]
         return [
-            Column("rank", "Rank", "d", short="#"),
+            *ranks,
             Column("called", "Step" if group.steps else "Checkpoint"),
             *figures,
             Column(
@@ -478,6 +479,7 @@ class Result(Report):
     def context(self) -> Mapping[str, Any]:
         """Variables of the template: sentences by group, notes, facts."""
         members = [c for members in self._members.values() for c in members]
+        ordered = any(group.steps or answer.first_of(group) for group in self.groups)
         whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
         return {
             "sentences": [
@@ -492,7 +494,7 @@ class Result(Report):
                 *self._without_base(),
                 *self._without_own(),
             ],
-            "ranked": RANKED[members[0].ranked_by].replace("highest", "Higher") if members else "",
+            "ranked": RANKED[members[0].ranked_by].replace("highest", "Higher") if ordered else "",
             "copies": copies.said(members),
             "agreed": whole[0] if whole else None,
             "figure": self._figure,

@@ -246,7 +246,7 @@ def test_the_own_slope_is_of_the_ranks_in_the_whole_group_and_said_with_its_inte
     first = [Chances(24, slope).first_for() for slope in (found.slope, found.ours)]
     assert (
         f"Your slope k is {found.slope.k:.2f} ({found.slope.low:.2f} to {found.slope.high:.2f}) from 14 "
-        f"evaluated; ours on fine-tunes 0.7: {first[0]} of 24 hold the best with a chance of 90%, by ours "
+        f"evaluated; ours on fine-tunes 0.70: {first[0]} of 24 hold the best with a chance of 90%, by ours "
         f"{first[1]}." in found.answer()
     )
     # Per cent are the same accuracies.
