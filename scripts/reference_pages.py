@@ -78,6 +78,15 @@ def slope_rows() -> Iterator[tuple[str, str, str, str]]:
         yield of.kind, measured, fresh, held
 
 
+def state_rows() -> Iterator[tuple[str, str, str, str, str]]:
+    """Each cause of a checkpoint's state in a registry, with its sentences and exit status."""
+    from lmeval_screener.registry.states import CAUSES
+
+    for of in CAUSES:
+        said = (f"*{words.format('…').rstrip('.')}*" if words else "" for words in (of.first, of.later))
+        yield of.event, of.state, *said, str(of.status)
+
+
 def checkpoint_columns() -> Iterator[tuple[str, str, str]]:
     """Key in JSON, column in CSV and meaning of each value of a checkpoint; alike ones as one."""
     from lmeval_screener.result import columns

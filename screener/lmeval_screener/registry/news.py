@@ -122,7 +122,7 @@ class News(Report):
 
     def context(self) -> Mapping[str, Any]:
         """The sentences, and the first message of each error."""
-        reasons = {move.error: move.message for move in reversed(self.moves) if move.error}
+        reasons = {move.error: move.message for move in reversed(self.moves) if move.message}
         return {"sentences": self._sentences(), "reasons": reasons}
 
     def to_dict(self) -> dict[str, Any]:

@@ -367,3 +367,8 @@ def test_what_is_said_of_newcomers():
         assert found.answer()[0] == sentence
         assert not any(other in found.answer() for other in said if other != sentence)
         assert bool(found.worth) == (move is above)
+
+
+def test_a_note_says_why_one_failed_and_nothing_of_what_is_gone():
+    moves = Move("gone", "a", text="deleted", error="Gone"), Move("failed", "b", error="Timeout", message="w")
+    assert News("", moves, 0, {}).context()["reasons"] == {"Timeout": "w"}
