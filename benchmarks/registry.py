@@ -135,11 +135,11 @@ def screened(
     server: ServerProcess, count: int, folder: Path, label: str, *, listed: bool
 ) -> tuple[float, float]:
     """Run the command once and print what it cost; returns its seconds, and those that its bytes take."""
-    env = without_hub(HF_HOME=str(folder / "hf"), HF_ENDPOINT=server.endpoint)
+    env = without_hub(HF_HOME=str(folder / "hf"), HF_ENDPOINT=server.endpoint, DISPERSION_TIMEOUT="600")
     result = folder / "result.json"
     names = ["org/*"] if listed else [f"org/model-{number:05d}" for number in range(count)]
     command = ["-m", "lmeval_screener", *names]
-    command += ["--registry", str(folder / "registry.db"), "--output", str(result), "--timeout", "600"]
+    command += ["--registry", str(folder / "registry.db"), "--output", str(result)]
     before, start = server.counts(), time.perf_counter()
     pid = os.posix_spawn(sys.executable, [sys.executable, *command], env)
     _, status, usage = os.wait4(pid, 0)

@@ -189,8 +189,8 @@ class Runs:
         self.registry, self.report = folder / "registry.db", folder / "out.json"
         names = folder / "names.txt"
         names.write_text("\n".join(asked))
-        self._env = without_hub(HF_HOME=str(folder / "hf"), HF_ENDPOINT=endpoint)
-        self._command = [sys.executable, "-m", "lmeval_screener", "--from", str(names), "--timeout", "600"]
+        self._env = without_hub(HF_HOME=str(folder / "hf"), HF_ENDPOINT=endpoint, DISPERSION_TIMEOUT="600")
+        self._command = [sys.executable, "-m", "lmeval_screener", "--from", str(names)]
         self._command += ["--registry", str(self.registry), "--output", str(self.report), "--quiet"]
 
     def start(self) -> int:

@@ -37,7 +37,6 @@ ERRORS = [
         lambda: d.screen(demo=True, registry="no/r"),
         *("registry", "registry"),
     ),
-    ("screen --demo --refresh", lambda: d.screen(demo=True, refresh=True), "refresh", "refresh"),
     ("screen --demo --shortlist 0", lambda: d.screen(demo=True).shortlist(0), "shortlist", "k"),
     (
         "screen --demo --shortlist 1 --audit-sample -1",

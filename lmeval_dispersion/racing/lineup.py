@@ -215,7 +215,6 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
         for position, model in enumerate(models)
     ]
     found, targets = Accuracies(tuple(rated), ""), [target for target, _ in candidates]
-    found.check(targets)
     positions = [target.accuracy for target in found.of(targets)]
     raced = [(t.label, at) for at, (t, c) in zip(positions, candidates, strict=True) if c.chosen]
     if missing := [name for name, at in raced if at is None]:

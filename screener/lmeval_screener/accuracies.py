@@ -1,12 +1,8 @@
-"""Supplied accuracies: read from lm-eval's results or a CSV file, matched by name.
-
-They are read and matched before anything is screened, so that a name without a match costs no request.
-"""
+"""Supplied accuracies: read from lm-eval's results or a CSV file, matched by name."""
 
 from __future__ import annotations
 
 import csv
-import fnmatch
 import json
 import math
 import os
@@ -52,53 +48,43 @@ class Accuracies:
     complete: bool = True
     dropped: int = 0
 
-    def check(self, targets: Sequence[Target]) -> None:
-        """Check that they match the targets; a glob of revisions fits every revision that it matches."""
+    def of(self, targets: Sequence[Target]) -> list[Target]:
+        """The targets, each with its accuracy from this source only.
+
+        Raises:
+            UsageError: A name is unknown, or means several. Of targets that cannot be expanded no name is.
+        """
+        names, taken = _Names(targets), dict[str, Rated]()
         labels = [target.label for target in labelled(targets)]
-        taken: dict[str, Rated] = {}
-        names, any_fits = _Names(targets), False
+        known = not any(target.refused for target in targets)
         for rated in self.rated:
-            fitting, name = names.matches(rated, expanded=False), label(rated.name, rated.revision)
-            any_fits |= bool(fitting)
+            fitting, name = names.matches(rated), label(rated.name, rated.revision)
             if len(fitting) > 1:
                 places = _listed([target.label for target in fitting], 4)
                 raise UsageError(
                     f"{rated.place}: {name} is screened {len(fitting)} times, as {places}; name one of them, "
                     "a revision in `revision`"
                 )
-            for target in fitting:
-                if not _is_several(target) and taken.setdefault(target.label, rated) != rated:
-                    raise UsageError(
-                        f"{rated.place}: {target.label} occurs twice; expected one accuracy per checkpoint"
-                    )
-            if not fitting and self.complete:
+            if fitting and taken.setdefault(fitting[0].label, rated) != rated:
+                raise UsageError(
+                    f"{rated.place}: {fitting[0].label} occurs twice; expected one accuracy per checkpoint"
+                )
+            if not fitting and self.complete and known:
                 raise UsageError(
                     f"{rated.place}: expected a screened checkpoint, got "
                     f"{name!r}{nearest(name, labels)}; screened: {_listed(labels)}"
                 )
-        if not any_fits:
+        if not taken and known:
             others = _listed([label(rated.name, rated.revision) for rated in self.rated])
             raise UsageError(
                 f"expected accuracies of screened checkpoints ({_listed(labels)}), got those of {others}"
             )
-
-    def of(self, targets: Sequence[Target]) -> list[Target]:
-        """The targets, globs expanded, each with its accuracy from this source only."""
-        names = _Names(targets)
-        matches = ((rated, names.matches(rated)) for rated in self.rated)
-        accuracies = {fitting[0].label: rated.accuracy for rated, fitting in matches if len(fitting) == 1}
-        return [replace(target, accuracy=accuracies.get(target.label)) for target in targets]
+        rates = {name: rated.accuracy for name, rated in taken.items()}
+        return [replace(target, accuracy=rates.get(target.label)) for target in targets]
 
 
-def read_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
-    """Accuracies of lm-eval's results, or of a CSV file, checked against the targets."""
-    accuracies = find_accuracies(source, targets)
-    accuracies.check(targets)
-    return accuracies
-
-
-def find_accuracies(source: str, targets: Sequence[Target]) -> Accuracies:
-    """:func:`read_accuracies` before they are checked against the targets."""
+def read_accuracies(source: str) -> Accuracies:
+    """Accuracies of lm-eval's results, or of a CSV file."""
     path, task = Path(os.path.expanduser(source)), ""
     if not path.exists() and ":" in source:
         place, _, task = source.rpartition(":")
@@ -123,24 +109,17 @@ class _Names:
         self._labels: dict[str, list[Target]] = {}
         self._paths: dict[str, list[Target]] = {}
         self._names: dict[str, list[Target]] = {}
-        self._globs = [target for target in targets if target.is_glob]
-        self._several = [target for target in targets if _is_several(target) and not target.on_hub][:1]
         for target, item in zip(targets, labelled(targets), strict=True):
             for text in {target.label, target.name, item.label}:
                 self._labels.setdefault(text, []).append(target)
             if not target.on_hub:
                 self._paths.setdefault(str(Path(target.repo).resolve()), []).append(target)
-            for name in () if target.is_glob else _names_of(target):
+            for name in _names_of(target):
                 self._names.setdefault(name, []).append(target)
 
-    def matches(self, rated: Rated, *, expanded: bool = True) -> list[Target]:
-        """The targets of a name: the target with exactly this label or folder, else all possible ones.
-
-        Before an address is expanded its steps are unknown: the name may be any step's.
-        """
+    def matches(self, rated: Rated) -> list[Target]:
+        """The targets of a name: the target with exactly this label or folder, else all possible ones."""
         fitting = self._fitting(rated)
-        if not fitting and not expanded and (run_and_step(rated.name) or rated.name.startswith("models:/")):
-            fitting = self._several
         if rated.file is None or len(fitting) < 2:
             return fitting
         return [t for t in fitting if t.file and t.file.lower() in rated.file.lower()] or fitting
@@ -156,8 +135,7 @@ class _Names:
             if there := self._paths.get(path):
                 return there  # run1/final and run2/final share a name, but are two folders
             names += [path, *_far_names(rated.name)]
-        near = dict.fromkeys(target for text in names for target in self._names.get(text, ()))
-        return [*near, *(target for target in self._globs if _in_glob(name, target))]
+        return list(dict.fromkeys(target for text in names for target in self._names.get(text, ())))
 
 
 def _names_of(target: Target) -> set[str]:
@@ -180,20 +158,6 @@ def _far_names(name: str) -> list[str]:
         return []
     run = run_and_step(name)
     return [f"{Path(run[0]).name}/{run[1]}" if run else Path(name).name]
-
-
-def _in_glob(name: str, target: Target) -> bool:
-    """Whether a glob of revisions matches a name, or a revision alone."""
-    repo, mark, revision = name.rpartition("@")
-    if not mark:
-        return "/" not in name and fnmatch.fnmatchcase(name, target.revision or "")
-    named = repo in (target.repo, target.repo.rpartition("/")[2])
-    return named and fnmatch.fnmatchcase(revision, target.revision or "")
-
-
-def _is_several(target: Target) -> bool:
-    """Whether a target may become several checkpoints."""
-    return target.is_glob or target.scheme is not None
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:

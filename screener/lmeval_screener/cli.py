@@ -94,11 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how("--tokenizer", metavar="SOURCE", help="tokenizer for checkpoints without one (default: none)")
     add_ranking_options(group)
     how("--slope", type=Path, metavar="FILE", help="your slope k, of verify --keep (default: ours)")
-    how("--timeout", type=float, default=60.0, metavar="SECONDS", help="for one checkpoint (default: 60)")
-    how("--max-requests", type=int, metavar="N", help="limit of requests to the Hub (default: no limit)")
     how("--dry-run", action="store_true", help="print the requests and bytes it would take, and stop")
     how("--registry", type=Path, metavar="FILE", help="keep results here, read only new ones (default: none)")
-    how("--refresh", action="store_true", help="read again even what the registry has")
     group = parser.add_argument_group("what to show")
     show = group.add_argument
     few = "ranks 1 to K of each group; without K those that hold the best with 90 %% (default: all)"
@@ -131,33 +128,39 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     output = Output.of(args)
 
-    from lmeval_screener.checkpoints.limits import Allowance
     from lmeval_screener.checkpoints.selection import select_targets, selection_of
-    from lmeval_screener.screening import Screening, add_named, floor_among, open_session
-    from lmeval_screener.tokens.resolution import load_domain
-    from lmeval_screener.tokens.sets import load_token_set
+    from lmeval_screener.screening import add_named, floor_among, prepared
 
     def notice(name: str, seconds: float) -> None:
         output.say(
             f"screen-checkpoints: the server's rate limit of {name} is reached; continuing in {seconds:.0f} s"
         )
 
-    allowance = Allowance(args.max_requests, notice)
     listed = (args.author, args.tag, args.base_model, args.since, args.limit)
     selection = selection_of(*listed, registry=args.registry)
-    selected = select_targets(
-        args.checkpoints, selection, args.lists, allowance=allowance, tokenizer=args.tokenizer
+    screening = prepared(
+        *(args.domain, args.tasks, args.reference, args.accuracy, args.slope),
+        metric=args.metric,
+        tokenizer=args.tokenizer,
+        fail_if_below=args.fail_if_below,
+        notice=notice,
+        keep_on_interrupt=True,
+        base=args.base,
+        rank_by=args.rank_by,
     )
+    domain = screening.domain
+    if domain.remark:
+        output.say(f"screen-checkpoints: {domain.remark}")
+    selected = select_targets(
+        args.checkpoints, selection, args.lists, notice=notice, tokenizer=args.tokenizer
+    )
+    add_named(selected, args.family, demo=args.demo)
     if selected.sentence and not args.dry_run:  # the plan's own answer has it
         output.say(f"screen-checkpoints: {selected.sentence}")
-    add_named(selected, args.family, demo=args.demo)
     named = list(selected.targets)
     for name in ("fail_if_below", "base"):
         if (text := vars(args)[name]) is not None:
             named = list(dict.fromkeys([*named, floor_among(named, text, args.tokenizer, name)]))
-    domain, reference = load_domain(args.domain, args.tasks), load_token_set(args.reference, "reference")
-    if domain.remark:
-        output.say(f"screen-checkpoints: {domain.remark}")
     if args.emit is not None:
         from lmeval_screener.shortlist.manifest import check_emit
 
@@ -165,36 +168,10 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         from lmeval_screener.planning import plan_document
 
-        output.write(plan_document(selected, named, domain, reference))
+        output.write(plan_document(selected, named, domain, screening.reference))
         return 0
-    accuracies = None
-    if args.accuracy is not None:
-        from lmeval_screener.accuracies import read_accuracies
-
-        accuracies = read_accuracies(args.accuracy, named)
-    slope = None
-    if args.slope is not None:
-        from lmeval_screener.slope import read_slope
-
-        slope = read_slope(args.slope)
-    screening = Screening(
-        domain,
-        reference,
-        metric=args.metric,
-        timeout=args.timeout,
-        tokenizer=args.tokenizer,
-        accuracies=accuracies,
-        fail_if_below=args.fail_if_below,
-        allowance=allowance,
-        keep_on_interrupt=True,
-        base=args.base,
-        rank_by=args.rank_by,
-        slope=slope,
-    )
-    run_of = {"refresh": args.refresh, "since": args.since, "metric": args.metric, "command": args.command}
-    with open_session(args.registry, domain, reference, **run_of) as session:
+    with screening.recorded(args.registry, args.since, args.command) as session:
         with _progress(args.quiet) as screening.on_done:
-            screening.session = session
             result = screening.result(selected)
         if session is not None and session.reused:
             output.say(f"{session.reused} of {len(result.checkpoints)} taken from {args.registry}")
@@ -323,7 +300,6 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     keep = "keep the slope of your results here, for --slope of a screening (default: do not)"
     parser.add_argument("--keep", type=Path, metavar="FILE", help=keep)
     add_output(parser)
-    add_version(parser)
     add_examples(
         parser,
         "list/race",

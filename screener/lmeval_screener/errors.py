@@ -50,7 +50,6 @@ NOT_OF_WEIGHTS: dict[str, str] = {
     "Unreachable": "no connection, or it keeps breaking",
     "Timeout": "the checkpoint's time budget ran out",
     "Offline": "offline mode is on and something needed is not in the cache",
-    "NotTried": "a limit that the user set was reached first",
     "InternalError": "a defect of this program; please report it",
 }
 #: Every code of a `ScreeningError` and what it means. Codes are a contract: programs test them.

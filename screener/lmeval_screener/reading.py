@@ -51,7 +51,7 @@ class Reader:
         reference: TokenSet,
         known: Known | None = None,
     ) -> None:
-        self.reached = False
+        self.reached = asyncio.Event()  # the Hub
         self._known = known
         self._bodies = known is not None  # a registry compares them with those of later runs
         self.sources = Sources(hub)
@@ -134,7 +134,8 @@ class Reader:
 
     async def _open(self, target: Target, budget: Budget) -> Snapshot:
         snapshot = await self.sources.snapshot(target, budget)
-        self.reached |= snapshot.revision is not None
+        if snapshot.revision is not None:
+            self.reached.set()
         return snapshot
 
     async def _resolution(

@@ -23,8 +23,13 @@ from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_dispersion.output import progress_bar
 from lmeval_screener.chance import Own
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Allowance, Budget
-from lmeval_screener.checkpoints.selection import CompleteList, Selected, select_targets, selection_of
+from lmeval_screener.checkpoints.limits import Budget, Notice
+from lmeval_screener.checkpoints.selection import (
+    CompleteList,
+    Selected,
+    select_targets,
+    selection_of,
+)
 from lmeval_screener.checkpoints.snapshot import run_sync, side_by_side
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
@@ -45,10 +50,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TIMEOUT = 60.0  # seconds for one checkpoint, everything included; the only time limit there is
+#: Variable with the seconds for one checkpoint, everything included; the only time limit there is.
+TIMEOUT = "DISPERSION_TIMEOUT"
+_TIMEOUT = 60.0
 _SIDE_BY_SIDE = 16  # checkpoints that are read at a time, for each quota
-_SCOUTS = 3  # checkpoints that are tried first while the Hub does not answer; if all fail, no others are
-_PATIENCE = 0.25  # seconds without an answer or a failed connection after which the others start
+_SCOUTS = 3  # checkpoints that are tried first; if none can reach the Hub, no others are tried
 
 #: Called when a checkpoint ends, with its reading or failure, how many have ended, and how many there are.
 OnDone = Callable[[Reading | Failed, int, int], None]
@@ -62,7 +68,6 @@ def screen(
     task: str | None = None,
     reference: str = "reference",
     metric: Metric = "cosine",
-    timeout: float = TIMEOUT,
     accuracy: str | Path | None = None,
     demo: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
@@ -71,9 +76,7 @@ def screen(
     tag: str | Sequence[str] = (),
     base_model: str | Sequence[str] = (),
     limit: int | None = None,
-    max_requests: int | None = None,
     registry: str | Path | None = None,
-    refresh: bool = False,
     since: str | None = None,
     base: str | None = None,
     rank_by: RankBy = RANK_BY,
@@ -90,7 +93,6 @@ def screen(
             first task that has known ones. Default: those known of the domain, else T of G.
         reference: Everyday tokens R, likewise.
         metric: ``cosine`` or ``euclidean``: the distance of G. Both are computed.
-        timeout: Seconds for one checkpoint.
         accuracy: Accuracies to compare the order with: a CSV file, or lm-eval's results.
         demo: Whether to add the bundled demo's checkpoints.
         progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends. Default: a bar, in a
@@ -101,9 +103,7 @@ def screen(
         tag: Tags of the Hub that all listed models have.
         base_model: Models whose fine-tunes, according to the Hub, are screened too.
         limit: Only so many listed models, those changed last.
-        max_requests: Requests to the Hub after which no further checkpoint is begun.
         registry: The SQLite file that keeps results; only new or changed checkpoints are read.
-        refresh: Whether to read again even what the registry has.
         since: Start of ``result.news``: ``last`` or ``yesterday``, which announce a checkpoint once, a date
             or time (UTC), or a run of the registry. Without a registry: only listed models that changed on
             that date or later. Default: no news, and all.
@@ -116,43 +116,18 @@ def screen(
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
     """
+    options = {"metric": metric, "tokenizer": tokenizer, "base": base, "rank_by": rank_by}
+    run = prepared(domain, task, reference, accuracy, slope, **options)
+    if run.domain.remark:
+        warnings.warn(run.domain.remark, stacklevel=2)
     names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
     selection = selection_of(author, tag, base_model, since, limit, registry=registry)
-    allowance = Allowance(max_requests)
-    selected = run_sync(lambda: select_targets(names, selection, allowance=allowance, tokenizer=tokenizer))
+    selected = run_sync(lambda: select_targets(names, selection, tokenizer=tokenizer))
     add_named(selected, family, demo=demo)
-    accuracies = None
-    if accuracy is not None:
-        from lmeval_screener.accuracies import read_accuracies
-
-        accuracies = read_accuracies(str(accuracy), selected.targets)
-    sets = load_domain(domain, task), load_token_set(reference, "reference")
-    if sets[0].remark:
-        warnings.warn(sets[0].remark, stacklevel=2)
-    own = None
-    if slope is not None:
-        from lmeval_screener.slope import read_slope
-
-        own = read_slope(slope)
-    place = None if registry is None else Path(registry)
     with (
-        open_session(
-            place, *sets, refresh=refresh, since=since, metric=metric, command="screen()"
-        ) as session,
+        run.recorded(registry, since, "screen()") as session,
         progress_bar(hidden=progress is not None) as bar,
     ):
-        run = Screening(
-            *sets,
-            metric=metric,
-            timeout=timeout,
-            tokenizer=tokenizer,
-            accuracies=accuracies,
-            session=session,
-            allowance=allowance,
-            base=base,
-            rank_by=rank_by,
-            slope=own,
-        )
         report = progress or bar
         run.on_done = lambda outcome, done, count: report(done, count, outcome.label)
         result = run.result(selected)
@@ -161,31 +136,26 @@ def screen(
     return result
 
 
-@contextlib.contextmanager
-def open_session(
-    registry: Path | None, *sets: TokenSet, refresh: bool, since: str | None, **run: Any
-) -> Iterator[Session | None]:
-    """A run's session, or None without a registry; with ``since``, which is checked first, it ends with news.
+def prepared(
+    domain: str | None,
+    task: str | None,
+    reference: str,
+    accuracy: str | Path | None,
+    slope: str | Path | None,
+    **settings: Any,
+) -> Screening:
+    """The screening that options describe, whose files are read before anything else."""
+    accuracies = own = None
+    if accuracy is not None:
+        from lmeval_screener.accuracies import read_accuracies
 
-    The news count as announced once the block has ended without an error: else they must be sent again.
-    """
-    if registry is None:
-        if refresh:
-            raise UsageError("needs a registry; without one everything is read", argument="refresh")
-        yield None
-        return
-    from lmeval_screener.registry.database import Session, to_write
-    from lmeval_screener.registry.news import since_time
+        accuracies = read_accuracies(str(accuracy))
+    if slope is not None:
+        from lmeval_screener.slope import read_slope
 
-    with to_write(registry) as connection:
-        session = Session(connection, *sets, path=registry, refresh=refresh, since=since, **run)
-        try:
-            if since is not None:
-                since_time(connection, since, session.tokens, session.metric)
-            yield session
-            session.announced()
-        finally:
-            session.connection.close()
+        own = read_slope(slope)
+    sets = load_domain(domain, task), load_token_set(reference, "reference")
+    return Screening(*sets, accuracies=accuracies, slope=own, **settings)
 
 
 def add_named(selected: Selected, family: str | None, *, demo: bool) -> None:
@@ -235,6 +205,7 @@ class Screening:
         fail_if_below: The checkpoint that no other may fall behind, by its label or name.
         base: The checkpoint that the others were trained from, likewise.
         session: The registry's session, which gives known readings and keeps new ones.
+        notice: Called with a server's name and seconds when its rate limit makes the run wait.
         slope: The slope of the user's own results.
         keep_on_interrupt: Whether Ctrl-C and SIGTERM return the results so far (main thread only).
     """
@@ -242,12 +213,11 @@ class Screening:
     domain: TokenSet
     reference: TokenSet
     metric: Metric = "cosine"
-    timeout: float = TIMEOUT
     tokenizer: str | None = None
     accuracies: Accuracies | None = None
     fail_if_below: str | None = None
     session: Session | None = None
-    allowance: Allowance | None = None
+    notice: Notice | None = None
     keep_on_interrupt: bool = False
     base: str | None = None
     rank_by: RankBy = RANK_BY
@@ -260,13 +230,50 @@ class Screening:
             raise UsageError(f"expected {', '.join(METRICS)}, got {self.metric!r}", argument="metric")
         if self.rank_by not in RANKED:
             raise UsageError(f"expected {', '.join(RANKED)}, got {self.rank_by!r}", argument="rank_by")
-        if not self.timeout > 0:
-            raise UsageError(f"expected above 0 seconds, got {self.timeout}", argument="timeout")
+        given = os.environ.get(TIMEOUT) or _TIMEOUT
+        try:
+            self._seconds = float(given)
+        except ValueError:
+            self._seconds = 0.0
+        if not self._seconds > 0:
+            raise UsageError(f"{TIMEOUT}: expected seconds above 0, got {given!r}")
         self._failed: dict[Target, Failed] = {}
-        self._scouts: list[Budget] = []
+        self._scouts, self._ended = 0, 0  # of the Hub's checkpoints, begun and ended
         self._unreachable: list[str] = []
+        self._lost = False
         self._stopped = False
         self._done = 0
+
+    @contextlib.contextmanager
+    def recorded(
+        self, registry: str | Path | None, since: str | None, command: str
+    ) -> Iterator[Session | None]:
+        """Keep the results in a registry, or nowhere; with ``since``, which is checked first, there are news.
+
+        The news count as announced once the block has ended without an error: else they must be sent again.
+        """
+        if registry is None:
+            yield None
+            return
+        from lmeval_screener.registry.database import Session, to_write
+        from lmeval_screener.registry.news import since_time
+
+        with to_write(Path(registry)) as connection:
+            session = self.session = Session(
+                connection,
+                *(self.domain, self.reference),
+                metric=self.metric,
+                command=command,
+                path=Path(registry),
+                since=since,
+            )
+            try:
+                if since is not None:
+                    since_time(connection, since, session.tokens, session.metric)
+                yield session
+                session.announced()
+            finally:
+                session.connection.close()
 
     def result(self, selected: Selected) -> Result:
         """Screen what was selected."""
@@ -306,7 +313,7 @@ class Screening:
     async def _screened(self, selected: Selected) -> Result:
         start = time.perf_counter()
         offline = (self.tokenizer is None and _all_local(selected.targets)) or None
-        async with Hub(offline=offline, allowance=self.allowance) as hub:
+        async with Hub(offline=offline, notice=self.notice) as hub:
             known = None
             if self.session is not None:
                 known, self.session.token = self.session.find, hub.token_mark
@@ -375,7 +382,7 @@ class Screening:
         return expanded, floor, base
 
     async def _revisions(self, target: Target) -> list[Target]:
-        budget = Budget(self.timeout)
+        budget = Budget(self._seconds)
         try:
             return await budget.bounded(self._reader.sources.expand(target, budget)) or [target]
         except ScreeningError as error:
@@ -455,10 +462,32 @@ class Screening:
     async def _read(self, target: Target) -> Reading:
         if self.session is not None and (known := self.session.pinned(target)) is not None:
             return known
-        budget = Budget(self.timeout)
         if target.on_hub and target.refused is None:
-            await self._wait_for_hub(budget)
-        return await self._reader.read(target, budget)
+            return await self._read_from_hub(target)
+        return await self._reader.read(target, Budget(self._seconds))
+
+    async def _read_from_hub(self, target: Target) -> Reading:
+        """Read a checkpoint of the Hub; the first ones show whether it can be reached, the others wait."""
+        reached = self._reader.reached
+        self._scouts += 1
+        if self._scouts > _SCOUTS:
+            await reached.wait()
+            if self._lost:
+                why = f"not tried, because {_SCOUTS} others failed: {self._unreachable[0]}"
+                raise ScreeningError("Unreachable", why)
+        try:
+            return await self._reader.read(target, Budget(self._seconds))
+        except ScreeningError as error:
+            if error.code == "Unreachable":
+                self._unreachable.append(str(error))
+            else:
+                reached.set()
+            raise
+        finally:
+            self._ended += 1
+            if self._ended == _SCOUTS and not reached.is_set():
+                self._lost = len(self._unreachable) == _SCOUTS
+                reached.set()
 
     def _report(self, target: Target, outcome: Reading | ScreeningError, count: int) -> None:
         """Record a checkpoint's outcome, in the registry too, and call ``on_done``."""
@@ -470,28 +499,9 @@ class Screening:
             self.on_done(ended, self._done, count)
 
     def _fail(self, target: Target, error: ScreeningError) -> Failed:
-        if error.code == "Unreachable" and target.on_hub:
-            self._unreachable.append(str(error))
         # Text, not the exception, which would keep every frame that it passed alive.
         self._failed[target] = Failed(target, error.code, str(error))
         return self._failed[target]
-
-    async def _wait_for_hub(self, budget: Budget) -> None:
-        """Wait while the Hub has not answered and the first checkpoints cannot reach it."""
-        if len(self._scouts) < _SCOUTS:
-            self._scouts.append(budget)
-            return
-        start = time.monotonic()
-        while not self._reader.reached:
-            if len(self._unreachable) >= _SCOUTS:
-                raise ScreeningError(
-                    "Unreachable", f"not tried, because {_SCOUTS} others failed: {self._unreachable[0]}"
-                )
-            troubles = [scout.trouble for scout in self._scouts]
-            failing = all(trouble is not None and trouble.code == "Unreachable" for trouble in troubles)
-            if not failing and time.monotonic() - start > _PATIENCE:
-                return
-            await asyncio.sleep(0.01)
 
     async def _look_for_missing(self, hub: Hub, lists: Sequence[CompleteList]) -> None:
         """Record the known checkpoints that a list lacks; the Hub is asked where its answer is evidence."""
@@ -503,7 +513,7 @@ class Screening:
             if session.can_prove(seen, error):
                 target = seen.target
                 try:
-                    snapshot = await hub.snapshot(target.repo, target.revision, Budget(self.timeout))
+                    snapshot = await hub.snapshot(target.repo, target.revision, Budget(self._seconds))
                 except ScreeningError as answer:
                     error = answer
                 else:
@@ -558,7 +568,7 @@ class Screening:
         async def body(reading: Reading) -> Reading:
             with contextlib.suppress(ScreeningError):
                 at = reading.revision if reading.revision is not None else reading.target.revision
-                found = await self._reader.body(replace(reading.target, revision=at), Budget(self.timeout))
+                found = await self._reader.body(replace(reading.target, revision=at), Budget(self._seconds))
                 return replace(reading, body=found)
             return reading  # without a body nothing is called a copy
 
@@ -570,7 +580,7 @@ class Screening:
         """Read the same checkpoint, at the same commit, over another tokenizer's tokens."""
         target = reading.target
         at = replace(target, revision=reading.revision) if reading.revision is not None else target
-        again = await self._reader.read(at, Budget(self.timeout), over=common.resolution)
+        again = await self._reader.read(at, Budget(self._seconds), over=common.resolution)
         return replace(
             again,
             target=target,

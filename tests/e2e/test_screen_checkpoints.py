@@ -16,6 +16,7 @@ import pytest
 from checkpoints import slow_gap, write_checkpoint, write_qwen_7b
 from hub_faults import stalled, status
 from lmeval_screener.reading import Reader
+from lmeval_screener.screening import TIMEOUT
 from lmeval_screener.tokens.resolution import resolve_tokens
 from lmeval_screener.tokens.sets import load_token_set
 from lmeval_screener.tokens.vocabulary import Vocabulary
@@ -197,12 +198,15 @@ def test_a_training_run_is_printed_in_step_order(command, small, hub, tmp_path):
     assert command("repos/run", "--shortlist", "1").stdout == "repos/run/step_30000\n"
 
 
-def test_one_bad_checkpoint_stops_no_other(command, small, hub):
+def test_one_bad_checkpoint_stops_no_other(command, small, hub, monkeypatch):
     for name in ("org/a", "org/b", "org/c"):
         small(name, 1.0)
     hub.fault("cdn", status(500), match="*org/b*")
     hub.fault("*", stalled(60), match="*org/c*")
-    done = command("org/a", "org/b", "org/c", "--timeout", "3")
+    monkeypatch.setenv(TIMEOUT, "soon")
+    assert f"{TIMEOUT}: expected seconds above 0, got 'soon'" in command("org/a").stderr
+    monkeypatch.setenv(TIMEOUT, "3")
+    done = command("org/a", "org/b", "org/c")
     assert done.returncode == 3
     assert "org/a" in done.stdout
     assert "Not screened" in done.stdout
@@ -265,7 +269,6 @@ def test_formats_metrics_a_short_list_for_a_pipe_and_the_suffix_of_output(comman
         ((), "expected a checkpoint, got none: name a folder of checkpoints"),
         (("--family", "qwen"), "qwen2.5"),
         (("org/a", "--domain", "maths"), "math"),
-        (("org/a", "--timeout", "0"), "--timeout: expected above 0 seconds"),
         (("org/a", "--shortlist", "0"), "--shortlist: expected at least 1"),
         (("org/a", "--shortlist", "1", "--audit-sample", "-1"), "--audit-sample: expected at least 0"),
         (("org/a", "--audit-sample", "3"), "--audit-sample: needs --shortlist"),

@@ -10,6 +10,7 @@ from hub_faults import truncated
 from hub_server import HubServer
 from lmeval_screener import screen
 from lmeval_screener.checkpoints import http
+from lmeval_screener.screening import TIMEOUT
 
 from lmeval_dispersion.installation import data_folder
 
@@ -27,12 +28,13 @@ def screened(hub, tmp_path, in_process, monkeypatch):
     for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_TOKEN", hub.token)
+    monkeypatch.setenv(TIMEOUT, "20")
 
     def run(**certificates):
         http._tls_context.cache_clear()
         for name, place in certificates.items():
             monkeypatch.setenv(name, str(tmp_path / place))
-        words = ("org/m", "--format", "json", "--timeout", "20")
+        words = ("org/m", "--format", "json")
         return json.loads(in_process(*words, endpoint=hub.endpoint).stdout)
 
     yield run

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from harness_world import child
 from json_schemas import faults
-from lmeval_screener.accuracies import find_accuracies
+from lmeval_screener.accuracies import read_accuracies
 from lmeval_screener.loading import with_base
 from lmeval_screener.shortlist.manifest import read_shortlist_manifest
 from lmeval_screener.targets.labels import labelled
@@ -355,7 +355,7 @@ def test_a_list_with_adapters_is_raced_by_its_script_evaluated_by_its_files_and_
     child(sys.executable, "-c", LM_EVAL, "run", *words, cwd=lists, **variables)
     targets = labelled([c.target for c in read_shortlist_manifest(lists).candidates])
     for results, known in (("race", {*configs}), ("results", {"me_far"})):
-        rated = find_accuracies(str(lists / results), targets).of(targets)
+        rated = read_accuracies(str(lists / results)).of(targets)
         found = {t.label.replace("/", "_"): t.accuracy for t in rated if t.accuracy is not None}
         assert found.keys() == known
         assert found["me_far"] == raced["me_far"]["race"]["score"]

@@ -29,8 +29,7 @@ def csv_file(folder, text):
 
 
 def found(source, targets):
-    accuracies = read_accuracies(str(source), targets)
-    return [target.accuracy for target in accuracies.of(targets)]
+    return [target.accuracy for target in read_accuracies(str(source)).of(targets)]
 
 
 @pytest.mark.parametrize(
@@ -70,13 +69,12 @@ def test_the_names_of_a_csv_file(tmp_path, monkeypatch, targets, text, accuracie
     assert found(csv_file(tmp_path, text), targets) == accuracies
 
 
-def test_a_glob_is_matched_before_it_is_expanded(tmp_path):
-    glob = [Target("run/x", "step*")]
+def test_of_targets_that_cannot_be_expanded_no_name_is_unknown(tmp_path):
+    closed = [Target("run/x", "step*", refused=("Unreachable", "no connection"))]
     path = csv_file(tmp_path, "repo,revision,accuracy\nrun/x,step2,7\n")
-    accuracies = read_accuracies(str(path), glob)
-    assert [target.accuracy for target in accuracies.of(CHECKPOINTS)] == [None] * 4 + [7.0]
-    with pytest.raises(UsageError, match="'run/x@main'"):
-        read_accuracies(str(csv_file(tmp_path, "repo,revision,accuracy\nrun/x,main,7\n")), glob)
+    assert found(path, closed) == [None]
+    with pytest.raises(UsageError, match="'run/x@step2'"):
+        found(path, CHECKPOINTS[:2])
 
 
 @pytest.mark.parametrize(
@@ -102,7 +100,7 @@ def test_mistakes_in_an_accuracy_file(tmp_path, text, message):
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UsageError, match=re.escape(message)) as error:
-        read_accuracies(str(path), CHECKPOINTS)
+        found(path, CHECKPOINTS)
     assert str(path) in str(error.value)
 
 
@@ -132,7 +130,7 @@ def test_a_folder_of_results_is_matched_by_the_models_names_and_files(tmp_path):
     for name, value in (("a", 0.1), ("c", 0.2)):
         file = {"pretrained": "/data/gg", "gguf_file": f"{name}.gguf"}
         results(tmp_path / f"gg-{name}", file, {"gsm8k": {"exact_match,strict-match": value}})
-    accuracies = read_accuracies(str(tmp_path), [*CHECKPOINTS, *FILES])
+    accuracies = read_accuracies(str(tmp_path))
     values = [target.accuracy for target in accuracies.of([*CHECKPOINTS, *FILES])]
     assert values == [0.5, None, None, None, 0.4, 0.1, None, 0.2]
     assert accuracies.meaning == "gsm8k, exact_match,strict-match (6 of lm-eval's result files)"
@@ -164,7 +162,7 @@ def test_one_task_is_meant_and_a_group_is_one_task(tmp_path):
 def test_results_that_say_nothing_of_what_is_screened(tmp_path, content, message):
     (tmp_path / "results_1.json").write_text(content)
     with pytest.raises(UsageError, match=message):
-        read_accuracies(str(tmp_path / "results_1.json"), CHECKPOINTS)
+        found(tmp_path / "results_1.json", CHECKPOINTS)
 
 
 # --- the Hub --------------------------------------------------------------------------------------------

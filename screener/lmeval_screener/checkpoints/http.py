@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, TypeVar
 from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.limits import (
     LONGEST_WAIT,
-    Allowance,
     Budget,
+    Notice,
     Quota,
     rate_limited,
     retry_after,
@@ -145,10 +145,8 @@ class Account:
 class Transport:
     """One pool of connections for all checkpoints of a run; made inside a running event loop."""
 
-    def __init__(
-        self, endpoint: str, token: str | None, agent: str, allowance: Allowance | None = None
-    ) -> None:
-        self.token, self.allowance = token, allowance or Allowance()
+    def __init__(self, endpoint: str, token: str | None, agent: str, notice: Notice | None = None) -> None:
+        self.token, self._notice = token, notice
         self._origin, self._agent = url_of(endpoint).origin(), agent
         self._opened: aiohttp.ClientSession | None = None
         self._quotas: dict[tuple[URL, str], Quota] = {}
@@ -199,22 +197,19 @@ class Transport:
         origin = url.origin()
         kind = "" if origin != self._origin else _kind(url.raw_path)
         if (quota := self._quotas.get((origin, kind))) is None:
-            quota = self._quotas[origin, kind] = Quota(kind or url.host or "", self.allowance.notice)
+            quota = self._quotas[origin, kind] = Quota(kind or url.host or "", self._notice)
         return quota
 
     async def request(
         self, method: str, url: URL, headers: Mapping[str, str], account: Account
     ) -> aiohttp.ClientResponse:
         """The response to one request within its rate limit, a context manager; no retries, no redirects."""
-        counted = self.is_hub(url)
-        if counted and self.token:
+        if self.is_hub(url) and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
-        self.allowance.begin(account.meter)
         quota = self.quota(url)
         await quota.acquire(account.budget)
         answered = None
         try:
-            self.allowance.requests += counted
             account.meter.add(requests=1)
             response = await self._session.request(
                 method,

@@ -38,7 +38,7 @@ from lmeval_screener.checkpoints.http import (
     retried,
     url_of,
 )
-from lmeval_screener.checkpoints.limits import Allowance, Budget
+from lmeval_screener.checkpoints.limits import Budget, Notice
 from lmeval_screener.checkpoints.ranged import FilePlace, RemoteSnapshot
 from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Meter, Snapshot
 from lmeval_screener.errors import ScreeningError
@@ -108,13 +108,13 @@ class Hub:
         cache: Path | None = None,
         endpoint: str | None = None,
         token: str | None = None,
-        allowance: Allowance | None = None,
+        notice: Notice | None = None,
     ) -> None:
         from huggingface_hub import constants
 
         self.endpoint = _endpoint(endpoint or constants.ENDPOINT)
         self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
-        self._token, self.allowance = token, allowance or Allowance()
+        self._token, self._notice = token, notice
         self.meter = Meter()
         self.cache = Cache(cache or Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
         self.downloads = Path(constants.HF_HUB_CACHE)
@@ -132,7 +132,7 @@ class Hub:
                     "or log in again (hf auth login)"
                 )
             agent = f"screen-checkpoints/{__version__}"
-            self.transport = Transport(self.endpoint, token, agent, self.allowance)
+            self.transport = Transport(self.endpoint, token, agent, self._notice)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Limits: a checkpoint's time budget, servers' rate limits, and the user's own allowance.
+"""Limits: a checkpoint's time budget, and servers' rate limits.
 
 The Hub counts requests in windows of five minutes, by kind: ``api``, ``resolvers`` and ``pages``. Every
 answer states the rest of its quota (``RateLimit: "api";r=12;t=87``) and its size. A request is sent when the
@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
-from lmeval_dispersion.errors import UsageError
-from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 
 T = TypeVar("T")
@@ -79,7 +77,7 @@ class Budget:
                 return task.result()
             raise self.trouble or ScreeningError(
                 "Timeout",
-                f"not read within {self.seconds:g} s; try again, or allow a longer timeout",
+                f"not read within {self.seconds:g} s; try again, or with more of them in DISPERSION_TIMEOUT",
             )
         finally:
             if not task.done():
@@ -164,30 +162,6 @@ class Quota:
             # Responses overtake one another: inside a window only the smallest value counts.
             left, resets = min(left, self._left), min(resets, self._resets)
         self._left, self._resets = left, resets
-
-
-class Allowance:
-    """The user's limits of a run's cost: when a limit is reached, no further checkpoint is begun.
-
-    Checkpoints that have begun are finished, so a run may cost a little more than allowed. Cached
-    checkpoints cost nothing and are still read.
-    """
-
-    def __init__(self, requests: int | None = None, notice: Notice | None = None) -> None:
-        if requests is not None and requests < 1:
-            raise UsageError(f"expected at least 1, got {requests}", argument="max_requests")
-        self._most_requests, self.notice = requests, notice
-        self.requests = 0
-
-    def begin(self, meter: Meter) -> None:
-        """Refuse the first request of a checkpoint (or of lists) if a limit is reached."""
-        most = self._most_requests
-        if not meter.requests and most is not None and self.requests >= most:
-            raise ScreeningError(
-                "NotTried",
-                f"not tried, because the limit of {most} requests was reached; the same again reads "
-                "finished checkpoints from the cache and continues",
-            )
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import datetime
 
     from lmeval_screener.checkpoints.hub import Hub
-    from lmeval_screener.checkpoints.limits import Allowance
+    from lmeval_screener.checkpoints.limits import Notice
 
 # `--help` needs this module's options at once: other modules are imported where they are used.
 
@@ -240,7 +240,7 @@ def select_targets(
     selection: Selection,
     lists: Iterable[str] = (),
     *,
-    allowance: Allowance | None = None,
+    notice: Notice | None = None,
     tokenizer: str | None = None,
 ) -> Selected:
     """The targets of names, lists and selections together."""
@@ -262,7 +262,7 @@ def select_targets(
     from lmeval_screener.checkpoints.hub import Hub
 
     async def work() -> Selected:
-        async with Hub(allowance=allowance) as hub:
+        async with Hub(notice=notice) as hub:
             selected = Selected(meter=hub.meter)
             chosen: dict[Target, Target] = {}
             left = selection.limit

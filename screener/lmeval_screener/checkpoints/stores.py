@@ -142,7 +142,6 @@ class BucketSource:
         """The listing of a folder, requested once."""
         key = store.address, path
         if key not in self._listings:
-            self._hub.allowance.begin(account.meter)
             self._listings[key] = await retried(lambda: store.listed(path, account), account.budget)
         return self._listings[key]
 
@@ -211,7 +210,6 @@ class BucketSnapshot(RangedSnapshot):
         return bodies
 
     async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
-        self._store.hub.allowance.begin(self.meter)
         entry = self.entry(path)
         await self._store.read(joined(self._path, path), entry, begin, end, received, self.meter)
 

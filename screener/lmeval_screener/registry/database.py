@@ -308,11 +308,10 @@ class Session:
         *,
         metric: Metric = "cosine",
         command: str = "",
-        refresh: bool = False,
         path: Path = Path(),
         since: str | None = None,
     ) -> None:
-        self.connection, self.metric, self._refresh, self._path = connection, metric, refresh, path
+        self.connection, self.metric, self._path = connection, metric, path
         # Everything that decides which rows are read.
         self.tokens = hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[:32]
         self.run = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
@@ -360,8 +359,6 @@ class Session:
         return asked if row is None else str(row[0])
 
     def _find(self, target: Target, opened: Opened) -> Reading | None:
-        if self._refresh:
-            return None
         same = "identity = ? AND file = ? AND state = ? AND tokens = ?"
         place = [opened.identity, target.file or "", opened.state, self.tokens]
         # A failure in this version counts more than an earlier version's results.

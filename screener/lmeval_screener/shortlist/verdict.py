@@ -21,7 +21,7 @@ from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.report.vega import Spec, accuracy_points
 from lmeval_dispersion.statistics import holm, normal_point
-from lmeval_screener.accuracies import Accuracies, Rated, find_accuracies
+from lmeval_screener.accuracies import Accuracies, Rated, read_accuracies
 from lmeval_screener.chance import NEAR, WITHIN, Chances, fitted, normal_scores
 from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.screened import RANKED, title_of
@@ -361,11 +361,10 @@ def _rated(manifest: Manifest, sources: Sequence[str]) -> tuple[list[Candidate],
     places: dict[int, str] = {}
     found = []
     for source in sources:
-        accuracies = find_accuracies(source, targets)
+        accuracies = read_accuracies(source)
         accuracies = replace(
             accuracies, rated=tuple(_by_name(rated, manifest.candidates) for rated in accuracies.rated)
         )
-        accuracies.check(targets)
         found.append(accuracies)
         for i, target in enumerate(accuracies.of(targets)):
             known = targets[i].accuracy

@@ -61,7 +61,7 @@ def test_versions_of_a_real_registry(registry, tmp_path):
     ):
         assert expand(text, tmp_path)[0] == [f"models:/sums/{version}" for version in versions]
     registry.requests.clear()
-    result = screen(["models:/sums/*"], timeout=60)
+    result = screen(["models:/sums/*"])
     assert not result.failed
     first, second = sorted(result.checkpoints, key=lambda c: c.repo)
     assert (first.repo, second.repo) == ("models:/sums/1", "models:/sums/2")
@@ -76,7 +76,7 @@ def test_versions_of_a_real_registry(registry, tmp_path):
         ("models:/sums/Staging", "no version Staging"),
         ("models:/nothing/*", "no version of the model nothing, nor any other"),
     ):
-        failed = unread(text, "RepoNotFound", says, timeout=60)
+        failed = unread(text, "RepoNotFound", says)
         assert "MLFLOW_TRACKING_URI" in failed.message
 
 
@@ -118,7 +118,7 @@ def test_a_server_that_is_not_there_is_named_at_once(monkeypatch):
     pytest.importorskip("mlflow")
     server = "http://user:secret@127.0.0.1:9"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    failed = unread("models:/sums/*", "Unreachable", server.replace("user:secret@", ""), timeout=20)
+    failed = unread("models:/sums/*", "Unreachable", server.replace("user:secret@", ""))
     for said in ("refused", "MLFLOW_TRACKING_URI"):
         assert said in failed.message
     assert "secret" not in failed.message

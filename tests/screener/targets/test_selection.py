@@ -199,25 +199,6 @@ def test_selected_checkpoints_cost_three_requests_and_known_ones_none(registry, 
     assert not registry.requests, "what is pinned and cached costs nothing at all"
 
 
-def test_a_limit_stops_cleanly_and_the_next_run_goes_on(registry, monkeypatch):
-    monkeypatch.setattr("lmeval_screener.screening._SIDE_BY_SIDE", 2)
-    for number in range(8):
-        registry.make(f"acme/m{number:02d}", seed=number)
-    assert not screen(["acme/m00"]).failed  # brings the tokenizer
-    done, runs = {"acme/m00"}, 0
-    while len(done) < 8:
-        runs += 1
-        result = screen(["acme/*"], max_requests=8)
-        assert {failed.error for failed in result.failed} <= {"NotTried"}
-        assert all("was reached; the same again reads" in failed.message for failed in result.failed)
-        assert done < set(means(result)), "every run gets further"
-        assert len(set(means(result)) - done) <= 4, "and begins no more than its limit allows"
-        done = set(means(result))
-    assert runs > 1
-    with pytest.raises(UsageError, match="max_requests: expected at least 1, got 0"):
-        screen(["acme/*"], max_requests=0)
-
-
 def test_the_command_selects_plans_and_says_what_it_left_out(family, registry, capsys, monkeypatch):
     """Gated ones fail by name, without a request."""
     quotas = {"api": (9, 9), "resolvers": (5, 5)}
