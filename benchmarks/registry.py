@@ -1,13 +1,11 @@
-"""Time and memory of a registry: `python benchmarks/registry.py [--sizes N,N] [--quota N] [--listed] …`.
+"""Time and memory of a registry: `python benchmarks/registry.py [--sizes N,N] [--known]`.
 
 A server process speaks the Hub's protocol and answers after 40 ms over a line of 200 MB/s that all
 connections share. Checkpoints have Qwen2.5-7B's true shapes, so that each takes about 105 ranged requests.
 The real command screens them, with a registry, from an empty cache; then once more, when the registry has
 all. Printed are seconds, CPU seconds a checkpoint (those of the server's process beside them), requests,
 bytes and peak memory; then the time that latency alone takes (four dependent round trips, sixteen checkpoints
-side by side) and that of the line. With ``--quota`` the Hub's resolver answers N requests in 10 s, and
-printed is which share of that was used in the windows between the first and the last. With ``--listed`` the
-checkpoints are those of ``'org/*'``, not names. Requests by kind follow each run.
+side by side) and that of the line. Requests by kind follow each run.
 
 With ``--known`` nothing is read: the registry has one group of planted figures, and printed are the CPU
 seconds of each question to it, and their ratio between the largest and the smallest size (default:
@@ -32,7 +30,6 @@ from benchmarks.shared import ServerProcess, many_files, math_and_reference, par
 
 LATENCY, BANDWIDTH, SIDE_BY_SIDE, ROUND_TRIPS = 0.04, 200e6, 16, 4
 BASES = 20
-WINDOW = 10.0  # seconds of a quota
 TOKENIZER = ROOT / "tests" / "data" / "tokenizers" / "qwen2.5.json"
 PARAMETERS = 7_615_616_512
 #: Questions to a registry R whose checkpoints an organisation lists, answered without reading.
@@ -64,13 +61,12 @@ def true_checkpoints(folder: Path, count: int) -> list[Path]:
     return bases
 
 
-def serve(count: int, quota: int, folder: Path) -> None:
+def serve(count: int, folder: Path) -> None:
     """Serve ``count`` checkpoints until standard input ends; each line there is answered by the counts."""
     from hub_server import HubServer
 
     bases = true_checkpoints(folder, BASES)
-    quotas = {"resolvers": (quota, WINDOW), "pages": (10_000, 300.0), "api": (10_000, 300.0)} if quota else {}
-    with HubServer(latency=LATENCY, bandwidth=BANDWIDTH, quotas=quotas) as server:
+    with HubServer(latency=LATENCY, bandwidth=BANDWIDTH) as server:
         for number in range(count):
             place = folder / f"model-{number:05d}"
             place.mkdir()
@@ -84,8 +80,6 @@ def serve(count: int, quota: int, folder: Path) -> None:
                 "bytes": server.sent,
                 "cpu": time.process_time(),
                 "kinds": Counter(request.part for request in server.requests),
-                "windows": server.quotas.ended["resolvers"],
-                "refusals": server.quotas.refusals["resolvers"],
             }
             print(json.dumps(counts), flush=True)
 
@@ -120,7 +114,7 @@ def known(sizes: list[int]) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in QUESTIONS}
     for count in sizes:
         with tempfile.TemporaryDirectory() as folder:
-            server = ServerProcess(__file__, count, 0, folder, "known")
+            server = ServerProcess(__file__, count, folder, "known")
             try:
                 for name, question in QUESTIONS.items():
                     seconds[name].append(cpu_of(question, Path(folder), server.endpoint))
@@ -131,13 +125,11 @@ def known(sizes: list[int]) -> None:
         print(f"{name:<16}" + "".join(f"{value:9.1f}" for value in of) + f"{of[-1] / of[0]:8.1f}")
 
 
-def screened(
-    server: ServerProcess, count: int, folder: Path, label: str, *, listed: bool
-) -> tuple[float, float]:
+def screened(server: ServerProcess, count: int, folder: Path, label: str) -> tuple[float, float]:
     """Run the command once and print what it cost; returns its seconds, and those that its bytes take."""
     env = without_hub(HF_HOME=str(folder / "hf"), HF_ENDPOINT=server.endpoint, DISPERSION_TIMEOUT="600")
     result = folder / "result.json"
-    names = ["org/*"] if listed else [f"org/model-{number:05d}" for number in range(count)]
+    names = [f"org/model-{number:05d}" for number in range(count)]
     command = ["-m", "lmeval_screener", *names]
     command += ["--registry", str(folder / "registry.db"), "--output", str(result)]
     before, start = server.counts(), time.perf_counter()
@@ -166,14 +158,12 @@ def main() -> None:
     args = parsed(
         __doc__,
         ("--sizes", {"help": "numbers of checkpoints (default: 100,1000; with --known 3000,10000)"}),
-        ("--quota", {"type": int, "default": 0, "help": "of the resolver in 10 s (default: none)"}),
-        ("--listed", {"action": "store_true", "help": "checkpoints of a list of the Hub"}),
         ("--known", {"action": "store_true", "help": "questions to a registry that has all"}),
         hidden=("--serve", "+"),
     )
     if args.serve:
-        count, quota, folder, *planted = args.serve
-        serve_known(int(count), Path(folder)) if planted else serve(int(count), int(quota), Path(folder))
+        count, folder, *planted = args.serve
+        (serve_known if planted else serve)(int(count), Path(folder))
         return
     many_files()
     if args.known:
@@ -183,19 +173,10 @@ def main() -> None:
     print(f"{heads}{'each':>8} {'MB':>9} {'peak MB':>8}")
     for count in map(int, (args.sizes or "100,1000").split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            server = ServerProcess(__file__, count, args.quota, folder)
+            server = ServerProcess(__file__, count, folder)
             try:
-                seconds, line = screened(server, count, Path(folder), f"{count:,}, cold", listed=args.listed)
-                if args.quota:
-                    counts = server.counts()
-                    full = [min(used, args.quota) for used in counts["windows"][1:]]
-                    print(
-                        f"{'':<14} of the quota {sum(full) / max(1, len(full)) / args.quota:.1%} was used in "
-                        f"{len(full)} windows; {counts['refusals']} requests were refused",
-                        flush=True,
-                    )
-                    continue
-                screened(server, count, Path(folder), f"{count:,}, known", listed=args.listed)
+                seconds, line = screened(server, count, Path(folder), f"{count:,}, cold")
+                screened(server, count, Path(folder), f"{count:,}, known")
                 latency = ROUND_TRIPS * LATENCY * -(-count // SIDE_BY_SIDE)
                 print(
                     f"{'':<14} latency alone {latency:.1f} s, the line {line:.1f} s: "

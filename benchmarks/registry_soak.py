@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT / part) for part in ("", "tests/screener", "screener")]
 from benchmarks.shared import ServerProcess, many_files, math_and_reference, parsed, without_hub  # noqa: E402
 
 FAMILIES, SAVED_AGAIN = 30, 10
-ROWS, WIDTH = 1320, 8
+ROWS, WIDTH, KILLS = 1320, 8, 3
 DTYPES = ("BF16", "F32", "F16")
 #: Requests in a window of so many seconds.
 QUOTAS = {"resolvers": (1500, 10.0), "api": (200, 10.0), "pages": (100, 10.0)}
@@ -307,7 +307,7 @@ def problems(
     return wrong
 
 
-def soak(count: int, share: float, kills: int, folder: Path) -> list[str]:
+def soak(count: int, share: float, folder: Path) -> list[str]:
     """All of it; what is wrong."""
     draw = random.Random(0)
     started = time.perf_counter()
@@ -317,8 +317,8 @@ def soak(count: int, share: float, kills: int, folder: Path) -> list[str]:
         renamed = [model.asked for model in map(Checkpoint, range(count)) if model.kind == "renamed"]
         print(f"{count} checkpoints made in {time.perf_counter() - started:.0f} s", flush=True)
         runs = Runs(server.endpoint, ["zoo/*", *renamed], folder)
-        for _ in range(kills):
-            after = draw.randint(1, max(1, count // (kills + 2)))
+        for _ in range(KILLS):
+            after = draw.randint(1, max(1, count // (KILLS + 2)))
             print(f"killed after {runs.killed(after, draw.random() * min(1, count / 1000))} kept", flush=True)
         for attempt in range(5):
             seconds, usage = runs.finished()
@@ -348,7 +348,6 @@ def main() -> int:
         __doc__,
         ("--count", {"type": int, "default": 10_000, "help": "checkpoints (default: 10000)"}),
         ("--faults", {"type": float, "default": 0.02, "help": "share of answers (default: 0.02)"}),
-        ("--kills", {"type": int, "default": 3, "help": "default: 3"}),
         hidden=("--serve", 3),
     )
     if args.serve:
@@ -357,7 +356,7 @@ def main() -> int:
         return 0
     many_files()
     with tempfile.TemporaryDirectory() as folder:
-        wrong = soak(args.count, args.faults, args.kills, Path(folder))
+        wrong = soak(args.count, args.faults, Path(folder))
     for problem in wrong[:50]:
         print(f"WRONG {problem}")
     print(f"{len(wrong)} problems" if wrong else "every row right, nothing lost, nothing twice")

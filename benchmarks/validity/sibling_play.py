@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from benchmarks.validity.sibling_races import (
     halved,
     label,
 )
-from benchmarks.validity.siblings import Cell, first_for
+from benchmarks.validity.siblings import ARRAYS, Cell, first_for
 from benchmarks.validity.texts import DOMAINS
 from lmeval_dispersion.racing.contest import MARGIN, Scores
 from lmeval_dispersion.racing.replay import raced
@@ -80,25 +81,12 @@ def means(cell: Cell, runs: Sequence[Mapping[str, Named]]) -> dict[str, dict[str
 
 def shortened(cell: Cell, count: int) -> Cell:
     """The same with the first questions alone."""
-    return type(cell)(
-        **{**vars_of(cell), "right": cell.right[:, :count], "probability": cell.probability[:, :count]}
-    )
-
-
-def vars_of(cell: Cell) -> dict[str, Any]:
-    """A cell's fields."""
-    return {name: getattr(cell, name) for name in cell.__dataclass_fields__}
+    return replace(cell, right=cell.right[:, :count], probability=cell.probability[:, :count])
 
 
 def joined(parts: Sequence[Cell]) -> Cell:
     """Several groups of a domain in one list."""
-    arrays = ("accuracy", "truth", "right", "probability", "answers", "log_ratio", "left_out")
-    return type(parts[0])(
-        **{
-            **vars_of(parts[0]),
-            **{name: np.concatenate([getattr(p, name) for p in parts]) for name in arrays},
-        }
-    )
+    return replace(parts[0], **{name: np.concatenate([getattr(p, name) for p in parts]) for name in ARRAYS})
 
 
 def played(cells: Sequence[Cell], bases: Mapping[str, Cell], orders: int = ORDERS) -> dict[str, Any]:

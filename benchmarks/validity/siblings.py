@@ -39,6 +39,8 @@ TOO_SURE, HELD, FEWEST = 0.07, 0.85, 30
 RIVAL = 0.56  # of the square root of t
 WORST_FIRST = (FAILS, INCONCLUSIVE, HOLDS)
 FITTED = np.arange(0.2, 3.0, 0.01)
+#: Fields of a cell that have a line for each checkpoint.
+ARRAYS = ("accuracy", "truth", "right", "probability", "answers", "log_ratio", "left_out")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +79,7 @@ class Cell:
 
     def among(self, members: NDArray[np.int64]) -> Cell:
         """A subgroup."""
-        arrays = ("accuracy", "truth", "right", "probability", "answers", "log_ratio", "left_out")
-        return replace(self, **{name: getattr(self, name)[members] for name in arrays})
+        return replace(self, **{name: getattr(self, name)[members] for name in ARRAYS})
 
     def near_best(self, count: int) -> bool:
         """Whether one within 0.01 of the best accuracy is among the first of the order."""

@@ -88,7 +88,7 @@ def test_without_a_law_it_is_the_trivial_predictor_and_refuses(noise):
 )
 @pytest.mark.parametrize("count", [4, pytest.param(16, marks=pytest.mark.slow)])
 def test_few_runs_of_every_kind_cover_what_they_claim(tmp_path, kinds, level, count):
-    """Small; benchmarks/audit_coverage.py draws many more."""
+    """Small; benchmarks/audit_conclusions.py draws many more."""
     covered = []
     for k, options in enumerate(kinds):
         for seed in range(count):

@@ -7,7 +7,7 @@ accuracy is the estimate.
 
 Intervals are jackknife+ (Barber, Candès, Ramdas and Tibshirani, Annals of Statistics 49, 2021) on errors
 divided by the size of error of a slice of as many documents: 95 % for slices exchangeable with the labelled
-ones (proven: 90 %; simulated: ``benchmarks/audit_coverage.py``).
+ones (proven: 90 %; simulated: ``benchmarks/audit_conclusions.py --calibrators``).
 
 The file is JSON, ``dispersion-calibrator/3`` (docs/reference/audit.md). It holds the labelled slices; the fit
 is made from them when it is read. A calibrator holds for the model, prompts and tasks that it was fitted on;
