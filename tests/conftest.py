@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import re
@@ -58,6 +59,13 @@ if importlib.util.find_spec("torch") is None:
     def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
         """Skip a test that needs one."""
         return skip_what_needs_more((yield), item.path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _long_lived_objects_are_not_looked_through_again():
+    """A race collects garbage at each turn, which takes a second where torch and lm-eval are imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -365,8 +365,9 @@ class Entrant:
 
     def close(self) -> None:
         """Give the model's memory back."""
-        self._lm = None
-        seams.free_memory()
+        if self._lm is not None:
+            self._lm = None
+            seams.free_memory()
 
     def _asked(self, places: NDArray[np.int64]) -> dict[str, Any]:
         try:
