@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
-from lmeval_dispersion.laboratory.study import Unit
+from lmeval_dispersion.laboratory.segments import Segments, Unit, prefix_of
 from lmeval_dispersion.model.capture import Decoder, capture, unwrapped
 from lmeval_dispersion.model.loading import ModelLike, loaded_model
 
@@ -32,21 +32,6 @@ _LARGEST_BATCH = 64
 _CPU_BYTES = 2**30  # larger batches are no faster on a CPU
 _PROBE = 8  # tokens of the probe for left-to-right reading
 _NO_CPU_MEMORY = ("can't allocate memory", "not enough memory")  # torch's words on the CPU
-
-
-class Segments(NamedTuple):
-    """Segments of equal length with their origins.
-
-    Attributes:
-        tokens: Shape (n, length), uint32.
-        origins: Shape (n, 2), int64: number of the text in its source, and the segment's first token in
-            its document.
-        source: Name of the source.
-    """
-
-    tokens: NDArray[np.uint32]
-    origins: NDArray[np.int64]
-    source: str
 
 
 class CausalModel:
@@ -264,16 +249,6 @@ def as_controls(wanted: str | Sequence[str] | None) -> list[str]:
         if name not in CONTROLS:
             raise UsageError(f"expected controls among {', '.join(CONTROLS)}, got {name!r}")
     return [name for name in CONTROLS if name in names]
-
-
-def prefix_of(tokenizer: Any) -> list[int]:
-    """The special tokens with which ``tokenizer`` begins a text, usually [] or [BOS]."""
-    bare = tokenizer("a", add_special_tokens=False).input_ids
-    full = tokenizer("a").input_ids
-    for start in range(len(full) - len(bare) + 1):
-        if full[start : start + len(bare)] == bare:
-            return list(full[:start])
-    return []
 
 
 def _nll(logits: Tensor, ids: Tensor) -> NDArray[np.float64]:

@@ -137,7 +137,6 @@ def _run(args: argparse.Namespace) -> int:
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     import lmeval_dispersion
-    from lmeval_dispersion.laboratory.study import StudyRoot
     from lmeval_dispersion.model.loading import chosen_model
     from lmeval_dispersion.model.texts import Texts
 
@@ -151,7 +150,7 @@ def _run(args: argparse.Namespace) -> int:
         Texts(args.data, column=args.column),
         pack=args.pack,
         seed=args.seed,
-        folder=args.study or StudyRoot(cache_folder("dispersion-runs")),
+        folder=args.study or cache_folder("dispersion-runs"),
         quiet=args.quiet,
         **given,
     )

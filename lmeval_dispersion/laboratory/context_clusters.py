@@ -26,18 +26,10 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import contributions, unit_rows
 from lmeval_dispersion.geometry.dispersion import jackknifed
 from lmeval_dispersion.laboratory import frames
-from lmeval_dispersion.laboratory.analysis import (
-    Analysis,
-    DataLike,
-    StudyOptions,
-    StudyResult,
-    analyse,
-    gap_of,
-    tokenised,
-)
-from lmeval_dispersion.laboratory.causal_model import CausalModel, Segments, last_vectors, prefix_of
-from lmeval_dispersion.laboratory.frames import bounded, records, table, with_ends
-from lmeval_dispersion.laboratory.study import Study, Unit
+from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors
+from lmeval_dispersion.laboratory.frames import StudyResult, bounded, records, table, with_ends
+from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks, gap_of, prefix_of, tokenised
+from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.report import Chart, Col, Table
@@ -143,7 +135,7 @@ def clusters(
     ``models`` have one tokenizer, such as revisions of one training. All of a file or Hub data set is read.
     Contexts of ``segment`` tokens continue with the same ``ngram`` tokens, which must occur ``occurrences``
     times; a cluster has so many contexts. The most frequent n-grams make the ``clusters``. ``layers``:
-    ``last``, ``all``, or names. More: :class:`~lmeval_dispersion.laboratory.analysis.StudyOptions`.
+    ``last``, ``all``, or names. More: :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
 
     Raises:
         UsageError: Too few n-grams recur, tokenizers differ, or a setting does not fit a model.
@@ -153,42 +145,33 @@ def clusters(
         **{"ngram": ngram, "occurrences": occurrences, "segment": segment, "clusters": clusters},
         "layers": layers,
     }
-    return analyse(ClustersResult, _measure, models, data, settings, run)
+    return studied(ClustersResult, _measure, models, data, settings, run)
 
 
-def _measure(analysis: Analysis) -> None:
-    settings, texts = analysis.settings, analysis.texts["data"]
+def _measure(study: Study) -> Iterator[TableRow]:
     names = ("ngram", "occurrences", "segment", "clusters", "seed", "pack")
-    options = {name: settings[name] for name in names}
-    rows, clusters = list[dict[str, Any]](), list[pd.DataFrame]()
+    options = {name: study.settings[name] for name in names}
     tokenizer: Any = None  # the first model's, required of all others
-    for label, causal, layers in analysis.models(losses=True):
+    for label, causal, layers in study.loaded(losses=True):
         if tokenizer is None:
             first, tokenizer = label, causal.loaded.tokenizer
-            find = partial(recurring_contexts, texts, tokenizer, **options)
-            drawn, arrays = analysis.drawn("contexts", texts, find)
+            find = partial(recurring_contexts, tokenizer=tokenizer, **options)
+            drawn, arrays = study.drawn("contexts", "data", find)
         elif causal.loaded.tokenizer.get_vocab() != tokenizer.get_vocab():
             raise UsageError(
                 f"expected checkpoints with one tokenizer, got that of {label}, which differs from "
                 f"{first}'s; run a study for each tokenizer"
             )
-        for row, frame in _measured(analysis.study, label, causal, layers, drawn, len(arrays["ngrams"])):
-            rows.append(row)
-            clusters.append(frame)
+        yield from _measured(study, label, causal, layers, drawn, len(arrays["ngrams"]))
         del causal  # the next model is loaded after it is freed
-    ngrams = {
-        "cluster": np.arange(len(arrays["ngrams"])),
-        "ngram": [tokenizer.decode(ids.tolist()) for ids in arrays["ngrams"]],
-        "occurrences": arrays["occurrences"],
-    }
-    tables = {"summary": pd.DataFrame(rows), "clusters": pd.concat(clusters)}
-    analysis.finish({**tables, "ngrams": pd.DataFrame(ngrams)})
+    for number, (ids, times) in enumerate(zip(arrays["ngrams"], arrays["occurrences"], strict=True)):
+        yield "ngrams", {"cluster": number, "ngram": tokenizer.decode(ids.tolist()), "occurrences": times}
 
 
 def _measured(
     study: Study, label: str, causal: CausalModel, layers: list[str], drawn: Segments, count: int
-) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """Summary and clusters of every layer of a model; ``drawn`` holds the contexts cluster by cluster."""
+) -> Iterator[TableRow]:
+    """Rows of both tables for every layer of a model; ``drawn`` holds the contexts cluster by cluster."""
 
     def one_cluster(rows: NDArray[np.int64]) -> Unit:
         states = causal.run(drawn, rows, layers, last_vectors, losses=True)
@@ -198,19 +181,20 @@ def _measured(
         within = np.square(differences).sum(axis=2).mean(axis=1) / 2
         return {"within": within, "centroids": centroids, "nll": states["nll"].mean(axis=1).mean()}
 
-    units = study.blocks(label, len(drawn.tokens), len(drawn.tokens) // count, one_cluster)
-    within, centroids, nll = (units.stacked(key) for key in ("within", "centroids", "nll"))
+    works = blocks(len(drawn.tokens), len(drawn.tokens) // count)
+    units = list(study.kept(label, works, one_cluster))
+    perplexity = float(np.exp(np.mean([unit["nll"] for unit in units])))
     for place, layer in enumerate(layers):
-        inside, centres = within[:, place], centroids[:, place]
-        apart = contributions(centres)
+        about = {"model": label, "layer": layer}
+        within = np.array([unit["within"][place] for unit in units])
+        apart = contributions(np.array([unit["centroids"][place] for unit in units]))
         between = jackknifed(apart)
-        row = {"model": label, "layer": layer, "clusters": count}
-        row |= with_ends("within", within_interval(inside))
+        row = {**about, "clusters": count, **with_ends("within", within_interval(within))}
         row |= {"between": between.mean, "between_se": between.se}
-        row |= with_ends("ratio", ratio_interval(inside, apart))
-        about = {"model": label, "layer": layer, "cluster": np.arange(count)}
-        frame = pd.DataFrame({**about, "within": inside, "apart": apart})
-        yield {**row, "perplexity": float(np.exp(np.mean(nll)))}, frame
+        row |= with_ends("ratio", ratio_interval(within, apart))
+        yield "summary", {**row, "perplexity": perplexity}
+        for number, (inside, others) in enumerate(zip(within, apart, strict=True)):
+            yield "clusters", {**about, "cluster": number, "within": inside, "apart": others}
 
 
 def within_interval(within: Array) -> statistics.Interval:
@@ -241,10 +225,8 @@ def pairs_left_out(apart: Array) -> Array:
 
 def jackknife_bounds(value: float, left_out: Array, claims: int = 1) -> statistics.Bounds:
     """Bounds of ``value`` from its values without each of n members, for all ``claims`` of them in 95 %."""
-    half = statistics.student_quantile(
-        1 - (1 - statistics.LEVEL) / 2 / claims, len(left_out) - 1
-    ) * statistics.jackknife_se(left_out)
-    return statistics.Bounds(value - half, value + half)
+    level = 1 - (1 - statistics.LEVEL) / claims
+    return statistics.student_bounds(value, statistics.jackknife_se(left_out), len(left_out), level)
 
 
 def _exponential(value: float, left_out: Array) -> statistics.Interval:

@@ -1,15 +1,17 @@
-"""Display of the laboratory's frames: tables, and charts in Vega-Lite."""
+"""A study's result as a report: tables of its frames, and charts in Vega-Lite."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from lmeval_dispersion.report import Col, Report, Table
+from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.document import Column
 from lmeval_dispersion.report.vega import (
     DASHED,
@@ -28,14 +30,35 @@ from lmeval_dispersion.report.vega import (
 _HEIGHT = 200
 
 
-class FrameReport(Report):
-    """A report whose CSV and data frame are one of its frames."""
+@dataclass(frozen=True, repr=False)
+class StudyResult(Report):
+    """A finished study as a report; the fields of the four results are its tables."""
 
-    main: ClassVar[str]  # the name of that field
+    schema = "dispersion-lab-report/2"
+    libraries = ("torch", "transformers", "numpy")
+    guide = "docs/reference/laboratory.md"
+    kind: ClassVar[str]
+    main: ClassVar[str]  # the field whose rows are those of CSV and the data frame
+    manifest: dict[str, Any]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Its rows."""
+        """The rows of the main table."""
         return records(getattr(self, self.main))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract: the answer, the manifest and every table."""
+        frames = {name: value for name, value in vars(self).items() if isinstance(value, pd.DataFrame)}
+        tables = {name: records(frame) for name, frame in frames.items()}
+        content = json_value({"manifest": self.manifest, "tables": tables})
+        return {"schema": self.schema, "answer": self.answer(), "kind": self.kind, **content}
+
+    def context(self) -> dict[str, Any]:
+        """For the template: the models' names and settings."""
+        manifest = self.manifest
+        settings = {key: str(value) for key, value in manifest["settings"].items() if key != "models"}
+        names = {key: ", ".join(value) for key, value in manifest["names"].items()}
+        run = [names, *manifest["models"], settings, {**manifest["versions"], "created": manifest["created"]}]
+        return {"models": [model["model"] for model in manifest["models"]], "run": run}
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -28,20 +28,19 @@ from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.geometry import Dispersion, Spectrum, dispersion_estimate, spectrum, vendi_score
 from lmeval_dispersion.laboratory import frames
-from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, StudyOptions, StudyResult, analyse
 from lmeval_dispersion.laboratory.causal_model import (
     CONTROLS,
     CausalModel,
-    Segments,
     as_controls,
     last_vectors,
     token_dispersions,
 )
-from lmeval_dispersion.laboratory.frames import bounded, records, table, with_ends
-from lmeval_dispersion.laboratory.study import Unit
+from lmeval_dispersion.laboratory.frames import StudyResult, bounded, records, table, with_ends
+from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks
+from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.statistics import Array, correlation_difference, mean_interval
+from lmeval_dispersion.statistics import Array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -103,7 +102,7 @@ class LawResult(StudyResult):
     correlations: pd.DataFrame
     points: pd.DataFrame
     overall: pd.DataFrame
-    controls: pd.DataFrame | None
+    controls: pd.DataFrame | None = None
 
     kind = "law"
     main = "correlations"
@@ -230,7 +229,7 @@ def law(
     last-token variant (those below ``segment``). ``held_out``, a second source, is binned separately; the
     line fitted on ``data`` is tested on it. ``control``: ``untrained``, ``shuffled`` or both, run with the
     model on the same bins. ``layers``: ``last``, ``all``, or names. More:
-    :class:`~lmeval_dispersion.laboratory.analysis.StudyOptions`.
+    :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
 
     Raises:
         UsageError: A setting does not fit the model or the data, or a source has segments for fewer than
@@ -244,7 +243,7 @@ def law(
         **{"segment": segment, "segments": segments, "layers": layers, "bins": bins, "bin_size": bin_size},
         **{"contexts": [int(c) for c in contexts if 0 < c < segment], "control": as_controls(control)},
     }
-    return analyse(LawResult, _measure, model, data, settings, run, held_out=held_out)
+    return studied(LawResult, _measure, model, data, settings, run, held_out=held_out)
 
 
 class _Split(NamedTuple):
@@ -260,37 +259,30 @@ class _Split(NamedTuple):
 class _Bin(NamedTuple):
     """One chosen bin: a unit of the second pass."""
 
-    split: _Split
     perplexity: str
-    column: int
+    column: int  # of the perplexities
     length: int
     number: int
     members: NDArray[np.int64]
 
 
-def _measure(analysis: Analysis) -> None:
-    settings, study = analysis.settings, analysis.study
-    ((_, causal, layers),) = analysis.models(losses=True)
-    splits = [_first_pass(analysis, causal, layers, source) for source in analysis.texts]
-    bins = [chosen for split in splits for chosen in _bins(split, settings)]
-    values = {}  # by control; "" is the model
-    for control in ("", *settings["control"]):
-        model = causal.control(control, settings["seed"])
-        measured = partial(_measured_bin, model, layers, bins, not control)
-        units = study.units(f"bins{control}", len(bins), measured)
-        values[control] = units.stacked("values")
-    points = pd.concat(_points(bins, layers, values))
-    tables = {
-        "points": points,
-        "overall": pd.concat([_overall(split, layers, settings["seed"]) for split in splits]),
-    }
-    analysis.finish({**tables, **correlations(points, settings["control"], settings["seed"])})
+def _measure(study: Study) -> Iterator[TableRow]:
+    settings = study.settings
+    ((_, causal, layers),) = study.loaded(losses=True)
+    splits = [_first_pass(study, causal, layers, source) for source in study.texts]
+    models = {name: causal.control(name, settings["seed"]) for name in ("", *settings["control"])}
+    points = [row for split in splits for row in _points(study, models, layers, split)]
+    yield from (("points", row) for row in points)
+    for split in splits:
+        yield from (("overall", row) for row in _overall(split, layers, settings["seed"]))
+    tables = correlations(pd.DataFrame(points), settings["control"], settings["seed"])
+    yield from ((name, row) for name, frame in tables.items() for row in records(frame))
 
 
-def _first_pass(analysis: Analysis, causal: CausalModel, layers: list[str], source: str) -> _Split:
+def _first_pass(study: Study, causal: CausalModel, layers: list[str], source: str) -> _Split:
     """Every segment once: perplexities, token dispersions, sums over all texts."""
-    settings, name = analysis.settings, source.replace("_", "-")
-    drawn = analysis.segments(name, causal, settings["segments"], source=source)
+    settings, name = study.settings, source.replace("_", "-")
+    drawn = study.segments(name, causal, settings["segments"], source=source)
     n, size = len(drawn.tokens), settings["bin_size"]
     if n // size < FEWEST_BINS:
         more = "more segments" if n == settings["segments"] else "more text"
@@ -299,27 +291,28 @@ def _first_pass(analysis: Analysis, causal: CausalModel, layers: list[str], sour
             f"anything about r, got {n} of {settings['segment']} tokens from {drawn.source}; "
             f"pass {more}, or make bins or segments smaller"
         )
-    # Each unit has whole rounds of the jackknife's groups, so that it begins with the first.
-    rows_a_unit = -(-n // (_UNITS * _GROUPS)) * _GROUPS
     after = [context - 1 for context in settings["contexts"]]  # NLL column of the token after so many
 
     def do(rows: NDArray[np.int64]) -> Unit:
         totals = [Dispersion(causal.width, _GROUPS) for _ in layers]
         spreads, losses = [], []
-        for first in range(0, len(rows), causal.batch):
-            part = causal.run(drawn, rows[first : first + causal.batch], layers, _with_spread, losses=True)
+        for batch in np.split(rows, range(causal.batch, len(rows), causal.batch)):
+            part = causal.run(drawn, batch, layers, _with_spread, losses=True)
             for layer, total in zip(layers, totals, strict=True):
                 total.update(part[layer][:, :-1])
             spreads.append(np.stack([part[layer][:, -1] for layer in layers], axis=1))
             losses.append(np.column_stack([part["nll"].mean(axis=1), part["nll"][:, after]]))
-        sums = np.stack([total.sums for total in totals])
         arrays = {"nll": np.concatenate(losses), "tokens": np.concatenate(spreads)}
-        return {**arrays, "sums": sums, "counts": totals[0].counts}
+        return {**arrays, "sums": np.stack([total.sums for total in totals]), "counts": totals[0].counts}
 
-    units = analysis.study.blocks(name, n, rows_a_unit, do)
-    sums, counts = sum(units.each("sums"), start=np.zeros(())), units.stacked("counts").sum(axis=0)
+    nll, tokens, sums, counts = [], [], np.zeros(()), np.zeros(())
+    # Each unit has whole rounds of the jackknife's groups, so that it begins with the first.
+    for unit in study.kept(name, blocks(n, -(-n // (_UNITS * _GROUPS)) * _GROUPS), do):
+        nll.append(unit["nll"])
+        tokens.append(unit["tokens"])
+        sums, counts = sums + unit["sums"], counts + unit["counts"]
     totals = [Dispersion.from_state({"sums": layer, "counts": counts}) for layer in sums]
-    return _Split(name, drawn, units.joined("nll"), units.joined("tokens"), totals)
+    return _Split(name, drawn, np.concatenate(nll), np.concatenate(tokens), totals)
 
 
 def _with_spread(states: Tensor) -> Array:
@@ -336,16 +329,44 @@ def _bins(split: _Split, settings: Mapping[str, Any]) -> Iterator[_Bin]:
             values = np.exp(values)
         every = sorted_bins(values, settings["bin_size"])
         for number in uniform_bins(values[every].mean(axis=1), settings["bins"]):
-            yield _Bin(split, kind, column, length, int(number), np.sort(every[number]))
+            yield _Bin(kind, column, length, int(number), np.sort(every[number]))
+
+
+def _points(
+    study: Study, models: Mapping[str, CausalModel], layers: list[str], split: _Split
+) -> Iterator[dict[str, Any]]:
+    """One row a chosen bin and layer: its perplexity, the model's measures and the controls' first two."""
+    bins = list(_bins(split, study.settings))
+    values = {  # by control, of every bin: (layers, measures)
+        control: [
+            unit["values"]
+            for unit in study.kept(
+                f"{split.name} bins {control}",
+                bins,
+                partial(_measured_bin, model, layers, split.segments, not control),
+            )
+        ]
+        for control, model in models.items()
+    }
+    for place, chosen in enumerate(bins):
+        losses = split.nll[chosen.members, chosen.column]
+        about = {"split": split.name, "perplexity": chosen.perplexity, "bin": chosen.number}
+        about |= {"segments": len(losses)}
+        means = {"mean_perplexity": float(np.exp(losses).mean()), "mean_nll": float(losses.mean())}
+        for k, layer in enumerate(layers):
+            row = {**about, "layer": layer, **means}
+            for control, of_bins in values.items():
+                names = (f"{name}.{control}" if control else name for name in (*MEASURES, "dispersion_se"))
+                row |= dict(zip(names, of_bins[place][k].tolist(), strict=False))
+            yield row
 
 
 def _measured_bin(
-    causal: CausalModel, layers: list[str], bins: list[_Bin], all_measures: bool, number: int
+    causal: CausalModel, layers: list[str], drawn: Segments, all_measures: bool, chosen: _Bin
 ) -> Unit:
-    """The dispersions of a bin at every layer, (layers, values); the other measures if requested."""
-    chosen = bins[number]
+    """A bin's measures at every layer and the error, (layers, measures + 1); or only both dispersions."""
     reduce = _with_spread if chosen.perplexity == SEQUENCE else last_vectors
-    states = causal.run(chosen.split.segments, chosen.members, layers, reduce, length=chosen.length)
+    states = causal.run(drawn, chosen.members, layers, reduce, length=chosen.length)
     rows = []
     for layer in layers:
         vectors = states[layer][:, : causal.width].astype(np.float32)
@@ -356,31 +377,14 @@ def _measured_bin(
     return {"values": np.array(rows)}
 
 
-def _points(bins: list[_Bin], layers: list[str], values: dict[str, NDArray[Any]]) -> Iterator[pd.DataFrame]:
-    """One row a bin and layer; ``values`` (bins, layers, measures) by control."""
-    for number, chosen in enumerate(bins):
-        losses = chosen.split.nll[chosen.members, chosen.column]
-        about = {"split": chosen.split.name, "perplexity": chosen.perplexity, "bin": chosen.number}
-        about |= {"segments": len(losses), "layer": layers}
-        means = {"mean_perplexity": float(np.exp(losses).mean()), "mean_nll": float(losses.mean())}
-        columns = zip((*MEASURES, "dispersion_se"), values[""][number].T, strict=True)
-        controls = {
-            f"{measure}.{control}": column
-            for control in values
-            if control
-            for measure, column in zip(MEASURES[:2], values[control][number].T, strict=True)
-        }
-        yield pd.DataFrame({**about, **means, **dict(columns), **controls})
-
-
-def _overall(split: _Split, layers: list[str], seed: int) -> pd.DataFrame:
+def _overall(split: _Split, layers: list[str], seed: int) -> Iterator[dict[str, Any]]:
     """One row a layer: dispersion over all texts with jackknife error, token dispersion, perplexity."""
-    rows = []
+    perplexity = float(np.exp(split.nll[:, 0].mean()))
     for layer, total, spread in zip(layers, split.totals, split.tokens.T, strict=True):
         mean, error, n = total.estimate()
         row = {"split": split.name, "layer": layer, "texts": n, "dispersion": mean, "dispersion_se": error}
-        rows.append({**row, **with_ends("token_dispersion", mean_interval(spread, seed))})
-    return pd.DataFrame(rows).assign(perplexity=float(np.exp(split.nll[:, 0].mean())))
+        row |= with_ends("token_dispersion", statistics.mean_interval(spread, seed))
+        yield {**row, "perplexity": perplexity}
 
 
 def sorted_bins(values: ArrayLike, size: int) -> NDArray[np.int64]:
@@ -416,6 +420,39 @@ def uniform_bins(means: ArrayLike, k: int) -> NDArray[np.int64]:
     return np.array(sorted([*chosen, *others[: max(k - len(chosen), 0)]]), dtype=np.int64)
 
 
+class OverBins(NamedTuple):
+    """Pearson r over bins with its interval and its bootstrap samples; NaN and none where undefined."""
+
+    interval: statistics.Interval
+    samples: Array
+    reason: str = ""  # why it is undefined
+
+    def row(self) -> dict[str, Any]:
+        """The entries of a row."""
+        return {**dict(zip(("pearson", "low", "high"), self.interval, strict=True)), "reason": self.reason}
+
+    def on_fishers_scale(self) -> Array:
+        """Fisher's z of the value, then of each sample, shape (1 + samples,)."""
+        return statistics.fisher([self.interval.value, *self.samples])
+
+
+def correlated(bins: pd.DataFrame, measure: str, seed: int) -> OverBins:
+    """Pearson r of perplexity and a measure over bins."""
+    x, y = _leading(bins), bins[measure].to_numpy()
+    try:
+        value, samples = statistics.correlation(x, y), statistics.resampled_correlations(x, y, seed=seed)
+    except GeometryError as error:
+        return OverBins(statistics.Interval(np.nan, np.nan, np.nan), np.array([]), str(error))
+    bounds = statistics.correlation_bounds(value, samples, len(x))
+    return OverBins(statistics.Interval(value, *bounds), samples)
+
+
+def _leading(bins: pd.DataFrame) -> Array:
+    """The perplexity in r: mean perplexity of segments, mean log perplexity of single tokens."""
+    plain = bins["perplexity"].iloc[0] == SEQUENCE
+    return np.asarray(bins["mean_perplexity" if plain else "mean_nll"].to_numpy(), dtype=np.float64)
+
+
 def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> dict[str, pd.DataFrame]:
     """Correlation of the bins' mean perplexity with every measure, per split, perplexity and layer.
 
@@ -429,59 +466,32 @@ def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> di
         for measure in (m for m in MEASURES if m in bins and bins[m].notna().any()):
             about = {**dict(zip(_ABOUT, key, strict=True)), "measure": measure}
             is_claimed = split == "data" and measure == "dispersion"
-            row, mine = _pearson(bins, measure, seed)
-            models.append({**about, "bins": len(bins), "line_r2": np.nan, **row})
-            if mine is not None:
-                x, y, line = leading(bins), bins[measure].to_numpy(), (*panel, measure)
+            mine, r2 = correlated(bins, measure, seed), np.nan
+            if not mine.reason:
+                x, y, line = _leading(bins), bins[measure].to_numpy(), (*panel, measure)
                 if split == "data":
                     lines[line] = np.polyfit(x, y, 1)
                 left = y - np.polyval(lines.get(line, [np.nan]), x)
-                models[-1]["line_r2"] = float(1 - np.square(left).sum() / np.square(y - y.mean()).sum())
-                models[-1]["claim"] = mine.on_fishers_scale() if is_claimed else None
+                r2 = float(1 - np.square(left).sum() / np.square(y - y.mean()).sum())
+            claim = mine.on_fishers_scale() if is_claimed and not mine.reason else None
+            models.append({**about, "bins": len(bins), "line_r2": r2, **mine.row(), "claim": claim})
             for control in controls:
                 column = f"{measure}.{control}"
                 if column not in bins or bins[column].isna().any():
                     continue
-                row, other = _pearson(bins, column, seed)
-                others.append({**about, "control": control, **row})
-                if mine is not None and other is not None:
+                other = correlated(bins, column, seed)
+                others.append({**about, "control": control, **other.row()})
+                if not (mine.reason or other.reason):
                     samples = other.samples, mine.samples
-                    bounds = correlation_difference(other.interval, mine.interval, samples)
+                    bounds = statistics.correlation_difference(other.interval, mine.interval, samples)
                     difference = mine.interval.value - other.interval.value, *bounds
                     claim = mine.on_fishers_scale() - other.on_fishers_scale() if is_claimed else None
                     others[-1] |= {**with_ends("difference", difference), "claim": claim}
-    tables = {"correlations": _with_bounds(models, "all")}
-    frame = tables["correlations"]
+    frame = _with_bounds(models, "all")
     # Never narrower than the row's own interval, whose Student's point few bins need.
     frame["all_low"] = np.minimum(np.tanh(frame["all_low"]), frame["low"])
     frame["all_high"] = np.maximum(np.tanh(frame["all_high"]), frame["high"])
-    return {**tables, "controls": _with_bounds(others, "apart")} if controls else tables
-
-
-class Correlated(NamedTuple):
-    """A correlation over bins with its interval and its bootstrap samples."""
-
-    interval: statistics.Interval
-    samples: Array
-
-    def on_fishers_scale(self) -> Array:
-        """Fisher's z of the value, then of each sample, shape (1 + samples,)."""
-        return statistics.fisher([self.interval.value, *self.samples])
-
-
-def leading(bins: pd.DataFrame) -> Array:
-    """The perplexity in r: mean perplexity of segments, mean log perplexity of single tokens."""
-    plain = bins["perplexity"].iloc[0] == SEQUENCE
-    return np.asarray(bins["mean_perplexity" if plain else "mean_nll"].to_numpy(), dtype=np.float64)
-
-
-def correlated(bins: pd.DataFrame, measure: str, seed: int) -> Correlated:
-    """Pearson r of perplexity and a measure over bins."""
-    x, y = leading(bins), bins[measure].to_numpy()
-    value, samples = statistics.correlation(x, y), statistics.resampled_correlations(x, y, seed=seed)
-    return Correlated(
-        statistics.Interval(value, *statistics.correlation_bounds(value, samples, len(x))), samples
-    )
+    return {"correlations": frame, **({"controls": _with_bounds(others, "apart")} if controls else {})}
 
 
 def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array]:
@@ -502,16 +512,6 @@ def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array
         q = max(float(np.quantile(largest, statistics.LEVEL)), statistics.NORMAL_975)
         low[known], high[known] = centre[known] - q * sd, centre[known] + q * sd
     return low, high
-
-
-def _pearson(bins: pd.DataFrame, column: str, seed: int) -> tuple[dict[str, Any], Correlated | None]:
-    """R of a column with its bounds, or the reason why it is undefined."""
-    try:
-        r = correlated(bins, column, seed)
-    except GeometryError as error:
-        return {**dict.fromkeys(("pearson", "low", "high"), np.nan), "reason": str(error)}, None
-    value, low, high = r.interval
-    return {"pearson": value, "low": low, "high": high, "reason": ""}, r
 
 
 def _with_bounds(rows: list[dict[str, Any]], name: str) -> pd.DataFrame:

@@ -1,220 +1,276 @@
-"""A study: the folder of one analysis, which can be stopped and resumed.
+"""A study: one measure of models on texts, whose work is kept, so that a stopped study goes on.
 
-It holds ``manifest.json``, and ``work/`` until it is complete, then one parquet file per table. Its settings
-include its inputs' content (digests, commits): a changed text or a retrained model is another study.
-
-Work is divided into numbered units, fixed before the first one starts. Each unit is one ``.npz`` file; a
-unit with a file is done. Files are read in numerical order, so an interruption does not change the result; a
-killed process loses its current unit.
+A study's folder is named for its measure and settings. They include its inputs' *content* (digests,
+commits): a changed text or a retrained model is another study. Each unit of work is one ``.npz`` file,
+written whole; a killed process loses the unit at work. In the end the tables, as parquet, and
+``manifest.json`` replace the work.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.files import keep_arrays, write_whole
 from lmeval_dispersion.installation import __version__
-from lmeval_dispersion.output import progress_bar
+from lmeval_dispersion.laboratory.causal_model import CausalModel, Reduce
+from lmeval_dispersion.laboratory.frames import StudyResult
+from lmeval_dispersion.laboratory.segments import Segments, Unit, blocks, counts, draw_segments, report
+from lmeval_dispersion.model.loading import (
+    LoadedModel,
+    ModelChoice,
+    ModelLike,
+    adapter_identity,
+    file_digest,
+    model_choice,
+    weights_identity,
+)
+from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.output import progress_bar, say_above_progress
+from lmeval_dispersion.report.cells import short_names
 from lmeval_dispersion.store.format import make_folder
+
+DataLike = str | Path | Texts
+TableRow = tuple[str, dict[str, Any]]  # the name of a table, and a row of it
+R = TypeVar("R", bound=StudyResult)
+T = TypeVar("T")
 
 FORMAT = "dispersion-lab/3"
 
-_WORDS = {"data": "another text", "held_out": "another held-out text", "models": "other models"}
+
+class StudyOptions(TypedDict, total=False):
+    """Settings of every analysis.
+
+    Attributes:
+        pack: Join the texts of a source to one stream before cutting (default: False).
+        seed: Of the draws, the bootstrap and the random weights (default: 0).
+        batch: Segments a forward pass; by memory if None, the default.
+        folder: Folder of studies, for resuming; temporary if None, the default.
+        quiet: Whether to print nothing on stderr, where a notebook and a terminal show a bar.
+    """
+
+    pack: bool
+    seed: int
+    batch: int | None
+    folder: str | Path | None
+    quiet: bool
 
 
-class StudyRoot(NamedTuple):
-    """A folder of studies; each gets a folder of its own in it, named for its kind and settings."""
-
-    root: Path
-
-
-Folder = str | Path | StudyRoot | None
-Unit = dict[str, NDArray[Any]]
-
-
-class Units(NamedTuple):
-    """The files of a pass whose units are all done, in order."""
-
-    files: list[Path]
-
-    def each(self, key: str) -> Iterator[NDArray[Any]]:
-        """An array of every unit; one at a time is in memory."""
-        for file in self.files:
-            with np.load(file) as unit:
-                yield unit[key]
-
-    def first(self) -> Unit:
-        """All arrays of the first unit."""
-        with np.load(self.files[0]) as unit:
-            return dict(unit)
-
-    def joined(self, key: str) -> NDArray[Any]:
-        """The units' arrays, one after the other along their first axis."""
-        return np.concatenate(list(self.each(key)))
-
-    def stacked(self, key: str) -> NDArray[Any]:
-        """The units' arrays under a new first axis."""
-        return np.stack(list(self.each(key)))
-
-
+@dataclass
 class Study:
-    """One study's folder, see the module."""
+    """A study at work; ``models`` by their names in reports, ``facts`` for the manifest."""
 
-    def __init__(self, folder: Path, quiet: bool = True) -> None:
-        self.folder, self.quiet = folder, quiet
-        self.manifest = read_manifest(folder)
+    folder: Path
+    models: Mapping[str, ModelLike]
+    texts: Mapping[str, Texts]
+    settings: Mapping[str, Any]
+    batch: int | None
+    quiet: bool
+    facts: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def open(
-        cls,
-        folder: Path,
-        kind: str,
-        settings: Mapping[str, Any],
-        *,
-        names: Mapping[str, Any] | None = None,
-        quiet: bool = True,
-    ) -> Study:
-        """Start a study in ``folder``, or resume it; ``names`` are for readers."""
-        _prepare(folder, kind, json.loads(json.dumps(settings)), names or {})
-        return cls(folder, quiet)
-
-    def once(self, key: str, value: Any) -> Any:
-        """The ``value``, kept in the manifest: a resumed study reads the first."""
-        if key not in self.manifest:
-            self._record(**{key: value})
-        return self.manifest[key]
-
-    def units(self, name: str, count: int, do: Callable[[int], Unit]) -> Units:
-        """Keep the arrays of ``do(unit)`` for every unit; those of an earlier process are not done again."""
-        folder = self.folder / "work" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        files = [folder / f"{unit}.npz" for unit in range(count)]
-        waiting = [unit for unit, file in enumerate(files) if not file.exists()]
+    def kept(self, name: str, works: Sequence[T], do: Callable[[T], Unit]) -> Iterator[Unit]:
+        """The arrays of ``do(work)`` for each of ``works``; those of an earlier process are read."""
+        folder = self.folder / "units" / name
+        make_folder(folder, "study")
         with progress_bar(hidden=self.quiet) as update:
-            for done, unit in enumerate(waiting, 1):
-                keep_arrays(files[unit], partial(do, unit))
-                update(done, len(waiting), name)
-        return Units(files)
+            for number, work in enumerate(works, 1):
+                file = folder / f"{number}.npz"
+                keep_arrays(file, partial(do, work))
+                update(number, len(works), name)
+                with np.load(file) as arrays:
+                    yield dict(arrays)
 
-    def blocks(self, name: str, rows: int, size: int, do: Callable[[NDArray[np.int64]], Unit]) -> Units:
-        """Units of ``size`` of so many rows each: ``do`` gets their numbers."""
-        parts = [np.arange(start, min(start + size, rows)) for start in range(0, rows, size)]
-        return self.units(name, len(parts), lambda unit: do(parts[unit]))
+    def loaded(self, *, losses: bool) -> Iterator[tuple[str, CausalModel, list[str]]]:
+        """Every model with its name in reports and its layers, loaded one at a time."""
+        length = self.settings["segment"]
+        self.facts["models"] = []
+        for label, model in self.models.items():
+            causal = CausalModel(model)
+            layers = causal.layers(self.settings["layers"])
+            causal.check_segment(length)
+            size = self.batch or causal.batch_size(length, len(layers), losses=losses)
+            # Kept, so that a resumed study has the same batches.
+            (kept,) = self.kept(f"batch {label}", [size], lambda size: {"size": np.array(size)})
+            self.facts[f"batch_size.{label}"] = causal.batch = int(kept["size"])
+            self.facts["models"].append({"model": label, **causal.summary()})
+            yield label, causal, layers
+            del causal  # the next model is loaded after this one is freed
 
-    def finish(self, tables: Mapping[str, pd.DataFrame], **fields: Any) -> None:
-        """Write the result tables as parquet, mark the study complete and drop its work."""
-        for name, frame in tables.items():
-            write_whole(self.folder / f"{name}.parquet", frame.to_parquet(index=False))
-        self._record(**fields, tables=sorted(tables), complete=True)
-        shutil.rmtree(self.folder / "work", ignore_errors=True)
+    def drawn(self, name: str, source: str, draw: Callable[[Texts], Unit]) -> tuple[Segments, Unit]:
+        """Segments that ``draw`` takes from a source, and all arrays that it gives."""
 
-    def _record(self, **fields: Any) -> None:
-        """Add to the manifest."""
-        _write_manifest(self.folder, {**self.manifest, **fields})
-        self.manifest = read_manifest(self.folder)
+        def counted(texts: Texts) -> Unit:
+            arrays = draw(texts)
+            numbers = counts(texts, len(arrays["tokens"]))
+            if not self.quiet:
+                say_above_progress(report(texts.source, numbers))
+            return {**arrays, "counts": np.array(json.dumps(numbers))}
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The result tables of a complete study."""
-        return {name: pd.read_parquet(self.folder / f"{name}.parquet") for name in self.manifest["tables"]}
+        (arrays,) = self.kept(f"segments {name}", [self.texts[source]], counted)
+        tokens = np.ascontiguousarray(arrays["tokens"])
+        known = {"counts": json.loads(arrays["counts"].item()), "sha256": sha256(tokens.data).hexdigest()}
+        self.facts[f"segments.{name}"] = known
+        return Segments(tokens, arrays["origins"], self.texts[source].source), arrays
 
-    def say(self, sentence: str) -> None:
-        """Print a message on stderr."""
-        if not self.quiet:
-            print(sentence, file=sys.stderr)
+    def segments(self, name: str, causal: CausalModel, most: int, *, source: str = "data") -> Segments:
+        """At most so many segments of a source."""
+        options = {key: self.settings[key] for key in ("pack", "seed")}
+        options |= {"length": self.settings["segment"], "most": most}
+        tokenizer = causal.loaded.tokenizer
+        return self.drawn(name, source, lambda texts: draw_segments(texts, tokenizer, **options))[0]
 
-
-@contextmanager
-def opened(
-    kind: str, settings: Mapping[str, Any], names: Mapping[str, Any], folder: Folder, quiet: bool
-) -> Iterator[Study]:
-    """The study in ``folder``, or in a temporary folder that is deleted."""
-    if folder is None:
-        with tempfile.TemporaryDirectory(prefix="dispersion-") as temporary:
-            yield Study.open(Path(temporary), kind, settings, names=names, quiet=quiet)
-        return
-    key = sha256(json.dumps([FORMAT, settings], sort_keys=True).encode()).hexdigest()[:10]
-    place = folder.root / f"{kind}-{key}" if isinstance(folder, StudyRoot) else Path(folder).expanduser()
-    study = Study.open(place, kind, settings, names=names, quiet=quiet)
-    yield study
-    if isinstance(folder, StudyRoot):
-        study.say(f"the study is kept in {place}")
+    def states(
+        self, name: str, causal: CausalModel, drawn: Segments, layers: Sequence[str], reduce: Reduce
+    ) -> dict[str, NDArray[Any]]:
+        """The results of ``reduce`` for all segments at each layer, (n, ...); one batch is a unit of work."""
+        batches = blocks(len(drawn.tokens), causal.batch)
+        units = list(self.kept(name, batches, lambda rows: causal.run(drawn, rows, layers, reduce)))
+        return {layer: np.concatenate([unit[layer] for unit in units]) for layer in layers}
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a study."""
-    if not is_study(folder):
-        raise UsageError(f"expected the folder of a study, but {folder} is not one")
-    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    if manifest["format"] != FORMAT:
-        raise UsageError(
-            f"expected a study of format {FORMAT} in {folder}, got {manifest['format']}; run the study again"
-        )
+def studied(
+    result: type[R],
+    measure: Callable[[Study], Iterable[TableRow]],
+    models: ModelLike | Sequence[ModelLike],
+    data: DataLike,
+    settings: Mapping[str, Any],
+    run: StudyOptions,
+    *,
+    held_out: DataLike | None = None,
+) -> R:
+    """The result of a measure of these models, texts and settings; does the work that no study has done."""
+    batch, folder, quiet = run.get("batch"), run.get("folder"), run.get("quiet", False)
+    if batch is not None and batch < 1:
+        raise UsageError(f"expected a batch size of at least 1, got {batch}")
+    chosen = [models] if isinstance(models, (str, Path, ModelChoice, LoadedModel)) else list(models)
+    names = [str(model_choice(model)) for model in chosen]
+    if len(set(names)) < len(names) or not names:
+        raise UsageError(f"expected different models, got {', '.join(names) or 'none'}")
+    sources = {"data": data, **({} if held_out is None else {"held_out": held_out})}
+    texts = {name: source if isinstance(source, Texts) else Texts(source) for name, source in sources.items()}
+    identity = {
+        "models": [model_settings(model) for model in chosen],
+        **{name: data_settings(source) for name, source in texts.items()},
+        **settings,
+        "pack": run.get("pack", False),
+        "seed": run.get("seed", 0),
+    }
+    readable = {"models": names, "texts": [source.source for source in texts.values()]}
+    key = sha256(json.dumps([FORMAT, identity], sort_keys=True).encode()).hexdigest()[:10]
+    with tempfile.TemporaryDirectory(prefix="dispersion-") as temporary:
+        place = Path(folder or temporary).expanduser() / f"{result.kind}-{key}"
+        if not _is_complete(place):
+            named = dict(zip(labels(chosen), chosen, strict=True))
+            study = Study(place, named, texts, identity, batch, quiet)
+            _complete(study, measure(study), {"kind": result.kind, "names": readable})
+        if folder is not None and not quiet:
+            say_above_progress(f"the study is kept in {place}")
+        manifest = _manifest(place)
+        tables = {name: pd.read_parquet(place / f"{name}.parquet") for name in manifest["tables"]}
+        return result(manifest=manifest, **tables)
+
+
+def _manifest(place: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((place / "manifest.json").read_text(encoding="utf-8"))
     return manifest
 
 
-def is_study(folder: str | Path) -> bool:
-    """Whether ``folder`` holds a study, complete or not, of this format or another version of it."""
-    try:
-        manifest = json.loads((Path(folder).expanduser() / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(manifest, dict) and str(manifest.get("format", "")).startswith("dispersion-lab/")
+def _is_complete(place: Path) -> bool:
+    return (place / "manifest.json").exists() and _manifest(place)["complete"]
 
 
-def read_study(folder: str | Path) -> Study:
-    """A complete study, read-only."""
-    study = Study(Path(folder).expanduser())
-    if not study.manifest["complete"]:
-        raise UsageError(f"the study in {folder} is not complete; repeat its command to resume it")
-    return study
-
-
-def _prepare(folder: Path, kind: str, settings: dict[str, Any], names: Mapping[str, Any]) -> None:
-    """Check that ``folder`` holds this study, or begin it there."""
-    if is_study(folder):
-        manifest = read_manifest(folder)
-        if manifest["kind"] != kind:
-            raise UsageError(f"{folder} holds a study of {manifest['kind']}, not of {kind}; name another")
-        if changes := _changes(manifest["settings"], settings):
-            raise UsageError(
-                f"{folder} holds a study with other settings ({'; '.join(changes)}); name another"
-            )
-        return
-    if folder.exists() and (not folder.is_dir() or any(path.name != "work" for path in folder.iterdir())):
-        raise UsageError(f"{folder} exists but is not a study; name another folder")
-    make_folder(folder, "study")
+def _complete(study: Study, rows: Iterable[TableRow], about: Mapping[str, Any]) -> None:
+    """Write the tables, then the manifest, and drop the units of work."""
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for name, row in rows:
+        tables.setdefault(name, []).append(row)
+    for name, table in tables.items():
+        write_whole(study.folder / f"{name}.parquet", pd.DataFrame(table).to_parquet(index=False))
     versions = {name: version(name) for name in ("torch", "transformers")}
-    manifest = {"format": FORMAT, "kind": kind, "complete": False, "settings": settings, "names": names}
+    manifest = {"format": FORMAT, **about, "complete": True, "settings": study.settings, **study.facts}
     manifest["created"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    _write_manifest(folder, {**manifest, "versions": {"lmeval_dispersion": __version__, **versions}})
+    manifest |= {"versions": {"lmeval_dispersion": __version__, **versions}, "tables": sorted(tables)}
+    write_whole(study.folder / "manifest.json", json.dumps(manifest, indent=1).encode())
+    shutil.rmtree(study.folder / "units")
 
 
-def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    write_whole(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
+def model_settings(model: ModelLike) -> dict[str, Any]:
+    """A model's identity in a study's settings: its content, never its name or path.
+
+    ``weights`` and ``adapter`` are a commit of the Hub or a digest of every byte of the folder (of the
+    parameters, for a loaded model); None if the Hub could not be reached.
+    """
+    choice = model_choice(model)
+    weights: str | None
+    adapter = None
+    if isinstance(model, LoadedModel):
+        weights = _parameters_digest(model.model)
+    else:
+        weights = weights_identity(choice.name, _commit(choice.name, choice.revision, "config.json"))
+        if name := choice.adapter:
+            adapter = adapter_identity(name, _commit(name, None, "adapter_config.json"))
+    return {"dtype": choice.dtype, "quantize": choice.quantize, "weights": weights, "adapter": adapter}
 
 
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """One phrase per changed setting."""
-    changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-    before, now = (
-        [", ".join(map(str, value)) if isinstance(value, list) else value for value in map(side.get, changed)]
-        for side in (old, new)
-    )
-    rows = zip(changed, before, now, strict=True)
-    return [_WORDS.get(key) or f"{key} {was}, now {value}" for key, was, value in rows]
+def _commit(name: str, revision: str | None, file: str) -> str | None:
+    """Commit of a Hub repository, or of the cached copy without a network; None for a folder."""
+    if Path(name).expanduser().is_dir():
+        return None
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, file, revision=revision)).parent.name
+    except (OSError, ValueError):  # loading reports the problem
+        return None
+
+
+def _parameters_digest(model: Any) -> str:
+    digest = sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(raw.numpy().data)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def labels(models: Sequence[ModelLike]) -> list[str]:
+    """The models' names in reports: the last parts of their paths, as few as make them unique."""
+    choices = [model_choice(model) for model in models]
+    names = short_names([_path(choice.name) for choice in choices])
+    adapters = short_names([_path(choice.adapter or "") for choice in choices])
+    parts = zip(choices, names, adapters, strict=True)
+    return [str(replace(choice, name=name, adapter=adapter or None)) for choice, name, adapter in parts]
+
+
+def _path(name: str) -> str:
+    """The whole path of a folder, so that ``.`` has a name too; a Hub id unchanged."""
+    folder = Path(name).expanduser()
+    return folder.resolve().as_posix() if name and folder.is_dir() else name
+
+
+def data_settings(texts: Texts) -> dict[str, Any]:
+    """The identity of a source in a study's settings: a file's content, a Hub data set's commit."""
+    if texts.path is not None:
+        return {"sha256": file_digest(texts.path), "kind": texts.path.suffix, "column": texts.column}
+    from huggingface_hub import HfApi
+
+    with suppress(Exception):  # huggingface_hub passes on errors of its HTTP library; reading explains more
+        texts.revision = HfApi().dataset_info(texts.name, revision=texts.revision).sha
+    known = {"source": texts.name, "commit": texts.revision}
+    return {**known, "config": texts.config, "split": texts.split, "column": texts.column}

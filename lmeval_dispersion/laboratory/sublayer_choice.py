@@ -10,7 +10,7 @@ Source: RD section 3.3, table 1, B.3.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion
 from lmeval_dispersion.laboratory import frames
-from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, StudyOptions, StudyResult, analyse
 from lmeval_dispersion.laboratory.causal_model import last_vectors
-from lmeval_dispersion.laboratory.frames import records, table
+from lmeval_dispersion.laboratory.frames import StudyResult, records, table
+from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
 
@@ -104,7 +104,7 @@ def sublayers(
 
     ``layers`` are the candidates, by default both sub-layers of the last block. Draws have ``sizes`` segments
     of ``segment`` tokens of a file or Hub data set; those that it cannot fill are left out. More:
-    :class:`~lmeval_dispersion.laboratory.analysis.StudyOptions`.
+    :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
 
     Raises:
         UsageError: A setting does not fit the model (the message lists its sub-layers) or the data.
@@ -113,17 +113,17 @@ def sublayers(
     if not sizes or min(sizes) < 2:
         raise UsageError(f"expected draws of at least 2 segments, got {', '.join(map(str, sizes)) or 'none'}")
     settings = {"layers": layers, "segment": segment, "sizes": sorted(set(sizes))}
-    return analyse(SublayersResult, _measure, model, data, settings, run)
+    return studied(SublayersResult, _measure, model, data, settings, run)
 
 
-def _measure(analysis: Analysis) -> None:
-    settings = analysis.settings
-    ((_, causal, names),) = analysis.models(losses=False)
+def _measure(study: Study) -> Iterator[TableRow]:
+    settings = study.settings
+    ((_, causal, names),) = study.loaded(losses=False)
     if len(names) < 2:
         raise UsageError(
             f"expected at least two candidates to choose from, got {', '.join(names)}; name them as layers"
         )
-    drawn = analysis.segments("pool", causal, _POOL * settings["sizes"][-1])
+    drawn = study.segments("pool", causal, _POOL * settings["sizes"][-1])
     pool = len(drawn.tokens)
     sizes = [size for size in settings["sizes"] if size <= pool]
     if not sizes:
@@ -131,29 +131,31 @@ def _measure(analysis: Analysis) -> None:
             f"expected at least {settings['sizes'][0]} segments of {settings['segment']} tokens, got {pool}; "
             "pass more text or shorter segments"
         )
-    units = analysis.over("pool", causal, drawn, names, last_vectors)
-    draws = _draws({name: units.joined(name) for name in names}, sizes, settings["seed"])
-    grouped = draws.groupby(["layer", "segments"], sort=False)["dispersion"]
-    tables = {
-        "draws": draws,
-        "summary": grouped.agg(mean="mean", sd="std", draws="count").reset_index(),
-        "recommendation": recommendation(draws, pool),
-    }
     left_out = [size for size in settings["sizes"] if size not in sizes]
-    analysis.finish(tables, pool=pool, left_out_sizes=left_out)
+    study.facts |= {"pool": pool, "left_out_sizes": left_out}
+    vectors = study.states("pool", causal, drawn, names, last_vectors)
+    draws = pd.DataFrame(_draws(vectors, sizes, settings["seed"]))
+    grouped = draws.groupby(["layer", "segments"], sort=False)["dispersion"]
+    summary = grouped.agg(mean="mean", sd="std", draws="count").reset_index()
+    yield from (("draws", row) for row in records(draws))
+    yield from (("summary", row) for row in records(summary))
+    yield "recommendation", recommendation(draws, pool)
 
 
-def _draws(vectors: Mapping[str, NDArray[np.float32]], sizes: list[int], seed: int) -> pd.DataFrame:
+def _draws(
+    vectors: Mapping[str, NDArray[np.float32]], sizes: list[int], seed: int
+) -> Iterator[dict[str, Any]]:
+    """One row a candidate, size and draw."""
     pool = len(next(iter(vectors.values())))
-    rows = []
     for size, repeat in itertools.product(sizes, range(REPEATS)):
         # The same segments for every candidate, so that texts cause no difference.
         chosen = np.random.default_rng([seed, size, repeat]).choice(pool, size, replace=False)
-        rows += [(name, size, repeat, dispersion(states[chosen])) for name, states in vectors.items()]
-    return pd.DataFrame(rows, columns=["layer", "segments", "draw", "dispersion"])
+        for name, states in vectors.items():
+            apart = dispersion(states[chosen])
+            yield {"layer": name, "segments": size, "draw": repeat, "dispersion": apart}
 
 
-def recommendation(draws: pd.DataFrame, pool: int) -> pd.DataFrame:
+def recommendation(draws: pd.DataFrame, pool: int) -> dict[str, Any]:
     """The candidate of highest mean in the largest draws, with its margin over the second.
 
     Draws of s of a pool's n segments share some, so they vary less than draws of new text would; their
@@ -169,4 +171,4 @@ def recommendation(draws: pd.DataFrame, pool: int) -> pd.DataFrame:
     row = {"layer": best, "second": second, "segments": size, "difference": float(difference.mean())}
     row |= {"difference_sd": spread, "margin": margin, "told_apart": margin >= MARGIN}
     row |= {"draws_won": int((difference > 0).sum()), "draws": len(difference)}
-    return pd.DataFrame([row])
+    return row

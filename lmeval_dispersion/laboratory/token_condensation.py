@@ -10,7 +10,7 @@ Source: LD section 2. The released code counts every token's similarity with its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,9 @@ from torch import Tensor
 from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import GeometryError, UsageError
 from lmeval_dispersion.laboratory import frames
-from lmeval_dispersion.laboratory.analysis import Analysis, DataLike, StudyOptions, StudyResult, analyse
 from lmeval_dispersion.laboratory.causal_model import as_controls, token_dispersions, unit_tokens
-from lmeval_dispersion.laboratory.frames import bounded, table, with_ends
+from lmeval_dispersion.laboratory.frames import StudyResult, bounded, table, with_ends
+from lmeval_dispersion.laboratory.study import DataLike, Study, StudyOptions, TableRow, studied
 from lmeval_dispersion.model.loading import ModelLike
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import Array
@@ -134,7 +134,7 @@ def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, An
     }
     trends = {control: text_trends(values) for control, values in similarities.items()}
     mine = trends.pop("")
-    low, high = _bounds(mine, claims)
+    value, low, high = _student(mine, claims)
     sign, ends = moves(similarities[""], claims)
     word, like, beyond = "none", list[str](), list[str]()
     if np.isfinite(mine).sum() < 2:
@@ -144,14 +144,14 @@ def shape_of_curve(model: str, texts: pd.DataFrame, claims: int) -> dict[str, An
     elif sign:
         word = "alike" if sign > 0 else "apart"
         for control, values in trends.items():
-            above, _ = _bounds(sign * (mine - values), claims * len(trends))
-            (beyond if above > 0 else like).append(control)
+            difference = _student(sign * (mine - values), claims * len(trends))
+            (beyond if difference.low > 0 else like).append(control)
     beyond = [] if like else beyond
     curve = _curve(sign, ends, similarities[""]) if sign else ""
     about = {"model": model, "verdict": word, "curve": curve, "like": like, "beyond": beyond}
     about["key"] = " ".join([word, *like, "/", *beyond])
-    controls = {control: _mean(values) for control, values in trends.items()}
-    return {**about, "controls": controls, "value": _mean(mine), "low": low, "high": high}
+    controls = {control: _student(values).value for control, values in trends.items()}
+    return {**about, "controls": controls, "value": value, "low": low, "high": high}
 
 
 def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
@@ -171,7 +171,7 @@ def moves(values: Array, claims: int = 1) -> tuple[int, list[int]]:
         return (change > 0) - (change < 0) if abs(change) >= share * np.ptp(mean) else 0
 
     def sure(start: int, end: int) -> int:
-        low, high = _bounds(values[:, end] - values[:, start], claims * depths * (depths - 1) // 2)
+        _, low, high = _student(values[:, end] - values[:, start], claims * depths * (depths - 1) // 2)
         return large(start, end, _TURN) if low > 0 or high < 0 else 0
 
     first, ends = _zigzag(mean, sure)
@@ -200,14 +200,11 @@ def _curve(sign: int, ends: Sequence[int], values: Array) -> str:
     return ", then ".join(words)
 
 
-def _bounds(values: Array, claims: int = 1) -> tuple[float, float]:
-    """Student bounds of the mean of the finite values that hold for ``claims`` such means (Bonferroni)."""
-    return statistics.student_interval(values[np.isfinite(values)], 1 - (1 - statistics.LEVEL) / claims)
-
-
-def _mean(values: Array) -> float:
+def _student(values: Array, claims: int = 1) -> statistics.Interval:
+    """Mean of the finite values, with Student bounds that hold for ``claims`` such means (Bonferroni)."""
     finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else float("nan")
+    bounds = statistics.student_interval(finite, 1 - (1 - statistics.LEVEL) / claims)
+    return statistics.Interval(float(finite.mean()) if len(finite) else float("nan"), *bounds)
 
 
 def text_trends(per_text: Array) -> Array:
@@ -234,7 +231,7 @@ def condensation(
     ``models``: one or several, such as a family by size, or a training by revision. ``segments`` texts of
     ``segment`` tokens are drawn from a file or Hub data set; ``last_mean`` averages the ``last`` depths.
     ``control``: ``untrained``, ``shuffled`` or both, also run for every model on the same texts. More:
-    :class:`~lmeval_dispersion.laboratory.analysis.StudyOptions`.
+    :class:`~lmeval_dispersion.laboratory.study.StudyOptions`.
 
     Raises:
         UsageError: A setting does not fit a model or the data.
@@ -244,28 +241,21 @@ def condensation(
         raise UsageError(f"expected at least 1 last layer, got {last}")
     settings = {"segment": segment, "segments": segments, "last": last, "layers": "depths"}
     settings["control"] = as_controls(control)
-    return analyse(CondensationResult, _measure, models, data, settings, run)
+    return studied(CondensationResult, _measure, models, data, settings, run)
 
 
-def _measure(analysis: Analysis) -> None:
-    settings = analysis.settings
-    parts: dict[str, list[pd.DataFrame]] = {}
-    for label, causal, names in analysis.models(losses=False):
-        drawn = analysis.segments(label, causal, settings["segments"])
+def _measure(study: Study) -> Iterator[TableRow]:
+    settings = study.settings
+    for label, causal, names in study.loaded(losses=False):
+        drawn = study.segments(label, causal, settings["segments"])
         for control in ("", *settings["control"]):
             model = causal.control(control, settings["seed"])
-            units = analysis.over(
-                f"{label}, {control}" if control else label, model, drawn, names, _mean_and_histogram
-            )
-            of_texts = np.stack([units.joined(name) for name in names], axis=1)
+            states = study.states(f"{label} {control}", model, drawn, names, _mean_and_histogram)
+            of_texts = np.stack([states[name] for name in names], axis=1)
             means, counts = of_texts[..., 0], of_texts[..., 1:].sum(axis=0)
-            tables = model_tables(names, means, counts, settings["seed"], settings["last"])
-            for name, frame in tables.items():
-                frame.insert(0, "model", label)
-                frame.insert(1, "control", control)
-                parts.setdefault(name, []).append(frame)
+            for name, row in rows_of(names, means, counts, settings["seed"], settings["last"]):
+                yield name, {"model": label, "control": control, **row}
         del causal, model  # the next model is loaded after these are freed
-    analysis.finish({name: pd.concat(tables) for name, tables in parts.items()})
 
 
 def _mean_and_histogram(states: Tensor) -> Array:
@@ -284,47 +274,31 @@ def similarity_counts(states: Tensor) -> NDArray[np.int64]:
     return np.asarray(counts // 2)
 
 
-def model_tables(
+def rows_of(
     names: list[str], means: Array, counts: NDArray[Any], seed: int = 0, last: int = 3
-) -> dict[str, pd.DataFrame]:
-    """The tables of one model, from its texts' means (n, depths) and the histograms (depths, bins)."""
+) -> Iterator[TableRow]:
+    """The rows of one model, from its texts' means (n, depths) and the histograms (depths, bins)."""
     from scipy.stats import kendalltau
 
-    depth, bins = np.arange(len(names)), counts.shape[1]
+    depths, bins, reason = np.arange(len(names)), counts.shape[1], ""
+    layer_means = means.mean(axis=0)
+    try:
+        rho = statistics.correlation(depths, layer_means, "spearman")
+        tau = float(kendalltau(depths, layer_means).statistic)
+    except GeometryError as error:
+        rho, tau, reason = float("nan"), float("nan"), str(error)
+    row = {"texts": len(means), "depths": len(names), **with_ends("trend", _student(text_trends(means)))}
+    row |= {"spearman": rho, "kendall": tau}
+    row |= with_ends("last_mean", statistics.mean_interval(means[:, -last:].mean(axis=1), seed))
+    yield "summary", {**row, "last": min(last, len(names)), "reason": reason}
     edges = np.linspace(-1, 1, bins + 1)
     with np.errstate(invalid="ignore"):
         density = counts / counts.sum(axis=1, keepdims=True) * bins / 2  # NaN if a layer has no similarity
-    trends, tails = text_trends(means), means[:, -last:].mean(axis=1)
-    layer_means = means.mean(axis=0)
-    reason = ""
-    try:
-        rho = statistics.correlation(depth, layer_means, "spearman")
-        tau = float(kendalltau(depth, layer_means).statistic)
-    except GeometryError as error:
-        rho, tau, reason = float("nan"), float("nan"), str(error)
-    summary = {
-        **{"texts": len(means), "depths": len(names)},
-        **with_ends("trend", (_mean(trends), *_bounds(trends))),
-        **{"spearman": rho, "kendall": tau},
-        **with_ends("last_mean", statistics.mean_interval(tails, seed)),
-        **{"last": min(last, len(names)), "reason": reason},
-    }
-    layers = [(k, name, *statistics.mean_interval(means[:, k], seed)) for k, name in enumerate(names)]
-    histogram = {
-        "depth": np.repeat(depth, bins),
-        "low": np.tile(edges[:-1], len(names)),
-        "high": np.tile(edges[1:], len(names)),
-        "density": density.ravel(),
-    }
-    texts = {
-        "depth": np.tile(depth, len(means)),
-        "layer": np.tile(names, len(means)),
-        "text": np.repeat(np.arange(len(means)), len(names)),
-        "mean": means.ravel(),
-    }
-    return {
-        "summary": pd.DataFrame([summary]),
-        "layers": pd.DataFrame(layers, columns=["depth", "layer", "mean", "low", "high"]),
-        "histogram": pd.DataFrame(histogram),
-        "texts": pd.DataFrame(texts),
-    }
+    for depth, name in enumerate(names):
+        mean, low, high = statistics.mean_interval(means[:, depth], seed)
+        yield "layers", {"depth": depth, "layer": name, "mean": mean, "low": low, "high": high}
+        for low, high, value in zip(edges, edges[1:], density[depth], strict=False):
+            yield "histogram", {"depth": depth, "low": low, "high": high, "density": value}
+    for text, values in enumerate(means):
+        for depth, name in enumerate(names):
+            yield "texts", {"depth": depth, "layer": name, "text": text, "mean": values[depth]}

@@ -1,24 +1,19 @@
-"""The laboratory's commands as users run them: interrupted, resumed, in two processes, mistaken."""
+"""`dispersion inspect` as users run it: interrupted, resumed, mistaken."""
 
 from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import tiny_models
-import torch
 from json_schemas import faults
-from processes import environment
 from threadpoolctl import threadpool_limits
 
 from lmeval_dispersion.cli import main
-from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.laboratory.study import read_study
 
 LAW = ("--segment", "24", "--bins", "8", "--bin-size", "10", "--layer", "all", "--contexts", "8")
 WHOLE = ("law", "model", "--data", "text.jsonl", *LAW)
@@ -28,10 +23,6 @@ WHOLE = ("law", "model", "--data", "text.jsonl", *LAW)
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("laboratory")
     tiny_models.saved(folder / "model", tiny_models.llama())
-    tuned = tiny_models.llama()
-    with torch.no_grad():
-        tuned.model.layers[2].mlp.down_proj.weight *= 1.5
-    tiny_models.saved(folder / "tuned", tuned)
     rng = np.random.default_rng(0)
     rows = [" ".join(f"w{i}" for i in rng.zipf(1.3, 24) % 90) for _ in range(600)]
     tiny_models.text_file(folder / "text.jsonl", rows)
@@ -55,13 +46,19 @@ def run_here(*arguments):
     return main(words(arguments))
 
 
+def kept(folder, kind):
+    """The study of a kind in a folder of studies: its manifest and tables."""
+    (place,) = folder.glob(f"{kind}-*")
+    manifest = json.loads((place / "manifest.json").read_text())
+    assert sorted(file.stem for file in place.glob("*.parquet")) == manifest["tables"]
+    return manifest, {name: pd.read_parquet(place / f"{name}.parquet") for name in manifest["tables"]}
+
+
 def same(folder, other):
-    files = sorted(folder.glob("*.parquet"))
-    assert files
-    assert [file.name for file in files] == sorted(file.name for file in other.glob("*.parquet"))
-    for file in files:
-        again = pd.read_parquet(other / file.name)
-        pd.testing.assert_frame_equal(pd.read_parquet(file), again, check_exact=True)
+    (_, tables), (_, others) = kept(folder, "law"), kept(other, "law")
+    assert tables.keys() == others.keys()
+    for name, frame in tables.items():
+        pd.testing.assert_frame_equal(frame, others[name], check_exact=True)
 
 
 @pytest.fixture(scope="module")
@@ -85,22 +82,11 @@ def test_an_interrupted_study_resumes_to_the_identical_result(here, whole, monke
     with threadpool_limits(1), monkeypatch.context() as patch:
         patch.setattr(np, "savez", saved_or_interrupted)
         assert run_here(*WHOLE, "--study", "cut") == 130
-    with pytest.raises(UsageError, match="is not complete; repeat its command to resume it"):
-        read_study("cut")
+    assert not list(Path("cut").rglob("manifest.json"))
     # All that it knows lies in its folder, so it may go on in this process.
     with threadpool_limits(1):
         assert run_here(*WHOLE, "--study", "cut") == 0
     same(whole, here / "cut")
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_numbers_of_one(here, whole):
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
-    program = [*launcher, "-m", "lmeval_dispersion", *words((*WHOLE, "--study", "two", "-o", "two.json"))]
-    done = subprocess.run(program, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    same(whole, here / "two")
-    assert json.loads((here / "two.json").read_text())["schema"] == "dispersion-lab-report/2"
 
 
 @pytest.mark.parametrize("kind", ["law", "sublayers", "condensation", "clusters"])
@@ -113,20 +99,20 @@ def test_every_kind_of_study_is_its_report(here, whole, kind, capsys):
     }[kind]
     options = ("--data", "few.jsonl", *options)
     assert run_here(kind, "model", *options, "--study", f"{kind}-model", "-o", "report.json") == 0
-    report, study = json.loads((here / "report.json").read_text()), read_study(f"{kind}-model")
+    report = json.loads((here / "report.json").read_text())
+    manifest, frames = kept(here / f"{kind}-model", kind)
     assert faults(report) == []
     assert all(faults({key: report[key] for key in report if key != left}) for left in list(report)[1:])
     assert faults({**report, "tables": {f"{name}_new": rows for name, rows in report["tables"].items()}})
-    assert report["manifest"] == study.manifest
-    frames = study.tables()
-    assert frames.keys() - report["tables"].keys() == set()
+    assert report["manifest"] == manifest
+    assert frames.keys() == report["tables"].keys()
     for name, rows in report["tables"].items():
         again = pd.DataFrame(rows, columns=frames[name].columns)
         pd.testing.assert_frame_equal(again, frames[name], check_dtype=False)
     capsys.readouterr()
-    assert run_here(kind, "tuned", *options, "--study", f"{kind}-tuned", "--format", "csv") == 0
-    printed, tuned = pd.read_csv(io.StringIO(capsys.readouterr().out)), read_study(f"{kind}-tuned").tables()
-    main_table = tuned[{"law": "correlations", "condensation": "layers"}.get(kind, "summary")]
+    assert run_here(kind, "model", *options, "--study", f"{kind}-model", "--format", "csv") == 0
+    printed = pd.read_csv(io.StringIO(capsys.readouterr().out))
+    main_table = frames[{"law": "correlations", "condensation": "layers"}.get(kind, "summary")]
     pd.testing.assert_frame_equal(printed, main_table.replace("", np.nan), check_dtype=False)
 
 

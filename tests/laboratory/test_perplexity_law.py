@@ -13,8 +13,8 @@ from slow_states import mean_pair_distance, slow_pass, token_ids
 from lmeval_dispersion import law
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import spectrum
-from lmeval_dispersion.laboratory.analysis import draw_segments
 from lmeval_dispersion.laboratory.perplexity_law import uniform_bins
+from lmeval_dispersion.laboratory.segments import draw_segments
 from lmeval_dispersion.model.loading import load_model
 from lmeval_dispersion.model.texts import Texts
 

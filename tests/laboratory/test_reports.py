@@ -14,7 +14,7 @@ import pytest
 from lmeval_dispersion.laboratory.context_clusters import ClustersResult, ratio_interval
 from lmeval_dispersion.laboratory.perplexity_law import LawResult, bounds_together, correlations
 from lmeval_dispersion.laboratory.sublayer_choice import SublayersResult, recommendation
-from lmeval_dispersion.laboratory.token_condensation import CondensationResult, model_tables
+from lmeval_dispersion.laboratory.token_condensation import CondensationResult, rows_of
 from lmeval_dispersion.report import render
 from lmeval_dispersion.statistics import fisher, resampled_correlations
 
@@ -132,7 +132,7 @@ def sublayer_result(rng, lead, pool=500, noise=0.01):
         for layer, base in candidates.items()
     ]
     draws = pd.DataFrame(rows, columns=["layer", "segments", "draw", "dispersion"])
-    chosen = recommendation(draws, pool)
+    chosen = pd.DataFrame([recommendation(draws, pool)])
     summary = draws.groupby(["layer", "segments"])["dispersion"].agg(mean="mean", sd="std", draws="count")
     return SublayersResult(MANIFEST, summary.reset_index(), chosen, draws)
 
@@ -158,17 +158,25 @@ def test_a_key_is_recommended_only_where_it_is_sure(lead, options, words):
     assert ("(10 of 10 draws)" in answer[0]) == answer[0].startswith("Key ")
 
 
+def condensation_of(means):
+    """The result for the means (texts, depths) of each (model, control)."""
+    tables = {}
+    for (model, control), of_texts in means.items():
+        depths = of_texts.shape[1]
+        names = ["embeddings", *(f"layer.{k}" for k in range(depths - 2)), "last"]
+        for table, row in rows_of(names, of_texts, np.ones((depths, 4))):
+            tables.setdefault(table, []).append({"model": model, "control": control, **row})
+    return CondensationResult(MANIFEST, **{table: pd.DataFrame(rows) for table, rows in tables.items()})
+
+
 def condensation_result(rng, slopes, noise=0.05, texts=40):
     """Similarity that moves with depth by a slope, for each (model, control)."""
-    parts = {}
-    for (model, control), slope in slopes.items():
-        means = 0.3 + slope * np.linspace(0, 1, 6) + rng.normal(size=(texts, 6)) * noise
-        names = ["embeddings", *(f"layer.{k}" for k in range(4)), "last"]
-        counts = np.ones((6, 4))
-        for table, frame in model_tables(names, means, counts).items():
-            parts.setdefault(table, []).append(frame.assign(model=model, control=control))
-    tables = {table: pd.concat(frames) for table, frames in parts.items()}
-    return CondensationResult(manifest=MANIFEST, **tables)
+    return condensation_of(
+        {
+            about: 0.3 + slope * np.linspace(0, 1, 6) + rng.normal(size=(texts, 6)) * noise
+            for about, slope in slopes.items()
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -216,9 +224,7 @@ def curves_result(curve, noise, texts, seed=0):
     rng = np.random.default_rng(seed)
     means = 0.3 + curve + rng.normal(size=(texts, len(curve))) * noise
     means += (level := rng.normal(size=(texts, 1)) * 0.1) - level.mean()
-    tables = model_tables([f"layer.{k}" for k in range(len(curve))], means, np.ones((len(curve), 4)))
-    frames = {name: frame.assign(model="m", control="") for name, frame in tables.items()}
-    return CondensationResult(manifest=MANIFEST, **frames)
+    return condensation_of({("m", ""): means})
 
 
 @pytest.mark.parametrize(("curve", "verdict", "words"), SHAPES.values(), ids=SHAPES)

@@ -11,8 +11,8 @@ import torch
 
 from lmeval_dispersion import condensation, law
 from lmeval_dispersion.errors import DispersionError, NonFiniteStateError, UsageError
-from lmeval_dispersion.laboratory.analysis import _report, draw_segments
-from lmeval_dispersion.laboratory.causal_model import CausalModel, Segments, last_vectors, prefix_of
+from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors
+from lmeval_dispersion.laboratory.segments import Segments, draw_segments, prefix_of, report
 from lmeval_dispersion.model.loading import LoadedModel, ModelChoice
 from lmeval_dispersion.model.texts import Texts
 
@@ -72,7 +72,7 @@ def test_what_cannot_be_tokenised_is_counted(tmp_path):
     assert len(draw_segments(texts, tiny_models.tokenizer(), length=2, most=5)["tokens"]) == 1
     assert texts.skipped == {"empty": 1, "undecodable": 0, "untokenised": 1, "too_short": 0}
     counts = {"texts": texts.read, **texts.skipped, "kept": 1}
-    assert _report("a.jsonl", counts) == "a.jsonl: 1 segment from 3 texts (1 empty, 1 untokenised)"
+    assert report("a.jsonl", counts) == "a.jsonl: 1 segment from 3 texts (1 empty, 1 untokenised)"
 
 
 def test_too_little_text_says_what_to_do(source, tmp_path):

@@ -17,10 +17,9 @@ import tiny_models
 import torch
 
 from lmeval_dispersion import clusters, condensation
-from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.errors import DispersionError
 from lmeval_dispersion.laboratory import causal_model
-from lmeval_dispersion.laboratory.analysis import data_settings, labels, model_settings
-from lmeval_dispersion.laboratory.study import Study, StudyRoot, read_study
+from lmeval_dispersion.laboratory.study import Study, data_settings, labels, model_settings
 from lmeval_dispersion.model.loading import LoadedModel, ModelChoice, load_model
 from lmeval_dispersion.model.texts import Texts
 
@@ -28,8 +27,7 @@ UNITS = 23
 
 
 def worked(folder, stop_at=None, done=None):
-    """A study whose units keep two arrays; stops in the middle of unit ``stop_at``."""
-    study = Study.open(folder, "law", {"seed": 1})
+    """The units of a study, each with two arrays; stops in the middle of unit ``stop_at``."""
 
     def do(unit):
         if unit == stop_at:
@@ -38,39 +36,20 @@ def worked(folder, stop_at=None, done=None):
             done.append(unit)
         return {"square": np.array(unit**2), "rows": np.full(unit % 3, unit / 7)}
 
-    return study, study.units("squares", UNITS, do)
+    return list(Study(folder, {}, {}, {}, None, quiet=True).kept("squares", range(UNITS), do))
 
 
 def test_a_study_stopped_again_and_again_ends_like_one_that_was_not(tmp_path):
-    _, expected = worked(tmp_path / "whole")
-    done = []
+    expected, done = worked(tmp_path / "whole"), []
     for stop in (0, 5, 6, 22):
         with pytest.raises(KeyboardInterrupt):
             worked(tmp_path / "stopped", stop, done)
-    (tmp_path / "stopped" / "work" / "squares" / ".22.npz.1").write_bytes(b"PK")  # as a kill leaves it
-    _, units = worked(tmp_path / "stopped", done=done)
+    (tmp_path / "stopped" / "units" / "squares" / ".23.npz.1").write_bytes(b"PK")  # as a kill leaves it
+    units = worked(tmp_path / "stopped", done=done)
     assert done == list(range(UNITS))  # each once
-    assert units.stacked("square").tolist() == [unit**2 for unit in range(UNITS)]
-    assert np.array_equal(units.joined("rows"), expected.joined("rows"))
-
-
-def test_a_folder_with_something_else_is_refused(tmp_path):
-    worked(tmp_path / "r")
-    for name, file, content in (
-        ("mine", "thesis.txt", "x"),
-        ("store", "manifest.json", '{"format": "dispersion-store/1"}'),
-    ):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / file).write_text(content)
-    for name, analysis, seed, message in (
-        ("r", "law", 2, r"other settings \(seed 1, now 2\); name another"),
-        ("r", "clusters", 1, "a study of law, not of clusters"),
-        ("mine", "law", 1, "exists but is not a study"),
-        ("store", "law", 1, "exists but is not a study; name another folder"),
-        ("mine/thesis.txt/new", "law", 1, "cannot be written: Not a directory; choose another place"),
-    ):
-        with pytest.raises(DispersionError, match=message):
-            Study.open(tmp_path / name, analysis, {"seed": seed})
+    assert [unit["square"] for unit in units] == [unit**2 for unit in range(UNITS)]
+    for unit, other in zip(units, expected, strict=True):
+        assert np.array_equal(unit["rows"], other["rows"])
 
 
 def test_a_full_disk_is_a_sentence_and_what_was_done_stays(tmp_path, monkeypatch):
@@ -88,20 +67,6 @@ def test_a_full_disk_is_a_sentence_and_what_was_done_stays(tmp_path, monkeypatch
     assert done == list(range(3, UNITS))
 
 
-def test_results_replace_the_work(tmp_path):
-    study, _ = worked(tmp_path / "r")
-    with pytest.raises(UsageError, match="not complete; repeat its command"):
-        read_study(tmp_path / "r")
-    frame = pd.DataFrame({"a": [1.0, np.nan], "b": ["x", "y"]})
-    study.finish({"points": frame}, model={"name": "m"})
-    again = read_study(tmp_path / "r")
-    pd.testing.assert_frame_equal(again.tables()["points"], frame)
-    assert again.manifest["complete"]
-    assert again.manifest["model"] == {"name": "m"}
-    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == ["manifest.json", "points.parquet"]
-    assert Study.open(tmp_path / "r", "law", {"seed": 1}).manifest["complete"]
-
-
 OPTIONS = {"segment": 12, "segments": 10}
 
 
@@ -112,20 +77,33 @@ def inputs(tmp_path):
     return tiny_models.saved(tmp_path / "model", tiny_models.llama()), text
 
 
-@pytest.mark.parametrize(("what", "message"), [("text", "another text"), ("weights", "other models")])
+def test_results_replace_the_work_in_a_folder_of_the_study(inputs, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    made = condensation(*inputs, folder=tmp_path, **OPTIONS)
+    (place,) = tmp_path.glob("condensation-*")
+    tables = ["histogram", "layers", "summary", "texts"]
+    assert sorted(path.name for path in place.iterdir()) == sorted(
+        ["manifest.json", *(f"{name}.parquet" for name in tables)]
+    )
+    assert made.manifest == json.loads((place / "manifest.json").read_text())
+    assert made.manifest["tables"] == tables
+    pd.testing.assert_frame_equal(pd.read_parquet(place / "texts.parquet"), made.texts)
+    with pytest.raises(DispersionError, match="cannot be written: Not a directory; choose another place"):
+        condensation(*inputs, folder=tmp_path / "thesis.txt", **OPTIONS)
+
+
+@pytest.mark.parametrize("what", ["text", "weights"])
 def test_changed_content_makes_another_study_and_another_name_does_not(
-    inputs, tmp_path, what, message, capsys, monkeypatch
+    inputs, tmp_path, what, capsys, monkeypatch
 ):
     model, text = inputs
-    study, root = tmp_path / "study", StudyRoot(tmp_path / "studies")
-    first = condensation(model, text, folder=study, **OPTIONS)
-    kept = condensation(model, text, folder=root, **OPTIONS)
+    root = tmp_path / "studies"
+    first = condensation(model, text, folder=root, **OPTIONS)
     assert first.manifest["names"] == {"models": [str(model)], "texts": [str(text)]}
-    monkeypatch.setenv("HOME", str(tmp_path))  # a shell leaves --study=~/study as it is
-    assert condensation(model, text, folder="~/study", **OPTIONS).manifest == first.manifest
-    assert read_study("~/study").manifest == first.manifest
+    monkeypatch.setenv("HOME", str(tmp_path))  # a shell leaves --study=~/studies as it is
+    assert condensation(model, text, folder="~/studies", **OPTIONS).manifest == first.manifest
     moved = shutil.copytree(model, tmp_path / "moved"), shutil.copy(text, tmp_path / "moved.jsonl")
-    assert condensation(*moved, folder=study, **OPTIONS).manifest == first.manifest
+    assert condensation(*moved, folder=root, **OPTIONS).manifest == first.manifest
     if what == "text":
         text.write_text(text.read_text().replace("w3 ", "w4 "))
     else:
@@ -133,12 +111,10 @@ def test_changed_content_makes_another_study_and_another_name_does_not(
         with torch.no_grad():
             other.model.layers[1].mlp.down_proj.weight[3, 5] += 0.25
         tiny_models.saved(model, other)
-    with pytest.raises(UsageError, match=message + r"\); name another"):
-        condensation(model, text, folder=study, **OPTIONS)
     again = condensation(model, text, folder=root, quiet=False, **OPTIONS)
-    assert f"the study is kept in {root.root / 'condensation-'}" in capsys.readouterr().err
-    assert len(list(root.root.iterdir())) == 2
-    assert not again.layers["mean"].equals(kept.layers["mean"])
+    assert f"the study is kept in {root / 'condensation-'}" in capsys.readouterr().err
+    assert len(list(root.iterdir())) == 2
+    assert not again.layers["mean"].equals(first.layers["mean"])
     assert again.layers["mean"].equals(condensation(model, text, **OPTIONS).layers["mean"])
 
 

@@ -12,7 +12,7 @@ from slow_states import slow_pass, token_ids
 from lmeval_dispersion import sublayers
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import dispersion
-from lmeval_dispersion.laboratory.analysis import draw_segments
+from lmeval_dispersion.laboratory.segments import draw_segments
 from lmeval_dispersion.model.loading import load_model
 from lmeval_dispersion.model.texts import Texts
 

@@ -1,0 +1,141 @@
+"""Segments of texts: equal length, no padding, drawn in one pass by reservoir sampling.
+
+A document is cut from its start into segments that do not overlap; the rest is dropped. Where the
+tokenizer begins a text with a special token (BOS), every segment begins with it, inside the length. Texts of
+one running document (a text file), or all texts with ``pack``, are first joined by a blank line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmeval_dispersion.errors import UsageError
+from lmeval_dispersion.model.texts import Texts
+from lmeval_dispersion.report.declared import count
+
+Unit = dict[str, NDArray[Any]]  # the arrays of one unit of work
+
+# An endless stream is read until it has offered so many times the requested segments.
+_OVERSAMPLE = 20
+
+
+class Segments(NamedTuple):
+    """Segments of equal length with their origins.
+
+    Attributes:
+        tokens: Shape (n, length), uint32.
+        origins: Shape (n, 2), int64: number of the text in its source, and the segment's first token in
+            its document.
+        source: Name of the source.
+    """
+
+    tokens: NDArray[np.uint32]
+    origins: NDArray[np.int64]
+    source: str
+
+
+def draw_segments(
+    texts: Texts, tokenizer: Any, *, length: int, most: int, seed: int = 0, pack: bool = False
+) -> Unit:
+    """Draw at most ``most`` segments of ``length`` tokens, in random order.
+
+    Returns:
+        ``tokens`` and ``origins`` of `Segments`.
+    """
+    prefix = prefix_of(tokenizer)
+    body, least = length - len(prefix), max(2, 1 + len(prefix))
+    if length < least:
+        raise UsageError(f"expected segments of at least {least} tokens, got {length}")
+    if most < 1:
+        raise UsageError(f"expected to draw at least 1 segment, got {most}")
+    rng, offered = np.random.default_rng(seed), 0
+    tokens, origins = np.zeros((most, length), dtype=np.uint32), np.zeros((most, 2), dtype=np.int64)
+    for number, start, ids in _cuts(texts, tokenizer, body, pack):
+        # Reservoir sampling (algorithm R): the i-th segment replaces one of the kept with chance most/i.
+        place = offered if offered < most else int(rng.integers(offered + 1))
+        offered += 1
+        if place < most:
+            tokens[place], origins[place] = [*prefix, *ids], (number, start)
+        if offered >= _OVERSAMPLE * most:
+            break
+    if not offered:
+        raise UsageError(
+            f"expected text for at least one segment of {length} tokens, got none: "
+            f"{report(texts.source, counts(texts, 0))}; use shorter segments, "
+            + ("or more text" if pack or texts.continuous else "or join texts (pack)")
+        )
+    order = rng.permutation(min(most, offered))
+    return {"tokens": tokens[order], "origins": origins[order]}
+
+
+def counts(texts: Texts, kept: int) -> dict[str, int]:
+    """Numbers of texts that the latest pass read, skipped and kept."""
+    return {"texts": texts.read, **texts.skipped, "kept": kept}
+
+
+def report(source: str, counted: Mapping[str, int]) -> str:
+    """One sentence on the texts read and left out.
+
+    >>> report("a.jsonl", {"texts": 3, "empty": 1, "undecodable": 0, "too_short": 1, "kept": 1})
+    'a.jsonl: 1 segment from 3 texts (1 empty, 1 too short)'
+    """
+    skipped = {key.replace("_", " "): n for key, n in counted.items() if key not in ("texts", "kept")}
+    left_out = [f"{n} {reason}" for reason, n in skipped.items() if n]
+    what = f"{count(counted['kept'], 'segment')} from {count(counted['texts'], 'text')}"
+    return f"{source}: {what}" + (f" ({', '.join(left_out)})" if left_out else "")
+
+
+def tokenised(texts: Texts, tokenizer: Any) -> Iterator[tuple[int, list[int]]]:
+    """Every text's number and tokens, without special ones; counts texts on which the tokenizer fails."""
+    for text in texts:
+        try:
+            ids = tokenizer(text.text, add_special_tokens=False, verbose=False).input_ids
+        except Exception:  # tokenizers may raise any exception
+            texts.skipped["untokenised"] += 1
+            continue
+        yield text.id, ids
+
+
+def gap_of(texts: Texts, tokenizer: Any, pack: bool) -> list[int] | None:
+    """Tokens that separate two joined texts; None if texts are separate documents."""
+    if not (pack or texts.continuous):
+        return None
+    return list(tokenizer("\n\n", add_special_tokens=False).input_ids)
+
+
+def prefix_of(tokenizer: Any) -> list[int]:
+    """The special tokens with which ``tokenizer`` begins a text, usually [] or [BOS]."""
+    bare = tokenizer("a", add_special_tokens=False).input_ids
+    full = tokenizer("a").input_ids
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return list(full[:start])
+    return []
+
+
+def blocks(rows: int, size: int) -> list[NDArray[np.int64]]:
+    """The numbers of so many rows in blocks of ``size``, the last one shorter."""
+    return [np.arange(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def _cuts(texts: Texts, tokenizer: Any, body: int, pack: bool) -> Iterator[tuple[int, int, list[int]]]:
+    """Segments of ``body`` tokens: the number of the text in which each starts, its offset, its tokens."""
+    gap = gap_of(texts, tokenizer, pack)
+    start, buffer = 0, list[int]()
+    spans: list[tuple[int, int]] = []  # (end of the text in the document, its number)
+    for number, ids in tokenised(texts, tokenizer):
+        if gap is None:
+            start, buffer, spans = 0, [], []
+            texts.skipped["too_short"] += len(ids) < body
+        buffer += [*ids, *(gap or [])]
+        spans.append((start + len(buffer), number))
+        while len(buffer) >= body:
+            while spans[0][0] <= start:
+                spans.pop(0)
+            yield spans[0][1], start, buffer[:body]
+            del buffer[:body]
+            start += body
