@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -46,11 +46,22 @@ def check_reaches(lm: Any, base: str, folder: str) -> None:
         result = peft.set_peft_model_state_dict(model, tensors, low_cpu_mem_usage=True)
     except Exception:  # where that fails, loading says why
         return
-    if len(result.unexpected_keys) < len(tensors):
+    check_fits(model, base, tensors, result.unexpected_keys)
+
+
+def check_fits(model: Any, base: str, tensors: Collection[str], unexpected: Collection[str]) -> None:
+    """Check that some tensor of an adapter is in PEFT's model, by the names that PEFT could not place.
+
+    Raises:
+        HarnessError: All tensors have other names than the base's modules.
+    """
+    import peft
+
+    if len(unexpected) < len(tensors):
         return
     theirs, ours = (
         re.sub(r"^base_model\.model\.|\.(lora|modules_to_save)\w*\..*", "", min(names, default="none"))
-        for names in (tensors, peft.get_peft_model_state_dict(model))
+        for names in (tensors, peft.get_peft_model_state_dict(model, adapter_name=model.active_adapter))
     )
     raise HarnessError(
         f"none of the adapter's {len(tensors)} tensors belongs to a module of its base {base}: it "

@@ -18,7 +18,7 @@ from typing import Any
 
 from lmeval_dispersion.errors import DispersionError
 from lmeval_dispersion.harness import seams
-from lmeval_dispersion.harness.adapters import check_reaches, downloaded
+from lmeval_dispersion.harness.adapters import check_fits, check_reaches, downloaded
 
 # Settings of a LoRA that leave the base as it is, where they are empty.
 _CHANGING = ("modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters")
@@ -52,10 +52,13 @@ class SharedBase:
             return seams.loaded_lm(name, given if given.get("peft") else plain, check, **settings)
         key = json.dumps([_identified(plain), settings], sort_keys=True, default=str)
 
+        base = str(plain["pretrained"])
+
         def checked(lm: Any) -> None:
             check(lm)
-            if given["peft"]:
-                check_reaches(lm, str(plain["pretrained"]), given["peft"])
+            swapped = lm is self._lm and lm.peft  # PEFT says then which tensors it could not place
+            if given["peft"] and not swapped:
+                check_reaches(lm, base, given["peft"])
 
         try:
             if key == self._key:
@@ -66,7 +69,7 @@ class SharedBase:
                 _cut(self._lm)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of libraries about each other
-                self._put_on(given["peft"])
+                self._put_on(given["peft"], base)
         except DispersionError:
             raise
         except Exception:  # PEFT's, which may have left the base half changed
@@ -74,7 +77,7 @@ class SharedBase:
             return seams.loaded_lm(name, given, check, **settings)
         return self._lm
 
-    def _put_on(self, adapter: str) -> None:
+    def _put_on(self, adapter: str, base: str) -> None:
         from peft import PeftModel
 
         lm, model = self._lm, self._lm._model
@@ -84,9 +87,10 @@ class SharedBase:
             fresh = f"adapter{next(self._names)}"
             if isinstance(model, PeftModel):
                 before = model.active_adapter
-                model.load_adapter(adapter, fresh)
+                unplaced = model.load_adapter(adapter, fresh).unexpected_keys
                 model.set_adapter(fresh)
                 model.delete_adapter(before)
+                check_fits(model, base, _tensors(adapter), unplaced)
             else:
                 lm._model = PeftModel.from_pretrained(model, adapter, adapter_name=fresh)
         lm._model.eval()  # PEFT leaves a loaded one in training
@@ -97,16 +101,21 @@ def _leaves_the_base(folder: str) -> bool:
     """Whether an adapter, if any, is a LoRA whose tensors all are its own."""
     if not folder:
         return True
-    from safetensors import safe_open
-
     try:
         settings = json.loads((Path(folder) / "adapter_config.json").read_text("utf-8"))
-        with safe_open(Path(folder) / "adapter_model.safetensors", "numpy") as file:
-            own = all("lora_" in name for name in file.keys())  # noqa: SIM118
+        own = all("lora_" in name for name in _tensors(folder))
     except Exception:  # loading it says why
         return False
     plain = settings.get("peft_type") == "LORA" and settings.get("bias", "none") == "none"
     return own and plain and not any(settings.get(name) for name in _CHANGING)
+
+
+def _tensors(folder: str) -> list[str]:
+    """The names of an adapter's tensors."""
+    from safetensors import safe_open
+
+    with safe_open(Path(folder) / "adapter_model.safetensors", "numpy") as file:
+        return list(file.keys())
 
 
 def _identified(plain: Mapping[str, Any]) -> dict[str, Any]:
