@@ -227,9 +227,9 @@ def race_texts(found: Sequence[Cell], content: Mapping[str, Results]) -> list[st
         short, long = (Groups(cells, content[str(count)]) for count in (SHORT, 1319))
         for way in short.results[label(cells[0])] if cells else ():
             figures = [
-                figure
+                figure(own.figure(way, name)) if way in own.results[label(cells[0])] else "not run"
                 for own in (short, long)
-                for figure in (said(own.figure(way, "lost")), percent(own.figure(way, "share")))
+                for name, figure in (("lost", said), ("share", percent))
             ]
             rows.append(
                 [KINDS.get(kind, "adapters"), way, f"{short.figure(way, 'loads').value:.0f}", *figures]
@@ -265,6 +265,8 @@ def sibling_page(folder: Path) -> Page:
     ]
     if (races := folder / "siblings-races.json").exists():
         content = json.loads(races.read_text("utf-8"))
+        for table, ways in json.loads((folder / "siblings-ucb-e.json").read_text("utf-8")).items():
+            content[str(SHORT)][table] |= ways
         lines += claims(found, content["400"], content["1319"], content["pooled"])
         texts += race_texts(found, content)
     texts.append(f"[siblings.yaml]({HOME}/siblings.yaml): {provenance(study, rows)}")
