@@ -29,12 +29,14 @@ class GroupChoice:
         group: Its candidates. ``chosen`` of each is ``rank`` in the first places, ``audit`` for those drawn
             at random from the others; ``inclusion_probability`` is 1 on the list, else the audit's share.
         k: How many places the list takes, of ``places``; those of equal rows share one.
+        unranked: How many of the list have the rows of their base, and so no place.
         kind: The checkpoints that they are like, by `Group.kind`.
     """
 
     group: Group
     k: int
     places: int
+    unranked: int
     kind: str
 
     def of(self, *reasons: Why) -> tuple[Screened, ...]:
@@ -64,6 +66,7 @@ class GroupChoice:
             text = text if listed == total else f"{listed} of {total}, all but copies"
         else:
             text = f"{listed} of {total}: {'rank 1' if self.k == 1 else f'ranks 1–{self.k}'}"
+            text += f", and {self.unranked} with the rows of their base" if self.unranked else ""
         return text + (f", and {len(self.audit)} of the others at random" if self.audit else "")
 
 
@@ -137,10 +140,8 @@ def shortlist(
 def _choice(group: Group, k: int | None, audit_sample: int, seed: int) -> GroupChoice:
     total, first = group.places, k or group.first_for()
     candidates = group.candidates
-    # Rows say nothing of those without a place: listed if no number is given. A copy is as its original.
-    listed = (
-        c for c in candidates if (c.rank <= first and not c.copy_of if group.has_place(c) else k is None)
-    )
+    # Rows say nothing of those without a place, so all of them are listed. A copy is as its original.
+    listed = (c for c in candidates if not c.copy_of and (c.rank <= first or not group.has_place(c)))
     why: dict[Screened, Why] = dict.fromkeys(listed, "rank")
     others = sorted((c for c in candidates if c not in why), key=lambda c: (c.name, c.revision or ""))
     draw = np.random.default_rng([seed, zlib.crc32(f"{group.family}\n{group.scale}".encode())])
@@ -150,4 +151,5 @@ def _choice(group: Group, k: int | None, audit_sample: int, seed: int) -> GroupC
     checkpoints = tuple(
         replace(c, chosen=why.get(c), inclusion_probability=probability[c]) for c in candidates
     )
-    return GroupChoice(replace(group, checkpoints=checkpoints), first, total, group.kind)
+    unranked = sum(not group.has_place(c) for c in why if why[c] == "rank")
+    return GroupChoice(replace(group, checkpoints=checkpoints), first, total, unranked, group.kind)

@@ -62,13 +62,15 @@ def test_without_a_number_a_list_holds_the_best_with_nine_in_ten():
     (choice,) = result_of(*copies).shortlist(2).groups
     assert [c.label for c in choice.listed] == list("adef")
     assert result_of(*copies).shortlist(8).groups[0].sentence() == "22 of 24, all but copies"
-    # Those with their base's rows are no copies of a candidate.
+    # Rows say nothing of those with their base's: they are listed beyond the number.
     base = replace(equal[0], is_base=True, same_rows=0, target=Target("z"), repo="z")
     of_base = [replace(c, equal_rows_with="z", same_rows=0) for c in equal[:3]]
     found = result_of(base, *of_base, *(replace(c, rank=c.rank - 1) for c in equal[3:]))
     (choice,) = found.shortlist().groups
     assert [c.label for c in choice.listed][:6] == list("abcdef")
-    assert [c.label for c in found.shortlist(1).groups[0].listed] == list("def")
+    (choice,) = found.shortlist(1).groups
+    assert [c.label for c in choice.listed] == list("abcdef")
+    assert choice.sentence() == "6 of 24: rank 1, and 3 with the rows of their base"
 
 
 def test_every_other_is_drawn_with_the_probability_that_is_recorded():
