@@ -419,7 +419,8 @@ class Result(Report):
         if group.steps:
             error = "2 standard errors to the step before"
             figures[0] = replace(figures[0], dots="below", reach="twice", whisker=error)
-        ranks = [] if group.is_noise else [Column("rank", "Rank", "d", short="#")]
+        alike = len({c.rank for c in group.candidates}) == 1 < len(group.candidates)
+        ranks = [] if group.is_noise or alike else [Column("rank", "Rank", "d", short="#")]
         return [
             *ranks,
             Column("called", "Step" if group.steps else "Checkpoint"),
