@@ -79,27 +79,32 @@ def slope_rows() -> Iterator[tuple[str, str, str, str]]:
 
 
 def state_rows() -> Iterator[tuple[str, str, str, str, str]]:
-    """Each cause of a checkpoint's state in a registry, with its sentences and exit status."""
+    """The causes of a checkpoint's state in a registry, with their sentences and exit status."""
     from lmeval_screener.registry.states import CAUSES
 
+    events: dict[tuple[str, str, str, str], list[str]] = {}
     for of in CAUSES:
-        said = (f"*{words.format('…').rstrip('.')}*" if words else "" for words in (of.first, of.later))
-        yield of.event, of.state, *said, str(of.status)
+        first, later = (words and f"*{words[:-1].format('…')}*" for words in (of.first, of.later))
+        events.setdefault((of.state, first, later, str(of.status)), []).append(of.event)
+    for what, causes in events.items():
+        yield "; or ".join(causes), *what
 
 
 def checkpoint_columns() -> Iterator[tuple[str, str, str]]:
-    """Key in JSON, column in CSV and meaning of each value of a checkpoint; alike ones as one."""
+    """Key in JSON, column in CSV and meaning of each value of a checkpoint; those of one object as one."""
     from lmeval_screener.result import columns
 
-    only = {"": "", "base": "; only in the group of a base", "list": "; only with `--shortlist`"}
-    found: dict[tuple[str, str], list[str]] = {}
+    only = {"": "", "base": " (only in the group of a base)", "list": " (only with `--shortlist`)"}
+    found: dict[tuple[str, str], dict[tuple[str, str], list[str]]] = {}
     for column in columns.COLUMNS:
         key, csv = (
             re.sub("^(within_domain|within_reference|between)(?=[._])", "PART", name or "")
             for name in (column.path, column.name)
         )
         names = re.sub("cosine|euclidean", "METRIC", key), re.sub("cosine|euclidean", "METRIC", csv)
-        found.setdefault(names, []).append(column.about + only[column.only])
-    for names, abouts in found.items():
-        key, csv = (f"`{name}`" if name else "" for name in names)
-        yield key, csv, ", ".join(dict.fromkeys(abouts))
+        whole = key.partition(".")[0] or csv.rpartition("_")[0]
+        found.setdefault((whole, only[column.only]), {}).setdefault(names, []).append(column.about)
+    for (_, when), values in found.items():
+        keys, csvs = (", ".join(f"`{n}`" for n in dict.fromkeys(of) if n) for of in zip(*values, strict=True))
+        abouts = (", ".join(dict.fromkeys(about)) for about in values.values())
+        yield keys, csvs, "; ".join(abouts) + when
