@@ -66,7 +66,7 @@ def test_every_part_is_what_is_printed_today_and_fits_the_terminal(result, width
 def test_the_figure_that_ranks_is_drawn_and_first(rank_by, figure):
     found = screen(demo=True, rank_by=rank_by)
     drawn = found.charts()["ranking0"].specification()["data"]["values"]
-    assert [value[figure] for value in drawn] == [c.figure("cosine").mean for c in found.checkpoints]
+    assert [value[figure] for value in drawn] == [c.figure.mean for c in found.checkpoints]
     columns = [c.heading for c in found.tables()["ranking0"].columns]
     assert columns[2:4] == (["Ratio", "G"] if figure == "ratio" else ["G", "Ratio"])
     assert ("Holds the best" in columns) == (figure == "ratio")

@@ -140,7 +140,6 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(*listed, registry=args.registry)
     screening = prepared(
         *(args.domain, args.tasks, args.reference, args.accuracy, args.slope),
-        metric=args.metric,
         tokenizer=args.tokenizer,
         fail_if_below=args.fail_if_below,
         notice=notice,

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from lmeval_dispersion.geometry import Array, Metric
+from lmeval_dispersion.geometry import Array
 from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
 from lmeval_screener.copies import Original, originals
 from lmeval_screener.errors import ScreeningError
@@ -87,7 +87,6 @@ def _rows(resolution: Resolution) -> frozenset[tuple[str, int]]:
 
 def ranked(
     members: Sequence[tuple[Reading, Reading]],
-    metric: Metric,
     rank_by: RankBy = RANK_BY,
     bases: Sequence[Target] = (),
 ) -> list[Screened]:
@@ -109,7 +108,7 @@ def ranked(
     return [
         checkpoint
         for (family, scale), siblings in groups.items()
-        for checkpoint in _ranked_group(family, scale, siblings, metric, rank_by, bases)
+        for checkpoint in _ranked_group(family, scale, siblings, rank_by, bases)
     ]
 
 
@@ -123,7 +122,7 @@ def named_base(members: Sequence[Reading]) -> str:
 
 
 def _ranked_group(
-    family: str, scale: str, members: list[Reading], metric: Metric, rank_by: RankBy, bases: Sequence[Target]
+    family: str, scale: str, members: list[Reading], rank_by: RankBy, bases: Sequence[Target]
 ) -> list[Screened]:
     base = next((member for member in members if member.target in bases), None)
     if base is None and (named := named_base(members)):
@@ -133,7 +132,7 @@ def _ranked_group(
     # A copy shares its original's place: its own G may have moved without any change of predictions.
     copied = originals(members)
     rank_by = "gap" if any(member.ratio is None for member in members) else rank_by
-    figures = [m.ratio.mean if m.ratio and rank_by == "ratio" else m.gaps[metric].mean for m in members]
+    figures = [m.ratio.mean if m.ratio and rank_by == "ratio" else m.gap.mean for m in members]
     values = np.array([figures[original.place] for original in copied])
     of_base = base.ratio if base else None
     # The base, and those with its rows, of which rows say nothing, take no place.

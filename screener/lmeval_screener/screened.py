@@ -92,6 +92,11 @@ class Reading:
         return self.target.labelled or self.name
 
     @property
+    def gap(self) -> Gap:
+        """G as reports show it, by the cosine distance."""
+        return self.gaps["cosine"]
+
+    @property
     def accuracy(self) -> float | None:
         """Accuracy that somebody supplied, None otherwise."""
         return self.target.accuracy
@@ -186,9 +191,10 @@ class Screened(Reading):
         """The label of another that it is a copy of, or has equal rows with."""
         return self.copy_of or self.equal_rows_with
 
-    def figure(self, metric: Metric) -> Gap | Ratio:
+    @property
+    def figure(self) -> Gap | Ratio:
         """The figure that reports give first: the ratio, or G if it ranks."""
-        return self.ratio if self.ratio is not None and self.ranked_by == "ratio" else self.gaps[metric]
+        return self.ratio if self.ratio is not None and self.ranked_by == "ratio" else self.gap
 
     @property
     def training_and_step(self) -> tuple[str, str | None]:

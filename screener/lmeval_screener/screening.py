@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.geometry import METRICS, Metric
 from lmeval_dispersion.output import progress_bar
 from lmeval_screener.chance import Own
 from lmeval_screener.checkpoints.hub import Hub
@@ -67,7 +66,6 @@ def screen(
     domain: str | None = None,
     task: str | None = None,
     reference: str = "reference",
-    metric: Metric = "cosine",
     accuracy: str | Path | None = None,
     demo: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
@@ -92,7 +90,6 @@ def screen(
         task: lm-eval's ``NAME,NAME``, or a YAML file of answers: the ratio is over the answer tokens of the
             first task that has known ones. Default: those known of the domain, else T of G.
         reference: Everyday tokens R, likewise.
-        metric: ``cosine`` or ``euclidean``: the distance of G. Both are computed.
         accuracy: Accuracies to compare the order with: a CSV file, or lm-eval's results.
         demo: Whether to add the bundled demo's checkpoints.
         progress: Called as ``progress(done, all, label)`` whenever a checkpoint ends. Default: a bar, in a
@@ -116,7 +113,7 @@ def screen(
     Raises:
         UsageError: A name, a file or a combination that cannot be used as given.
     """
-    options = {"metric": metric, "tokenizer": tokenizer, "base": base, "rank_by": rank_by}
+    options = {"tokenizer": tokenizer, "base": base, "rank_by": rank_by}
     run = prepared(domain, task, reference, accuracy, slope, **options)
     if run.domain.remark:
         warnings.warn(run.domain.remark, stacklevel=2)
@@ -212,7 +209,6 @@ class Screening:
 
     domain: TokenSet
     reference: TokenSet
-    metric: Metric = "cosine"
     tokenizer: str | None = None
     accuracies: Accuracies | None = None
     fail_if_below: str | None = None
@@ -226,8 +222,6 @@ class Screening:
 
     def __post_init__(self) -> None:
         """Validate the settings."""
-        if self.metric not in METRICS:
-            raise UsageError(f"expected {', '.join(METRICS)}, got {self.metric!r}", argument="metric")
         if self.rank_by not in RANKED:
             raise UsageError(f"expected {', '.join(RANKED)}, got {self.rank_by!r}", argument="rank_by")
         given = os.environ.get(TIMEOUT) or _TIMEOUT
@@ -262,14 +256,13 @@ class Screening:
             session = self.session = Session(
                 connection,
                 *(self.domain, self.reference),
-                metric=self.metric,
                 command=command,
                 path=Path(registry),
                 since=since,
             )
             try:
                 if since is not None:
-                    since_time(connection, since, session.tokens, session.metric)
+                    since_time(connection, since, session.tokens)
                 yield session
                 session.announced()
             finally:
@@ -305,8 +298,8 @@ class Screening:
         from lmeval_screener.registry.news import news, since_time
 
         # Only now: news that another run announced meanwhile are not repeated.
-        since = since_time(session.connection, session.since, session.tokens, self.metric)
-        among = session.connection, session.tokens, since, self.metric, self.rank_by
+        since = since_time(session.connection, session.since, session.tokens)
+        among = session.connection, session.tokens, since, self.rank_by
         others = [failed for failed in result.failed if not session.holds(failed.target)]
         return replace(result, news=news(*among, until=session.ended, others=others, own=self.slope))
 
@@ -325,17 +318,16 @@ class Screening:
             named = [] if base else await self._named_bases(readings)
             comparable = await self._with_bodies(await self._comparable([*readings, *named]))
             bases = [base] if base else []
-            checkpoints = ranked(comparable, self.metric, self.rank_by, bases)
+            checkpoints = ranked(comparable, self.rank_by, bases)
             if unused := {r.target for r in named} - {c.target for c in checkpoints if c.is_base}:
                 comparable = [pair for pair in comparable if pair[0].target not in unused]
-                checkpoints = ranked(comparable, self.metric, self.rank_by, bases)
+                checkpoints = ranked(comparable, self.rank_by, bases)
         meters = [hub.meter, selected.meter]
         result = Result(
             domain=self.domain.name,
             task=self.domain.task,
             answers=self.domain.answers.name if self.domain.answers else "",
             reference=self.reference.name,
-            metric=self.metric,
             checkpoints=tuple(checkpoints),
             failed=tuple(self._failed[target] for target in targets if target in self._failed),
             seconds=time.perf_counter() - start,
@@ -348,7 +340,7 @@ class Screening:
         )
         if floor is None:
             return result
-        return replace(result, gate=Gate.of(result.groups, result.failed, floor.label, self.metric))
+        return replace(result, gate=Gate.of(result.groups, result.failed, floor.label))
 
     async def _check_tokenizer(self) -> None:
         """Refuse a ``--tokenizer`` that cannot be opened; with a registry only a misspelt one."""

@@ -84,9 +84,7 @@ def failed(repo, error="RepoNotFound", message="none"):
 
 
 def result(members, failures=(), **values):
-    return Result(
-        "math", "reference", "cosine", tuple(members), tuple(failures), 1.5, 9_000_000, 900, **values
-    )
+    return Result("math", "reference", tuple(members), tuple(failures), 1.5, 9_000_000, 900, **values)
 
 
 def ranked(members):
@@ -94,6 +92,6 @@ def ranked(members):
     checkpoints = []
     for scale in dict.fromkeys(member.scale for member in members):
         group = [member for member in members if member.scale == scale]
-        group.sort(key=lambda c: -c.figure("cosine").mean)
+        group.sort(key=lambda c: -c.figure.mean)
         checkpoints += [replace(c, rank=rank) for rank, c in enumerate(group, 1)]
     return checkpoints

@@ -87,7 +87,7 @@ def test_every_form_has_the_same_chances(demo, capsys, tmp_path):
 
 
 def gate_of(result, reference):
-    return replace(result, gate=Gate.of(result.groups, result.failed, reference, "cosine"))
+    return replace(result, gate=Gate.of(result.groups, result.failed, reference))
 
 
 def test_what_lies_below_by_the_paired_difference_or_with_hardly_a_chance_fails():

@@ -299,7 +299,7 @@ def group(rank_by="gap", **spreads):
         reading = screened(name, gaps=g, ratio=r, commit=None)
         readings.append((reading, reading))
     base = readings[0][0].target
-    members = ranked(readings, "cosine", rank_by, [base])
+    members = ranked(readings, rank_by, [base])
     assert all(isinstance(c, Screened) for c in members)
     return result_of(members, base="zero", ranked_by=rank_by)
 
@@ -356,9 +356,9 @@ def test_the_base_stands_in_the_table_and_is_never_chosen(rank_by, words):
 
 def test_a_gate_is_for_candidates_and_the_help_says_what_ranks(tmp_path, capsys):
     found = group(a=1.2, b=1.1)
-    gate = Gate.of(found.groups, [], "b", "cosine")
+    gate = Gate.of(found.groups, [], "b")
     assert (gate.below, gate.compared, gate.not_compared) == ((), 1, 0)
-    assert Gate.of(found.groups, [], "zero", "cosine").compared == 2
+    assert Gate.of(found.groups, [], "zero").compared == 2
     with pytest.raises(SystemExit):
         main(["--help"])
     assert f"figure that ranks; gap is G (default: {RANK_BY})" in " ".join(capsys.readouterr().out.split())
@@ -371,7 +371,7 @@ def test_a_registry_answers_with_the_tokens_that_a_domain_has_now(tmp_path, task
     with closing(sqlite3.connect(tmp_path / "r.db")) as file, file:
         file.execute("UPDATE runs SET domain = 'math'")
     with to_read(tmp_path / "r.db") as connection:
-        found = [queries.query(connection, "cosine", "ratio", None, d).rows for d in (None, "math")]
+        found = [queries.query(connection, "ratio", None, d).rows for d in (None, "math")]
     assert [len(rows) for rows in found] == [3, 2]
 
 

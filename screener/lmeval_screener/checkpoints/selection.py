@@ -150,9 +150,7 @@ def add_selection_options(parser: argparse._ActionsContainer) -> None:
 
 
 def add_ranking_options(parser: argparse._ActionsContainer) -> None:
-    """Add ``--metric``, ``--rank-by`` and ``--base``."""
-    of = ("cosine", "euclidean")
-    parser.add_argument("--metric", default="cosine", choices=of, help="distance of G (default: cosine)")
+    """Add ``--rank-by`` and ``--base``."""
     parser.add_argument(
         "--rank-by",
         choices=("ratio", "gap"),

@@ -72,13 +72,13 @@ def run(args: argparse.Namespace) -> int:
     from lmeval_screener.registry import news, queries
     from lmeval_screener.registry.database import to_read
 
-    output, how = Output.of(args), (args.metric, args.rank_by, args.base)
+    output, how = Output.of(args), (args.rank_by, args.base)
     with to_read(args.registry) as connection:
         if args.action == "show":
             answer = queries.history(connection, args.what)
         elif args.action == "diff":
             tokens = queries.sets_of(connection, args.domain)[0]
-            since = news.since_time(connection, args.since, tokens, args.metric)
+            since = news.since_time(connection, args.since, tokens)
             answer = news.news(connection, tokens, since, *how).document()
         elif args.what is not None:
             answer = queries.sql_answer(connection, args.what)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lmeval_dispersion.errors import DispersionError, UsageError
-from lmeval_dispersion.geometry import METRICS, Metric
+from lmeval_dispersion.geometry import METRICS
 from lmeval_dispersion.installation import __version__
 from lmeval_screener.checkpoints.folder import LocalSnapshot
 from lmeval_screener.checkpoints.snapshot import Snapshot
@@ -306,12 +306,11 @@ class Session:
         domain: TokenSet,
         reference: TokenSet,
         *,
-        metric: Metric = "cosine",
         command: str = "",
         path: Path = Path(),
         since: str | None = None,
     ) -> None:
-        self.connection, self.metric, self._path = connection, metric, path
+        self.connection, self._path = connection, path
         # Everything that decides which rows are read.
         self.tokens = hashlib.sha256(f"{domain.digest} {reference.digest}".encode()).hexdigest()[:32]
         self.run = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
@@ -330,7 +329,7 @@ class Session:
             "version": __version__,
             "domain": domain.title,
             "reference": reference.name,
-            "metric": metric,
+            "metric": "cosine",
             "tokens": self.tokens,
             "announced": "" if since in NIGHTLY else None,
         }
@@ -605,8 +604,8 @@ class Session:
         self._write(write)
         # News that a run which ended just before announces are not this run's; a killed run never answers.
         since = datetime.datetime.fromisoformat(self.ended) - datetime.timedelta(seconds=ANSWER)
-        where = "tokens = ? AND metric = ? AND announced = '' AND ended > ? AND ended < ?"
-        others = [self.tokens, self.metric, f"{since:{_STAMP}}", self.ended]
+        where = "tokens = ? AND announced = '' AND ended > ? AND ended < ?"
+        others = [self.tokens, f"{since:{_STAMP}}", self.ended]
         deadline = time.monotonic() + ANSWER * (self.since in NIGHTLY)
         while (
             time.monotonic() < deadline

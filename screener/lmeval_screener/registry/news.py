@@ -18,7 +18,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.chance import Own
@@ -175,20 +174,20 @@ def _names(moves: Sequence[Move]) -> str:
     )
 
 
-def since_time(connection: sqlite3.Connection, since: str, tokens: str, metric: Metric) -> str:
+def since_time(connection: sqlite3.Connection, since: str, tokens: str) -> str:
     """The time of ``--since``.
 
-    ``last`` is the end of the last run that gave its answer to ``last`` or ``yesterday``, in this metric;
-    before the first such run, the end of the last finished run. ``yesterday`` is the same for runs that
-    began before today (UTC). Without any run, both are empty: the beginning. Any other text is the name of a
-    run, which means its end, or a date or time (UTC).
+    ``last`` is the end of the last run that gave its answer to ``last`` or ``yesterday``; before the first
+    such run, the end of the last finished run. ``yesterday`` is the same for runs that began before today
+    (UTC). Without any run, both are empty: the beginning. Any other text is the name of a run, which means
+    its end, or a date or time (UTC).
     """
     if since in NIGHTLY:
         today = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}"
         (announced, ended) = connection.execute(
-            "SELECT max(CASE WHEN metric = ? THEN nullif(announced, '') END), "
+            "SELECT max(nullif(announced, '')), "
             "max(CASE WHEN announced IS NULL THEN ended END) FROM runs WHERE tokens = ? AND started < ?",
-            [metric, tokens, "9" if since == "last" else today],
+            [tokens, "9" if since == "last" else today],
         ).fetchone()
         return str(announced or ended or "")
     row = connection.execute(
@@ -215,7 +214,6 @@ def news(
     connection: sqlite3.Connection,
     tokens: str,
     since: str,
-    metric: Metric,
     rank_by: RankBy = RANK_BY,
     base: str | None = None,
     *,
@@ -262,13 +260,13 @@ def news(
         else:
             arrived[place] = "changed" if old and old.reading else "recovered" if place in read else "new"
     bases = bases_among(connection, tokens, list(live.values()), base)
-    in_order = partial(ranked_rows, metric=metric, rank_by=rank_by, bases=bases)
+    in_order = partial(ranked_rows, rank_by=rank_by, bases=bases)
     in_rank = in_order(list(live.values()))
     groups = grouped(in_rank, own)
     ranks = {id(c.gaps): (c, group) for group in groups for c in group.checkpoints}
     origins = [place for place, seen in live.items() if ranks[seen.key][0].is_base]
     fresh = [p for p in arrived if p not in origins and (*p, now[p].state) not in announced]
-    standings = _standings(fresh, live, then, metric, in_rank, in_order, origins, own)
+    standings = _standings(fresh, live, then, in_rank, in_order, origins, own)
     # A rename is one move, not two.
     renamed = {now[s.of].target.label for place, s in standings.items() if s.of and arrived[place] == "new"}
     moves = [move for move in moves if move.what != "gone" or move.checkpoint not in renamed]
@@ -281,11 +279,7 @@ def news(
         before = then[place].reading if what == "changed" else None
         was = ""
         if before:
-            was = (
-                f"was ratio {before.ratio.mean:.3f}"
-                if before.ratio
-                else f"was G {before.gaps[metric].mean:.3f}"
-            )
+            was = f"was ratio {before.ratio.mean:.3f}" if before.ratio else f"was G {before.gap.mean:.3f}"
         side = c.against.side if c.against and standing.word not in ("copy", "equal") else ""
         said = [standing.text, side and _SIDES.get(side, f"{side} its base"), was]
         rank = c.rank if group.has_place(c) else None
@@ -298,7 +292,7 @@ def news(
                 c.label,
                 group.title,
                 rank=rank,
-                G=c.gaps[metric].mean,
+                G=c.gap.mean,
                 ratio=None if c.ratio is None else c.ratio.mean,
                 chance=standing.chance,
                 standing=standing.word,
@@ -373,7 +367,6 @@ def _standings(
     fresh: Sequence[_Place],
     live: Mapping[_Place, Seen],
     then: Mapping[_Place, Seen],
-    metric: Metric,
     in_rank: Sequence[Screened],
     in_order: Callable[[Sequence[Seen]], list[Screened]],
     bases: Sequence[_Place],

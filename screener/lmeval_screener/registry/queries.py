@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Col, Column, Document, Section, Table
 from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.declared import count, some
@@ -62,7 +61,7 @@ def is_gone(seen: Seen) -> bool:
 
 
 def ranked_rows(
-    seen: Sequence[Seen], metric: Metric, rank_by: RankBy = RANK_BY, bases: Sequence[Target] = ()
+    seen: Sequence[Seen], rank_by: RankBy = RANK_BY, bases: Sequence[Target] = ()
 ) -> list[Screened]:
     """All measured checkpoints, ranked in groups of one tokenizer and scale.
 
@@ -79,7 +78,7 @@ def ranked_rows(
             # Rows other than its family's: a group for its tokenizer.
             reading = replace(reading, target=replace(reading.target, family=None))
         pairs.append((reading, first.setdefault(tokens, reading)))
-    return ranking.ranked(pairs, metric, rank_by, bases)
+    return ranking.ranked(pairs, rank_by, bases)
 
 
 def bases_among(
@@ -168,7 +167,6 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
 
 def query(
     connection: sqlite3.Connection,
-    metric: Metric,
     rank_by: RankBy,
     base: str | None,
     domain: str | None,
@@ -181,7 +179,7 @@ def query(
     seen = named(last_seen(connection, tokens))
     gone = dict.fromkeys(entry.target.label for entry in seen if is_gone(entry))
     bases = bases_among(connection, tokens, seen, base)
-    checkpoints = ranked_rows([e for e in seen if e.target.label not in gone], metric, rank_by, bases)
+    checkpoints = ranked_rows([e for e in seen if e.target.label not in gone], rank_by, bases)
     groups = grouped(c for c in checkpoints if family in (None, c.family) and scale in (None, c.scale))
     kept = {entry.target.label: f"as of {entry.as_of}: {entry.error}" for entry in seen if entry.as_of}
     rows = [
@@ -191,8 +189,8 @@ def query(
             group=group.title,
             rank=c.rank if group.has_place(c) else None,
             ratio=None if c.ratio is None else c.ratio.mean,
-            G=c.gaps[metric].mean,
-            se=c.gaps[metric].se,
+            G=c.gap.mean,
+            se=c.gap.se,
             holds_best=group.holds_best(c),
             revision=c.revision,
             copy_of=c.copy_of,
@@ -208,7 +206,7 @@ def query(
         for entry in seen
         if entry.error and entry.target.label not in gone
     ]
-    said = [group_sentences(group, metric, domain, domain) for group in groups[:GROUPS]]
+    said = [group_sentences(group, domain, domain) for group in groups[:GROUPS]]
     best = [f"{group.title}: {' '.join(its)}" for group, its in zip(groups, said, strict=False)]
     if len(groups) == 1:
         best = list(said[0])
@@ -284,7 +282,7 @@ def history(connection: sqlite3.Connection, text: str) -> Document:
     renamed = "SELECT asked FROM names WHERE identity = ? AND renamed IS NOT NULL ORDER BY renamed"
     former = [plain_name(asked) for (asked,) in connection.execute(renamed, [identity])]
     sentence += f" Renamed: {' → '.join([*former, plain_name(identity)])}." if former else ""
-    everyone = ranked_rows(named(last_seen(connection, sets_of(connection, rows[0].domain)[0])), "cosine")
+    everyone = ranked_rows(named(last_seen(connection, sets_of(connection, rows[0].domain)[0])))
     mine = {
         c.label for c in everyone if (identity_of(c.target, c.repo), c.target.file or "") == (identity, file)
     }

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.declared import listed, some
 from lmeval_dispersion.statistics import LEVEL
 from lmeval_screener.chance import Own
@@ -80,11 +79,11 @@ def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
     ]
 
 
-def group_sentences(group: Group, metric: Metric, subject: str, domain: str = "") -> list[str]:
+def group_sentences(group: Group, subject: str, domain: str = "") -> list[str]:
     """The sentences of one group; ``subject`` is the named task, else the domain."""
     members, names = group.candidates, group.names
     if group.steps:
-        figures = [c.figure(metric) for c in group.steps]
+        figures = [c.figure for c in group.steps]
         return [course(group.figure, figures, [c.step or "" for c in group.steps]), STEP]
     if not members:
         return [f"No other checkpoint has the tokenizer and scale of the base {names[group.checkpoints[0]]}."]
@@ -93,7 +92,7 @@ def group_sentences(group: Group, metric: Metric, subject: str, domain: str = ""
         return ["Nothing to rank: " + equal[0], *equal[1:]]
     said = base_sentences(group)
     if len(members) == 1:
-        value = f"{group.figure} {members[0].figure(metric).mean:.3f}"
+        value = f"{group.figure} {members[0].figure.mean:.3f}"
         alone = f"Only {names[members[0]]} ({value}) was screened"
         return said or [f"{alone}; a screen orders siblings, and says nothing alone."]
     if said and group.places < 2:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report.cells import short_names
 from lmeval_dispersion.report.vega import POINT, SAYS, Spec, accuracy_points, mark, numeric, span
 from lmeval_screener.figures import Gap, Ratio, difference
@@ -18,12 +17,12 @@ _LINE = "var(--axis)"
 _KINDS = ["checkpoint", "control: trained on wrong answers"]
 
 
-def ranking(group: Group, metric: Metric) -> Spec:
+def ranking(group: Group) -> Spec:
     """The figure that ranks, of the first checkpoints of a group, best first."""
     members = group.checkpoints[:DRAWN]
     values = []
     for c, name in zip(members, short_names([c.label for c in members]), strict=True):
-        figure, held = c.figure(metric).mean, group.holds_best(c)
+        figure, held = c.figure.mean, group.holds_best(c)
         says = f"{c.label}; {'the base' if c.is_base else f'rank {c.rank}'}; {group.figure} {figure:.3f}"
         says += f"; ranks 1–{c.rank} hold the best: {held:.0%}" if held else ""
         values.append(
@@ -39,37 +38,35 @@ def ranking(group: Group, metric: Metric) -> Spec:
         "data": {"values": values},
         "height": max(60, 24 * len(members)),
         "encoding": {"y": {"field": "checkpoint", "sort": None, "title": None, "axis": axis}},
-        "layer": [
-            mark(POINT, x=numeric(group.figure, _title(group.figure, metric)), **SAYS, **_marks(values))
-        ],
+        "layer": [mark(POINT, x=numeric(group.figure, _title(group.figure)), **SAYS, **_marks(values))],
     }
 
 
-def _title(figure: str, metric: str) -> str:
-    return f"{metric} gap G" if figure == "G" else figure
+def _title(figure: str) -> str:
+    return "cosine gap G" if figure == "G" else figure
 
 
-def steps(group: Group, metric: Metric) -> Spec:
+def steps(group: Group) -> Spec:
     """The figure that ranks along the steps of a training, with two errors of the change in each step."""
-    return _along(group, group.figure, [c.figure(metric) for c in group.steps], metric)
+    return _along(group, group.figure, [c.figure for c in group.steps])
 
 
-def gap_steps(group: Group, metric: Metric) -> Spec:
+def gap_steps(group: Group) -> Spec:
     """G along the steps of a training, likewise."""
-    return _along(group, "G", [c.gaps[metric] for c in group.steps], metric)
+    return _along(group, "G", [c.gap for c in group.steps])
 
 
-def _along(group: Group, name: str, figures: Sequence[Gap | Ratio], metric: Metric) -> Spec:
+def _along(group: Group, name: str, figures: Sequence[Gap | Ratio]) -> Spec:
     values, before = [], figures[0]
     for step, c, figure in zip(_steps(group), group.steps, figures, strict=True):
         error = 2 * difference(figure, before).se
         ends = {"low": figure.mean - error, "high": figure.mean + error}
         values.append({"step": step, "name": c.step, name: figure.mean, **ends})
         before = figure
-    return _curve(values, name, _title(name, metric), decimals(figures))
+    return _curve(values, name, _title(name), decimals(figures))
 
 
-def accuracy_chart(groups: Sequence[Group], metric: Metric) -> Spec:
+def accuracy_chart(groups: Sequence[Group]) -> Spec:
     """Accuracy against the figure that ranks, of a screening with supplied accuracies."""
     rated = [(group, c) for group in groups for c in group.checkpoints if c.accuracy is not None]
     figure = "ratio" if all(group.figure == "ratio" for group, _ in rated) else "G"
@@ -77,14 +74,14 @@ def accuracy_chart(groups: Sequence[Group], metric: Metric) -> Spec:
         {
             "label": c.label,
             "group": group.title,
-            "G": c.gaps[metric].mean,
+            "G": c.gap.mean,
             "ratio": c.ratio and c.ratio.mean,
             "accuracy": c.accuracy,
             "kind": _KINDS[c.target.negative_control],
         }
         for group, c in rated
     ]
-    return accuracy_points(values, figure, _title(figure, metric), **_marks(values))
+    return accuracy_points(values, figure, _title(figure), **_marks(values))
 
 
 def _marks(values: Sequence[Mapping[str, Any]]) -> Spec:

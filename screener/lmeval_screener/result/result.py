@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.geometry import Metric
 from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.declared import listed
@@ -59,7 +58,7 @@ class Gate:
     failed: str | None = None
 
     @classmethod
-    def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str, metric: Metric) -> Gate:
+    def of(cls, groups: Sequence[Group], failed: Sequence[Failed], reference: str) -> Gate:
         """The gate of a screening, by the label of its reference."""
         # A registry may have figures of failed checkpoints.
         everyone = {f.label for f in failed} | {c.label for group in groups for c in group.candidates}
@@ -69,10 +68,8 @@ class Gate:
         if not places:
             return cls(reference, (), 0, others, next(f.error for f in failed if f.label == reference))
         group, floor = places[0]
-        figures: dict[Screened, Gap | Ratio] = {
-            c: c.figure(metric) for c in group.candidates if c is not floor
-        }
-        sides = against_base(floor.figure(metric), figures)
+        figures: dict[Screened, Gap | Ratio] = {c: c.figure for c in group.candidates if c is not floor}
+        sides = against_base(floor.figure, figures)
         chances = {c: group.chance(c, floor) for c in figures}
         below = [
             c.label
@@ -96,7 +93,6 @@ class Result(Report):
         task: The named task; empty for none.
         answers: Name of the answer set of the ratio; empty if the ratio uses T of G.
         reference: Name of the reference token set.
-        metric: The metric of the G that ranks.
         ranked_by: ``gap`` or ``ratio``.
         base: Label of the base that the others were trained from; empty if unknown.
         checkpoints: Screened checkpoints in the order of their groups, best first inside.
@@ -121,7 +117,6 @@ class Result(Report):
 
     domain: str
     reference: str
-    metric: Metric
     checkpoints: tuple[Screened, ...]
     failed: tuple[Failed, ...]
     seconds: float
@@ -240,7 +235,7 @@ class Result(Report):
     def agreement(self) -> list[Agreement]:
         """Agreement of the figure that ranks with the supplied accuracies, per group and overall."""
         rated = [
-            (c.figure(self.metric).mean, c.accuracy, group.name)
+            (c.figure.mean, c.accuracy, group.name)
             for group in self.groups
             for c in group.checkpoints
             if c.accuracy is not None
@@ -273,7 +268,7 @@ class Result(Report):
             "task": self.task or None,
             "answers": self._answers(),
             "reference": self.reference,
-            "metric": self.metric,
+            "metric": "cosine",  # of the G that reports show
             "ranked_by": self.ranked_by,
             "base": self.base or None,
             "slope": self.slope and self.slope.to_dict(),
@@ -348,10 +343,10 @@ class Result(Report):
             ]
             everyone += rows
             excerpt = _excerpt(members, training=bool(group.steps))
-            decimals = answer.decimals([c.gaps[self.metric] for c in members])
+            decimals = answer.decimals([c.gap for c in members])
             shares = all((c.accuracy or 0) <= 1 for c in members)
             ranking = self._ranking(decimals, ".3f" if shares else ".1f", group)
-            figures = _figures(self.metric, decimals, group)
+            figures = _figures(decimals, group)
             drawn = _table(rows, ranking, f"ranking-{group.anchor}", excerpt)
             tables[f"ranking{place}"] = replace(drawn, marks=_marks(members, first))
             tables[f"figures{place}"] = _table(rows, figures, f"figures-{group.anchor}", excerpt)
@@ -411,7 +406,7 @@ class Result(Report):
         best = f"chance that ranks 1 to here hold it, {whose}"
         figures = [
             Column("ratio", "Ratio", ".3f", hint=ratio, dots="page"),
-            Column(f"gap_{self.metric}", "G", f".{decimals}f", hint=gap),
+            Column("gap_cosine", "G", f".{decimals}f", hint=gap),
         ]
         if group.figure == "G":
             figures.reverse()
@@ -438,7 +433,7 @@ class Result(Report):
         other = group.neighbours.get(c)
         if other is None:
             return None, None
-        change = difference(c.figure(self.metric), other.figure(self.metric))
+        change = difference(c.figure, other.figure)
         return change.mean, change.se
 
     def charts(self) -> Mapping[str, Chart]:
@@ -449,28 +444,28 @@ class Result(Report):
             figure, meaning = group.figure, ""
             called = f"{figure[0].upper()}{figure[1:]}"
             if group.steps:
-                draw = partial(_draw, "steps", group, self.metric)
+                draw = partial(_draw, "steps", group)
                 caption = f"{called} along the training of {group.title}"
                 description = f"{called} against the training step; largest at {best}."
                 meaning = (
                     "Lines: two standard errors of the difference to the step before (choice of tokens)."
                 )
             else:
-                draw = partial(_draw, "ranking", group, self.metric)
+                draw = partial(_draw, "ranking", group)
                 most = f", the {answer.DRAWN} best of {count}" if count > answer.DRAWN else ""
                 caption = f"{called} of each checkpoint{most}"
                 description = f"Dots of {figure}, best first, from {best}."
             drawn[f"ranking{place}"] = Chart(draw, caption, description, meaning, f"ranking-{group.anchor}")
             if group.steps and figure == "ratio":
                 drawn[f"gap{place}"] = Chart(
-                    partial(_draw, "gap_steps", group, self.metric),
+                    partial(_draw, "gap_steps", group),
                     f"G along the training of {group.title}",
                     "G against the training step.",
                     name=f"gap-{group.anchor}",
                 )
         if self.agreement:
             drawn["accuracy"] = Chart(
-                partial(_draw, "accuracy_chart", self.groups, self.metric),
+                partial(_draw, "accuracy_chart", self.groups),
                 f"Accuracy against {self._figure}",
                 "One point a checkpoint with an accuracy, by group.",
                 name="accuracy",
@@ -484,7 +479,7 @@ class Result(Report):
         whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
         return {
             "sentences": [
-                answer.group_sentences(group, self.metric, self.subject, self.domain)
+                answer.group_sentences(group, self.subject, self.domain)
                 for group in self.groups[: answer.GROUPS]
             ],
             "most_failed": len(self.failed) > self._everyone / 2,
@@ -538,11 +533,11 @@ class Result(Report):
         return {name: text for name, text in facts.items() if text}
 
 
-def _draw(name: str, of: Any, metric: Metric) -> dict[str, Any]:
+def _draw(name: str, of: Any) -> dict[str, Any]:
     """A chart by its function in `charts`, which is imported only for a page."""
     from lmeval_screener.result import charts
 
-    specification: dict[str, Any] = getattr(charts, name)(of, metric)
+    specification: dict[str, Any] = getattr(charts, name)(of)
     return specification
 
 
@@ -563,7 +558,7 @@ def _marked(name: str, c: Screened, first: Sequence[Screened]) -> str:
     return f"▶ {name}" if c in first else f"  {name}" if first else name
 
 
-def _figures(metric: Metric, decimals: int, group: Group) -> list[Column]:
+def _figures(decimals: int, group: Group) -> list[Column]:
     """Both figures with their errors, and the parts of G."""
     parts = {
         "within_domain": ("within(T)", ""),
@@ -573,7 +568,7 @@ def _figures(metric: Metric, decimals: int, group: Group) -> list[Column]:
     change = "Δ from previous" if group.steps else "Δ to next"
     figures = [
         Column("ratio", "Ratio", ".3f", "ratio_se"),
-        Column(f"gap_{metric}", "G", f".{decimals}f", f"gap_{metric}_se"),
+        Column("gap_cosine", "G", f".{decimals}f", "gap_cosine_se"),
     ]
     if group.figure == "G":
         figures.reverse()
@@ -582,7 +577,7 @@ def _figures(metric: Metric, decimals: int, group: Group) -> list[Column]:
         Column("called", "Step" if group.steps else "Checkpoint"),
         *figures,
         *(
-            Column(f"{name}_{metric}", heading, ".3f", f"{name}_{metric}_se", short=short, drop=3)
+            Column(f"{name}_cosine", heading, ".3f", f"{name}_cosine_se", short=short, drop=3)
             for name, (heading, short) in parts.items()
         ),
     ]

@@ -135,7 +135,7 @@ def manifest_dict(
                 "rank": c.rank,
                 "chosen": c.chosen,
                 "inclusion_probability": c.inclusion_probability,
-                "G": c.gaps[head["metric"]].mean,
+                "G": c.gap.mean,
                 "ratio": None if c.ratio is None else c.ratio.mean,
                 "equal_rows": c.copy_of is None and c.label in _with_equal_rows(choice.group),
             }
@@ -185,7 +185,6 @@ class Manifest:
     """
 
     domain: str
-    metric: str
     k: int
     audit_sample: int
     candidates: tuple[Candidate, ...]
@@ -220,7 +219,6 @@ def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
     try:
         manifest = Manifest(
             str(content["domain"]),
-            str(content["metric"]),
             int(content["k"]),
             int(content["audit_sample"]),
             tuple(_candidate(entry) for entry in content["candidates"]),

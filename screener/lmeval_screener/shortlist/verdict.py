@@ -142,7 +142,6 @@ class Verdict(Report):
     each = "points"
 
     domain: str
-    metric: str
     outcome: Outcome
     groups: tuple[GroupVerdict, ...]
     overall: GroupVerdict
@@ -188,7 +187,7 @@ class Verdict(Report):
     def charts(self) -> Mapping[str, Chart]:
         """Accuracy against the figure that ranked, of every checkpoint with a result."""
         by_gap = self.order.startswith(RANKED["gap"]) or any(point.ratio is None for point in self.points)
-        figure, title = ("G", f"{self.metric} gap G") if by_gap else ("ratio", "ratio")
+        figure, title = ("G", "cosine gap G") if by_gap else ("ratio", "ratio")
 
         def draw() -> Spec:
             return accuracy_points([fields_of(point) for point in self.points], figure, title)
@@ -229,7 +228,6 @@ def verify(manifest: Manifest, sources: Sequence[str]) -> Verdict:
     order = [RANKED.get(manifest.ranked_by), manifest.base and f"base {manifest.base}"]
     return Verdict(
         domain=manifest.domain,
-        metric=manifest.metric,
         outcome=overall.outcome,
         groups=tuple(replace(verdict, separate=i in separate) for i, verdict in enumerate(verdicts)),
         overall=overall,

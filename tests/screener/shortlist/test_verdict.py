@@ -41,7 +41,7 @@ def planted(counts, skill, *, listed=4, audit=0, seed=1, ratio=None):
             other = None if ratio is None else ratio(draw, gaps[i], own[i])
             candidates.append(Candidate(Target(name), "a" * 40, group, why, i + 1, float(gaps[i]), other))
             accuracies.append(float(own[i]))
-    return Manifest("math", "cosine", listed, audit, tuple(candidates), "manifest.json"), accuracies
+    return Manifest("math", listed, audit, tuple(candidates), "manifest.json"), accuracies
 
 
 def verdict(folder, manifest, accuracies, *, known=None, **options):
@@ -354,7 +354,7 @@ def small_manifest(*entries):
         )
         for i, (repo, requested, commit, file) in enumerate(entries)
     ]
-    return Manifest("math", "cosine", len(candidates), 0, tuple(candidates), "manifest.json")
+    return Manifest("math", len(candidates), 0, tuple(candidates), "manifest.json")
 
 
 def lm_eval(folder, name, arguments, accuracy):
