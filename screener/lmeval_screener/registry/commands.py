@@ -14,7 +14,7 @@ from lmeval_dispersion.output import Output
 from lmeval_screener.checkpoints.selection import add_ranking_options
 
 #: The options that each action accepts.
-_TAKES = {"query": "domain family scale top base", "show": "", "diff": "domain since base"}
+_TAKES = {"query": "domain scale top base", "show": "", "diff": "domain since base"}
 _MORE = """
 actions:
   query FILE [SQL]      the latest state of every checkpoint, ranked across runs; with SQL, its answer
@@ -33,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--domain", metavar="SET", help="only results of this token set (default: the most used)"
     )
-    parser.add_argument("--family", metavar="NAME", help="only this family or tokenizer (default: all)")
     parser.add_argument("--scale", metavar="NAME", help="only this scale, such as 7B (default: all)")
     parser.add_argument("--top", type=int, metavar="K", help="only the K best of each group (default: all)")
     add_ranking_options(parser)
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.since is None and args.action == "diff":
         raise UsageError("diff expects a date, such as yesterday, got none", argument="since")
     is_sql = args.action == "query" and args.what is not None
-    for option in ("domain", "family", "scale", "top", "since", "base"):
+    for option in ("domain", "scale", "top", "since", "base"):
         if vars(args)[option] is not None and (is_sql or option not in _TAKES[args.action].split()):
             action = "query with SQL" if is_sql else args.action
             raise UsageError(f"{action} does not use this; leave it out", argument=option)
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         elif args.what is not None:
             answer = queries.sql_answer(connection, args.what)
         else:
-            answer = queries.query(connection, *how, args.domain, args.family, args.scale, args.top)
+            answer = queries.query(connection, *how, args.domain, args.scale, args.top)
     output.write(answer)
     return 0
 

@@ -170,7 +170,6 @@ def query(
     rank_by: RankBy,
     base: str | None,
     domain: str | None,
-    family: str | None = None,
     scale: str | None = None,
     top: int | None = None,
 ) -> Document:
@@ -180,7 +179,7 @@ def query(
     gone = dict.fromkeys(entry.target.label for entry in seen if is_gone(entry))
     bases = bases_among(connection, tokens, seen, base)
     checkpoints = ranked_rows([e for e in seen if e.target.label not in gone], rank_by, bases)
-    groups = grouped(c for c in checkpoints if family in (None, c.family) and scale in (None, c.scale))
+    groups = grouped(c for c in checkpoints if scale in (None, c.scale))
     kept = {entry.target.label: f"as of {entry.as_of}: {entry.error}" for entry in seen if entry.as_of}
     rows = [
         Ranked(
@@ -199,7 +198,7 @@ def query(
         for group in groups
         for c in _best(group, top)
     ]
-    if family is None and scale is None and top is None:
+    if scale is None and top is None:
         rows += [Ranked(label, note="gone") for label in gone]
     failed = [
         f"{entry.target.label} ({entry.error})"

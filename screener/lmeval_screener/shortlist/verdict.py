@@ -93,16 +93,6 @@ _FIRST = ("results", "candidates", "spearman", "p", "right", "low", "high", "reg
 
 
 @dataclass(frozen=True)
-class FigureVerdict:
-    """The ratio, or G, against the results; inside groups with known ratios."""
-
-    figure: Annotated[str, Col("Figure")]
-    right: Annotated[float | None, Col("Pairs right", ".0%")]
-    low: Annotated[float | None, Col("95% CI from", ".0%")]
-    high: Annotated[float | None, Col("to", ".0%")]
-
-
-@dataclass(frozen=True)
 class Point:
     """A candidate with a result."""
 
@@ -121,7 +111,6 @@ class Verdict(Report):
     Attributes:
         outcome: The verdict in a word, over all groups.
         groups: One verdict per group; ``overall``: over all, compared only inside each.
-        figures: The ratio and G; empty if the manifest has no ratios.
         results: A line for each source of results.
         without: Labels of the checkpoints to evaluate that have no result.
         points: Figures and result of each candidate with a result.
@@ -145,7 +134,6 @@ class Verdict(Report):
     outcome: Outcome
     groups: tuple[GroupVerdict, ...]
     overall: GroupVerdict
-    figures: tuple[FigureVerdict, ...]
     results: tuple[str, ...]
     without: tuple[str, ...]
     points: tuple[Point, ...]
@@ -176,11 +164,10 @@ class Verdict(Report):
         return f"{kept}; `screen-checkpoints … --slope {path}` takes it"
 
     def tables(self) -> Mapping[str, Table]:
-        """Groups against the results, their lists against the others, and each figure."""
+        """Groups against the results, their lists against the others, and each checkpoint."""
         return {
             "groups": Table.of(self._lines(), "", name="groups", hide=_DETAILS),
             "lists": Table.of(self.groups, "", name="lists", hide=_FIRST),
-            "figures": Table.of(self.figures, "By either figure", name="figures"),
             "points": Table.of(self.points, "", name="points"),
         }
 
@@ -218,7 +205,7 @@ def verify(manifest: Manifest, sources: Sequence[str]) -> Verdict:
     members: dict[str, list[Candidate]] = {name: [] for name in groups}
     for c, name in zip(candidates, groups, strict=True):
         members[name].append(c)
-    results = {name: _group(of, [-c.rank for c in of]) for name, of in members.items()}
+    results = {name: _group(of) for name, of in members.items()}
     # Whichever figure ranked, the verdict is on the order that the screen gave.
     lines = agreements([-c.rank for c in candidates], [c.accuracy for c in candidates], groups)
     verdicts = [_verdict(line.group, [results[line.group]], line) for line in lines if line.scope == "group"]
@@ -231,7 +218,6 @@ def verify(manifest: Manifest, sources: Sequence[str]) -> Verdict:
         outcome=overall.outcome,
         groups=tuple(replace(verdict, separate=i in separate) for i, verdict in enumerate(verdicts)),
         overall=overall,
-        figures=_figures([of for of in members.values() if all(c.ratio is not None for c in of)]),
         results=tuple(accuracies.meaning for accuracies in found),
         without=tuple(c.target.label for c in candidates if c.chosen and math.isnan(c.accuracy)),
         points=tuple(
@@ -287,10 +273,10 @@ def _titles(candidates: Sequence[Candidate]) -> list[str]:
     return [titles[c.group] if unique else " · ".join(c.group) for c in candidates]
 
 
-def _group(members: Sequence[Candidate], figure: Sequence[Any]) -> GroupResults:
-    """A group's results against a figure of each member."""
+def _group(members: Sequence[Candidate]) -> GroupResults:
+    """A group's results against the order that the screen gave."""
     return GroupResults(
-        np.array(figure),
+        np.array([-float(c.rank) for c in members]),
         np.array([c.accuracy for c in members]),
         np.array([c.chosen == "rank" for c in members]),
         np.array([c.chosen == "audit" for c in members]),
@@ -326,19 +312,6 @@ def _outcome(line: Agreement, high: float | None, stands_for_all: bool) -> Outco
         return "works" if line.spearman > 0 else "misleads"
     # Pairs inside a list differ little: the order may exist even if they do not show it.
     return "chance" if stands_for_all and high is not None and high < USELESS else "unknown"
-
-
-def _figures(groups: Sequence[Sequence[Candidate]]) -> tuple[FigureVerdict, ...]:
-    """The ratio and G, over groups with all ratios known."""
-    judged = {
-        "ratio": decision_accuracy([_group(of, [c.ratio for c in of]) for of in groups]),
-        "G": decision_accuracy([_group(of, [c.G for c in of]) for of in groups]),
-    }
-    return tuple(
-        FigureVerdict(name, *map(_defined, right))
-        for name, right in judged.items()
-        if not math.isnan(right.value)
-    )
 
 
 def enough_results(share: float) -> int:

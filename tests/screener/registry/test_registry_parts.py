@@ -179,7 +179,7 @@ def test_options_without_a_use_are_refused(tmp_path, capsys):
     screen([sums], registry=place)
     unused = "does not use this"
     for command, words, message in (
-        (main, ["registry", "diff", place, "--since", "yesterday", "--family", "demo"], unused),
+        (main, ["registry", "diff", place, "--since", "yesterday", "--scale", "7B"], unused),
         (main, ["registry", "show", place, "sums-00", "--domain", "math"], unused),
         (main, ["registry", "query", place, "SELECT 1", "--top", "3"], unused),
         (main, ["registry", "query", place, "--since", "yesterday"], unused),
@@ -192,7 +192,7 @@ def test_options_without_a_use_are_refused(tmp_path, capsys):
     ):
         assert command(words) == 2
         assert message in capsys.readouterr().err
-    assert main(["registry", "query", place, "--family", "demo", "--top", "3"]) == 0
+    assert main(["registry", "query", place, "--top", "3"]) == 0
 
 
 def test_a_second_run_over_an_organisation_reads_nothing_new(hub, tmp_path, parts_asked):

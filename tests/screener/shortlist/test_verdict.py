@@ -44,6 +44,10 @@ def planted(counts, skill, *, listed=4, audit=0, seed=1, ratio=None):
     return Manifest("math", listed, audit, tuple(candidates), "manifest.json"), accuracies
 
 
+def noisy(draw, gap, accuracy):
+    return float(accuracy + draw.normal())
+
+
 def verdict(folder, manifest, accuracies, *, known=None, **options):
     lines = ["repo,accuracy"]
     for c, accuracy in zip(manifest.candidates, accuracies, strict=True):
@@ -171,36 +175,16 @@ def test_several_groups_are_compared_only_inside_each(tmp_path):
     assert lists in found.answer()
 
 
-# --- either figure --------------------------------------------------------------------------------------
-
-
-def noisy(draw, gap, accuracy):
-    return float(accuracy + draw.normal())
-
-
-def test_either_figure_is_judged_by_its_pairs(tmp_path):
-    manifest, accuracies = planted([12, 9], 0.6, ratio=noisy)
-    found = verdict(tmp_path, manifest, accuracies)
+def test_pairs_right_are_those_of_the_order(tmp_path):
+    manifest, accuracies = planted([12, 9], 0.6)
     rated = list(zip(manifest.candidates, accuracies, strict=True))
     pairs = [
-        (a.G - b.G, a.ratio - b.ratio, x - y)
+        (b.rank - a.rank) * (x - y) > 0
         for i, (a, x) in enumerate(rated)
         for b, y in rated[:i]
         if a.group == b.group
     ]
-    ratio, gap = found.figures
-    assert (ratio.figure, gap.figure) == ("ratio", "G")
-    assert gap.right == pytest.approx(np.mean([g * y > 0 for g, _, y in pairs]))
-    assert ratio.right == pytest.approx(np.mean([r * y > 0 for _, r, y in pairs]))
-    assert not [s for s in found.answer() if "ratio" in s]
-
-
-def test_figures_are_judged_in_groups_with_all_ratios(tmp_path):
-    manifest, accuracies = planted([8, 8], 0.5, ratio=noisy)
-    first = replace(manifest.candidates[0], ratio=None)
-    found = verdict(tmp_path, replace(manifest, candidates=(first, *manifest.candidates[1:])), accuracies)
-    assert (len(found.figures), found.overall.results) == (2, 16)
-    assert verdict(tmp_path, *planted([8], 0.5)).figures == ()
+    assert verdict(tmp_path, manifest, accuracies).overall.right == pytest.approx(np.mean(pairs))
 
 
 def test_the_verdict_is_on_the_order_that_the_screen_gave_whichever_figure_ranked(tmp_path):
@@ -208,7 +192,6 @@ def test_the_verdict_is_on_the_order_that_the_screen_gave_whichever_figure_ranke
     by_ratio = [replace(c, rank=9 - c.rank, ratio=float(c.rank)) for c in manifest.candidates]
     judged = verdict(tmp_path, replace(manifest, candidates=tuple(by_ratio)), accuracies)
     assert (judged.outcome, judged.overall.right) == ("misleads", 0)
-    assert [(f.figure, f.right) for f in judged.figures] == [("ratio", 0), ("G", 1)]
     assert verdict(tmp_path, manifest, accuracies).outcome == "works"
 
 
