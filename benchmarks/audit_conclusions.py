@@ -57,7 +57,6 @@ KINDS = {
     "law, topics somewhat different": {"effect": 1.0, "topics": 0.3},
     "law, topics clearly different": {"effect": 1.0, "topics": 1.5},
     "no law, topics clearly different": {"effect": 0.0, "topics": 1.5},
-    "confidence only": {"effect": 0.0, "confidence": 2.0},
     "one answer to everything": {"effect": 0.0, "spread_of_accuracy": 0.0},
     "16 slices": {"effect": 1.0, "labelled": 16},
     "shift: vectors twice as spread": {"effect": 1.0, "shift": 2.0},
@@ -140,7 +139,7 @@ def calibrated(folder, seed, options):
     labelled = np.flatnonzero(run.documents["part"] == "labelled")
     fitted = fit_calibrator(labels_of(run, labelled))
     calibrator = fitted.calibrator
-    # One that beats nothing is estimated from too; `force` would also pass over a shift.
+    # One that beats nothing is estimated from too.
     whole, *rows = predict(replace(calibrator, beats_trivial=True), run).slices
     given = [row for row in rows if row.reason is None]
     error = np.array([row.predicted - row.true for row in given])

@@ -126,11 +126,6 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run to estimate")
     _add_where(parser, "estimate only these documents")
     add_one_slice(parser, default=None, otherwise="the calibrator's")
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="estimate although the calibrator did not help, or the slices differ from the labelled ones",
-    )
     add_output(parser)
     add_examples(parser, "calibrator.json RUN", "calibrator.json RUN --slice category -o predicted.csv")
     # Optional only for argparse, which would name RUN when the calibrator is missing.
@@ -145,7 +140,7 @@ def run_predict(args: argparse.Namespace) -> int:
         raise UsageError(
             f"expected CALIBRATOR and RUN, got no {lacking}; `dispersion calibrate` writes a calibrator"
         )
-    result = predict(args.calibrator, args.run, where=args.where, by=args.by, force=args.force)
+    result = predict(args.calibrator, args.run, where=args.where, by=args.by)
     output.write(result.document())
     refused = [row.reason is not None for row in result.slices]
     return 1 if all(refused) else 3 if any(refused) else 0

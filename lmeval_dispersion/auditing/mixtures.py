@@ -19,11 +19,12 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lmeval_dispersion.auditing.figures import Claim, claim_sentence, lines, without_nan
+from lmeval_dispersion.auditing.figures import Claim, claim_sentence, interval_text, lines, without_nan
 from lmeval_dispersion.auditing.run import FEWEST, Array, AuditRun, Missing, Rows, check_labels
 from lmeval_dispersion.auditing.slices import Slice, strata
 from lmeval_dispersion.geometry import Estimate
 from lmeval_dispersion.report import Chart, Col, Table
+from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.vega import numeric
 from lmeval_dispersion.statistics import Interval, normal_bounds, rank_correlations
 
@@ -191,6 +192,24 @@ class Mixtures:
     query_perplexity_trend: Trend | Missing
     inside: Mapping[str, Inside | Missing]
 
+    def sentences(self) -> list[str]:
+        """The curves' trends, and the pools that are their ends."""
+        pools, undefined = self.pools, math.isnan(self.pools.difference)
+        ends = (
+            f"All correct documents {pools.correct:.4f} ± {pools.correct_se:.4f}, all incorrect "
+            f"{pools.incorrect:.4f} ± {pools.incorrect_se:.4f}; difference in dispersion "
+            f"{interval_text(pools.figure, '+.4f')}."
+        )
+        return [
+            f"{self.seeds} draws of {self.documents_per_mixture} documents for each share of correct ones.",
+            _trend_sentence("Dispersion", self.dispersion_trend),
+            "There are too few correct or incorrect documents to compare them." if undefined else ends,
+            *(_inside_sentence(name, part) for name, part in self.inside.items()),
+            _trend_sentence("Query perplexity", self.query_perplexity_trend),
+            "These intervals are for other documents of the same kind; the curves' error bars are for other "
+            "draws of these documents, and shorter.",
+        ]
+
     def tables(self) -> dict[str, Table]:
         """The curves over target accuracies."""
         points = [without_nan(point) for point in self.curve]
@@ -285,6 +304,22 @@ def _inside(run: AuditRun, parts: list[Slice]) -> Inside | Missing:
     sides = zip(*kept, strict=True)
     correct, incorrect = (run.vectors.composed(list(side), smaller / total) for side in sides)
     return Inside(len(kept), len(parts), correct.n, incorrect.n, PoolContrast.of(correct, incorrect))
+
+
+def _trend_sentence(name: str, trend: Trend | Missing) -> str:
+    if isinstance(trend, Missing):
+        return f"{name}: {trend.missing}."
+    steps = count(trend.against, "step")
+    return f"{name}: {trend.shape}, Spearman {trend.spearman:.2f}, {steps} the other way."
+
+
+def _inside_sentence(name: str, part: Inside | Missing) -> str:
+    if isinstance(part, Missing):
+        return f"Inside {name}s: not available, {part.missing}."
+    return (
+        f"Inside {name}s (as many documents of each of {part.parts} {name}s on both sides): difference in "
+        f"dispersion {interval_text(part.pools.figure, '+.4f')}."
+    )
 
 
 def pools_sentence(mixtures: Mixtures | Missing) -> str:

@@ -7,21 +7,19 @@ answers are not evidence, the parts judged by them are left out and not computed
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from lmeval_dispersion.auditing.calibrating.calibration import (
     Calibration,
-    against_trivial,
     calibrate,
-    slices_of,
+    calibration_sentence,
 )
-from lmeval_dispersion.auditing.calibrating.calibrator import FIGURES
 from lmeval_dispersion.auditing.figures import RunReport, shortened
 from lmeval_dispersion.auditing.mixtures import Mixtures, mixture_curves, pools_sentence
-from lmeval_dispersion.auditing.protocol import KINDS, PaperProtocol, paper_protocol
+from lmeval_dispersion.auditing.protocol import PaperProtocol, paper_protocol
 from lmeval_dispersion.auditing.ranking import (
     HardTail,
     Ranking,
@@ -42,16 +40,18 @@ from lmeval_dispersion.auditing.run import (
     read_run,
 )
 from lmeval_dispersion.auditing.slices import (
+    ORDER,
     SliceRow,
     SliceTable,
     SpectrumRow,
     all_documents,
+    association_sentence,
+    least_sentence,
     shown_slices,
     slice_chart,
     slice_row,
     slice_table,
     slicings,
-    spearman_text,
     weakest,
 )
 from lmeval_dispersion.report import Chart, Table
@@ -152,20 +152,25 @@ class Audit(RunReport):
         """Sentences and names for the template."""
         return {
             "opening": self._opening(),
-            "summary": self._summary(),
-            "reliability": self._confidence(),
+            "pools": pools_sentence(self.mixtures) if self._judged else "",
+            "conclusions": list(self._conclusions()),
             "left_out": [JUDGED[part] for part in self.left_out if part in JUDGED],
-            "spearman_text": spearman_text,
+            "associations": self._associations(),
             "shortened": shortened,
-            "kinds": KINDS,
-            "slices_of": slices_of,
-            "verdict": against_trivial,
-            "figures_of": lambda c: [FIGURES[row.figure] for row in c.estimators if row.figure],
             "errors": errors_sentence(self.ranking),
             "fewest": FEWEST,
-            "unfounded": f"{' '.join(self.cautions)} Nothing in this section is a finding.",
+            "warnings": self._warnings(),
             "ranks": isinstance(self.overall, SpectrumRow),
         }
+
+    def _warnings(self) -> dict[str, str]:
+        """The warning at the head of a section that is missing, or whose answers are not evidence."""
+        warnings = {name: f"Not available: {reason}." for name, reason in self.missing.items()}
+        if self.cautions:
+            unfounded = f"{' '.join(self.cautions)} Nothing in this section is a finding."
+            judged = [name for name in JUDGED if self.has(name) and name != "ranking"]  # it has its own
+            warnings |= dict.fromkeys(judged, unfounded)
+        return warnings
 
     def _opening(self) -> list[str]:
         """The answer: one finding, then the numbers."""
@@ -182,20 +187,17 @@ class Audit(RunReport):
             return self._confidence() or none
         if isinstance(self.calibration, Missing):
             return pools_sentence(self.mixtures)
-        found = self.calibration
-        ours, alone = found.estimators[0], found.estimators[-1]
-        where = f"on {slices_of(found.slices, found.by)} held out"
-        if found.better:
+        estimators = self.calibration.estimators
+        ours, alone, where = estimators[0], estimators[-1], f"on {self.calibration.where} held out"
+        if ours.better:
             return (
-                f"Labels can be saved here: accuracy read off {FIGURES[found.figure]} is {ours.mae:.1f} "
-                f"points off {where}, the labelled accuracy alone {alone.mae:.1f}: worth {ours.worth:.0f} "
+                f"Labels can be saved here: accuracy read off dispersion is {ours.mae:.1f} points off "
+                f"{where}, the labelled accuracy alone {alone.mae:.1f}: worth {ours.worth:.0f} "
                 "labels a slice."
             )
-        other = next(
-            (f"; {row.estimator}, does ({row.mae:.1f})" for row in found.estimators if row.better), ""
-        )
+        other = next((f"; {row.estimator}, does ({row.mae:.1f})" for row in estimators if row.better), "")
         return (
-            "No calibration replaces labels here: none reliably beats the labelled accuracy "
+            "Dispersion replaces no labels here: it does not reliably beat the labelled accuracy "
             f"({ours.mae:.1f} against {alone.mae:.1f} points off {where}){other}."
         )
 
@@ -220,18 +222,35 @@ class Audit(RunReport):
                 else f"; weakest {name}: {lowest.slice} ({lowest.accuracy:.0%})"
             )
             if not isinstance(table.association, Missing):
-                order = ("shows no clear order by", "rises with", "falls with")[table.association.side]
+                order = ORDER[table.association.side]
                 plural = "categories" if name == "category" else f"{name}s"
                 said += f". Accuracy {order} dispersion over {table.association.slices} {plural}"
         if not self.run["width"]:
             said += ". Samples of lm-eval hold no vectors: dispersion is not known"
         return f"{said}."
 
-    def _summary(self) -> list[str]:
-        """The conclusions on right and wrong answers; none where those are not evidence."""
-        if self.cautions or not self.run["labelled"] or not self.run["width"]:
-            return []
-        return [pools_sentence(self.mixtures), ranking_sentence(self.ranking)]
+    @property
+    def _judged(self) -> bool:
+        """Whether right and wrong answers judge the vectors."""
+        return bool(self.run["width"] and self.run["labelled"] and not self.cautions)
+
+    def _conclusions(self) -> Iterator[str]:
+        """All conclusions; on right and wrong answers only where those are evidence."""
+        for name, table in list(self.slices.items())[: 1 if self.run["width"] else 0]:
+            yield least_sentence(name, table.least_dispersed)
+            if self._judged and not isinstance(table.association, Missing):
+                yield association_sentence(table.association)
+        if self._judged:
+            yield pools_sentence(self.mixtures)
+            yield ranking_sentence(self.ranking)
+            yield calibration_sentence(self.calibration)
+        yield self._confidence()
+
+    def _associations(self) -> dict[str, str]:
+        """The sentence under each slicing's table; none where answers are not evidence."""
+        if self._short or self.cautions or not self.run["width"]:
+            return {}
+        return {name: association_sentence(table.association) for name, table in self.slices.items()}
 
 
 def audit(
@@ -284,7 +303,7 @@ def audit(
         slices={name: slice_table(run, parts, raw) for name, parts in ways.items()},
         reliability=part("reliability", reliability, seed=seed),
         mixtures=part("mixtures", mixture_curves, seed=seed),
-        calibration=part("calibration", calibrate, seed=seed, labels=False, answers=answers),
+        calibration=part("calibration", calibrate, seed=seed, answers=answers),
         paper_protocol=part("paper_protocol", paper_protocol, seed=seed),
         ranking=part("ranking", ranking_report, cautions=answers.cautions),
         hard_tail=part("hard_tail", hard_tail, seed=seed),

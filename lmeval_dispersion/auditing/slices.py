@@ -23,6 +23,7 @@ from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import columns_of, fields_of
 from lmeval_dispersion.report.vega import Spec, mark, numeric, span
 from lmeval_dispersion.statistics import (
+    LEVEL,
     UNDEFINED,
     Bounds,
     Interval,
@@ -39,6 +40,7 @@ BANDS = 5
 _DISTINCT = 12  # a numeric column with more values than this is cut into bands
 _BANDED = ("length", "confidence")  # numbers of a :class:`AuditRun` that slice it by bands
 _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
+ORDER = ("shows no clear order by", "rises with", "falls with")  # by an association's side
 _FEWEST_OF_A_TASK = 4  # fewest slices of a task for a correlation inside it
 _DISPERSION = (
     "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error; 0 all alike, "
@@ -393,6 +395,36 @@ def spearman_text(association: Association) -> str:
     if math.isnan(association.low):
         return f"Spearman {association.spearman:.2f}, too few slices for an interval"
     return f"Spearman {association.spearman:.2f}, 95 % {association.low:.2f} to {association.high:.2f}"
+
+
+def association_sentence(order: Association | Missing) -> str:
+    """How accuracy goes with dispersion over slices, and inside tasks where that is known."""
+    if isinstance(order, Missing):
+        return f"No correlation with accuracy is given: {order.missing}."
+    text = f"Over {order.slices} slices accuracy {ORDER[order.side]} dispersion ({spearman_text(order)})"
+    if (inside := order.inside_tasks) is None:
+        return f"{text}."
+    numbers = f"Spearman {inside.spearman:.2f}, p = {inside.p:.3f}"
+    figures = f"{numbers}, {inside.slices} slices of {inside.tasks} tasks"
+    if not order.side:
+        return f"{text}; inside tasks: {figures}."
+    if inside.p >= 1 - LEVEL:
+        return f"{text}; inside tasks no order is clear ({figures})."
+    same = (inside.spearman > 0) == (order.side > 0)
+    return f"{text}; {'inside tasks too' if same else 'the reverse inside tasks'} ({figures})."
+
+
+def least_sentence(name: str, least: LeastDispersed | Missing) -> str:
+    """Which slice is the least dispersed, and from how many others it differs."""
+    if isinstance(least, Missing):
+        return f"No least dispersed {name} can be named: {least.missing}."
+    if least.not_clear == least.others:
+        apart = "and it differs clearly from no other"
+    elif least.not_clear:
+        apart = f"which does not differ clearly from {least.not_clear} of the other {least.others}"
+    else:
+        apart = f"which differs clearly from all {least.others} others"
+    return f"The least dispersed {name} is {least.slice} ({least.dispersion:.4f}), {apart}."
 
 
 def slice_chart(name: str, table: SliceTable) -> Chart | None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from synthetic import concluded, documents, planted_store, sliced_store, subjects_store, written
+from synthetic import concluded, documents, planted_store, sliced_store, written
 
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate
 from lmeval_dispersion.auditing.calibrating.calibrator import (
@@ -47,9 +47,8 @@ def noise(tmp_path_factory):
 def test_a_law_is_learnt_either_way_round(tmp_path, effect):
     run, fitted = halves(tmp_path / "s", effect=effect)
     assert fitted.beats_trivial
-    assert fitted.figure == "dispersion"
-    figures = np.array([part.figure for part in fitted.slices])
-    ends = fitted.applied(np.array([figures.min(), figures.max()]), np.array([40, 40])).value
+    values = fitted.pairs.dispersion
+    ends = fitted.applied(np.array([values.min(), values.max()]), np.array([40, 40])).value
     assert np.sign(np.diff(ends)) == np.sign(effect)
     result = predict(fitted, run)
     assert result.exchangeable
@@ -61,21 +60,19 @@ def test_a_law_is_learnt_either_way_round(tmp_path, effect):
     check_worth(fitted, "cal.json")
 
 
-def test_without_a_law_it_is_the_trivial_predictor_and_refuses(noise):
+def test_without_a_law_it_refuses_and_names_the_labelled_accuracy(noise):
     run, fitted = noise
     assert not fitted.beats_trivial
-    with pytest.raises(
-        UsageError, match=r"should not be used: .* labelled accuracy alone.*force its estimate"
-    ) as refused:
+    with pytest.raises(UsageError, match=r"should not be used: .* labelled accuracy alone") as refused:
         check_worth(fitted, "cal.json")
+    labelled = run.score[rows_where(run, "part == 'labelled'")].mean()
+    assert str(refused.value).endswith(f"; take the labelled accuracy ({labelled:.3f})")
+    with pytest.raises(UsageError, match="the calibrator should not be used"):
+        predict(fitted, run)
     # The same words as the calibrator's own report.
     report = calibrate(labels_of(run, rows_where(run, "part == 'labelled'")))
     reason = report.answer()[0].removeprefix("Do not use: ").removesuffix(".")
     assert reason in str(refused.value)
-    rows = predict(fitted, run, force=True).slices
-    estimates = {row.predicted for row in rows[1:] if row.reason is None}
-    labelled = run.score[rows_where(run, "part == 'labelled'")].mean()
-    assert list(estimates) == [pytest.approx(labelled)]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +90,7 @@ def test_few_runs_of_every_kind_cover_what_they_claim(tmp_path, kinds, level, co
     for k, options in enumerate(kinds):
         for seed in range(count):
             run, fitted = halves(tmp_path / f"{k}-{seed}", seed=100 * k + seed, **options)
-            found = predict(fitted, run, force=True)
+            found = predict(replace(fitted, beats_trivial=True), run)  # also where it would refuse
             assert found.level == pytest.approx(level)
             covered += [r.low <= r.true <= r.high for r in found.slices[1:] if r.reason is None]
     assert len(covered) > 25 * count * len(kinds)
@@ -109,10 +106,6 @@ def test_slices_that_are_not_like_the_labelled_ones_get_no_number(tmp_path, shif
     assert all("unlike the labelled slices in dispersion" in row.reason for row in result.slices[1:])
     assert all(row.predicted is None for row in result.slices)
     assert "differ from the labelled slices in dispersion" in result.answer()[0]
-    forced = predict(fitted, run, force=True)
-    assert not forced.exchangeable
-    outside = np.mean([row.reason is not None for row in forced.slices[1:]])
-    assert outside > 0.5 if shift == 2.0 else outside < 0.5
 
 
 def test_one_slice_outside_what_was_fitted_gets_no_number(law):
@@ -156,19 +149,11 @@ def test_one_subject_is_cut_into_clusters(tmp_path):
     run = read_run(planted_store(tmp_path / "a", n=1200, effect=1.0, subject="web"))
     fitted = fit_calibrator(labels_of(run, np.arange(700))).calibrator
     assert fitted.by == "cluster"
-    result = predict(fitted, run, force=True)
+    result = predict(replace(fitted, beats_trivial=True), run)
     assert not result.exchangeable
     whole = result.slices[0]
     assert sum(row.documents for row in result.slices[1:]) == 500
     assert whole.predicted == pytest.approx(whole.true, abs=0.08)
-
-
-@pytest.mark.parametrize("value", [0.7, 0.3])
-def test_a_figure_that_every_document_shares_is_none(tmp_path, value):
-    """Means of one number over slices of many sizes differ by rounding."""
-    run = read_run(subjects_store(tmp_path, subjects=20, each=50, law=0.5, luck=0.2))
-    run = replace(run, confidence=np.full_like(run.confidence, value))
-    assert {row.figure for row in calibrate(run).estimators} == {"dispersion", ""}
 
 
 def test_identity_decides_where_it_is_known(tmp_path, law):
@@ -197,22 +182,12 @@ def test_ids_are_written_as_ranges_and_read_again(law):
     assert rows_of_ids(run, {"another": "0-9"}).tolist() == []
 
 
-def test_a_run_without_the_figure_gets_no_number(tmp_path):
-    run, fitted = halves(tmp_path / "s", effect=0.0, confidence=4.0)
-    assert fitted.figure == "confidence"
-    bare = replace(run, confidence=np.full_like(run.confidence, np.nan))
-    reasons = {row.reason for row in predict(fitted, bare).slices[1:]}
-    assert reasons == {"some of its documents have no confidence"}
-    labelled = labels_of(bare, rows_where(bare, "part == 'labelled'"))
-    assert fit_calibrator(labelled).calibrator.figure == "dispersion"
-
-
 def test_vectors_that_are_all_alike_tell_nothing(tmp_path):
     rng = np.random.default_rng(0)
     frame = documents(rng.random(600) < 0.5, rng=rng, subjects=12)
     frame = frame.assign(logprobs=[[]] * 600, prompt_tokens=0, query_perplexity=5.0)
     run = read_run(written(tmp_path, frame, np.tile([1.0, 2.0], (600, 1))))
-    with pytest.raises(UsageError, match="every slice has the same dispersion and confidence"):
+    with pytest.raises(UsageError, match="every slice has the same dispersion"):
         calibrate(run)
     assert "could not be tested: every slice has the same dispersion" in concluded(audit(run, short=True))
 
@@ -233,7 +208,7 @@ def test_the_estimate_is_the_least_of_the_greatest_means_of_the_other_slices(slo
     found, rises = cross_fitted(pairs)[1], slope > 0
     for i, estimate in enumerate(found):
         others = np.delete(np.arange(14), i)
-        order = others[np.argsort(pairs.figure[others])][:: 1 if rises else -1]
+        order = others[np.argsort(pairs.dispersion[others])][:: 1 if rises else -1]
         y, n = pairs.accuracy[order], pairs.documents[order]
         fit = [
             max(
@@ -242,8 +217,8 @@ def test_the_estimate_is_the_least_of_the_greatest_means_of_the_other_slices(slo
             )
             for k in range(13)
         ]
-        x, fit = (np.array(values)[:: 1 if rises else -1] for values in (pairs.figure[order], fit))
-        assert estimate == pytest.approx(np.interp(pairs.figure[i], x, fit))
+        x, fit = (np.array(values)[:: 1 if rises else -1] for values in (pairs.dispersion[order], fit))
+        assert estimate == pytest.approx(np.interp(pairs.dispersion[i], x, fit))
 
 
 def test_jackknife_plus_is_the_published_quantiles():
@@ -259,9 +234,8 @@ def test_jackknife_plus_is_the_published_quantiles():
 def test_the_labels_that_it_is_worth_are_as_far_off_as_labels_drawn_at_random(slope, between):
     rng = np.random.default_rng(3)
     pairs = drawn(rng, slices=400, documents=40, slope=slope, between=between)
-    pairs = pairs if slope else pairs._replace(figure=np.zeros(400))
-    estimate = cross_fitted(pairs)[1]
-    found = Estimator.of("ours", pairs, estimate, estimate)
+    estimate = cross_fitted(pairs)[1] if slope else pairs.trivial
+    found = Estimator.of("ours", pairs, estimate)
     assert found.rmse == pytest.approx(100 * np.sqrt(np.square(estimate - pairs.accuracy).mean()))
     assert found.worth_low < found.worth < found.worth_high
     right = [np.arange(40) < round(40 * a) for a in pairs.accuracy]
@@ -346,7 +320,7 @@ def test_a_file_holds_the_fit_and_another_one_is_refused(tmp_path, law, text, me
         Calibrator.read(file)
 
 
-def test_predictions_say_first_what_can_be_said_and_the_whole_is_its_slices(tmp_path, law, noise):
+def test_predictions_say_first_what_can_be_said_and_the_whole_is_its_slices(tmp_path, law):
     some = predict(law[1], law[0])
     whole, *rows = some.slices
     given = [row for row in rows if row.reason is None]
@@ -361,12 +335,10 @@ def test_predictions_say_first_what_can_be_said_and_the_whole_is_its_slices(tmp_
     assert some.answer()[0].startswith(f"The accuracy of {how_many} can be estimated")
     assert f"together: {whole.predicted:.3f} (95 %" in some.answer()[1]
     assert "exchangeable" in some.document().limits[0]
-    assert "Forced" not in some.to_markdown()
-    drawn = some.charts()["estimates"].specification()["data"]["values"]
-    assert [row["slice"] for row in drawn] == [row.slice for row in (whole, *given)]
-    forced = predict(noise[1], noise[0], force=True)
-    assert "Forced: this calibrator did not beat the labelled accuracy alone" in " ".join(forced.answer())
+    assert some.to_html().count("<circle") == 1 + len(given)
+    inside = sum(row.low <= row.true <= row.high for row in (whole, *given))
+    assert f"{inside} of {1 + len(given)} known accuracies lie in their interval" in some.to_markdown()
     moved, fitted = halves(tmp_path / "moved", shift=2.0)
     none = predict(fitted, moved)
     assert none.answer()[0].startswith("The accuracy of none of the 40 slices can be estimated: they differ")
-    assert not none.charts()
+    assert "<circle" not in none.to_html()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from synthetic import concluded, documents, planted_store, subjects_store, vectors, written
 
+from lmeval_dispersion.auditing.calibrating.calibrator import TRIVIAL
 from lmeval_dispersion.auditing.ranking import ranked_documents
 from lmeval_dispersion.auditing.report import JUDGED, Audit, audit
 from lmeval_dispersion.auditing.run import Missing, read_run
@@ -112,6 +113,6 @@ def test_scores_between_and_missing_labels_and_confidences_are_said_and_the_rest
         "documents have a score between 0 and 1",
     ]
     assert "ATC" not in {row.estimator for row in report.paper_protocol.errors}
-    assert {row.figure for row in report.calibration.estimators} == {"dispersion", ""}
+    assert [row.estimator for row in report.calibration.estimators] == ["dispersion, calibrated", TRIVIAL]
     assert {row.signal for row in report.ranking.signals}.isdisjoint({"top probability"})
     assert "confidence" not in report.slices

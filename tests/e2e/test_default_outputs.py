@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from command import captured
+from synthetic import sliced_store
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.installation import data_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-CALIBRATE = "calibrate demo_runs/sums-30 -o cal.json --where 'doc_id % 2 == 0'"
 #: Name of the capture: the most lines that the answer may take, and the commands, of which the last is shown.
 LOOKS = {
     "screen": (25, ["screen --demo"]),
@@ -29,8 +29,11 @@ LOOKS = {
     "registry": (30, ["screen --demo --registry seen.db", "registry query seen.db"]),
     "audit": (40, ["audit --demo"]),
     "compare": (36, ["compare --demo"]),
-    "calibrate": (30, [CALIBRATE]),
-    "predict": (30, [CALIBRATE, "predict cal.json demo_runs/sums-30 --force"]),
+    "calibrate": (30, ["calibrate demo_runs/sums-30 -o cal.json --where 'doc_id % 2 == 0'"]),
+    "predict": (
+        30,
+        ["calibrate sliced -o cal.json --where 'part == \"labelled\"'", "predict cal.json sliced"],
+    ),
     "worst": (40, ["audit --demo --worst 10"]),
 }
 
@@ -40,6 +43,8 @@ def test_a_default_output_fits_one_look(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
     (tmp_path / "demo_runs").symlink_to(data_folder("demo_runs"))
+    if name == "predict":  # the bundled runs' calibrators are refused
+        sliced_store(tmp_path / "sliced")
     most, commands = LOOKS[name]
     for command in commands[:-1]:
         main([*shlex.split(command), "-q"])

@@ -1,9 +1,7 @@
 """A calibrator: fitted to the labelled slices of a run, it estimates the accuracy of other slices.
 
-The estimate is the isotonic regression of a slice's accuracy on one figure that needs no labels: dispersion,
-or the model's mean confidence, whichever estimates left-out slices with the smaller squared error. Slices are
-judged by the fit to the others; where the figure does not beat the labelled accuracy alone, the labelled
-accuracy is the estimate.
+The estimate is the isotonic regression of a slice's accuracy on its dispersion. Slices are judged by the fit
+to the others; a calibrator that does not beat the labelled accuracy alone refuses to estimate.
 
 Intervals are jackknife+ (Barber, Candès, Ramdas and Tibshirani, Annals of Statistics 49, 2021) on errors
 divided by the size of error of a slice of as many documents: 95 % for slices exchangeable with the labelled
@@ -23,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -50,13 +48,12 @@ if TYPE_CHECKING:
 
 FORMAT = "dispersion-calibrator/3"
 TRIVIAL = "labelled accuracy alone"
-FIGURES = {"dispersion": "dispersion", "confidence": "mean confidence"}  # key -> name in sentences
 CLUSTERS = "cluster"  # slices by k-means on the vectors, where no column makes enough
 FEWEST_SLICES = 8
 FEWEST_DOCUMENTS = 5  # labelled documents of a fitted slice
 
 _CLUSTER, _MOST_CLUSTERS = 25, 40  # documents a cluster, clusters of a calibration
-_ROUNDING = 1e-9  # of a figure's size: closer values count as equal
+_ROUNDING = 1e-9  # of the dispersion: closer values count as equal
 _MARGIN = 0.25  # of the fitted range, on either side
 _SHIFT = 0.01  # how often similar slices may be called different
 
@@ -70,17 +67,7 @@ _MUST_AGREE = {
 }
 _NAMES = {"model": "model", "revision": "revision"}  # compared where no identity is known
 
-# --- slices and their figures ------------------------------------------------------------------------------
-
-
-def slice_figures(run: AuditRun, parts: Sequence[Rows], figure: str) -> Array:
-    """A figure of sets of rows, shape (parts,); NaN where a document has no confidence or a set no pair."""
-    if figure == "confidence":
-        return np.array([run.confidence[rows].mean() if len(rows) else np.nan for rows in parts])
-    values = np.full(len(parts), np.nan)
-    pairs = [i for i, rows in enumerate(parts) if len(rows) > 1]
-    values[pairs] = run.vectors.dispersions([parts[i] for i in pairs])
-    return values
+# --- slices ------------------------------------------------------------------------------------------------
 
 
 def labelled_slices(run: AuditRun, by: str | None = None, *, seed: int = 0) -> tuple[str, list[Slice]]:
@@ -132,65 +119,58 @@ def vector_clusters(run: AuditRun, rows: Rows, count: int, *, seed: int = 0) -> 
 
 
 class Pairs(NamedTuple):
-    """Labelled slices with their figure.
+    """Labelled slices with their dispersion, shape (S,) each.
 
     Attributes:
-        figure: Shape (S,).
-        accuracy: Mean score, shape (S,), in [0, 1].
-        documents: Labelled documents, shape (S,); also the weight in a fit.
-        variance: Variance of the scores inside the slice (n - 1 in the denominator), shape (S,).
+        dispersion: Mean cosine distance.
+        accuracy: Mean score, in [0, 1].
+        documents: Labelled documents; also the weight in a fit.
+        variance: Variance of the scores inside the slice (n - 1 in the denominator).
     """
 
-    figure: Array
+    dispersion: Array
     accuracy: Array
     documents: Array
     variance: Array
 
+    @property
+    def trivial(self) -> Array:
+        """The labelled accuracy of the other slices, shape (S,)."""
+        right = self.documents * self.accuracy
+        return np.asarray((right.sum() - right) / (self.documents.sum() - self.documents))
 
-def isotonic(figure: Array, accuracy: Array, documents: Array | None = None) -> IsotonicRegression:
-    """Accuracy as it only rises, or only falls, with a figure; (S,) each, slices weighted by documents.
 
-    Spearman's correlation sets the direction, and the ends continue flat. On equal figures it is the mean.
+def isotonic(dispersion: Array, accuracy: Array, documents: Array | None = None) -> IsotonicRegression:
+    """Accuracy as it only rises, or only falls, with dispersion; (S,) each, slices weighted by documents.
+
+    Spearman's correlation sets the direction, and the ends continue flat.
     Source: Barlow et al., Statistical Inference under Order Restrictions, 1972.
     """
     from sklearn.isotonic import IsotonicRegression
 
-    falls = rank_correlations(figure, accuracy[None])[0] < 0
+    falls = rank_correlations(dispersion, accuracy[None])[0] < 0
     fit = IsotonicRegression(increasing=not falls, out_of_bounds="clip")
-    return fit.fit(figure, accuracy, sample_weight=documents)
+    return fit.fit(dispersion, accuracy, sample_weight=documents)
 
 
 def cross_fitted(pairs: Pairs) -> tuple[list[IsotonicRegression], Array]:
     """For every slice the fit to the others, and its estimate by that fit, shape (S,)."""
     others = ~np.eye(len(pairs.accuracy), dtype=bool)
-    fits = [isotonic(pairs.figure[rest], pairs.accuracy[rest], pairs.documents[rest]) for rest in others]
-    own = zip(fits, pairs.figure, strict=True)
+    fits = [isotonic(pairs.dispersion[rest], pairs.accuracy[rest], pairs.documents[rest]) for rest in others]
+    own = zip(fits, pairs.dispersion, strict=True)
     return fits, np.array([fit.predict([x])[0] for fit, x in own])
 
 
-@dataclass(frozen=True)
-class ErrorSize:
-    """Error of estimates of slices: sqrt(between + within / documents).
+def error_sizes(pairs: Pairs, estimate: Array, documents: Array) -> Array:
+    """Standard errors of estimates of slices with these numbers n of documents, (s,).
 
-    Attributes:
-        between: Mean squared error against a slice's true accuracy, 0 if none is visible.
-        within: Mean variance of the scores inside slices; over n documents it makes the sampling noise.
+    sqrt(between + within / n): ``within`` is the mean variance of scores inside a slice, ``between`` the mean
+    squared error of ``estimate`` (S,), by fits that did not see the slices, beyond their sampling noise.
     """
-
-    between: float
-    within: float
-
-    @classmethod
-    def of(cls, pairs: Pairs, estimate: Array) -> ErrorSize:
-        """Error size of estimates by fits that did not see the slices."""
-        within = float(pairs.variance.mean())
-        excess = np.square(estimate - pairs.accuracy) - within / pairs.documents
-        return cls(max(float(excess.mean()), 0.0), within)
-
-    def at(self, documents: Array | float) -> Array:
-        """Standard error of an estimate of slices with this many documents."""
-        size = np.sqrt(self.between + self.within / documents)
-        return np.where(size > 0, size, 1.0)
+    within = float(pairs.variance.mean())
+    excess = np.square(estimate - pairs.accuracy) - within / pairs.documents
+    size = np.sqrt(max(float(excess.mean()), 0.0) + within / documents)
+    return np.where(size > 0, size, 1.0)
 
 
 def conformal_rank(slices: int, level: float) -> int:
@@ -218,14 +198,12 @@ class Estimator:
     with a bootstrap over slices. The unit is that of Fu et al., arXiv 2305.14802.
 
     Attributes:
-        figure: What the isotonic regression reads it off; empty for estimates without a fit.
         mae, rmse: Mean absolute error, and root of the mean squared error, over slices.
         better: Whether the squared error is lower than that of the labelled accuracy alone, by a one-sided
             paired Student test over slices at 5 %, and the mean absolute error is lower.
     """
 
     estimator: Annotated[str, Col("Estimate")]
-    figure: str
     mae: Annotated[float, Col("Mean error (points)", ".2f")]
     rmse: Annotated[float, Col("RMSE", ".2f", drop=1)]
     worth: Annotated[float, Col("Worth labels a slice", ".0f")]
@@ -234,39 +212,19 @@ class Estimator:
     better: Annotated[bool, Col("Beats the labelled accuracy", drop=3)]
 
     @classmethod
-    def of(
-        cls,
-        name: str,
-        pairs: Pairs,
-        estimate: Array,
-        trivial: Array,
-        *,
-        figure: str = "",
-        tests: int = 1,
-        seed: int = 0,
-    ) -> Estimator:
-        """From estimates of left-out slices (S,) and those of the labelled accuracy alone (S,)."""
-        ours, theirs = (100 * (values - pairs.accuracy) for values in (estimate, trivial))
-        squares = [np.square(errors) for errors in (ours, theirs)]
-        mae, trivial_mae = (float(np.abs(errors).mean()) for errors in (ours, theirs))
-        difference = squares[1] - squares[0]
-        n = len(difference)
-        margin = student_quantile(LEVEL, n - 1) * difference.std(ddof=1) / math.sqrt(n)
-        better = bool(difference.mean() > margin and mae < trivial_mae)
+    def of(cls, name: str, pairs: Pairs, estimate: Array, *, seed: int = 0) -> Estimator:
+        """From estimates of left-out slices (S,)."""
+        ours, theirs = (100 * (values - pairs.accuracy) for values in (estimate, pairs.trivial))
+        mae, n = float(np.abs(ours).mean()), len(ours)
+        gain = np.square(theirs) - np.square(ours)
+        margin = student_quantile(LEVEL, n - 1) * gain.std(ddof=1) / math.sqrt(n)
+        better = bool(gain.mean() > margin and mae < np.abs(theirs).mean())
         off = np.square(estimate - pairs.accuracy) + pairs.variance / pairs.documents
         columns = np.stack([pairs.variance, off], axis=1)
         samples = resampled_means(columns, seed)
         bounds = percentiles(samples[:, 0] / samples[:, 1])
         worth = float(columns[:, 0].mean() / columns[:, 1].mean())
-        return cls(name, figure, mae, math.sqrt(squares[0].mean()), worth, *bounds, better)
-
-
-class Validation(TypedDict):
-    """Errors of a calibrator in points, each slice held out in turn, and of the labelled accuracy alone."""
-
-    slices: int
-    mae: float
-    trivial_mae: float
+        return cls(name, mae, math.sqrt(np.square(ours).mean()), worth, *bounds, better)
 
 
 @dataclass(frozen=True)
@@ -281,13 +239,13 @@ class Labelled:
 
 @dataclass(frozen=True)
 class FittedSlice:
-    """A labelled slice: its documents, their mean score and its variance, and the slice's figure."""
+    """A labelled slice: its documents, their mean score and its variance, and the slice's dispersion."""
 
     slice: str
     documents: int
     accuracy: float
     variance: float
-    figure: float
+    dispersion: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,8 +254,7 @@ class Calibrator:
 
     Attributes:
         by: The column, or :data:`CLUSTERS`, that made the slices.
-        figure: The slices' figure, of :data:`FIGURES`.
-        beats_trivial: Whether it beat the labelled accuracy alone; else that is the estimate.
+        beats_trivial: Whether it beat the labelled accuracy alone; else it is refused.
     """
 
     model: str
@@ -311,12 +268,9 @@ class Calibrator:
     identity: Mapping[str, Any] | None = None
     by: str
     labelled: Labelled
-    figure: str
     beats_trivial: bool
-    validation: Validation
     slices: Sequence[FittedSlice]
     seed: int = 0
-    run_created: str | None = None
     version: str = __version__
 
     def to_json(self) -> str:
@@ -354,10 +308,21 @@ class Calibrator:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """The slices that are fitted; without a figure where the labelled accuracy is the estimate."""
+        """The slices that are fitted."""
         columns = [[getattr(part, name) for part in self.slices] for name in Pairs._fields]
-        figure, *others = (np.array(column, dtype=np.float64) for column in columns)
-        return Pairs(figure if self.beats_trivial else np.zeros_like(figure), *others)
+        return Pairs(*(np.array(column, dtype=np.float64) for column in columns))
+
+    @cached_property
+    def held_out(self) -> tuple[list[IsotonicRegression], Array]:
+        """For every slice the fit to the others, and its estimate by that fit, shape (S,)."""
+        return cross_fitted(self.pairs)
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Mean absolute errors in points on slices held out: its own, and the labelled accuracy's."""
+        both = (self.held_out[1], self.pairs.trivial)
+        ours, trivial = (100 * float(np.abs(values - self.pairs.accuracy).mean()) for values in both)
+        return ours, trivial
 
     @property
     def documents_a_slice(self) -> list[int]:
@@ -372,30 +337,31 @@ class Calibrator:
 
     @property
     def range(self) -> Bounds:
-        """The range of the figure that is estimated: the slices', wider by a quarter on either side."""
-        values = [part.figure for part in self.slices]
-        low, high = min(values), max(values)
-        return Bounds(low - _MARGIN * (high - low), high + _MARGIN * (high - low))
+        """The dispersions that have an estimate: the slices' range, wider by a quarter on either side."""
+        low, high = self.pairs.dispersion.min(), self.pairs.dispersion.max()
+        return Bounds(float(low - _MARGIN * (high - low)), float(high + _MARGIN * (high - low)))
 
-    def differs(self, figures: Array) -> bool:
-        """Whether slices with these figures (s,) differ from the labelled ones: no interval holds for them.
+    def differs(self, dispersions: Array) -> bool:
+        """Whether slices with these dispersions (s,) differ from the labelled ones.
 
-        By a two-sample Kolmogorov-Smirnov test at 1 %.
+        By a two-sample Kolmogorov-Smirnov test at 1 %: no interval holds for them.
         """
         from scipy.stats import ks_2samp
 
-        ours = [part.figure for part in self.slices]
-        return bool(len(figures) and ks_2samp(ours, figures, method="asymp").pvalue < _SHIFT)
+        ours = self.pairs.dispersion
+        return bool(len(dispersions) and ks_2samp(ours, dispersions, method="asymp").pvalue < _SHIFT)
 
-    def applied(self, figures: Array, documents: Array) -> Applied:
-        """Estimates of slices with these figures and numbers of documents, (s,) each."""
-        x = figures if self.beats_trivial else np.zeros_like(figures)
-        fits, estimate = cross_fitted(self.pairs)
-        error = ErrorSize.of(self.pairs, estimate)
-        score = np.abs(estimate - self.pairs.accuracy) / error.at(self.pairs.documents)
-        size = error.at(np.minimum(documents, self.documents_a_slice[1]))
-        value = isotonic(*self.pairs[:3]).predict(x)
-        return Applied(value, np.array([fit.predict(x) for fit in fits]), size, score, self.level)
+    def applied(self, dispersions: Array, documents: Array) -> Applied:
+        """Estimates of slices with these dispersions and numbers of documents, (s,) each."""
+        fits, estimate = self.held_out
+        score = np.abs(estimate - self.pairs.accuracy)
+        return Applied(
+            value=isotonic(*self.pairs[:3]).predict(dispersions),
+            size=error_sizes(self.pairs, estimate, np.minimum(documents, self.documents_a_slice[1])),
+            folds=np.array([fit.predict(dispersions) for fit in fits]),
+            score=score / error_sizes(self.pairs, estimate, self.pairs.documents),
+            level=self.level,
+        )
 
 
 class Applied(NamedTuple):
@@ -408,8 +374,8 @@ class Applied(NamedTuple):
     """
 
     value: Array
-    folds: Array
     size: Array
+    folds: Array
     score: Array
     level: float
 
@@ -425,55 +391,31 @@ class Applied(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A calibrator, and the errors that judge it.
+    """A calibrator, and the estimates that judge it.
 
     Attributes:
         calibrator: As written to the file.
-        estimators: The chosen figure's estimate, the other figure's, confidence and ATC as they are, and the
-            labelled accuracy.
-        held_out: Every slice by the first estimator's fit to the others, shape (slices,).
+        estimators: Its own, confidence and ATC as they are, and the labelled accuracy.
     """
 
     calibrator: Calibrator
     estimators: list[Estimator]
-    held_out: Array
 
 
 def fit_calibrator(run: AuditRun, *, by: str | None = None, seed: int = 0) -> Fitted:
     """Fit to the labelled slices of a run; arguments and errors are those of `calibrate`."""
     check_labels(run, "calibration needs")
-    made_by, slices = labelled_slices(run, by, seed=seed)
-    parts = [part.rows for part in slices]
-    scores = [run.score[part] for part in parts]
-    known = (
+    made_by, parts = labelled_slices(run, by, seed=seed)
+    scores = [run.score[part.rows] for part in parts]
+    pairs = Pairs(
+        run.vectors.dispersions([part.rows for part in parts]),
         np.array([values.mean() for values in scores]),
         np.array([float(len(values)) for values in scores]),
         np.array([values.var(ddof=1) for values in scores]),
     )
-    figures = {name: slice_figures(run, parts, name) for name in FIGURES}
-    # Means of one value over slices of many sizes differ by rounding: NaN, and such a figure, order nothing.
-    varied = {n: x for n, x in figures.items() if x.std() > _ROUNDING * np.abs(x).max()}
-    if not varied:
-        raise UsageError("every slice has the same dispersion and confidence, so neither tells its accuracy")
-    blind = Pairs(np.zeros(len(parts)), *known)
-    trivial = cross_fitted(blind)[1]
-    estimates = {name: cross_fitted(Pairs(x, *known))[1] for name, x in varied.items()}
-    names = sorted(estimates, key=lambda name: float(np.square(estimates[name] - blind.accuracy).mean()))
-    estimators = [
-        *(
-            Estimator.of(
-                f"{FIGURES[n]}, calibrated",
-                blind,
-                estimates[n],
-                trivial,
-                figure=n,
-                seed=seed,
-            )
-            for n in names
-        ),
-        *_uncalibrated(run, parts, blind, trivial, seed),
-        Estimator.of(TRIVIAL, blind, trivial, trivial, seed=seed),
-    ]
+    if pairs.dispersion.std() <= _ROUNDING * pairs.dispersion.max():
+        raise UsageError("every slice has the same dispersion, so it tells no accuracy")
+    ours = Estimator.of("dispersion, calibrated", pairs, cross_fitted(pairs)[1], seed=seed)
     about, rows = run.describe(), run.labelled
     calibrator = Calibrator(
         **{key: about[key] for key in (*_NAMES, *_MUST_AGREE, "tasks")},
@@ -482,48 +424,40 @@ def fit_calibrator(run: AuditRun, *, by: str | None = None, seed: int = 0) -> Fi
         labelled=Labelled(
             len(rows), float(run.score[rows].mean()), document_ids(run, rows), documents_digest(run)
         ),
-        figure=names[0],
-        beats_trivial=estimators[0].better,
-        validation={"slices": len(parts), "mae": estimators[0].mae, "trivial_mae": estimators[-1].mae},
+        beats_trivial=ours.better,
         slices=[
-            FittedSlice(part.name, len(part.rows), float(accuracy), float(variance), float(figure))
-            for part, accuracy, variance, figure in zip(
-                slices, known[0], known[2], varied[names[0]], strict=True
-            )
+            FittedSlice(part.name, len(part.rows), float(accuracy), float(variance), float(dispersion))
+            for part, dispersion, accuracy, _, variance in zip(parts, *pairs, strict=True)
         ],
         seed=seed,
-        run_created=about["created"],
     )
-    return Fitted(calibrator, estimators, estimates[names[0]])
+    others = {**_uncalibrated(run, [part.rows for part in parts]), TRIVIAL: pairs.trivial}
+    return Fitted(
+        calibrator, [ours, *(Estimator.of(name, pairs, x, seed=seed) for name, x in others.items())]
+    )
 
 
-def confidence_threshold(run: AuditRun, rows: Rows) -> float:
-    """ATC's threshold: above it lies a share of these documents that equals their accuracy.
+def confidence_threshold(confidence: Array, accuracy: float) -> float:
+    """ATC's threshold: above it lies a share of these documents (n,) that equals their accuracy.
 
     Source: Garg et al., "Leveraging unlabeled data to predict out-of-distribution performance", ICLR 2022.
     """
-    return float(np.quantile(run.confidence[rows], 1.0 - run.score[rows].mean()))
+    return float(np.quantile(confidence, 1.0 - accuracy))
 
 
-def _uncalibrated(
-    run: AuditRun, parts: list[Rows], pairs: Pairs, trivial: Array, seed: int
-) -> list[Estimator]:
+def _uncalibrated(run: AuditRun, parts: list[Rows]) -> dict[str, Array]:
     """Mean confidence and ATC (average thresholded confidence) as they are, if every document has them."""
     confidence = run.confidence
     if np.isnan(confidence[run.labelled]).any():
-        return []
+        return {}
     # The threshold of each slice is that of the other slices.
     others = [np.concatenate([*parts[:i], *parts[i + 1 :]]) for i in range(len(parts))]
-    thresholds = [confidence_threshold(run, rest) for rest in others]
-    estimates = {
-        "mean confidence, as it is": [confidence[part].mean() for part in parts],
-        "ATC, as it is": [
-            (confidence[part] > threshold).mean() for part, threshold in zip(parts, thresholds, strict=True)
-        ],
-    }
-    return [
-        Estimator.of(name, pairs, np.array(values), trivial, seed=seed) for name, values in estimates.items()
+    above = [
+        (confidence[part] > confidence_threshold(confidence[rest], run.score[rest].mean())).mean()
+        for part, rest in zip(parts, others, strict=True)
     ]
+    means = [confidence[part].mean() for part in parts]
+    return {"mean confidence, as it is": np.array(means), "ATC, as it is": np.array(above)}
 
 
 # --- the labelled documents --------------------------------------------------------------------------------
@@ -561,7 +495,7 @@ def _ranges(ids: Rows) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-# --- its application -------------------------------------------------------------------------------------
+# --- its refusals ------------------------------------------------------------------------------------------
 
 
 def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
@@ -580,8 +514,8 @@ def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
             "quantisation: only the model's name and revision were compared."
         )
     elif different := _different(ours, theirs, same_tasks=set(about["tasks"]) == set(calibrator.tasks)):
-        fields = ", ".join(f"{key} {ours.get(key)!r}, now {theirs.get(key)!r}" for key in different)
-        raise fitted_elsewhere(f"on another model: {fields}")
+        changes = ", ".join(f"{key} {ours.get(key)!r}, now {theirs.get(key)!r}" for key in different)
+        raise fitted_elsewhere(f"on another model: {changes}")
     for key, name in compared.items():
         if (ours := getattr(calibrator, key)) != about[key]:
             raise fitted_elsewhere(f"for {name} {ours!r}, and the run has {about[key]!r}")
@@ -617,15 +551,15 @@ def check_worth(calibrator: Calibrator, name: str | Path) -> None:
     """Raise UsageError if the calibrator did not beat the labelled accuracy when it was validated."""
     if not calibrator.beats_trivial:
         raise UsageError(
-            f"{name} should not be used: {no_gain(calibrator.validation)}; take the labelled accuracy "
-            f"({calibrator.labelled.accuracy:.3f}), or force its estimate"
+            f"{name} should not be used: {no_gain(calibrator)}; take the labelled accuracy "
+            f"({calibrator.labelled.accuracy:.3f})"
         )
 
 
-def no_gain(validation: Validation) -> str:
+def no_gain(calibrator: Calibrator) -> str:
     """Why a calibrator that did not beat the labelled accuracy alone should not be used."""
-    ours, blind = validation["mae"], validation["trivial_mae"]
-    if ours == blind:
-        return f"nothing beats the {TRIVIAL}, which is {blind:.1f} points off on held-out slices"
-    verdict = "worse than" if ours > blind + 0.05 else "not reliably better than"
-    return f"on held-out slices the estimate is {ours:.1f} points off, {verdict} the {TRIVIAL} ({blind:.1f})"
+    ours, trivial = calibrator.errors
+    verdict = "worse than" if ours > trivial + 0.05 else "not reliably better than"
+    return (
+        f"on held-out slices the estimate is {ours:.1f} points off, {verdict} the {TRIVIAL} ({trivial:.1f})"
+    )

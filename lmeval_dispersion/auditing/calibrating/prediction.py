@@ -13,33 +13,23 @@ import numpy as np
 from lmeval_dispersion.auditing.calibrating.calibration import Calibration
 from lmeval_dispersion.auditing.calibrating.calibrator import (
     CLUSTERS,
-    FIGURES,
     Applied,
     Calibrator,
-    Validation,
     among,
     check_fits,
     check_worth,
     documents_digest,
     fitted_elsewhere,
     rows_of_ids,
-    slice_figures,
     vector_clusters,
 )
 from lmeval_dispersion.auditing.figures import RunReport, both_ends
-from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, rows_where
+from lmeval_dispersion.auditing.run import AuditRun, Rows, rows_where
 from lmeval_dispersion.auditing.slices import Slice, by_column
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.report import Chart, Col, Table
-from lmeval_dispersion.report.vega import dots, numeric
+from lmeval_dispersion.report import Col, Table
 from lmeval_dispersion.statistics import student_quantile
 from lmeval_dispersion.store import read_store
-
-_KNOWN = {  # crosses at known accuracies
-    "transform": [{"filter": "isValid(datum.true)"}],
-    "mark": {"type": "point", "shape": "cross", "angle": 45, "filled": True, "color": "var(--series-2)"},
-    "encoding": {"x": numeric("true")},
-}
 
 
 @dataclass(frozen=True)
@@ -48,12 +38,11 @@ class Prediction:
 
     slice: Annotated[str, Col("Slice")]
     documents: Annotated[int, Col("Documents", "d", drop=4)]
-    predicted: Annotated[float | None, Col("Estimate", ".3f")] = None
+    predicted: Annotated[float | None, Col("Estimate", ".3f", dots="page", reach="low high")] = None
     low: Annotated[float | None, Col("from", ".3f")] = None
     high: Annotated[float | None, Col("to", ".3f")] = None
     true: Annotated[float | None, Col("True", ".3f", drop=3)] = None
     dispersion: Annotated[float | None, Col("Dispersion", ".4f", drop=2)] = None
-    confidence: Annotated[float | None, Col("Confidence", ".3f", drop=5)] = None
     reason: Annotated[str | None, Col("No estimate because", drop=1)] = None
     too_small: bool = False
 
@@ -65,10 +54,8 @@ class Predictions(RunReport):
     Attributes:
         level: Of the intervals, in (0, 1).
         exchangeable: Whether the slices were made like the labelled ones, as the intervals require.
-        figure: What the calibrator reads accuracy off: ``dispersion`` or ``confidence``.
-        shifted: Whether the slices as a whole differ from the labelled ones in that figure.
-        beats_trivial: Whether the calibrator beat the labelled accuracy alone; else that is the estimate.
-        validation: The calibrator's errors in points on held-out slices.
+        shifted: Whether the slices as a whole differ from the labelled ones; then none has an estimate.
+        mae, trivial_mae: The calibrator's errors in points on held-out slices, and the labelled accuracy's.
     """
 
     template = "predictions.jinja"
@@ -83,10 +70,9 @@ class Predictions(RunReport):
     notes: Sequence[str]
     level: float
     exchangeable: bool
-    figure: str
     shifted: bool
-    beats_trivial: bool
-    validation: Validation
+    mae: float
+    trivial_mae: float
     slices: Sequence[Prediction]
 
     def tables(self) -> dict[str, Table]:
@@ -96,34 +82,11 @@ class Predictions(RunReport):
         table = Table.of(self.slices, caption, name="slices", headings=headings)
         return {"slices": replace(table, brief=replace(table, excerpt=both_ends(len(self.slices))))}
 
-    def charts(self) -> dict[str, Chart]:
-        """The estimates with their intervals; empty without estimates."""
-        rows = [row for row in self.slices if row.reason is None]
-        if not rows:
-            return {}
-        known = [row for row in rows if row.true is not None]
-        inside = sum((row.low or 0) <= (row.true or 0) <= (row.high or 0) for row in known)
-        coverage = f"{inside} of {len(known)} known accuracies lie in their interval. " if known else ""
-        level = f"{100 * self.level:.0f} %"
-        title = f"accuracy, with {level} interval"
-        return {
-            "estimates": Chart(
-                dots(rows, "slice", "predicted", ("low", "high"), title, _KNOWN, line=self.labelled_accuracy),
-                "Estimated accuracy, slice by slice",
-                f"{coverage}The labelled documents had {self.labelled_accuracy:.3f}.",
-                f"Dots are estimates with their {level} intervals, "
-                f"{'crosses the accuracies that are known, ' if known else ''}"
-                "the dashed line is the labelled accuracy.",
-                name="estimates",
-            )
-        }
-
     def context(self) -> dict[str, Any]:
         """Words for the sentences."""
-        return {
-            "level": f"{100 * self.level:.0f} %",
-            "figure": FIGURES[self.figure],
-        }
+        known = [row for row in self.slices if row.true is not None and row.reason is None]
+        inside = sum((row.low or 0) <= (row.true or 0) <= (row.high or 0) for row in known)
+        return {"level": f"{100 * self.level:.0f} %", "known": len(known), "inside": inside}
 
 
 def predict(
@@ -132,9 +95,8 @@ def predict(
     *,
     where: str | None = None,
     by: str | None = None,
-    force: bool = False,
 ) -> Predictions:
-    """Estimate the accuracy of every slice from its figure, as ``dispersion predict`` does.
+    """Estimate the accuracy of every slice from its dispersion, as ``dispersion predict`` does.
 
     The calibrator's own documents are left out; a slice without an estimate has a reason.
 
@@ -143,8 +105,6 @@ def predict(
         run: Folder of the store, or a folder that holds the stores of one run.
         where: Estimate only documents that satisfy this.
         by: Column of the documents that makes the slices; default: that of the calibrator.
-        force: Whether to estimate although the calibrator did not beat the labelled accuracy, or the slices
-            differ from the labelled ones.
 
     Raises:
         UsageError: The calibrator does not fit the run or did not beat the labelled accuracy, or there is no
@@ -157,8 +117,7 @@ def predict(
         name, calibrator = calibrator, Calibrator.read(calibrator)
     run = _run_for(calibrator, run)
     notes = check_fits(calibrator, run)
-    if not force:
-        check_worth(calibrator, name)
+    check_worth(calibrator, name)
     rows, fitted = _unlabelled_rows(calibrator, run, where)
     if fitted:
         notes.append(f"{fitted} documents of this run were labelled for the calibrator and are left out.")
@@ -166,29 +125,28 @@ def predict(
     parts = _slices(calibrator, run, rows, by)
     if not parts:
         raise UsageError(f"no document to estimate has a value of {by!r}; choose another column")
-    figures = slice_figures(run, [part.rows for part in parts], calibrator.figure)
-    shifted = calibrator.differs(figures[~np.isnan(figures)])
-    unlike = f"unlike the labelled slices in {FIGURES[calibrator.figure]}" if shifted and not force else None
-    documents = np.array([len(part.rows) for part in parts])
-    applied = calibrator.applied(np.nan_to_num(figures), documents)
+    blank = [_without_estimate(run, part) for part in parts]
+    dispersions = np.array([row.dispersion if row.dispersion is not None else math.nan for row in blank])
+    shifted = calibrator.differs(dispersions[~np.isnan(dispersions)])
+    documents = np.array([row.documents for row in blank])
+    applied = calibrator.applied(np.nan_to_num(dispersions), documents)
     slices = [
-        _prediction(run, part, calibrator, applied, i, unlike, float(figures[i]))
-        for i, part in enumerate(parts)
+        _estimated(row, calibrator, applied, i)
+        if not shifted
+        else replace(row, reason="unlike the labelled slices in dispersion")
+        for i, row in enumerate(blank)
     ]
-    whole = _whole(run, parts, slices, applied, documents)
     return Predictions(
-        model=str(run.store.manifest.get("model")),
+        model=run.store.model,
         layer=run.layer,
         by=by,
         labelled_accuracy=calibrator.labelled.accuracy,
         notes=notes,
         level=calibrator.level,
         exchangeable=by == calibrator.by and by != CLUSTERS and not shifted,
-        figure=calibrator.figure,
         shifted=shifted,
-        beats_trivial=calibrator.beats_trivial,
-        validation=calibrator.validation,
-        slices=[whole, *(slices if len(slices) > 1 else [])],
+        **dict(zip(("mae", "trivial_mae"), calibrator.errors, strict=True)),
+        slices=[_whole(run, parts, slices, applied, documents), *(slices if len(slices) > 1 else [])],
     )
 
 
@@ -224,30 +182,27 @@ def _slices(calibrator: Calibrator, run: AuditRun, rows: Rows, by: str) -> list[
     return vector_clusters(run, rows, round(len(rows) / a_slice), seed=calibrator.seed)
 
 
-def _prediction(
-    run: AuditRun,
-    part: Slice,
-    calibrator: Calibrator,
-    applied: Applied,
-    i: int,
-    unlike: str | None,
-    figure: float,
-) -> Prediction:
-    """The estimate of slice ``i``, or the reason for none."""
-    row, n = _empty(run, part), len(part.rows)
-    if unlike:
-        return replace(row, reason=unlike)
+def _without_estimate(run: AuditRun, part: Slice) -> Prediction:
+    known = run.score[part.rows]
+    known = known[~np.isnan(known)]
+    return Prediction(
+        part.name,
+        len(part.rows),
+        true=float(known.mean()) if known.size else None,
+        dispersion=float(run.vectors.dispersions([part.rows])[0]) if len(part.rows) > 1 else None,
+    )
+
+
+def _estimated(row: Prediction, calibrator: Calibrator, applied: Applied, i: int) -> Prediction:
+    """Slice ``i`` with its estimate, or the reason for none."""
     fewest = calibrator.documents_a_slice[0]
-    if n < fewest:
-        reason = f"{n} documents, and the smallest fitted slice has {fewest}"
+    if row.documents < fewest or row.dispersion is None:
+        reason = f"{row.documents} documents, and the smallest fitted slice has {fewest}"
         return replace(row, reason=reason, too_small=True)
-    if math.isnan(figure):
-        return replace(row, reason=f"some of its documents have no {calibrator.figure}")
     low, high = calibrator.range
-    if not low <= figure <= high:
-        name = FIGURES[calibrator.figure]
-        reason = f"outside the fitted range: {name} {figure:.4g}, fitted from {low:.4g} to {high:.4g}"
-        return replace(row, reason=reason)
+    if not low <= row.dispersion <= high:
+        reason = f"dispersion {row.dispersion:.4g}, fitted from {low:.4g} to {high:.4g}"
+        return replace(row, reason=f"outside the fitted range: {reason}")
     low, high = applied.interval(i)
     return replace(row, predicted=float(applied.value[i]), low=low, high=high)
 
@@ -260,35 +215,14 @@ def _whole(
         return replace(slices[0], slice="all documents")
     used = [i for i, row in enumerate(slices) if row.reason is None]
     rows = np.sort(np.concatenate([parts[i].rows for i in used or range(len(parts))]))
+    name = "all documents" if len(used) in (0, len(slices)) else f"{len(used)} of {len(slices)} slices"
+    whole = _without_estimate(run, Slice(name, rows))
     if not used:
-        return replace(_empty(run, Slice("all documents", rows)), reason="no slice can be estimated")
+        return replace(whole, reason="no slice can be estimated")
     weight = documents[used] / documents[used].sum()
     estimate = float(weight @ applied.value[used])
     shared = applied.folds[:, used] @ weight
     variance = float(np.square(weight * applied.size[used]).sum()) + (len(shared) - 1) * float(shared.var())
     # A sum cannot have a higher level than its slices.
     half = student_quantile((1 + applied.level) / 2, len(shared) - 1) * math.sqrt(variance)
-    name = "all documents" if len(used) == len(slices) else f"{len(used)} of {len(slices)} slices"
-    return replace(
-        _empty(run, Slice(name, rows)),
-        predicted=estimate,
-        low=max(estimate - half, 0.0),
-        high=min(estimate + half, 1.0),
-    )
-
-
-def _empty(run: AuditRun, part: Slice) -> Prediction:
-    known = run.score[part.rows]
-    known = known[~np.isnan(known)]
-    return Prediction(
-        part.name,
-        len(part.rows),
-        true=float(known.mean()) if known.size else None,
-        dispersion=known_or_none(slice_figures(run, [part.rows], "dispersion")),
-        confidence=known_or_none(slice_figures(run, [part.rows], "confidence")),
-    )
-
-
-def known_or_none(values: Array) -> float | None:
-    """One number, None where it is NaN."""
-    return None if np.isnan(values[0]) else float(values[0])
+    return replace(whole, predicted=estimate, low=max(estimate - half, 0.0), high=min(estimate + half, 1.0))
