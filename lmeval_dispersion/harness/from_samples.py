@@ -10,26 +10,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from lm_eval.utils import apply_template
 
 from lmeval_dispersion.errors import HarnessError, UsageError
 from lmeval_dispersion.files import sha256
 from lmeval_dispersion.harness import recording
-from lmeval_dispersion.harness.records import Prompt, TaskMetrics, load_states, save_states
-from lmeval_dispersion.harness.samples import LoggedTask, read_task
+from lmeval_dispersion.harness.records import DocRecord, Prompt, TaskMetrics, load_states, save_states
 from lmeval_dispersion.harness.saving import manifest_of, model_identity, write
 from lmeval_dispersion.harness.seams import backend_arguments
 from lmeval_dispersion.model.capture import resolve, split_names
 from lmeval_dispersion.store import begin_store, read_store
 from lmeval_dispersion.store.format import MANIFEST, PARTS
-from lmeval_dispersion.store.samples import LoggedRun, find_run
+from lmeval_dispersion.store.identity import SUFFIX
+from lmeval_dispersion.store.samples import JudgedTask, LoggedRun, find_run, judged_task, stock_name
 
 _PART = 1024  # prompts whose states are written together; a killed run loses at most these
 _DIFFERENT = 0.5  # median difference in nats of one answer (of one token, for whole texts): another model
@@ -72,7 +74,7 @@ def stores_from_samples(
         raise UsageError(f"{run.file} has no samples of {unknown[0]!r}; it has {', '.join(run.samples)}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("several processes were launched and each would run all prompts; launch one")
-    logged_tasks = [read_task(run, task, judge, allow_holes=force) for task in chosen]
+    judged = {task: judged_task(run, task, judge, allow_holes=force) for task in chosen}
     lm = _model(run, arguments)
     job = _Job(
         run=run,
@@ -84,9 +86,40 @@ def stores_from_samples(
         force=force,
         notes=_model_notes(run, lm, arguments),
     )
-    for task in logged_tasks:
-        _store_task(job, task)
+    for name, task in judged.items():
+        _store_task(job, name, task)
     return job.output
+
+
+class _Document(NamedTuple):
+    """One document: its first prompt, its judgement, whose state is still missing, and the logged answer."""
+
+    prompt: Prompt
+    record: DocRecord
+    logged: float | str
+
+
+def _documents(name: str, task: JudgedTask) -> tuple[list[_Document], list[str]]:
+    """A task's documents in the order of their index, and notes on them."""
+    text, documents, notes = task.config.get("doc_to_text"), [], list(task.notes)
+    # A function's source is logged, and is not run.
+    is_code = r"\s*(?:@|def |<|functools\.|\S+ = lambda|lambda )"
+    template = None if not isinstance(text, str) or re.match(is_code, text) else text
+    if template is None and text is not None:
+        notes.insert(
+            0,
+            "the prompts come from a function of the task: the query's part is unknown, and the perplexity "
+            "is that of the whole prompt",
+        )
+    for doc_id, sample in task.samples.items():
+        query, doc = None, sample.doc
+        if template is not None and isinstance(doc, Mapping):
+            query = doc[template] if template in doc else apply_template(template, doc)
+        prompt = Prompt(sample.arguments[0], query if isinstance(query, str) else None, name)
+        columns = {**sample.columns, "text": prompt.query}
+        record = DocRecord(prompt.dispersion_state, doc_id, sample.correct, task.filter, columns)
+        documents.append(_Document(prompt, record, sample.answer))
+    return documents, notes
 
 
 def _model(run: LoggedRun, arguments: Mapping[str, Any]) -> Any:
@@ -145,49 +178,52 @@ def _model_notes(run: LoggedRun, lm: Any, arguments: Mapping[str, Any]) -> list[
     return notes
 
 
-def _store_task(job: _Job, task: LoggedTask) -> None:
+def _store_task(job: _Job, name: str, task: JudgedTask) -> None:
     """Fill one task's store, unless it exists."""
-    folder = job.output / task.store_name
+    store_name, kind = stock_name(name) + SUFFIX, str(task.config["output_type"])
+    kind = "loglikelihood" if kind == "multiple_choice" else kind
+    folder = job.output / store_name
     source = {
         "results": job.run.file.name,
         "backend": job.run.results.get("model_source"),
         "lm_eval": job.run.results.get("lm_eval_version"),
-        "sha256": sha256(job.run.samples[task.name]),
+        "sha256": sha256(job.run.samples[name]),
         "judge": job.judge,
     }
     limit = (job.run.results.get("config") or {}).get("limit")
-    manifest = manifest_of(job.lm, job.arguments, task.prompts, {task.store_name: task.version}, limit)
+    manifest = manifest_of(job.lm, job.arguments, task.prompts, {store_name: task.version}, limit)
     if _is_done(folder, source, manifest["identity"], job.layers):
-        print(f"{task.name}: {folder} exists already", file=sys.stderr)
+        print(f"{name}: {folder} exists already", file=sys.stderr)
         return
     begin_store(folder)
-    prompts = [document.prompt for document in task.documents]
+    documents, notes = _documents(name, task)
+    prompts = [document.prompt for document in documents]
     for prompt in prompts:
         prompt.dispersion_layers = job.layers
     unique = {prompt.key: prompt for prompt in prompts}
     run_key = json.dumps([source, manifest["identity"], job.layers], sort_keys=True)
-    _run_parts(job, task.kind, unique, run_key, folder / PARTS)
+    _run_parts(job, kind, unique, run_key, folder / PARTS)
     for prompt in prompts:
         answered = unique[prompt.key]
         prompt.dispersion_state = answered.dispersion_state
         prompt.answer = prompt.answer if answered.answer is None else answered.answer
-    agreement, far = _agreement(task, job.force)
-    for document in task.documents:
+    agreement, far = _agreement(name, kind, documents, job.force)
+    for document in documents:
         document.record.state = document.prompt.dispersion_state
-    records = [document.record for document in task.documents]
-    metrics = TaskMetrics(task.store_name, records)
-    notes = [*task.notes, *job.notes, *far]
+    records = [document.record for document in documents]
+    metrics = TaskMetrics(store_name, records)
+    notes += [*job.notes, *far]
     manifest["figures"] = {**metrics.summary(), "correct_by": task.correct_by}
     manifest["samples"] = {**source, **agreement, "notes": notes}
     write(folder, metrics, task.category, manifest)
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     print(
-        f"{task.name}: {len(records)} documents, {len(unique)} prompts run"
+        f"{name}: {len(records)} documents, {len(unique)} prompts run"
         + "".join(f"; {key.replace('_', ' ')} {value:.3g}" for key, value in agreement.items()),
         file=sys.stderr,
     )
     for note in [*notes, *(sentence for _, sentence in metrics.remarks())]:
-        print(f"{task.name}: note: {note}", file=sys.stderr)
+        print(f"{name}: note: {note}", file=sys.stderr)
 
 
 def _is_done(
@@ -225,13 +261,15 @@ def _run_parts(job: _Job, kind: str, unique: Mapping[str, Prompt], run_key: str,
             save_states(file, [(prompt.dispersion_state, prompt.answer) for prompt in chunk])
 
 
-def _agreement(task: LoggedTask, force: bool) -> tuple[dict[str, float], list[str]]:
+def _agreement(
+    name: str, kind: str, documents: Sequence[_Document], force: bool
+) -> tuple[dict[str, float], list[str]]:
     """Compare the model's own answers with the logged ones; refuse another model's."""
-    pairs = [(d, d.prompt.answer) for d in task.documents if d.prompt.answer is not None]
+    pairs = [(d, d.prompt.answer) for d in documents if d.prompt.answer is not None]
     if not pairs:
         return {}, []
-    if task.kind == "generate_until":
-        greedy = [(d.logged_answer, answer) for d, answer in pairs if not d.prompt.args[1].get("do_sample")]
+    if kind == "generate_until":
+        greedy = [(d.logged, answer) for d, answer in pairs if not d.prompt.args[1].get("do_sample")]
         if not greedy:
             return {}, ["answers were drawn at random, so it was not checked that this model gave them"]
         same = [str(logged).lstrip().startswith(str(answer).strip()) for logged, answer in greedy]
@@ -240,9 +278,9 @@ def _agreement(task: LoggedTask, force: bool) -> tuple[dict[str, float], list[st
         difference = f"{share:.0%} of the answers begin like the model's own"
     else:
         tokens = [sum(d.prompt.dispersion_state.prompt_tokens) for d, _ in pairs]
-        rolling = task.kind == "loglikelihood_rolling"  # compared by token; an empty text has none
+        rolling = kind == "loglikelihood_rolling"  # compared by token; an empty text has none
         gaps = [
-            abs(float(answer) - float(d.logged_answer)) / (n if rolling else 1)
+            abs(float(answer) - float(d.logged)) / (n if rolling else 1)
             for (d, answer), n in zip(pairs, tokens, strict=True)
             if n
         ]
@@ -254,7 +292,7 @@ def _agreement(task: LoggedTask, force: bool) -> tuple[dict[str, float], list[st
         difference = f"log-probabilities differ from the logged ones by {median:.2f} nats at the median"
     if far and not force:
         raise HarnessError(
-            f"{task.name}: {difference}: the samples come from another model, tokenizer or prompt template; "
+            f"{name}: {difference}: the samples come from another model, tokenizer or prompt template; "
             "name the model that gave the answers, or force it"
         )
     return figures, [f"{difference}: another model, tokenizer or precision"] if far else []
