@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).resolve().parent
 _SHORT = 16  # characters that fit into one line on a phone
-_WIDEST = {"extra": 1000, "spare": 430}  # pixels of a table, on a laptop and on a phone, by the next line
+_WIDEST = {"extra": 1080, "spare": 430}  # pixels of a table, on a laptop and on a phone, by the next line
 _SIGN, _SPACE = 9.5, 23  # pixels of a character in the widest system font, and around a cell
 _DRAWN = {"extra": 175, "spare": 84}  # pixels of a column's dots (page.css)
 _SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
