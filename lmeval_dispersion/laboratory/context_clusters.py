@@ -281,37 +281,36 @@ def recurring_contexts(
     drawn = np.empty((len(begin), segment), dtype=np.uint32)
     drawn[:, : len(prefix)] = prefix
     drawn[:, len(prefix) :] = corpus.tokens[begin[:, None] + np.arange(body)]
-    documents = corpus.documents[begin]
-    origins = np.stack([corpus.numbers[documents], begin - corpus.starts[documents]], axis=1)
+    origins = np.stack([corpus.documents[begin], corpus.places[begin]], axis=1)
     ngrams = np.stack([corpus.tokens[places[0] + np.arange(ngram)] for places in chosen])
     return {"tokens": drawn, "origins": origins, "ngrams": ngrams, "occurrences": np.array(counts)}
 
 
 class _Corpus(NamedTuple):
-    """All tokens of a source, document after document."""
+    """All tokens of a source, document after document; every array has one value a token."""
 
     tokens: NDArray[np.uint32]
-    documents: NDArray[np.int64]  # of every token
-    numbers: NDArray[np.int64]  # of every document: that of its first text in the source
-    starts: NDArray[np.int64]  # of every document: the place of its first token
+    documents: NDArray[np.int64]  # the number of the document's first text in the source
+    places: NDArray[np.int64]  # in the document
 
 
 def _corpus(texts: Texts, tokenizer: Any, pack: bool) -> _Corpus:
     gap = gap_of(texts, tokenizer, pack)
-    parts: list[NDArray[np.uint32]] = []
-    numbers, starts, total = list[int](), list[int](), 0
+    parts: list[NDArray[np.int64]] = []
+    document = place = 0
     for number, ids in tokenised(texts, tokenizer):
         if gap is None or not parts:
-            numbers.append(number)
-            starts.append(total)
+            document, place = number, 0
         else:
             ids = [*gap, *ids]
-        parts.append(np.array(ids, dtype=np.uint32))
-        total += len(ids)
-    if not total:
+        end = place + len(ids)
+        row = np.array(ids, dtype=np.int64), np.full(len(ids), document), np.arange(place, end)
+        parts.append(np.stack(row))
+        place = end
+    if not any(map(np.size, parts)):
         raise UsageError(f"expected text, got none in {texts.source}: {texts.read} texts read")
-    documents = np.repeat(np.arange(len(starts)), np.diff([*starts, total]))
-    return _Corpus(np.concatenate(parts), documents, np.array(numbers), np.array(starts))
+    tokens, documents, places = np.concatenate(parts, axis=1)
+    return _Corpus(tokens.astype(np.uint32), documents, places)
 
 
 def _frequent(corpus: _Corpus, n: int, before: int, least: int) -> tuple[list[NDArray[np.int64]], int]:
@@ -319,10 +318,10 @@ def _frequent(corpus: _Corpus, n: int, before: int, least: int) -> tuple[list[ND
 
     Places have ``before`` tokens of their document before them.
     """
-    tokens, documents, _, starts = corpus
+    tokens, documents, in_document = corpus
     places = np.arange(max(len(tokens) - n + 1, 0))
     is_whole = documents[places + n - 1] == documents[places]
-    places = places[is_whole & (places - starts[documents[places]] >= before)]
+    places = places[is_whole & (in_document[places] >= before)]
     mixed = tokens.astype(np.uint64) + np.uint64(1)
     mixed *= mixed * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x632BE59BD9B4E019)  # wraps by intent
     factors = np.random.default_rng(0).integers(2**63, size=n, dtype=np.uint64) * 2 + 1

@@ -175,7 +175,7 @@ def studied(
     key = sha256(json.dumps([FORMAT, identity], sort_keys=True).encode()).hexdigest()[:10]
     with tempfile.TemporaryDirectory(prefix="dispersion-") as temporary:
         place = Path(folder or temporary).expanduser() / f"{result.kind}-{key}"
-        if not _is_complete(place):
+        if not _manifest(place):
             named = dict(zip(labels(chosen), chosen, strict=True))
             study = Study(place, named, texts, identity, batch, quiet)
             _complete(study, measure(study), {"kind": result.kind, "names": readable})
@@ -187,12 +187,10 @@ def studied(
 
 
 def _manifest(place: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads((place / "manifest.json").read_text(encoding="utf-8"))
-    return manifest
-
-
-def _is_complete(place: Path) -> bool:
-    return (place / "manifest.json").exists() and _manifest(place)["complete"]
+    """The manifest of a complete study; empty before that."""
+    file = place / "manifest.json"
+    manifest: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return manifest if manifest.get("complete") else {}
 
 
 def _complete(study: Study, rows: Iterable[TableRow], about: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import inspect
 import json
 import os
 import shutil
@@ -16,9 +17,10 @@ import pytest
 import tiny_models
 import torch
 
+import lmeval_dispersion
 from lmeval_dispersion import clusters, condensation
 from lmeval_dispersion.errors import DispersionError
-from lmeval_dispersion.laboratory import causal_model
+from lmeval_dispersion.laboratory import causal_model, commands
 from lmeval_dispersion.laboratory.study import Study, data_settings, labels, model_settings
 from lmeval_dispersion.model.loading import LoadedModel, ModelChoice, load_model
 from lmeval_dispersion.model.texts import Texts
@@ -65,6 +67,20 @@ def test_a_full_disk_is_a_sentence_and_what_was_done_stays(tmp_path, monkeypatch
             worked(tmp_path / "r")
     worked(tmp_path / "r", done=done)
     assert done == list(range(3, UNITS))
+
+
+@pytest.mark.parametrize("measure", commands.MEASURES)
+def test_a_measure_s_options_are_its_parameters_with_the_defaults_of_the_help(measure):
+    parameters = inspect.signature(getattr(lmeval_dispersion, measure)).parameters
+    for measures, options in commands._OPTIONS.items():
+        for option, settings in options.items():
+            name = settings.get("dest", option[2:].replace("-", "_"))
+            assert (name in parameters) == (measure in measures), option
+            if measure in measures:
+                default = parameters[name].default
+                numbers = str(default).lower().strip("()").replace(" ", "")
+                words = default.split(",") if isinstance(default, str) else [numbers]
+                assert all(word in settings["help"].partition("(default: ")[2] for word in words), option
 
 
 OPTIONS = {"segment": 12, "segments": 10}
