@@ -46,10 +46,10 @@ def check_reaches(lm: Any, base: str, folder: str) -> None:
         result = peft.set_peft_model_state_dict(model, tensors, low_cpu_mem_usage=True)
     except Exception:  # where that fails, loading says why
         return
-    check_fits(model, base, tensors, result.unexpected_keys)
+    check_placed(model, base, tensors, result.unexpected_keys)
 
 
-def check_fits(model: Any, base: str, tensors: Collection[str], unexpected: Collection[str]) -> None:
+def check_placed(model: Any, base: str, tensors: Collection[str], unexpected: Collection[str]) -> None:
     """Check that some tensor of an adapter is in PEFT's model, by the names that PEFT could not place.
 
     Raises:

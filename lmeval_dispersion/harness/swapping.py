@@ -18,7 +18,7 @@ from typing import Any
 
 from lmeval_dispersion.errors import DispersionError
 from lmeval_dispersion.harness import seams
-from lmeval_dispersion.harness.adapters import check_fits, check_reaches, downloaded
+from lmeval_dispersion.harness.adapters import check_placed, check_reaches, downloaded
 
 # Settings of a LoRA that leave the base as it is, where they are empty.
 _CHANGING = ("modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters")
@@ -90,7 +90,7 @@ class SharedBase:
                 unplaced = model.load_adapter(adapter, fresh).unexpected_keys
                 model.set_adapter(fresh)
                 model.delete_adapter(before)
-                check_fits(model, base, _tensors(adapter), unplaced)
+                check_placed(model, base, _tensors(adapter), unplaced)
             else:
                 lm._model = PeftModel.from_pretrained(model, adapter, adapter_name=fresh)
         lm._model.eval()  # PEFT leaves a loaded one in training
