@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from copy import deepcopy
 from typing import Any
 
@@ -124,13 +125,22 @@ def world(in_world, tokenizer, task_manager):
     return World(tokenizer, task_manager)
 
 
+@pytest.fixture(scope="session")
+def stock_runs():
+    """Runs of stock tasks so far: folder and results by tasks and settings."""
+    return {}
+
+
 @pytest.fixture
-def stock(world, model_folder, tmp_path):
-    """Runs stock tasks on the tiny model and logs them as the command does; returns folder and results."""
+def stock(world, model_folder, tmp_path, tmp_path_factory, stock_runs):
+    """Runs stock tasks on the tiny model and logs them as the command does; returns folder and results.
+
+    A test has a copy of the folder of an equal run; a second run into the same folder is made anew.
+    """
     from lm_eval.loggers import EvaluationTracker
 
-    def run(*tasks, out="out", **settings):
-        tracker = EvaluationTracker(output_path=str(tmp_path / out))
+    def made(place, *tasks, **settings):
+        tracker = EvaluationTracker(output_path=str(place))
         logged = {"evaluation_tracker": tracker, "model_args": f"pretrained={model_folder}"}
         results = world.run(from_folder(model_folder), *tasks, **logged, **settings)
         samples = deepcopy(results["samples"])  # lm-eval turns its numbers into texts to write them
@@ -138,7 +148,18 @@ def stock(world, model_folder, tmp_path):
         tracker.save_results_aggregated(results=figures, samples=samples)
         for task in results["configs"]:
             tracker.save_results_samples(task_name=task, samples=samples[task])
-        return tmp_path / out, results
+        return results
+
+    def run(*tasks, out="out", **settings):
+        place, key = tmp_path / out, repr((tasks, sorted(settings.items())))
+        if place.exists():
+            return place, made(place, *tasks, **settings)
+        if key not in stock_runs:
+            kept = tmp_path_factory.mktemp("stock")
+            stock_runs[key] = kept, made(kept, *tasks, **settings)
+        kept, results = stock_runs[key]
+        shutil.copytree(kept, place)
+        return place, results
 
     return run
 
