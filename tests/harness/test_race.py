@@ -128,13 +128,14 @@ def test_two_tasks_are_answered_as_by_lm_eval_and_read_as_its_results(
     assert main(["audit", str(tmp_path / "out" / "sums-00"), "-q"]) == 0
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_same_command_goes_on_after_kill_9(
-    in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kills: int, in_world: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = words(tasks, tmp_path / "whole", "sums-80", "sums-30", task="sums,sums_written")
     expected = raced(capsys, *whole)
     again = words(tasks, tmp_path / "out", "sums-80", "sums-30", task="sums,sums_written")
-    for blocks in (1, 2):
+    for blocks in range(1, kills + 1):
         killed = [sys.executable, "-W", "ignore", "-c", KILLED + COMMAND, *again]
         done = subprocess.run(killed, env=environment(), cwd=in_world, capture_output=True, timeout=250)
         assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
@@ -243,17 +244,23 @@ def check_stores(folder: Path, recorded: Path, tmp_path: Path) -> None:
     assert main(["audit", str(folder), "-q", "-o", str(place / "audit.json")]) == 0
 
 
+@pytest.mark.parametrize("how", ["Ctrl-C", pytest.param("kill -9", marks=pytest.mark.slow)])
 def test_dispersion_tasks_leave_the_stores_of_lm_eval(
-    in_world: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    how: str, in_world: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Of a checkpoint that was asked everything, and of one that was dropped; after kill -9 in a block."""
+    """Of a checkpoint that was asked everything, and of one that was dropped; after an end in a block."""
     given = words(recorded, tmp_path / "out", "sums-80", "sums-00", task="mine", batch=1)
     given += ["--model_args", "dtype=float32"]
-    killed = [sys.executable, "-W", "ignore", "-c", KILLED + COMMAND, *given]
-    done = subprocess.run(killed, env=environment(), cwd=in_world, capture_output=True, timeout=250)
-    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-    assert not [*tmp_path.glob("out/*/dispersion_*")]
+    if how == "kill -9":
+        killed = [sys.executable, "-W", "ignore", "-c", KILLED + COMMAND, *given]
+        done = subprocess.run(killed, env=environment(), cwd=in_world, capture_output=True, timeout=250)
+        assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+        assert not [*tmp_path.glob("out/*/dispersion_*")]
+    else:
+        with monkeypatch.context() as patch:
+            interrupted_after(1, "sums-80", patch)
+            raced(capsys, *given, code=130)
     result = raced(capsys, *given)
     assert [(c["label"], c["questions"]) for c in result["checkpoints"]] == [("sums-80", 80), ("sums-00", 25)]
     assert "warning" not in capsys.readouterr().err
