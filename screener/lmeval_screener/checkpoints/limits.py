@@ -77,7 +77,7 @@ class Budget:
                 return task.result()
             raise self.trouble or ScreeningError(
                 "Timeout",
-                f"not read within {self.seconds:g} s; try again, or with more of them in DISPERSION_TIMEOUT",
+                f"not read within {self.seconds:g} s; try again, or set more in DISPERSION_TIMEOUT",
             )
         finally:
             if not task.done():
