@@ -21,7 +21,6 @@ from lmeval_dispersion.options import (
     add_metrics,
     add_one_slice,
     add_output,
-    add_seed,
     add_slice,
 )
 from lmeval_dispersion.output import Output, report_and_file
@@ -48,7 +47,6 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
     add_slice(parser)
     add_metrics(parser)
     add_output(parser)
-    add_seed(parser)
     add_examples(parser, "--demo", "RUN -o report.html", "RUN --worst 20")
 
 
@@ -69,13 +67,12 @@ def run_audit(args: argparse.Namespace) -> int:
         raise UsageError("--slice and --metrics change nothing in the order of --worst; leave them out")
     run = read_run(data_folder("demo_runs") / "sums-30" if args.demo else args.runs[0], args.layer)
     if args.worst:
-        output.write(rank(run, count=args.worst, seed=args.seed).document())
+        output.write(rank(run, count=args.worst).document())
         return 0
     report = audit(
         run,
         slices=args.slice,
         metrics=args.metrics,
-        seed=args.seed,
         details=output.details,
         short=output.short,
     )
@@ -99,7 +96,6 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     _add_where(parser, "learn only from these documents")
     add_one_slice(parser, default=None, otherwise=f"subject; {CLUSTERS} where too few")
     add_layer(parser)
-    add_seed(parser)
     add_examples(
         parser,
         "RUN",
@@ -111,7 +107,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 def run_calibrate(args: argparse.Namespace) -> int:
     """Run ``dispersion calibrate``."""
     output, file = report_and_file(args, "json") if args.output else (Output.of(args), None)
-    calibration = calibrate(args.run, where=args.where, layer=args.layer, by=args.by, seed=args.seed)
+    calibration = calibrate(args.run, where=args.where, layer=args.layer, by=args.by)
     if file:
         file.write_text(calibration.calibrator.to_json())
     output.write(calibration.document())
