@@ -23,11 +23,11 @@ demo: $(VENV)/.base
 	$(BIN)/screen-checkpoints --demo
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not network and not gpu and not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not network and not gpu and not slow"
 
 # With the long ones: clusters, kills, two processes, simulations at full count.
 test-all: $(VENV)/.dev lint
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not network and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not network and not gpu"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
