@@ -126,7 +126,7 @@ def _lines(every: float) -> Callable[[int, int, str], None]:
 
     def update(done: int, total: int, label: str) -> None:
         nonlocal said, before
-        if (passed := time.monotonic() - said) >= every and done > before:
+        if (passed := time.monotonic() - said) >= every and before < done < total:
             minutes = (total - done) / (done - before) * passed / 60
             pace = f"{done / total:.0%}, at this pace {max(1, round(minutes)):,} min left"
             print(f"{label}; {pace}", file=sys.stderr, flush=True)

@@ -9,11 +9,9 @@ import argparse
 import math
 import shlex
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -248,35 +246,16 @@ def _print_names(chosen: Shortlist, output: Output) -> None:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[OnDone]:
-    """A bar on a terminal's stderr, which disappears at the end; elsewhere, lines."""
-    if quiet:
-        yield lambda outcome, done, count: None
-        return
-    if not sys.stderr.isatty():
-        yield progress_lines(lambda text: print(f"screen-checkpoints: {text}", file=sys.stderr, flush=True))
-        return
-    with progress_bar() as update:
-        yield lambda outcome, done, count: update(done, count, outcome.label)
-
-
-def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> OnDone:
-    """Report in log lines how many checkpoints have ended, the time left, and the failures."""
-    start = last = clock()
+    """Show how many checkpoints have ended, and how many failed and why; lines outside a terminal."""
     failed: Counter[str] = Counter()
+    with progress_bar(hidden=quiet, every=_EVERY) as update:
 
-    def update(outcome: Reading | Failed, done: int, count: int) -> None:
-        nonlocal last
-        if error := getattr(outcome, "error", None):
-            failed[error] += 1
-        now = clock()
-        if now - last < _EVERY or done == count:
-            return
-        last = now
-        left = timedelta(seconds=round((now - start) * (count - done) / done))
-        errors = ", ".join(f"{number} {code}" for code, number in failed.most_common())
-        say(f"{done} of {count}, about {left} left" + (f"; failed: {errors}" if errors else ""))
+        def ended(outcome: Reading | Failed, done: int, count: int) -> None:
+            failed.update(filter(None, [getattr(outcome, "error", None)]))
+            errors = ", ".join(f"{number} {code}" for code, number in failed.most_common())
+            update(done, count, f"{outcome.label} (failed: {errors})" if errors else outcome.label)
 
-    return update
+        yield ended
 
 
 # --- verify ---------------------------------------------------------------------------------------------

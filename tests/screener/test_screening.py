@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from lmeval_screener.chance import Chances
-from lmeval_screener.cli import main, progress_lines
+from lmeval_screener.cli import _progress, main
 from lmeval_screener.result.result import Gate
 from lmeval_screener.screening import floor_among, screen
 from lmeval_screener.targets.names import parse_target
@@ -176,11 +176,13 @@ def test_accuracies_say_where_they_are_from(demo, tmp_path):
     assert screen(str(DEMO / "sums-80"), accuracy=place).accuracy == str(place)
 
 
-def test_lines_of_progress_come_every_half_minute_and_name_failures():
-    now, said = [0.0], []
-    lines = progress_lines(said.append, lambda: now[0])
-    for done in range(1, 1001):
-        now[0] += 60 if done == 1000 else 0.125
-        lines(failed("org/x", "GatedRepo") if done % 100 == 0 else object(), done, 1000)
-    assert said[0] == "240 of 1000, about 0:01:35 left; failed: 2 GatedRepo"
+def test_lines_of_progress_come_every_half_minute_and_name_failures(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr("lmeval_dispersion.output.time.monotonic", lambda: now[0])
+    with _progress(quiet=False) as ended:
+        for done in range(1, 1001):
+            now[0] += 60 if done == 1000 else 0.125
+            ended(failed("org/x", "GatedRepo") if done % 100 == 0 else failed("org/y", ""), done, 1000)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "org/y (failed: 2 GatedRepo); 24%, at this pace 2 min left"
     assert len(said) == 4  # not of the last
