@@ -173,10 +173,12 @@ class Audit(RunReport):
         return warnings
 
     def _opening(self) -> list[str]:
-        """The answer: one finding, then the numbers."""
+        """The answer: a finding and the numbers, which come first where labels cannot be saved."""
         if self.cautions and self.run["labelled"]:
             first, *more = self.cautions
             return [f"No verdict: {first[0].lower()}{first[1:]}", *more, self._numbers()]
+        if not isinstance(self.calibration, Missing) and not self.calibration.better:
+            return [self._numbers(), self._finding()]
         return [self._finding(), self._numbers()]
 
     def _finding(self) -> str:
