@@ -1,5 +1,7 @@
 from lmeval_screener import Result as Result
 from lmeval_screener import screen as screen
+from lmeval_screener.registry.commands import registry as registry
+from lmeval_screener.shortlist.verdict import verify as verify
 
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate as calibrate
 from lmeval_dispersion.auditing.calibrating.prediction import predict as predict

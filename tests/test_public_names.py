@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import lmeval_dispersion
+from lmeval_dispersion.errors import UsageError
 
 ROOT = Path(lmeval_dispersion.__file__).parent
 EXAMPLES = ROOT.parent / "examples"
@@ -39,6 +40,27 @@ def test_a_near_name_is_offered():
     with pytest.raises(AttributeError, match="no attribute 'scren'; did you mean screen"):
         lmeval_dispersion.scren  # noqa: B018
     assert not hasattr(lmeval_dispersion, "__wrapped__")
+
+
+def test_a_public_module_shows_its_public_names():
+    pytest.importorskip("torch")
+    shown = dir(lmeval_dispersion.losses)
+    assert {"push_away", "angular_spread", "DispersionLoss"} <= set(shown)
+    assert not {"torch", "Tensor", "wraps"} & set(shown)
+
+
+def test_the_functions_of_commands_answer_as_they_do(tmp_path):
+    file = tmp_path / "r.db"
+    screened = lmeval_dispersion.screen("demo", registry=file)
+    assert len(screened) == 11
+    found = lmeval_dispersion.registry(file)
+    assert found["sums-80"].rank == screened["sums-80"].rank == 1
+    assert len(lmeval_dispersion.registry(file, "query", "SELECT 1 AS a")) == 1
+    assert len(lmeval_dispersion.registry(file, "diff", since="2020-01-01")) == 11
+    with pytest.raises(UsageError, match="since: query does not use this"):
+        lmeval_dispersion.registry(file, since="last")
+    with pytest.raises(UsageError, match="expected the manifest of a short list"):
+        lmeval_dispersion.verify(tmp_path)
 
 
 def test_dir_of_a_result_has_only_what_is_for_users():

@@ -72,6 +72,7 @@ def race(
     include_path: str | None = None,
     apply_chat_template: bool | str = False,
     confirm_run_unsafe_code: bool = False,
+    demo: bool = False,
 ) -> Race:
     """Find the best of many checkpoints, most of which are asked a part of lm-eval's questions.
 
@@ -115,6 +116,7 @@ def race(
         include_path: Folder with more tasks.
         apply_chat_template: Whether to use the model's chat template, or the name of one.
         confirm_run_unsafe_code: Whether tasks may run the code that models write.
+        demo: Whether to race the bundled models by recorded answers instead; no model is loaded.
 
     Raises:
         UsageError: An argument cannot be used as given, or the folder is of another race.
@@ -123,6 +125,10 @@ def race(
     """
     start = time.perf_counter()
     check_settings(error, margin, seed, limit, top)
+    if demo:
+        from lmeval_dispersion.racing import replay
+
+        return replay.demo(seed, error=error, margin=margin, top=top)
     if engine and top > 1:
         raise UsageError("needs a race one by one; leave out the engine", argument="top")
     if engine not in (None, "ray") or (gpus_per_checkpoint is not None and not engine):

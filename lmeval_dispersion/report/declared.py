@@ -214,7 +214,7 @@ class Report:
 
 def _name(item: Any) -> str:
     values = item if isinstance(item, Mapping) else {"label": getattr(item, "label", ""), **fields_of(item)}
-    texts = (value for value in values.values() if isinstance(value, str))
+    texts = (value for value in values.values() if value and isinstance(value, str))
     return str(values.get("label") or values.get("slice") or next(texts, ""))
 
 

@@ -239,6 +239,10 @@ LOSS_TABLE = {
 LOSSES: dict[str, Callable[..., Tensor]] = {name: globals()[name] for name in LOSS_TABLE}
 
 
+def __dir__() -> list[str]:
+    return sorted([*LOSS_TABLE, "DispersionLoss"])
+
+
 class DispersionLoss(nn.Module):
     """A loss with fixed options.
 

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from lmeval_screener.screening import screen
 
 __all__ = ["Failed", "Group", "News", "Result", "Screened", "screen"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _MODULES = {"screen": "screening", "Result": "result.result", "News": "registry.news"}
 
 

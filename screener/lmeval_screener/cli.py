@@ -290,13 +290,9 @@ def run_verify(args: argparse.Namespace) -> int:
     """Run ``dispersion verify``; returns the exit code."""
     output = Output.of(args)
 
-    from lmeval_screener.shortlist.manifest import read_shortlist_manifest
     from lmeval_screener.shortlist.verdict import verify
 
-    folder = args.manifest if args.manifest.is_dir() else args.manifest.parent
-    results = args.results or [str(folder)]
-    manifest = read_shortlist_manifest(args.manifest)
-    verdict = verify(manifest, results)
+    verdict = verify(args.manifest, args.results)
     output.write(verdict.document())
     if args.keep is not None:
         output.say(f"dispersion verify: {verdict.keep(args.keep)}")

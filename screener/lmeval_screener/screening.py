@@ -84,7 +84,8 @@ def screen(
 
     Args:
         checkpoints: One or several of ``REPO``, ``REPO@REVISION``, ``REPO@GLOB``, ``ORG/*``, folders, folders
-            of training runs, weights files, or addresses such as ``s3://bucket/run/checkpoint-*``.
+            of training runs, weights files, or addresses such as ``s3://bucket/run/checkpoint-*``;
+            ``demo`` for the bundled ones.
         family: Name of a family whose checkpoints are added; ``FILE:NAME`` for a family of your own file.
         domain: Domain tokens T: a bundled token set or a YAML file. Default: the task's, else ``math``.
         task: lm-eval's ``NAME,NAME``, or a YAML file of answers: the ratio is over the answer tokens of the
@@ -118,6 +119,8 @@ def screen(
     if run.domain.remark:
         warnings.warn(run.domain.remark, stacklevel=2)
     names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
+    if names == ["demo"] and not Path("demo").exists():
+        names, demo = [], True
     selection = selection_of(author, tag, base_model, since, limit, registry=registry)
     selected = run_sync(lambda: select_targets(names, selection, tokenizer=tokenizer))
     add_named(selected, family, demo=demo)

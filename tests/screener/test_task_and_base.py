@@ -371,7 +371,7 @@ def test_a_registry_answers_with_the_tokens_that_a_domain_has_now(tmp_path, task
     with closing(sqlite3.connect(tmp_path / "r.db")) as file, file:
         file.execute("UPDATE runs SET domain = 'math'")
     with to_read(tmp_path / "r.db") as connection:
-        found = [queries.query(connection, "ratio", None, d).rows for d in (None, "math")]
+        found = [queries.query(connection, "ratio", None, d).rows() for d in (None, "math")]
     assert [len(rows) for rows in found] == [3, 2]
 
 

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import add_examples, add_output, one_thread
 from lmeval_dispersion.output import Output
 from lmeval_screener.checkpoints.selection import add_ranking_options
+
+if TYPE_CHECKING:
+    from lmeval_dispersion.report import Report
+    from lmeval_screener.screened import RankBy
 
 #: The options that each action accepts.
 _TAKES = {"query": "domain scale top base", "show": "", "diff": "domain since base"}
@@ -52,38 +57,70 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run ``dispersion registry``; returns the exit code."""
-    if args.what is None and args.action == "show":
-        raise UsageError(f"expected the checkpoint after show {args.registry}, got none")
-    if args.what is not None and args.action == "diff":
-        raise UsageError(f"expected nothing after diff {args.registry}, got {args.what!r}")
-    if args.since is None and args.action == "diff":
+def registry(
+    file: str | Path,
+    action: Literal["query", "show", "diff"] = "query",
+    what: str | None = None,
+    *,
+    domain: str | None = None,
+    scale: str | None = None,
+    top: int | None = None,
+    since: str | None = None,
+    rank_by: RankBy = "ratio",
+    base: str | None = None,
+) -> Report:
+    """Ask a registry of screenings, which ``screen(registry=FILE)`` wrote.
+
+    Args:
+        file: The registry.
+        action: ``query``: the latest state of every checkpoint, ranked; ``show``: the history of a
+            checkpoint; ``diff``: the changes since a time.
+        what: Of ``query`` an SQL SELECT in its place; of ``show`` the checkpoint.
+        domain: Only results of this token set; default: the most used.
+        scale: Only this scale, such as ``7B``.
+        top: Only so many of each group.
+        since: Of ``diff``: ``last``, ``yesterday``, a date or time in UTC, or a run of the registry.
+        rank_by: ``ratio``, or ``gap`` for G.
+        base: The checkpoint that the others were trained from.
+
+    Raises:
+        UsageError: No registry, no such checkpoint, or an argument that the action does not use.
+    """
+    if what is None and action == "show":
+        raise UsageError(f"expected the checkpoint after show {file}, got none")
+    if what is not None and action == "diff":
+        raise UsageError(f"expected nothing after diff {file}, got {what!r}")
+    if since is None and action == "diff":
         raise UsageError("diff expects a date, such as yesterday, got none", argument="since")
-    is_sql = args.action == "query" and args.what is not None
-    for option in ("domain", "scale", "top", "since", "base"):
-        if vars(args)[option] is not None and (is_sql or option not in _TAKES[args.action].split()):
-            action = "query with SQL" if is_sql else args.action
-            raise UsageError(f"{action} does not use this; leave it out", argument=option)
-    if args.top is not None and args.top < 1:
-        raise UsageError(f"expected at least 1, got {args.top}", argument="top")
+    is_sql = action == "query" and what is not None
+    given = {"domain": domain, "scale": scale, "top": top, "since": since, "base": base}
+    for option, value in given.items():
+        if value is not None and (is_sql or option not in _TAKES[action].split()):
+            asked = "query with SQL" if is_sql else action
+            raise UsageError(f"{asked} does not use this; leave it out", argument=option)
+    if top is not None and top < 1:
+        raise UsageError(f"expected at least 1, got {top}", argument="top")
     one_thread()
     from lmeval_screener.registry import news, queries
     from lmeval_screener.registry.database import to_read
 
-    output, how = Output.of(args), (args.rank_by, args.base)
-    with to_read(args.registry) as connection:
-        if args.action == "show":
-            answer = queries.history(connection, args.what)
-        elif args.action == "diff":
-            tokens = queries.sets_of(connection, args.domain)[0]
-            since = news.since_time(connection, args.since, tokens)
-            answer = news.news(connection, tokens, since, *how).document()
-        elif args.what is not None:
-            answer = queries.sql_answer(connection, args.what)
-        else:
-            answer = queries.query(connection, *how, args.domain, args.scale, args.top)
-    output.write(answer)
+    with to_read(Path(file)) as connection:
+        if action == "show":
+            return queries.history(connection, str(what))
+        if action == "diff":
+            tokens = queries.sets_of(connection, domain)[0]
+            start = news.since_time(connection, str(since), tokens)
+            return news.news(connection, tokens, start, rank_by, base)
+        if what is not None:
+            return queries.sql_answer(connection, what)
+        return queries.query(connection, rank_by, base, domain, scale, top)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run ``dispersion registry``; returns the exit code."""
+    output = Output.of(args)
+    options = {name: vars(args)[name] for name in ("domain", "scale", "top", "since", "rank_by", "base")}
+    output.write(registry(args.registry, args.action, args.what, **options).document())
     return 0
 
 

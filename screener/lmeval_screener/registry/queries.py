@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import time
@@ -10,10 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from lmeval_dispersion.errors import UsageError
-from lmeval_dispersion.report import Col, Column, Document, Section, Table
+from lmeval_dispersion.report import Col, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.declared import count, some
 from lmeval_dispersion.report.document import fields_of
@@ -29,6 +28,53 @@ from lmeval_screener.targets.names import Target
 _LIMIT = 60.0  # seconds that SQL may take
 _LONG = 40  # rows of a table that a terminal shows whole
 _WIDE = 100  # characters of a line beyond which each value of a row gets its own line
+
+
+@dataclass(frozen=True, repr=False)
+class Answer(Report):
+    """An answer of a registry: sentences and rows, a dataclass's or mappings'.
+
+    Attributes:
+        title: Its heading.
+        name: The anchor of its table.
+        sentences: The answer.
+        entries: The rows.
+        places: The rows that a terminal shows, by position; empty for all.
+    """
+
+    template: ClassVar[str] = "answer.jinja"
+    schema: ClassVar[str] = "dispersion-registry/1"
+    guide: ClassVar[str] = "docs/reference/registry.md"
+    each: ClassVar[str] = "entries"
+
+    title: str
+    name: str
+    sentences: Sequence[str]
+    entries: Sequence[Any]
+    places: Sequence[int] = ()
+
+    def rows(self) -> list[Row]:
+        """The rows as mappings."""
+        return [row if isinstance(row, dict) else fields_of(row) for row in self.entries]
+
+    def tables(self) -> dict[str, Table]:
+        """The rows; one line per value if mappings are too wide."""
+        rows = self.rows()
+        if not rows or not isinstance(self.entries[0], dict):
+            return {"rows": Table.of(self.entries, self.title, name=self.name, excerpt=self.places)}
+        columns = [Column(column, column) for column in rows[0]]
+        if sum(2 + max(len(n), *(len(str(row[n])) for row in rows)) for n in rows[0]) > _WIDE:
+            columns = [Column("row", "Row", "d"), Column("column", "Column"), Column("value", "Value")]
+            rows = [
+                {"row": number, "column": column, "value": value}
+                for number, row in enumerate(rows, 1)
+                for column, value in row.items()
+            ]
+        return {"rows": Table(rows, columns, self.title, self.name)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract ``dispersion-registry/1`` as plain Python values."""
+        return {"schema": self.schema, "answer": list(self.sentences), "rows": json_value(self.rows())}
 
 
 def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, str, str]:
@@ -172,7 +218,7 @@ def query(
     domain: str | None,
     scale: str | None = None,
     top: int | None = None,
-) -> Document:
+) -> Answer:
     """The latest state of every checkpoint, ranked across runs."""
     tokens, domain, reference = sets_of(connection, domain)
     seen = named(last_seen(connection, tokens))
@@ -217,7 +263,7 @@ def query(
     )
     sentence += f": {some(failed)}." if failed else "."
     places = () if top else excerpt([row.group for row in rows])
-    return _document("Checkpoints of the registry", "checkpoints", [*best, sentence], rows, places)
+    return Answer("Checkpoints of the registry", "checkpoints", [*best, sentence], rows, places)
 
 
 def excerpt(kinds: Sequence[object]) -> tuple[int, ...]:
@@ -238,7 +284,7 @@ def _best(group: Group, top: int | None) -> Sequence[Screened]:
     return group.checkpoints[: originals[top] if top is not None and top < len(originals) else None]
 
 
-def sql_answer(connection: sqlite3.Connection, statement: str) -> Document:
+def sql_answer(connection: sqlite3.Connection, statement: str) -> Answer:
     """The answer to SQL."""
     deadline = time.monotonic() + _LIMIT
     connection.set_progress_handler(lambda: time.monotonic() > deadline, 100_000)
@@ -256,10 +302,10 @@ def sql_answer(connection: sqlite3.Connection, statement: str) -> Document:
         ) from error
     for row in rows:
         row |= {key: f"{len(value)} bytes" for key, value in row.items() if isinstance(value, bytes)}
-    return _document("Answer of the registry", "answer", [f"{count(len(rows), 'row')}."], rows)
+    return Answer("Answer of the registry", "answer", [f"{count(len(rows), 'row')}."], rows)
 
 
-def history(connection: sqlite3.Connection, text: str) -> Document:
+def history(connection: sqlite3.Connection, text: str) -> Answer:
     """The history of the checkpoint that a user names."""
     identity, file = checkpoint_named(connection, text)
     sightings = connection.execute(
@@ -287,37 +333,4 @@ def history(connection: sqlite3.Connection, text: str) -> Document:
     }
     copies = said([c for c in everyone if c.label in mine or c.equals in mine])
     sentence = " ".join([sentence, *copies])
-    return _document(f"History of {text}", "history", [sentence], rows)
-
-
-def _document(
-    title: str, name: str, sentences: Sequence[str], rows: Sequence[Any], places: Sequence[int] = ()
-) -> Document:
-    """Sentences and rows (a dataclass's or mappings'); one line per value if rows are too wide.
-
-    A terminal shows only the rows at ``places``, if there are any.
-    """
-    plain: list[dict[str, Any]] = [row if isinstance(row, dict) else fields_of(row) for row in rows]
-    if plain and isinstance(rows[0], dict):
-        names, lines = list(plain[0]), plain
-        columns = [Column(column, column) for column in names]
-        if sum(2 + max(len(n), *(len(str(row[n])) for row in plain)) for n in names) > _WIDE:
-            columns = [Column("row", "Row", "d"), Column("column", "Column"), Column("value", "Value")]
-            lines = [
-                {"row": number, "column": column, "value": value}
-                for number, row in enumerate(plain, 1)
-                for column, value in row.items()
-            ]
-        table = Table(lines, columns, title, name)
-    else:
-        table = Table.of(rows, title, name=name, excerpt=places)
-    content = {"schema": "dispersion-registry/1", "answer": list(sentences), "rows": json_value(plain)}
-    return Document(
-        title,
-        answer=sentences,
-        sections=[Section("", [table] if plain else [], name)],
-        rows=plain,
-        contract=lambda: json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-        guide="docs/reference/registry.md",
-        short=True,
-    )
+    return Answer(f"History of {text}", "history", [sentence], rows)

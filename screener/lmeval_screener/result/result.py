@@ -218,7 +218,7 @@ class Result(Report):
         everything = max((len(group.checkpoints) for group in self.groups), default=1)
         chosen = self.chosen or self.shortlist(everything)
         content = manifest_dict(self.head(), chosen, tasks=(), command="")
-        return verify(shortlist_manifest(content, "the screening"), [str(source) for source in results])
+        return verify(shortlist_manifest(content, "the screening"), results)
 
     def race(self, tasks: str, **options: Any) -> Any:
         """Race the short list on lm-eval's tasks: see ``race``."""

@@ -26,7 +26,7 @@ from lmeval_screener.chance import NEAR, WITHIN, Chances, fitted, normal_scores
 from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.screened import RANKED, title_of
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
-from lmeval_screener.shortlist.manifest import Candidate, Manifest
+from lmeval_screener.shortlist.manifest import Candidate, Manifest, read_shortlist_manifest
 from lmeval_screener.slope import keep_slope
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target
@@ -198,20 +198,33 @@ class Verdict(Report):
         }
 
 
-def verify(manifest: Manifest, sources: Sequence[str]) -> Verdict:
-    """The verdict on a short list."""
-    candidates, found = _rated(manifest, sources)
+def verify(manifest: Manifest | str | Path, results: Sequence[str | Path] = ()) -> Verdict:
+    """Check the screen against results: the verdict on a short list.
+
+    Args:
+        manifest: The short list, or the file or folder that ``--emit`` wrote.
+        results: lm-eval's ``results_*.json``, folders of them, or CSV files with the columns repo,accuracy;
+            default: those in the manifest's folder.
+
+    Raises:
+        UsageError: No manifest, or no results of its checkpoints.
+    """
+    if not isinstance(manifest, Manifest):
+        place = Path(manifest)
+        results = results or [place if place.is_dir() else place.parent]
+        manifest = read_shortlist_manifest(place)
+    candidates, found = _rated(manifest, [str(source) for source in results])
     groups = _titles(candidates)
     members: dict[str, list[Candidate]] = {name: [] for name in groups}
     for c, name in zip(candidates, groups, strict=True):
         members[name].append(c)
-    results = {name: _group(of) for name, of in members.items()}
+    by_group = {name: _group(of) for name, of in members.items()}
     # Whichever figure ranked, the verdict is on the order that the screen gave.
     lines = agreements([-c.rank for c in candidates], [c.accuracy for c in candidates], groups)
-    verdicts = [_verdict(line.group, [results[line.group]], line) for line in lines if line.scope == "group"]
+    verdicts = [_verdict(line.group, [by_group[line.group]], line) for line in lines if line.scope == "group"]
     separate = holm({i: verdict.p for i, verdict in enumerate(verdicts) if verdict.p is not None})
     whole = next((line for line in lines if line.scope == "within groups"), lines[0])
-    overall = _verdict("all groups", list(results.values()), whole)
+    overall = _verdict("all groups", list(by_group.values()), whole)
     order = [RANKED.get(manifest.ranked_by), manifest.base and f"base {manifest.base}"]
     return Verdict(
         domain=manifest.domain,
