@@ -617,8 +617,8 @@ def loaded_lm(name: str, arguments: Mapping[str, Any], check: Callable[[Any], No
         require_extra("adapters", "loading an adapter")
         if not issubclass(kind, HFLM):
             raise HarnessError(
-                f"it is an adapter, which the model {name} does not load; use hf, or merge it into its "
-                "base (merge_and_unload, save_pretrained)"
+                f"it is an adapter, which the model {name} does not load; use hf or vllm, or merge it into "
+                "its base (merge_and_unload, save_pretrained)"
             )
     if settings.get("device") is None and issubclass(kind, HFLM) and not torch.cuda.is_available():
         settings["device"] = "cpu"  # lm-eval's default is a GPU

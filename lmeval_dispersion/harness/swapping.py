@@ -22,6 +22,7 @@ from lmeval_dispersion.harness.adapters import check_placed, check_reaches, down
 
 # Settings of a LoRA that leave the base as it is, where they are empty.
 _CHANGING = ("modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters")
+_LEAST_RANK = 16  # that vLLM makes room for
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model")
 
 
@@ -31,6 +32,7 @@ class SharedBase:
     def __init__(self) -> None:
         self._lm: Any = None
         self._key, self._names = "", count()
+        self._rank = _LEAST_RANK
 
     def release(self) -> None:
         """Give the memory back."""
@@ -43,6 +45,8 @@ class SharedBase:
         """A model as :func:`seams.loaded_lm` loads it; ``peft`` is empty for the base of adapters."""
         given = downloaded(arguments)
         plain = {key: value for key, value in given.items() if key != "peft"}
+        if name == "vllm" and "peft" in given:
+            return self._engine(plain, given["peft"], check, settings)
         if (
             "peft" not in given
             or seams.backend(name) is not seams.backend("hf")
@@ -77,6 +81,25 @@ class SharedBase:
             return seams.loaded_lm(name, given, check, **settings)
         return self._lm
 
+    def _engine(
+        self, plain: Mapping[str, Any], adapter: str, check: Callable[[Any], None], settings: Any
+    ) -> Any:
+        """The engine of a base in vLLM, which puts the adapter on what is asked next.
+
+        Experimental: written by vLLM's source, and never run on it.
+        """
+        from vllm.lora.request import LoRARequest
+
+        self._rank = max(self._rank, _rank(adapter))
+        key = json.dumps([_identified(plain), self._rank, settings], sort_keys=True, default=str)
+        if key != self._key:
+            self.release()
+            room = {"enable_lora": True, "max_lora_rank": self._rank}
+            self._lm, self._key = seams.loaded_lm("vllm", {**plain, **room}, check, **settings), key
+        number = next(self._names) + 1  # by which vLLM knows what it has loaded
+        self._lm.lora_request = LoRARequest(adapter, number, adapter) if adapter else None
+        return self._lm
+
     def _put_on(self, adapter: str, base: str) -> None:
         from peft import PeftModel
 
@@ -95,6 +118,15 @@ class SharedBase:
                 lm._model = PeftModel.from_pretrained(model, adapter, adapter_name=fresh)
         lm._model.eval()  # PEFT leaves a loaded one in training
         lm.peft = adapter or None
+
+
+def _rank(adapter: str) -> int:
+    """The power of two that holds an adapter's ranks; vLLM takes no other."""
+    if not adapter:
+        return _LEAST_RANK
+    settings = json.loads((Path(adapter) / "adapter_config.json").read_text("utf-8"))
+    most: int = max([settings.get("r", 1), *settings.get("rank_pattern", {}).values()])
+    return max(_LEAST_RANK, 1 << (most - 1).bit_length())
 
 
 def _leaves_the_base(folder: str) -> bool:
