@@ -19,6 +19,7 @@ from benchmarks.validity import siblings  # noqa: E402
 from benchmarks.validity.sibling_races import SHORT  # noqa: E402
 from benchmarks.validity.study import read_study  # noqa: E402
 from lmeval_dispersion.racing.contest import Scores  # noqa: E402
+from lmeval_dispersion.racing.lineup import Entry  # noqa: E402
 from lmeval_dispersion.racing.replay import raced  # noqa: E402
 from lmeval_dispersion.racing.report import race_of  # noqa: E402
 from lmeval_dispersion.report import html_page  # noqa: E402
@@ -35,7 +36,9 @@ def main() -> None:
         label: Scores(cell.right[i, :SHORT], cell.probability[i, :SHORT])
         for label, i in zip(ranks, lanes, strict=True)
     }
-    race = race_of(raced(answers), task=cell.domain, metric="accuracy", of=len(cell.order), ranks=ranks)
+    names = [f"rank {rank}" for rank in range(1, len(cell.order) + 1)]
+    entries = [Entry(name, {}, ranks.get(name), "rank" if name in ranks else None) for name in names]
+    race = race_of(raced(answers), entries, task=cell.domain, metric="accuracy")
     svg = chart_svg(race.charts()["race"], "race", "wide")
     style = (Path(html_page.__file__).with_name("page.css")).read_text("utf-8")
     light = dict(re.findall(r"(--[\w-]+): (#\w+)", style.split("@media")[0]))

@@ -6,31 +6,62 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 from lmeval_screener.figures import FigureDifference, rank_places
-from lmeval_screener.loading import with_base
-from lmeval_screener.targets.labels import labelled
-from lmeval_screener.targets.names import Target, parse_targets
+from lmeval_screener.tokens.answers import first_known, tasks_in
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.evidence import worth
-from lmeval_dispersion.harness.failures import as_their_base, checkpoint_failure
-from lmeval_dispersion.options import add_examples, add_lm_eval, add_metric, add_output, add_seed, add_tasks
-from lmeval_dispersion.output import Output, prints_to_stderr, progress_bar
-from lmeval_dispersion.probing.ties import order
+from lmeval_dispersion.harness.failures import as_their_base
+from lmeval_dispersion.options import add_examples, add_output
+from lmeval_dispersion.output import Output, prints_to_stderr
+from lmeval_dispersion.racing.commands import add_evaluation, arguments_of
+from lmeval_dispersion.racing.contest import Contest, Scores
+from lmeval_dispersion.racing.folder import RaceFolder
+from lmeval_dispersion.racing.lineup import all_named
+from lmeval_dispersion.racing.rule import BLOCK, Array
 from lmeval_dispersion.report import Col, Report, Table
-from lmeval_dispersion.report.declared import spans
+from lmeval_dispersion.report.declared import count, listed, spans
 from lmeval_dispersion.statistics import holm
+from lmeval_dispersion.store.identity import SUFFIX, hashed
 
 if TYPE_CHECKING:
-    from lmeval_dispersion.probing.questions import Answered, Array, Questions
+    from lmeval_dispersion.racing.evaluation import Evaluation
 
 Figure = Literal["probability", "agreement", "squares"]
+QUESTIONS = BLOCK
+_RUNS = 4  # runs of ranks that a sentence names
+_FIRST = 3  # checkpoints to evaluate first: a usual budget
+_MOST = 5  # and including those without a clear order with the last of them
 SEVERAL = 3  # fewest checkpoints whose mean answer says something
 FEWEST = 5  # fewest questions: below, no paired test can be significant
+
+
+class Answered(NamedTuple):
+    """A model's answers to n questions; NaN where unknown.
+
+    Attributes:
+        score: By lm-eval's metric; NaN without labels. Shape (n,).
+        probability: Of the right answer. Shape (n,).
+        tokens: Probabilities of the answer tokens at each question's place; empty where they are missing.
+        missing: Why they are, one clause.
+    """
+
+    score: Array
+    probability: Array
+    tokens: tuple[Array, ...] = ()
+    missing: str = ""
+
+    @property
+    def squares(self) -> Array:
+        """Sum of the squared probabilities of the answer tokens. Shape (n,)."""
+        known = [float(np.square(each).sum()) for each in self.tokens]
+        return np.array(known) if known else np.full(len(self.score), np.nan)
 
 
 @dataclass(frozen=True)
@@ -115,7 +146,54 @@ class Probe(Report):
         }
 
 
-def probed(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> tuple[Figure, list[Probed]]:
+def order(members: Sequence[Probed], why: str) -> list[str]:
+    """Which of several checkpoints, best first, to evaluate first, and how far their order is clear."""
+    best = _first_of(members)
+    if not best:
+        everyone = listed([c.label for c in members]) if len(members) <= _MOST else f"all {len(members)}"
+        return [f"No checkpoint stands apart: {everyone} have no clear order; evaluate any."]
+    first = f"Evaluate first: {', '.join(best)} ({why})."
+    if not (runs := overlaps(members)):
+        return [first, f"The order of all {len(members)} is clear."]
+    shared = listed([spans(range(begin, end + 1)) for begin, end in runs[:_RUNS]])
+    more = f" and {count(len(runs) - _RUNS, 'more run')}" if len(runs) > _RUNS else ""
+    others = {c.rank for c in members} - {rank for begin, end in runs for rank in range(begin, end + 1)}
+    rest = "; the order of the others is clear" if others else ""
+    return [first, f"Ranks {shared}{more} overlap{rest}."]
+
+
+def overlaps(members: Sequence[Probed]) -> list[tuple[int, int]]:
+    """First and last rank of every run of ranks connected by ties, best first."""
+    runs: list[tuple[int, int]] = []
+    for c in members:
+        last = max(c.tied_with, default=0)
+        if runs and c.rank <= runs[-1][1]:
+            runs[-1] = runs[-1][0], max(runs[-1][1], last)
+        elif last >= c.rank:
+            runs.append((c.rank, last))
+    return runs
+
+
+def _first_of(members: Sequence[Probed]) -> list[str]:
+    """The checkpoints for a budget of three evaluations, in words if they are some of many tied.
+
+    Empty if there is one checkpoint, or no two have a clear order.
+    """
+    ranks = {c.rank for c in members}
+    if all(ranks - {c.rank} <= set(c.tied_with) for c in members):
+        return []
+    budget = _FIRST if len(members) > _FIRST else 1
+    last = members[budget - 1]
+    behind = [c for c in members[budget:] if c.rank in last.tied_with]
+    if budget + len(behind) <= _MOST:
+        return [c.label for c in (*members[:budget], *behind)]
+    # Checkpoints tied across the cut are equally good.
+    sure = [c for c in members[: budget - 1] if c.rank not in last.tied_with]
+    unsure = sorted({c.rank for c in (*members[:budget], *behind) if c not in sure})
+    return [*(c.label for c in sure), f"any {budget - len(sure)} of ranks {spans(unsure)}"]
+
+
+def ranked(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> tuple[Figure, list[Probed]]:
     """Rank checkpoints by their answers to the same questions.
 
     Two have a clear order if the paired difference over questions (Student) differs clearly from 0,
@@ -125,14 +203,14 @@ def probed(answered: Mapping[str, Answered], rank_by: Figure | None = None) -> t
         UsageError: The figure is unknown for some checkpoint.
     """
     answers, figures = list(answered.values()), get_args(Figure)
-    agreed = agreement([a.answers for a in answers])
+    agreed = agreement([a.tokens for a in answers])
     found = [
         {"probability": a.probability, "squares": a.squares, "agreement": g}
         for a, g in zip(answers, agreed, strict=True)
     ]
     known = [figure for figure in figures if all(_mean(f[figure])[0] is not None for f in found)]
     if not known or rank_by not in (None, *known):
-        why = next((a.no_squares for a in answers if a.no_squares), "")
+        why = next((a.missing for a in answers if a.missing), "")
         why = why if rank_by == "squares" else f"the task has no labels that a probe can use; {why}"
         raise UsageError(f"expected questions that give {rank_by or 'one of the figures'}: {why}")
     figure: Figure = rank_by or known[0]
@@ -182,82 +260,90 @@ def _mean(values: Array) -> tuple[float | None, float | None]:
 
 
 def probe(
-    targets: Sequence[Target],
-    questions: Questions,
+    checkpoints: Sequence[str],
+    tasks: str,
     *,
-    model: str = "hf",
-    model_args: str = "",
+    questions: int = QUESTIONS,
     rank_by: Figure | None = None,
+    answers: str | None = None,
+    output_path: str | Path | None = None,
     quiet: bool = False,
-    **settings: Any,
+    **options: Any,
 ) -> Probe:
-    """Load each checkpoint in turn, run all questions, and rank them.
+    """Ask checkpoints the first block of a race, and rank them by their answers.
 
-    ``model`` is lm-eval's backend, ``model_args`` and ``settings`` (``batch_size``, ``device``) are its own.
+    ``checkpoints``, ``tasks``, ``output_path`` and ``options`` are a race's, whose folder keeps the answers.
+    ``answers`` names a set of answer tokens, by a task or a file; None for that of the first of the tasks
+    that has one.
 
     Raises:
-        UsageError: No such backend, one without log-likelihoods, or no figure of the task's.
-        DispersionError: No checkpoint could be run.
+        UsageError: An argument cannot be used as given, or the task gives no figure.
+        DispersionError: No checkpoint could be asked, or a block could not be written.
     """
-    from lmeval_dispersion.harness.adapters import answers_as_base
-    from lmeval_dispersion.harness.seams import backend_arguments
-    from lmeval_dispersion.probing.questions import check_decoder
+    from lmeval_dispersion.racing.block import complete
 
-    evaluation = questions.evaluation
-    models = evaluation.models
-    answered: dict[str, Answered] = {}
-    failed: list[NotProbed] = []
-    as_base: list[str] = []
-    with progress_bar(hidden=quiet) as update:
-        for place, target in enumerate(labelled(targets)):
-            update(place, len(targets), target.label)
-            try:
-                if target.refused:
-                    raise DispersionError(target.refused[1])
-                arguments = target.arguments() | backend_arguments(model_args)
-                lm = models.loaded(model, with_base(arguments), check_decoder, **settings)
-                answered[target.label] = questions.ask(lm, target.label)
-                if answers_as_base(lm, evaluation.requests_of(0)[1][0].args[0]):
-                    as_base.append(target.label)
-            except UsageError:
-                raise
-            except Exception as error:
-                failed.append(NotProbed(target.label, checkpoint_failure(error)))
-    models.release()
-    if not answered:
+    if questions < FEWEST:
+        raise UsageError(f"expected at least {FEWEST}, got {questions}", argument="questions")
+    _, known, refused = first_known(answers or tasks)
+    if answers and not known:
+        raise refused[0]
+    tokens = known or UsageError(
+        f"{str(refused[0]).partition(';')[0]}; name a set of `dispersion tokens` as answers"
+    )
+    name = ",".join(task.removesuffix(SUFFIX) for task in tasks_in(tasks))
+    folder = RaceFolder.opened(name, output_path, **options)
+    folder.more = partial(complete, answers=tokens)
+    given = hashed(repr(known.answers)) if known else ""
+    if folder.kept.get("answers", given) != given:
+        raise UsageError(
+            f"{folder.path} has answers by another set of answer tokens; name another folder",
+            argument="answers",
+        )
+    evaluation, named = folder.evaluation, all_named(checkpoints, api=folder.api, chosen="block")
+    contest = Contest(len(evaluation.questions), seed=evaluation.seed)
+    contest.block = min(questions, contest.questions)
+    with folder.alone():
+        folder.keep(folder.lineup.joined(named) if folder.kept else named, answers=given)
+        places = {entry.place for entry in named.entries}
+        probed = [entry for entry in folder.lineup.entries if entry.place in places]
+        folder.run(contest, quiet=quiet, probed=probed)
+    failed = [NotProbed(*pair) for pair in folder.failed.items()]
+    if not contest.answered:
         first = f"{failed[0].label}: {failed[0].message}"
         several = f"none of the {len(failed)} checkpoints could be probed; the first: "
         raise DispersionError(first if len(failed) == 1 else several + first)
-    figure, rows = probed(answered, rank_by)
-    notes = sorted({f"No squares: {a.no_squares}." for a in answered.values() if a.no_squares})
-    notes += [*as_their_base(as_base), *evaluation.notes()]
-    asked, of, seed = len(questions), evaluation.available, evaluation.seed
-    return Probe(questions.name, asked, of, seed, figure, rows, failed, notes)
+    found = {label: _answered(evaluation, label, mine) for label, mine in contest.answered.items()}
+    figure, rows = ranked(found, rank_by)
+    notes = sorted({f"No squares: {mine.missing}." for mine in found.values() if mine.missing})
+    notes += [*as_their_base(folder.as_base), *evaluation.notes()]
+    there, seed = evaluation.available, evaluation.seed
+    return Probe(name, contest.block, there, seed, figure, rows, failed, notes)
+
+
+def _answered(evaluation: Evaluation, label: str, mine: Scores) -> Answered:
+    """What a checkpoint answered to the first questions."""
+    questions = evaluation.questions[: len(mine.score)]
+    blocks = [evaluation.blocks[label].get(question, {}) for question in questions]
+    pairs = zip(blocks, mine.probability, strict=True)
+    probability = np.array([block.get("probability", known) for block, known in pairs])
+    tested = [bool(getattr(evaluation.tasks[task].config, "unsafe_code", False)) for task, _ in questions]
+    score = np.where(np.isfinite(probability) | tested, mine.score, np.nan)  # else without a label
+    if all("tokens" in block for block in blocks):
+        return Answered(score, probability, tuple(np.array(block["tokens"]) for block in blocks))
+    before = "a race has asked these questions before; name another folder"
+    return Answered(score, probability, (), next((b["why"] for b in blocks if "why" in b), before))
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "checkpoints", nargs="+", metavar="MODEL", help="Hub id, id@revision, folder, or a glob of folders"
-    )
-    add_tasks(parser, "lm-eval's tasks and groups, or a set's file (needed)", required=True)
-    parser.add_argument(
-        "--questions",
-        type=int,
-        default=25,
-        metavar="N",
-        help="drawn at random, the same for all (default: 25)",
-    )
-    parser.add_argument(
-        "--rank-by",
-        choices=get_args(Figure),
-        help="the figure that ranks (default: probability where the task has labels)",
-    )
-    parser.add_argument(
-        "--answers", metavar="SET", help="set of answer tokens for squares, a file (default: the task's own)"
-    )
-    add_metric(parser)
-    add_seed(parser)
-    add_lm_eval(parser)
+    add = parser.add_argument
+    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="as `dispersion screen` has it")
+    many = f"drawn at random, the same for all (default: {QUESTIONS})"
+    add("--questions", type=int, default=QUESTIONS, metavar="N", help=many)
+    by = "the figure that ranks (default: probability where the task has labels)"
+    add("--rank-by", choices=get_args(Figure), help=by)
+    tokens = "set of answer tokens for squares, a file (default: the task's own)"
+    add("--answers", metavar="SET", help=tokens)
+    add_evaluation(parser, "tasks and groups, or a set's file (needed)", required=True)
     add_output(parser)
     add_examples(
         parser,
@@ -268,36 +354,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from lmeval_dispersion.probing.questions import Questions
-
     output = Output.of(args)
-    targets = parse_targets(args.checkpoints)
-    if args.questions < FEWEST:
-        raise UsageError(f"expected at least {FEWEST}, got {args.questions}", argument="questions")
-    questions = Questions(
-        args.tasks,
-        args.questions,
-        metric=args.metric,
-        seed=args.seed,
-        num_fewshot=args.num_fewshot,
-        include_path=args.include_path,
-        apply_chat_template=args.apply_chat_template,
-        confirm_run_unsafe_code=args.confirm_run_unsafe_code,
-        answers=args.answers,
-    )
-    if len(questions) < args.questions:
-        output.say(f"{questions.name} has {len(questions)} questions; all are asked")
     with prints_to_stderr():
-        result = probe(
-            targets,
-            questions,
-            model=args.model,
-            model_args=args.model_args,
-            rank_by=args.rank_by,
-            quiet=args.quiet,
-            batch_size=args.batch_size,
-            device=args.device,
-        )
+        result = probe(**arguments_of(args))
     output.write(result.document())
     return 3 if result.failed else 0
 

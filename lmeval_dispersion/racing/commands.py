@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from lmeval_dispersion.errors import UsageError, require_extra
 from lmeval_dispersion.options import (
@@ -24,14 +25,28 @@ _ERROR = f"chance, at most, that the best of those raced is dropped (default: {E
 _MARGIN = f"smallest difference in score that counts (default: {MARGIN})"
 
 
+def add_evaluation(parser: argparse.ArgumentParser, tasks: str, **more: Any) -> None:
+    """Add the options of an evaluation in a race's folder; ``tasks`` is the help of ``--tasks``."""
+    group = add_lm_eval(parser)
+    add_tasks(group, tasks, **more)
+    add = group.add_argument
+    add("--limit", type=int, metavar="N", help="the most questions of a checkpoint (default: all there are)")
+    add_metric(group)
+    folder = "keeps all answers: the same command goes on, more checkpoints join (default: race-TASKS)"
+    add("--output_path", metavar="FOLDER", help=folder)
+    add_seed(parser)
+
+
+def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
+    """A command's options without those of its output, as arguments of its function."""
+    output = ("output", "format", "details", "command")
+    return {name: value for name, value in vars(args).items() if name not in output and name[0] != "_"}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion race``."""
-    parser.add_argument(
-        "checkpoints",
-        nargs="*",
-        metavar="CHECKPOINT",
-        help="as `dispersion screen` has it, or --emit's folder",
-    )
+    named = "as `dispersion screen` has it, or --emit's folder"
+    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help=named)
     add = parser.add_argument_group("which race").add_argument
     add("--family", metavar="NAME", help="all checkpoints of a family (default: none)")
     add("--domain", metavar="SET", help="token set of the screen (default: the tasks' answers)")
@@ -46,26 +61,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--by", choices=("rows", "block"), help=order)
     sample = "random others of each group race as well (default: 0)"
     add("--audit-sample", type=int, default=0, metavar="N", help=sample)
-    how = parser.add_argument_group("how")
-    add = how.add_argument
+    add = parser.add_argument_group("how").add_argument
     add("--error", type=float, default=ERROR, metavar="X", help=_ERROR)
     add("--margin", type=float, default=MARGIN, metavar="X", help=_MARGIN)
     add("--top", type=int, default=1, metavar="K", help="how many of the best are wanted (default: 1)")
     spend = "the most questions to ask now, of all together; the same command goes on (default: all needed)"
     add("--budget", type=int, metavar="N", help=spend)
     add("--hours", type=float, metavar="X", help="the longest to go on, likewise (default: to the end)")
-    add_metric(how)
     engine = "side by side on the Ray cluster of RAY_ADDRESS, or of this machine (default: one by one)"
     add("--engine", choices=("ray",), help=engine)
     gpus = "of the cluster's; a part of 1 too (default: 1 where it has GPUs)"
     add("--gpus-per-checkpoint", type=float, metavar="X", help=gpus)
     add("--dry-run", action="store_true", help="screen, and say what would be loaded and asked")
-    group = add_lm_eval(parser)
-    add = group.add_argument
-    add_tasks(group, "tasks and groups, or a set's file (default: those of --emit)")
-    add("--limit", type=int, metavar="N", help="the most questions of a checkpoint (default: all there are)")
-    folder = "keeps all answers: the same command goes on, more checkpoints join (default: race-TASKS)"
-    add("--output_path", metavar="FOLDER", help=folder)
+    add_evaluation(parser, "tasks and groups, or a set's file (default: those of --emit)")
     recorded = parser.add_mutually_exclusive_group()
     recorded.add_argument(
         "--replay",
@@ -75,7 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "after --emit's folder, by its list (default: none)",
     )
     recorded.add_argument("--demo", action="store_true", help="race the bundled models by recorded answers")
-    add_seed(parser)
     add_output(parser)
     add_examples(
         parser,
@@ -133,10 +140,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _race(args: argparse.Namespace, output: Output) -> int:
     require_extra("models", "`dispersion race`")
-    ours = ("replay", "demo", "output", "format", "details", "command")
+    given = {key: value for key, value in arguments_of(args).items() if key not in ("replay", "demo")}
     try:
         with prints_to_stderr():
-            result = race(**{key: v for key, v in vars(args).items() if key not in ours and key[0] != "_"})
+            result = race(**given)
     except KeyboardInterrupt as interrupt:
         if not hasattr(interrupt, "race"):
             raise

@@ -15,7 +15,7 @@ import shutil
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ _KEPT = ("configs", "versions", "n-shot", "higher_is_better")  # of lm-eval's re
 
 
 Question = tuple[str, int]  # task and document
+More = Callable[["Evaluation", Any, dict[str, Any]], None]
 _SCORING = ("doc_to_target", "doc_to_choice", "process_results", "metric_list", "filter_list", "repeats")
 
 
@@ -88,6 +89,7 @@ class Evaluation:
         places: Task -> places of its questions, ascending.
         judges: Filter and metric of each task that was asked.
         recorded: The dispersion tasks, whose hidden states are kept.
+        blocks: Label -> question -> what a first block asked more, as :func:`block.complete` gives it.
         odd: Label -> questions whose log-probabilities are not finite numbers.
         others: Label -> questions that the chat template gave another prompt than an earlier checkpoint had.
         models: What is loaded; adapters share their base.
@@ -120,6 +122,7 @@ class Evaluation:
         self.judges: dict[str, tuple[str, str]] = {}
         for name in self.tasks:
             self._check_metric(name)
+        self.blocks = defaultdict[str, dict[Question, Mapping[str, Any]]](dict)
         self.odd = defaultdict[str, set[Question]](set)
         self.others = defaultdict[str, set[Question]](set)
         self._prompts = defaultdict[str | None, dict[Question, str]](dict)
@@ -187,9 +190,9 @@ class Evaluation:
             task.take()  # of a block that another model did not finish
         return seams.evaluated(lm, self.tasks, requests, **self._options)
 
-    def requests_of(self, place: int) -> tuple[Any, list[Any]]:
-        """The task of the question at a place, and its requests to the model that was asked last."""
-        name, i = self.questions[place]
+    def requests_of(self, question: Question) -> tuple[Any, list[Any]]:
+        """The task of a question, and its requests to the model that was asked last."""
+        name, i = question
         return self.tasks[name], self._requests[name][i]
 
     def template_of(self, lm: Any) -> str | None:
@@ -231,7 +234,8 @@ class Evaluation:
                     f"{task}: expected scores from 0 to 1, got {metric} {value:g} of document {i}; name "
                     f"another metric of {', '.join(sample.metrics)}"
                 )
-            found.score[place], found.probability[place] = value, sample.columns["probability"]
+            found.score[place], found.probability[place] = value, sample.likely(value)
+            self.blocks[label][task, i] = sample.block
             if not np.isfinite(sample.columns["logprobs"]).all():
                 self.odd[label].add((task, i))
             prompt = sample.columns["prompt_hash"]
@@ -331,8 +335,10 @@ class Entrant:
         self._manifest: dict[str, Any] = {}  # of stores, about the model
         self._read()
 
-    def ask(self, begin: int, end: int) -> Scores:
+    def ask(self, begin: int, end: int, more: More | None = None) -> Scores:
         """The answers to the questions ``begin`` to ``end``, or as many of them as the folder has.
+
+        ``more`` adds to lm-eval's samples, as :func:`block.complete` does.
 
         Raises:
             CheckpointError: It could not be loaded or asked.
@@ -342,7 +348,7 @@ class Entrant:
         places = self._order[begin:end]
         if len(new := places[np.isnan(self._answers.score[places])]):
             start = time.perf_counter()
-            results = self._asked(new)
+            results = self._asked(new, more)
             lines = seams.logged_lines(results)
             scores = self._scores(lines, results["configs"])
             self.seconds += time.perf_counter() - start
@@ -369,19 +375,26 @@ class Entrant:
             self._lm = None
             seams.free_memory()
 
-    def _asked(self, places: NDArray[np.int64]) -> dict[str, Any]:
+    def _asked(self, places: NDArray[np.int64], more: More | None) -> dict[str, Any]:
         try:
             if self._lm is None:
                 start = time.perf_counter()
                 self._lm = self._loaded()
                 self.loading = time.perf_counter() - start
             results = self.evaluation.ask(self._lm, places.tolist())
+            if more:
+                more(self.evaluation, self._lm, results)
             if not self._count:
                 asked = next(iter(results["samples"].values()))
                 self.as_base = answers_as_base(self._lm, asked[0]["arguments"][0][0])
             return results
         except UsageError:
             raise
+        except NotImplementedError as error:
+            raise UsageError(
+                f"a task of choices needs log-likelihoods, which {type(self._lm).__name__} does not give; "
+                "use hf or vllm, or a task that generates"
+            ) from error
         except Exception as error:
             memory = (failure_sentence(error) or "").startswith("out of memory")
             again = memory and self._lm is not None and not self._halved
@@ -391,7 +404,7 @@ class Entrant:
                 raise failure from error
             self._halved = True
         seams.free_memory()  # outside of the handler, whose traceback holds the tensors
-        return self._asked(places)
+        return self._asked(places, more)
 
     def _loaded(self) -> Any:
         """The model; for earlier answers with the weights that gave them, on the Hub by their commit."""

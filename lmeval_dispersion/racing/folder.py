@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
+from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.files import write_whole
+from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.output import progress_bar, say_above_progress
 from lmeval_dispersion.racing.contest import Contest, Scores
 from lmeval_dispersion.racing.contest import run as run_checkpoint
@@ -29,12 +32,14 @@ from lmeval_dispersion.report.declared import count as counted
 from lmeval_dispersion.report.declared import listed
 
 if TYPE_CHECKING:
-    from lmeval_dispersion.racing.evaluation import CheckpointError, Entrant, Evaluation
+    from lmeval_dispersion.racing.evaluation import CheckpointError, Entrant, Evaluation, More
 
 SETTINGS, MANIFEST, SCHEMA = "race.json", "manifest.json", "dispersion-race-folder/1"
 MANY = 2000  # questions, of which a random part is enough
 LONG, LEAST = 24, 5  # of so many on, the first block leaves a third, at least so many
 LINES = 30.0  # seconds between two lines of progress in a log
+_BACKEND = ("model", "model_args", "batch_size", "device")
+_OWN = ("pretrained", "model", "revision")  # of --model_args, each checkpoint's
 _PARTS = {"prompts": "prompts or examples"}
 _SETTINGS = {"questions": "another number of questions", "lm_eval": "another lm-eval"}
 
@@ -74,7 +79,63 @@ class RaceFolder:
     as_base: list[str] = field(default_factory=list)  # adapters that answer as their base
     kept: dict[str, Any] = field(default_factory=dict)  # what race.json says
     allowance: Limits = field(default_factory=Limits)
+    more: More | None = None  # that a first block asks; None: as :func:`block.complete`
     forecast_said: bool = False
+
+    @classmethod
+    def opened(cls, tasks: str, path: str | Path | None, **options: Any) -> RaceFolder:
+        """The folder at ``path`` (None: ``race-TASKS``), new or with its answers to these tasks.
+
+        ``options`` are lm-eval's and those of :class:`Evaluation`.
+
+        Raises:
+            UsageError: They cannot be used as given, or the answers are to something else.
+        """
+        path = Path(path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
+        if own := [key for key in key_values(options["model_args"]) if key in _OWN]:
+            raise UsageError(
+                f"expected what all checkpoints share, got {own[0]}, which is each one's own; name the "
+                "checkpoints instead",
+                argument="model_args",
+            )
+        kept = kept_race(path)
+        entries = [Entry(*entry) for entry in kept.get("checkpoints", ())]
+        lineup = Lineup(entries, kept.get("notes", ()), by=kept.get("order", "rows"))
+        date = kept.get("date") or datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
+        backend = {key: options.pop(key) for key in _BACKEND}
+        folder = cls(tasks, options, backend, path, lineup, date, kept=kept)
+        folder._check()
+        if recorded := folder.evaluation.recorded:
+            from lmeval_dispersion.harness.recording import check_model
+
+            check_model(folder.kind, ",".join(recorded))
+        return folder
+
+    @cached_property
+    def kind(self) -> type:
+        """lm-eval's class of the backend."""
+        from lmeval_dispersion.harness.seams import backend
+
+        return backend(self.backend["model"])
+
+    @property
+    def api(self) -> bool:
+        """Whether the backend is a server, which knows checkpoints by names of its own."""
+        from lmeval_dispersion.harness.seams import TemplateAPI
+
+        return issubclass(self.kind, TemplateAPI)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All that the answers depend on."""
+        given = {**self.options, **self.backend}
+        return {
+            "tasks": self.tasks,
+            "questions": len(self.evaluation.questions),
+            **{key: given[key] for key in ("seed", "metric", "model", "model_args")},
+            "lm_eval": version("lm_eval"),
+            "identity": self.evaluation.identity(),
+        }
 
     @property
     def raced(self) -> list[Entry]:
@@ -130,15 +191,18 @@ class RaceFolder:
         most = f"{max(1, round(seconds / 60))} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
         return f"{counted(loads, 'load')}, {few:,} to {many:,} questions, at most about {most}"
 
-    def run(self, contest: Contest, *, quiet: bool) -> None:
-        """Race, one checkpoint after the other; where a first block orders them, that of all comes first."""
-        self.forecast_said = quiet
-        entries = {entry.label: entry for entry in self.raced}
+    def run(self, contest: Contest, *, quiet: bool, probed: Sequence[Entry] | None = None) -> None:
+        """Race, one checkpoint after the other; where a first block orders them, that of all comes first.
+
+        Those that are ``probed`` are asked that block alone.
+        """
+        self.forecast_said = quiet or probed is not None
+        entries = {entry.label: entry for entry in (self.raced if probed is None else probed)}
         try:
             with progress_bar(hidden=quiet, every=LINES) as update:
                 for label in entries if contest.block else ():
                     self._ask(contest, entries[label], update, contest.block)
-                for label in contest.turns([*entries], going_on(self.raced)):
+                for label in contest.turns([*entries], going_on(self.raced)) if probed is None else ():
                     self._ask(contest, entries[label], update)
         finally:
             self.evaluation.models.release()
@@ -147,9 +211,10 @@ class RaceFolder:
         self, contest: Contest, entry: Entry, update: Callable[[int, int, str], None], block: int = 0
     ) -> None:
         """Ask a checkpoint the first ``block``, or on until it is dropped or was asked everything."""
+        from lmeval_dispersion.racing.block import complete
         from lmeval_dispersion.racing.evaluation import CheckpointError
 
-        entrant = self.entrant(entry, contest)
+        entrant, more = self.entrant(entry, contest), (self.more or complete) if block else None
 
         def ask(begin: int, end: int) -> Scores:
             update(*progress(contest, len(self.raced), entrant.label))
@@ -159,7 +224,7 @@ class RaceFolder:
                 self.write(turns=dict(contest.against))
             self.allowance.asked += end - begin
             start, new = time.perf_counter(), not contest.answered
-            scores = entrant.ask(begin, end)
+            scores = entrant.ask(begin, end, more)
             if new and not self.forecast_said:
                 asking = (time.perf_counter() - start - entrant.loading) / (end - begin)
                 say_above_progress(self.forecast(contest.questions, entrant.loading, asking))
@@ -208,10 +273,10 @@ class RaceFolder:
         finally:
             lock.release()
 
-    def check(self, asked: Mapping[str, Any]) -> None:
-        """Refuse to go on with answers to something else than is ``asked`` now."""
-        now = json.loads(json.dumps(asked))
-        if self.kept and (other := next((key for key in now if self.kept.get(key) != now[key]), None)):
+    def _check(self) -> None:
+        """Refuse to go on with answers to something else than is asked now."""
+        now = json.loads(json.dumps(self.settings)) if self.kept else {}
+        if other := next((key for key in now if self.kept.get(key) != now[key]), None):
             raise UsageError(
                 f"{self.path} has answers to {_difference(other, self.kept.get(other), now[other])}; name "
                 "another folder",
@@ -232,6 +297,8 @@ class RaceFolder:
         for task, i in self.evaluation.questions:
             samples.setdefault(task, []).append(i)
         write_whole(self.path / "samples.json", json.dumps(samples).encode())
+        if "drawn" not in self.kept:
+            more |= self.settings | {"drawn": self.evaluation.questions, "turns": {}}
         self.write(date=self.date, checkpoints=lineup.entries, notes=lineup.notes, order=lineup.by, **more)
 
     def _many(self) -> list[str]:
@@ -243,31 +310,26 @@ class RaceFolder:
             "drawn at random, which lost at most 0.001 in our studies."
         ]
 
-    def result(self, contest: Contest, wall: float, notes: Sequence[str] = ()) -> Race:
-        """The race so far."""
-        entries = self.lineup.entries
+    def result(self, contest: Contest, wall: float, plan: str = "") -> Race:
+        """The race so far, or what a dry run has as its plan."""
         return race_of(
             contest,
+            self.lineup.entries,
             task=self.tasks,
             metric=self.evaluation.metric,
-            of=sum(entry.chosen != "base" for entry in entries),
-            ranks={entry.label: entry.rank for entry in entries if entry.rank is not None},
             seconds=self.seconds,
             wall=wall,
             failed=self.failed,
-            waiting=[e.label for e in self.raced if e.label not in {**contest.answered, **self.failed}],
-            not_loaded=[e.label for e in entries if not e.chosen],
-            audit_sample=[entry.label for entry in entries if entry.chosen == "audit"],
             there=self.evaluation.available,
             tasks=len(self.evaluation.tasks),
             as_base=self.as_base,
             notes=[
-                *notes,
                 *self.lineup.notes,
                 *self._many(),
                 *said_of(self.kept, contest),
                 *self.evaluation.notes(),
             ],
+            plan=plan,
         )
 
 

@@ -43,6 +43,12 @@ class Entry(NamedTuple):
     rank: int | None  # in the screen's order, from 1
     chosen: str | None  # None: it does not race
 
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Which weights it is, whatever its name in a list."""
+        keys = ("pretrained", "model", "peft", "revision", "gguf_file")
+        return tuple(self.arguments[key] for key in keys if key in self.arguments)
+
 
 class Lineup(NamedTuple):
     """The checkpoints of a race in its order, then the others; what could not be screened; the manifest.
@@ -65,14 +71,15 @@ class Lineup(NamedTuple):
 
     def joined(self, later: Lineup) -> Lineup:
         """With the checkpoints of a ``later`` list; who raced before races on, under the same name."""
-        entries = {_place(entry): entry for entry in self.entries}
+        entries = {entry.place: entry for entry in self.entries}
         labels = {entry.label for entry in self.entries}
         for entry in later.entries:
-            if old := entries.get(_place(entry)):
-                entries[_place(entry)] = old._replace(rank=entry.rank, chosen=old.chosen or entry.chosen)
+            if old := entries.get(entry.place):
+                chosen = entry.chosen if entry.chosen == "named" else old.chosen or entry.chosen
+                entries[entry.place] = old._replace(rank=entry.rank, chosen=chosen)
             else:
-                label = "/".join(_place(entry)) if entry.label in labels else entry.label
-                entries[_place(entry)] = entry._replace(label=label)
+                label = "/".join(entry.place) if entry.label in labels else entry.label
+                entries[entry.place] = entry._replace(label=label)
         found = sorted(entries.values(), key=lambda entry: entry.chosen is None)
         return self._replace(entries=found, notes=later.notes, manifest=later.manifest, failed=later.failed)
 
@@ -81,11 +88,11 @@ class Lineup(NamedTuple):
 
         Adapters have their ``shared`` base with them, unless they race side by side.
         """
-        named = all(entry.chosen == "named" for entry in self.entries)
+        named = all(entry.chosen in ("named", "base") for entry in self.entries)
         order = by or ("block" if named or any(e.chosen == "block" for e in self.entries) else "rows")
-        bases = [_base(entry.arguments) for entry in self.entries if entry.chosen]
+        bases = [_base(entry.arguments) for entry in self.entries if entry.chosen not in (None, "base")]
         alike = len(bases) > 1 and bool(bases[0]) and bases == bases[:1] * len(bases)
-        if order == "rows" or not (shared and alike):
+        if order == "rows" or not (shared and alike) or self.reference:
             cheap = alike or 0 < self.bytes <= _CHEAP * len(bases)
             note = _BLOCK_IS_BETTER if by is None and shared and cheap and len(bases) > 1 else ()
             return self._replace(by=order, notes=[*self.notes, *note])
@@ -94,12 +101,6 @@ class Lineup(NamedTuple):
         return self._replace(
             entries=[Entry(label, bases[0] | {"peft": ""}, None, "base"), *self.entries], by=order
         )
-
-
-def _place(entry: Entry) -> tuple[str, ...]:
-    """What a checkpoint is, whatever its name in a list."""
-    keys = ("pretrained", "model", "peft", "revision", "gguf_file")
-    return tuple(entry.arguments[key] for key in keys if key in entry.arguments)
 
 
 def names_of(named: Sequence[str] | Result, family: str | None, *, taken: bool) -> list[str]:
@@ -152,9 +153,7 @@ def lineup(
             "needs a screen, which a list and all checkpoints go without; leave it out", argument=unused[0]
         )
     if not content and all and not isinstance(named, Result):
-        if api and not family:
-            return Lineup([Entry(name, {"model": name}, None, "named") for name in dict.fromkeys(named)])
-        return _named(named, family)
+        return all_named(named, family, api=api)
     if not content:
         if not isinstance(named, Result):
             task = first_known(tasks)[0].removesuffix(SUFFIX) or (None if domain else _counted(tasks, count))
@@ -271,10 +270,14 @@ def _screened(selected: Selected, domain: TokenSet, base: str | None) -> Result:
         return run.result(selected)
 
 
-def _named(names: Sequence[str], family: str | None) -> Lineup:
-    """All that is named, in the order given."""
+def all_named(names: Sequence[str], family: str | None = None, *, api: bool, chosen: str = "named") -> Lineup:
+    """All that is named, in the order given; with ``api`` those that a server knows by the names."""
+    if api and not family:
+        entries = [Entry(name, {"model": name}, None, chosen) for name in dict.fromkeys(names)]
+        return Lineup(entries, by="block")
     targets = labelled(list(dict.fromkeys(_selected(names, family).targets)))
     for target in targets:
         if target.refused or target.is_glob:
             raise UsageError(target.refused[1] if target.refused else f"name each revision of {target.name}")
-    return Lineup([Entry(target.label, target.arguments(), None, "named") for target in targets])
+    entries = [Entry(target.label, target.arguments(), None, chosen) for target in targets]
+    return Lineup(entries, by="block")

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmeval_screener.tokens.answers import tasks_in
 
 from lmeval_dispersion.errors import DispersionError, UsageError, require_extra
-from lmeval_dispersion.model_args import key_values
 from lmeval_dispersion.racing.contest import ERROR, MARGIN, Contest
-from lmeval_dispersion.racing.folder import Limits, RaceFolder, kept_race
-from lmeval_dispersion.racing.lineup import Entry, Lineup, lineup, manifest_in, names_of
+from lmeval_dispersion.racing.folder import Limits, RaceFolder
+from lmeval_dispersion.racing.lineup import lineup, manifest_in, names_of
 from lmeval_dispersion.racing.report import Race
 from lmeval_dispersion.racing.rule import BLOCK
 from lmeval_dispersion.report.cells import shown
@@ -150,60 +146,41 @@ def race(
         raise UsageError(
             "expected NAME,NAME, got none; `dispersion run ls tasks` lists the tasks", argument="tasks"
         )
-    path = Path(output_path or f"race-{re.sub(r'[^A-Za-z0-9_.-]+', '-', tasks)}").expanduser()
+    folder = RaceFolder.opened(
+        tasks, output_path, seed=seed, limit=limit, metric=metric, model=model, model_args=model_args,
+        batch_size=batch_size, device=device, num_fewshot=num_fewshot, include_path=include_path,
+        apply_chat_template=apply_chat_template, confirm_run_unsafe_code=confirm_run_unsafe_code,
+    )  # fmt: skip
+    known, kept, count = folder.lineup, dict(folder.kept), len(folder.evaluation.questions)
+    if kept.get("turns") and by not in (None, known.by):
+        raise UsageError(
+            f"expected {known.by}, by which the race in {folder.path} began, got {by}", argument="by"
+        )
     which: dict[str, Any] = {"family": family, "domain": domain, "base": base, "all": all}
     which["audit_sample"] = audit_sample
-    if own := [key for key in key_values(model_args) if key in ("pretrained", "model", "revision")]:
-        raise UsageError(
-            f"expected what all checkpoints share, got {own[0]}, which is each one's own; name the "
-            "checkpoints instead",
-            argument="model_args",
-        )
-    backend = {"model": model, "model_args": model_args, "batch_size": batch_size, "device": device}
-    options = {"seed": seed, "limit": limit, "metric": metric, "num_fewshot": num_fewshot}
-    options |= {"include_path": include_path, "apply_chat_template": apply_chat_template}
-    options |= {"confirm_run_unsafe_code": confirm_run_unsafe_code}
-    from lmeval_dispersion.harness.recording import check_model  # imports torch
-    from lmeval_dispersion.harness.seams import TemplateAPI
-    from lmeval_dispersion.harness.seams import backend as backend_of
-
-    kind = backend_of(model)
-    kept, api = kept_race(path), issubclass(kind, TemplateAPI)
-    entries = [Entry(*entry) for entry in kept.get("checkpoints", ())]
-    known = Lineup(entries, kept.get("notes", ()), by=kept.get("order", "rows"))
-    date = kept.get("date") or datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    folder = RaceFolder(tasks, options, backend, path, known, date, kept=kept)
-    count = len(folder.evaluation.questions)
-    asked = {"tasks": tasks, "questions": count, "seed": seed, "metric": metric, "model": model}
-    asked |= {"model_args": model_args, "lm_eval": version("lm_eval")}
-    folder.check(asked | {"identity": folder.evaluation.identity()} if kept else {})
-    if kept and by not in (None, known.by):
-        raise UsageError(f"expected {known.by}, by which the race in {path} began, got {by}", argument="by")
     chosen, names = known, list[str]()
     try:
-        names = names_of(named, family, taken=all and api and not family)
+        names = names_of(named, family, taken=all and folder.api and not family)
     except DispersionError:  # nobody joins while what is named cannot be listed
         if not kept:
             raise
-    if which != kept.get("which") or not {*names} <= {*kept["seen"]}:
-        found = lineup(named, given, **which, by=by, api=api, count=partial(_counted, folder))
-        chosen = known.joined(found) if kept else found.ordered(by, shared=not engine)
-    if recorded := folder.evaluation.recorded:
-        check_model(kind, ",".join(recorded))
+    if which != kept.get("which") or not {*names} <= {*kept.get("seen", ())}:
+        found = lineup(named, given, **which, by=by, api=folder.api, count=partial(_counted, folder))
+        found, before = (known.joined(found), known.by) if kept else (found, None)
+        chosen = found.ordered(by or before, shared=not engine)
     if dry_run:
         folder.lineup = chosen
         few, many = folder.expected(count)
         raced = f"{sum(entry.chosen != 'base' for entry in folder.raced)}"
         raced += f" (about {shown(chosen.bytes, 'bytes')})" if chosen.bytes else ""
-        about = f"Nothing was loaded (dry run): {raced} would be, and asked {few:,} to {many:,} questions."
-        return folder.result(Contest(count, error, margin, seed), time.perf_counter() - start, [about])
+        plan = f"Nothing was loaded (dry run): {raced} would be, and asked {few:,} to {many:,} questions."
+        return folder.result(Contest(count, error, margin, seed), time.perf_counter() - start, plan)
     with folder.alone():
-        if not kept:
-            folder.kept |= asked | {"identity": folder.evaluation.identity(), "error": error}
-            folder.kept |= {"margin": margin, "drawn": folder.evaluation.questions, "turns": {}}
         if chosen is not known:
             seen = sorted({*kept.get("seen", ()), *names} - {*chosen.failed})
-            folder.keep(chosen, which=which, seen=seen, times=kept.get("times", 0) + 1)
+            times = kept.get("times", 0) + 1
+            first = {"error": kept.get("error", error), "margin": kept.get("margin", margin)}
+            folder.keep(chosen, which=which, seen=seen, times=times, **first)
         contest = Contest(count, error, margin, folder.evaluation.seed, len(folder.raced) if engine else 0)
         contest.against, contest.top = dict(kept.get("turns", {})), top
         folder.allowance = Limits(budget, hours)

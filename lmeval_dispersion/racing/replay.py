@@ -125,8 +125,8 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
             text = (file.parent / file.name.replace("results_", f"samples_{task}_")).with_suffix(".jsonl")
             lines = text.read_bytes()[: race["bytes"][task]].decode()
             for i, sample in by_filter(lines, text, content["configs"][task])[chosen].items():
-                value = correctness(sample.metrics, metric)[1], sample.columns["probability"]
-                scores[:, places[task, i]] = value
+                score = correctness(sample.metrics, metric)[1]
+                scores[:, places[task, i]] = score, sample.likely(score)
             metrics[metric] = None
         order = contest.order(label)
         asked = order[: np.append(~np.isnan(scores[0, order]), False).argmin()]
@@ -140,14 +140,8 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
                                                      len(known[label].score))))  # fmt: skip
     notes = [*kept["notes"], *said_of(kept, contest), "Judged by the folder's answers; no model was loaded."]
     return race_of(
-        contest, task=kept["tasks"], metric=", ".join(metrics), seconds=seconds,
-        of=sum(entry.chosen != "base" for entry in entries),
-        ranks={entry.label: entry.rank for entry in entries if entry.rank is not None},
-        waiting=[e.label for e in entries if e.chosen and e.label not in known],
-        not_loaded=[entry.label for entry in entries if not entry.chosen],
-        audit_sample=[entry.label for entry in entries if entry.chosen == "audit"],
-        notes=notes,
-    )  # fmt: skip
+        contest, entries, task=kept["tasks"], metric=", ".join(metrics), seconds=seconds, notes=notes
+    )
 
 
 def _asked_everything(place: str) -> list[str] | None:
@@ -229,8 +223,6 @@ def demo(seed: int = 0, **settings: Any) -> Race:
     listed = max(3, len(labels) // 3)
     answers = {labels[i]: Scores(np.array(score[i], float), np.array(probability[i])) for i in range(listed)}
     contest = raced(answers, seed=seed, **settings)
-    return race_of(
-        contest, task="sums", metric="acc", of=len(labels), not_loaded=labels[listed:],
-        ranks={label: rank for rank, label in enumerate(labels, 1)},
-        notes=["The answers were recorded before; no model was loaded now."],
-    )  # fmt: skip
+    entries = [Entry(k, {}, i, "rank" if i <= listed else None) for i, k in enumerate(labels, 1)]
+    notes = ["The answers were recorded before; no model was loaded now."]
+    return race_of(contest, entries, task="sums", metric="acc", notes=notes)

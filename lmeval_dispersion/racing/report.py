@@ -14,6 +14,7 @@ import numpy as np
 from lmeval_dispersion.evidence import LOST
 from lmeval_dispersion.harness.failures import as_their_base
 from lmeval_dispersion.racing.contest import NOTHING, Contest, Scores
+from lmeval_dispersion.racing.lineup import Entry
 from lmeval_dispersion.racing.rule import BLOCK
 from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.cells import short_names
@@ -78,6 +79,7 @@ class Race(Report):
     checkpoints: Sequence[Raced]
     audit_sample: Sequence[str]  # labels of random others, raced with the list
     notes: Sequence[str]
+    plan: str = ""  # of a dry run, in a sentence
     _answered: Mapping[str, Scores] = field(default_factory=dict)
 
     def tables(self) -> dict[str, Table]:
@@ -150,7 +152,7 @@ class Race(Report):
             "nearest": near and f"{near[0].label}, {near[0].score:.3f}",
             "undecided": [row.label for row in self.checkpoints if row.status == "undecided"],
             "sample": self._sampled(),
-            "lost": LOST if unread else None,
+            "lost": LOST if unread and not self.plan else None,
             "left_out": len(left_out),
             "block": min((row.questions for row in left_out), default=0),
             "base": base,
@@ -188,39 +190,37 @@ class Race(Report):
 
 
 def race_of(
-    contest: Contest, *, task: str, metric: str, of: int, wall: float | None = None,
-    ranks: Mapping[str, int] = _NONE, seconds: Mapping[str, float] = _NONE, failed: Mapping[str, str] = _NONE,
-    waiting: Sequence[str] = (), not_loaded: Sequence[str] = (), audit_sample: Sequence[str] = (),
-    there: int | None = None, tasks: int = 1, as_base: Sequence[str] = (), notes: Sequence[str] = (),
+    contest: Contest, entries: Sequence[Entry], *, task: str, metric: str, wall: float | None = None,
+    seconds: Mapping[str, float] = _NONE, failed: Mapping[str, str] = _NONE, there: int | None = None,
+    tasks: int = 1, as_base: Sequence[str] = (), notes: Sequence[str] = (), plan: str = "",
 ) -> Race:  # fmt: skip
-    """Build the Race from a contest, finished or interrupted; arguments are named as its attributes.
+    """Build the Race from a contest, finished or interrupted, of some of a list's ``entries``.
 
-    By label, ``ranks`` are those of the screen, ``seconds`` those to load and ask, and ``failed`` says why,
-    in a sentence; ``waiting`` were to be asked when the race was interrupted; ``not_loaded`` is in the
-    screen's order; ``there`` are questions of ``tasks`` tasks, by default as many as the contest's.
-    ``as_base`` are adapters that answer as their base.
+    By label, ``seconds`` are those to load and ask, and ``failed`` says why, in a sentence. ``there`` are
+    questions of ``tasks`` tasks, by default as many as the contest's; ``as_base`` are adapters that answer
+    as their base. The other arguments are named as the Race's attributes.
     """
-    best, rows = contest.best, []
-    for label in {**contest.answered, **dict.fromkeys([*failed, *waiting, *not_loaded])}:
-        scores = contest.answered.get(label, NOTHING).score
+    best, rows, answered = contest.best, [], contest.answered
+    for entry in entries:
+        label, scores = entry.label, answered.get(entry.label, NOTHING).score
         n, mean = len(scores), float(scores.mean()) if len(scores) else None
         se = float(scores.std(ddof=1)) / n**0.5 if n > 1 else None
-        status, outcome = _status(contest, label, best) if n else ("not loaded", "not loaded")
-        if label in waiting:
-            status = outcome = "undecided"
+        status: Status = "undecided" if entry.chosen else "not loaded"
+        words = _status(contest, label, best) if n else (status, str(status))
         if label in failed and label != best:
-            status = outcome = "failed"
+            words = "failed", "failed"
         times = (seconds.get(label), failed.get(label, ""))
-        rows.append(Raced(ranks.get(label), label, n, mean, se, status, outcome, *times))
+        rows.append(Raced(entry.rank, label, n, mean, se, *words, *times))
     last = ["failed", "not loaded"]
     rows.sort(key=lambda row: (1 + last.index(row.status),) if row.status in last else (0, -(row.score or 0)))
     rows.sort(key=lambda row: row.label != best)
-    loaded = sum(label != contest.reference for label in contest.answered)
+    of, loaded = (sum(label != contest.reference for label in each) for each in (
+        [entry.label for entry in entries], answered))  # fmt: skip
+    audit_sample = [entry.label for entry in entries if entry.chosen == "audit"]
     return Race(
         best, contest.ranked[: contest.top], task, metric, contest.error, contest.margin, loaded, of,
         contest.asked, of * contest.questions, there or contest.questions, tasks, wall, contest.seed, rows,
-        list(audit_sample), [*notes, *as_their_base(as_base), *_alike(contest.answered, as_base)],
-        dict(contest.answered),
+        audit_sample, [*notes, *as_their_base(as_base), *_alike(answered, as_base)], plan, dict(answered),
     )  # fmt: skip
 
 

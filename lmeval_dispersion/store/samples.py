@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,15 @@ class Sample:
     answer: float | str  # to the first request: log-probability or text
     metrics: dict[str, Any]  # of lm-eval's own
     correct: float = math.nan  # the metric that judges
+    block: Mapping[str, Any] = field(default_factory=dict)  # that a race's first block asked more
+
+    def likely(self, score: float) -> float:
+        """The probability of the right answer, of a text that has it as its target the mean with its score.
+
+        A worked answer has a target that no model writes; its score then orders. NaN if unknown.
+        """
+        known = float(self.block.get("probability", self.columns["probability"]))
+        return (known + score) / 2 if isinstance(self.answer, str) else known
 
 
 class Scored(NamedTuple):
@@ -307,7 +316,8 @@ def _sample(file: Path, config: Mapping[str, Any], logged: Mapping[str, Any]) ->
                 "changed; run it again"
             )
     metrics = {m: logged[m] for m in logged["metrics"] if m in logged and not m.startswith("dispersion")}
-    return Sample(doc, arguments, columns, _answer(logged["resps"][0][0], kind)[0], metrics)
+    answer, block = _answer(logged["resps"][0][0], kind)[0], logged.get("block") or {}
+    return Sample(doc, arguments, columns, answer, metrics, block=block)
 
 
 def document_columns(

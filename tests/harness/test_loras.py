@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,10 @@ from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import DispersionError, HarnessError
 from lmeval_dispersion.harness import seams
 from lmeval_dispersion.harness.adapters import answers_as_base
+from lmeval_dispersion.harness.swapping import SharedBase
 from lmeval_dispersion.racing.evaluation import Evaluation
+from lmeval_dispersion.racing.folder import going_on
+from lmeval_dispersion.racing.lineup import all_named
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PEFT's, of transformers and torch
 QUIET = ("--batch_size", "1", "--device", "cpu", "-q")
@@ -257,6 +261,48 @@ def test_arguments_are_the_bases_with_the_adapter_as_peft(adapters: Path, tmp_pa
     assert with_base({"pretrained": str(far)}) == {"pretrained": str(far)}
     with pytest.raises(HarnessError, match="an adapter, which the model dummy does not load"):
         seams.loaded_lm("dummy", plain, lambda _: None)
+
+
+def test_those_that_were_probed_race_by_their_block_with_their_base_once(adapters: Path) -> None:
+    near, far = (str(adapters / name) for name in ("near", "far"))
+    probed = all_named([near, far], api=False, chosen="block")
+    raced = probed.joined(all_named([near], api=False)).ordered(probed.by, shared=True)
+    assert raced.by == "block"
+    assert [(e.label, e.chosen) for e in raced.entries] == [
+        ("sums-20 (base)", "base"), ("near", "named"), ("far", "block"),
+    ]  # fmt: skip
+    again = raced.joined(all_named([far], api=False)).ordered(raced.by, shared=True)
+    assert [e.chosen for e in again.entries] == ["base", "named", "named"]
+    assert going_on([*probed.entries] * 12) == 8
+
+
+def test_on_vllm_adapters_share_an_engine_with_room_for_their_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a stand-in for vLLM: each adapter has a number of its own, and a larger rank another engine."""
+    places = []
+    ranks = {"a": {"r": 8}, "b": {"r": 4, "rank_pattern": {"q_proj": 16}}, "c": {"r": 40}}
+    for name, settings in ranks.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps(settings))
+        places.append(str(tmp_path / name))
+    engines = list[Any]()
+
+    def load(name: str, given: Any, check: Any, **settings: Any) -> Any:
+        engines.append((name, given, settings))
+        return SimpleNamespace(lora_request="none")
+
+    request = SimpleNamespace(LoRARequest=lambda *given: given)
+    for name, module in (("vllm", object()), ("vllm.lora", object()), ("vllm.lora.request", request)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(seams, "loaded_lm", load)
+    models, asked = SharedBase(), []
+    for place in ("", *places, places[0]):
+        given = {"pretrained": "base", "peft": place}
+        asked.append(models.loaded("vllm", given, lambda _: None, batch_size="auto").lora_request)
+    assert asked == [None, *((place, number, place) for number, place in enumerate([*places, places[0]], 2))]
+    room = [{"pretrained": "base", "enable_lora": True, "max_lora_rank": rank} for rank in (16, 64)]
+    assert engines == [("vllm", given, {"batch_size": "auto"}) for given in room]
 
 
 @pytest.fixture

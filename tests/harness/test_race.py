@@ -507,11 +507,13 @@ def test_a_dry_run_says_what_would_be_loaded_and_keeps_nothing(
     monkeypatch.setattr(seams, "loaded_lm", None)
     given = words(tasks, tmp_path / "out", "sums-30", "sums-45", "sums-20")
     result = raced(capsys, *given, "--dry-run")
-    assert result["notes"] == ["Nothing was loaded (dry run): 3 would be, and asked 90 to 120 questions."]
+    assert result["plan"] == "Nothing was loaded (dry run): 3 would be, and asked 90 to 120 questions."
+    assert result["answer"] == [result["plan"]]
     assert {c["status"] for c in result["checkpoints"]} == {"undecided"}
     screen = ["race", str(DEMO / "sums-*"), "--domain", "math", *given[given.index("--tasks") :], "--dry-run"]
-    cheap, about = sorted(raced(capsys, *screen)["notes"], reverse=True)
-    assert cheap == "Where loading is cheap, as here, a first block of all is the better screen (by block)."
+    about = (planned := raced(capsys, *screen))["plan"]
+    cheap = "Where loading is cheap, as here, a first block of all is the better screen (by block)."
+    assert planned["notes"] == [cheap]
     size = re.search(r"run\): 5 \(about (\S+) MB\) would be", about)
     assert size is not None
     weights = sum(file.stat().st_size for file in (DEMO / "sums-45").glob("*.safetensors"))

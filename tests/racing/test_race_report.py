@@ -12,6 +12,7 @@ from json_schemas import faults
 
 from lmeval_dispersion.racing import report
 from lmeval_dispersion.racing.contest import Contest, Scores
+from lmeval_dispersion.racing.lineup import Entry
 from lmeval_dispersion.racing.replay import raced
 from lmeval_dispersion.racing.report import Race, race_of
 from lmeval_dispersion.report import render
@@ -27,7 +28,7 @@ EQUAL = WON | {"b": (190, N, "complete")}
 STOPPED = WON | {"b": (40, 50, "running")}
 NEVER = {"b": (40, 50, "running")}
 RANKS = {label: rank for rank, label in enumerate("abcdefghi", 1)}
-LISTED: dict[str, Any] = {"of": 9, "not_loaded": list("defghi"), "ranks": RANKS}
+LISTED: dict[str, Any] = {"not_loaded": list("defghi"), "ranks": RANKS}
 
 
 def race(
@@ -40,8 +41,16 @@ def race(
         contest.answered[label] = Scores(score, score if choices else np.full(asked, np.nan))
         contest.standing[label] = standing  # type: ignore[assignment]
         contest.levels[label] = 0.96
-    settings: dict[str, Any] = {"task": "gsm8k", "metric": "exact_match", "of": len(planted), **more}
-    return race_of(contest, **settings)
+    others, waiting, sample = (more.pop(key, ()) for key in ("not_loaded", "waiting", "audit_sample"))
+    ranks, failed = more.pop("ranks", {}), more.get("failed", {})
+
+    def chosen(label: str) -> str | None:
+        why = "base" if label == contest.reference else "audit" if label in sample else "rank"
+        return None if label in others and label not in waiting else why
+
+    labels = dict.fromkeys([*planted, *failed, *waiting, *others])
+    entries = [Entry(label, {}, ranks.get(label), chosen(label)) for label in labels]
+    return race_of(contest, entries, **{"task": "gsm8k", "metric": "exact_match", **more})
 
 
 def said(result: Race) -> str:
@@ -53,15 +62,15 @@ ALL = {
     "equal": race(EQUAL, options={"margin": 0.0}),
     "stopped": race(STOPPED),
     "early": race({"a": WON["a"]}, waiting=["b", "c"], audit_sample=["c"], **LISTED),
-    "groups": race(WON, of=9, not_loaded=list("defghi"), ranks={**RANKS, "b": 1, "c": 2}, audit_sample=["c"]),
+    "groups": race(WON, not_loaded=list("defghi"), ranks={**RANKS, "b": 1, "c": 2}, audit_sample=["c"]),
     "never": race(NEVER), "alone": race({"a": WON["a"]}),
-    "three": race(BASED, of=4, options={"top": 2}),
+    "three": race(BASED, options={"top": 2}),
     "slow": race(WON, seconds={"a": 2000.0, "b": 1250.0}),
     "slower": race(WON, seconds={"a": 20000.0, "b": 9250.0}),
     "listed": race(WON, **LISTED), "cut": race(LEFT),
-    "based": race(BASED, of=4, options={"reference": "base"}),
-    "below": race(BASED | {"base": (199, N, "complete")}, of=4, options={"reference": "base"}),
-    "above": race(BASED | {"d": (170, N, "complete")}, of=4, options={"reference": "base"}),
+    "based": race(BASED, options={"reference": "base"}),
+    "below": race(BASED | {"base": (199, N, "complete")}, options={"reference": "base"}),
+    "above": race(BASED | {"d": (170, N, "complete")}, options={"reference": "base"}),
     "timed": race(WON, wall=240.0), "short": race(WON, wall=35.2),
     "failed": race(WON, failed={"x": "It has no weights."}), "noted": race(WON, notes=["Recorded."]),
     "partial": race(WON, scale=0.5),
@@ -99,7 +108,8 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("1 of 9 checkpoints loaded, 200 of 1,800 questions asked (11 %).", "early"),
         ("No best yet: no checkpoint was asked all 200 questions of gsm8k; the same command", "never"),
         ("3 of 3 checkpoints loaded, 325 of 600 questions asked (54 %).",
-         "won stopped failed noted partial drawn group slow slower"),
+         "won stopped noted partial drawn group slow slower"),
+        ("3 of 4 checkpoints loaded, 325 of 800 questions asked (41 %).", "failed"),
         ("3 of 9 checkpoints loaded, 325 of 1,800 questions asked (18 %).", "listed sampled groups"),
         ("questions asked (54 %), 4 min.", "timed"),
         ("questions asked (54 %), 35 s.", "short"),
@@ -143,7 +153,7 @@ def test_the_cost_of_the_rest_is_said_where_it_was_measured_and_a_screen_left_so
 def test_the_most_that_a_sample_leaves_possible_is_the_one_of_counted_draws() -> None:
     """None of 3 random others of 9 was better: by all draws, how many better ones are still likely enough."""
     planted = {"a": WON["a"], **dict.fromkeys("xyz", (40, 50, "behind"))}
-    result = race(planted, of=10, not_loaded=list("bcdefg"), audit_sample=list("xyz"))
+    result = race(planted, not_loaded=list("bcdefg"), audit_sample=list("xyz"))
     most = max(
         better for better in range(10)
         if sum(min(draw) >= better for draw in combinations(range(9), 3)) / comb(9, 3) > 0.05
@@ -164,7 +174,7 @@ def test_json_holds_to_its_schema_and_the_chart_ends_where_questions_did(name: s
 
 def test_statuses_are_those_of_the_whole_list_best_first() -> None:
     failed = {"x": "Gone.", "d": "Killed."}
-    result = race(DROPPED | {"d": (20, 25, "running")}, of=7, failed=failed, not_loaded=["y"])
+    result = race(DROPPED | {"d": (20, 25, "running")}, failed=failed, not_loaded=["y"])
     assert [(row.label, row.status, row.outcome) for row in result.checkpoints] == [
         ("a", "best", "best"),
         ("b", "not better", "not better after 150"),
@@ -185,7 +195,8 @@ def test_what_was_below_a_level_is_behind_a_best_above_it(last: float, status: s
     answers = {label: Scores(*(1.0 * score,) * 2) for label, score in scores.items()}
     contest = raced(answers, margin=0.05)
     assert contest.standing["near"] == "not better"
-    result = race_of(contest, task="sums", metric="acc", of=3)
+    entries = [Entry(label, {}, None, "named") for label in answers]
+    result = race_of(contest, entries, task="sums", metric="acc")
     assert result.best == "last"
     assert {row.label: row.status for row in result.checkpoints}["near"] == status
 
@@ -193,11 +204,11 @@ def test_what_was_below_a_level_is_behind_a_best_above_it(last: float, status: s
 def test_twelve_checkpoints_fit_into_one_look_and_long_lists_are_cut() -> None:
     labels = [f"org/sums-{i:02d}" for i in range(40)]
     planted = {labels[0]: WON["a"], labels[1]: CLOSE["b"], **dict.fromkeys(labels[2:4], (30, 75, "behind"))}
-    lines = render(race(planted, of=12, not_loaded=labels[4:12]).document(), "table", width=80).splitlines()
+    lines = render(race(planted, not_loaded=labels[4:12]).document(), "table", width=80).splitlines()
     assert len(lines) <= 26
     assert max(map(len, lines)) <= 80
     assert all(any(label in line for line in lines) for label in labels[:12])
-    longer = race(planted, of=40, not_loaded=labels[4:])
+    longer = race(planted, not_loaded=labels[4:])
     text = render(longer.document(), "table", width=80)
     assert labels[11] in text
     assert labels[12] not in text

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmeval_dispersion.probing.ties import order, overlaps
+from lmeval_dispersion.probing.probe import order, overlaps
 
 
 class Tied(NamedTuple):
@@ -40,12 +40,12 @@ def ranking(*runs):
         (
             [None, *[(2, 7)] * 6],
             "Evaluate first: a, any 2 of ranks 2–7 (why).",
-            "Rank 1 is clear of all others; ranks 2–7 overlap.",
+            "Ranks 2–7 overlap; the order of the others is clear.",
         ),
         (
             [(1, 2), (1, 3), (2, 4), (3, 4)],
             "Evaluate first: a, b, c, d (why).",
-            "Ranks 1–4 overlap, though not each with every other.",
+            "Ranks 1–4 overlap.",
         ),
         (
             [None, *((2 * i, 2 * i + 1) for i in range(1, 6) for _ in "ab")],
@@ -55,7 +55,7 @@ def ranking(*runs):
         (
             [(1, 3)] * 3 + [(4, 5)] * 2,
             "Evaluate first: a, b, c (why).",
-            "Ranks 1–3 and 4–5 overlap; each of these runs is clear of the others.",
+            "Ranks 1–3 and 4–5 overlap.",
         ),
     ],
 )
