@@ -27,10 +27,7 @@ if importlib.util.find_spec("torch") is None:
         *(() if importlib.util.find_spec("pandas") else ("auditing",)),
         *("test_demo_family.py", "test_docs.py", "test_guides.py", "test_manners.py", "test_public_names.py"),
         *("test_errors.py", "test_light_start.py"),
-        *(
-            f"e2e/test_{name}.py"
-            for name in ("audit_commands", "default_outputs", "examples", "laboratory", "train_command")
-        ),
+        *(f"e2e/test_{name}.py" for name in ("audit_commands", "default_outputs", "laboratory")),
     ]
 
     def pytest_addoption(parser: pytest.Parser) -> None:

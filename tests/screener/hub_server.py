@@ -54,8 +54,6 @@ class Quotas:
         self.used = dict.fromkeys(self.quotas, 0)
         self.refusals = dict.fromkeys(self.quotas, 0)
         self.begun = dict.fromkeys(self.quotas, time.monotonic())
-        #: Requests of each window that ended.
-        self.ended: dict[str, list[int]] = {name: [] for name in self.quotas}
 
     def counted(self, path: str, reply: Reply) -> Reply:
         """The reply with the headers that say what is left, or the Hub's 429, which has no Retry-After."""
@@ -65,7 +63,6 @@ class Quotas:
         most, window = self.quotas[name]
         now = time.monotonic()
         if now - self.begun[name] >= window:
-            self.ended[name].append(self.used[name])
             self.begun[name] += (now - self.begun[name]) // window * window
             self.used[name] = 0
         self.used[name] += 1
