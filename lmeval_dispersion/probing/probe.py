@@ -260,7 +260,7 @@ def _mean(values: Array) -> tuple[float | None, float | None]:
 
 
 def probe(
-    checkpoints: Sequence[str],
+    checkpoints: str | Path | Sequence[str | Path],
     tasks: str,
     *,
     questions: int = QUESTIONS,
@@ -268,13 +268,39 @@ def probe(
     answers: str | None = None,
     output_path: str | Path | None = None,
     quiet: bool = False,
-    **options: Any,
+    seed: int = 0,
+    limit: int | None = None,
+    metric: str | None = None,
+    model: str = "hf",
+    model_args: str = "",
+    batch_size: int | str | None = None,
+    device: str | None = None,
+    num_fewshot: int | None = None,
+    include_path: str | None = None,
+    apply_chat_template: bool | str = False,
+    confirm_run_unsafe_code: bool = False,
 ) -> Probe:
     """Ask checkpoints the first block of a race, and rank them by their answers.
 
-    ``checkpoints``, ``tasks``, ``output_path`` and ``options`` are a race's, whose folder keeps the answers.
-    ``answers`` names a set of answer tokens, by a task or a file; None for that of the first of the tasks
-    that has one.
+    Args:
+        checkpoints: Names of the Hub, folders, or folders of checkpoints.
+        tasks: lm-eval's ``NAME,NAME``, tasks and groups, or a file of answers, which names its tasks.
+        questions: How many each is asked.
+        rank_by: ``probability``, ``agreement`` or ``squares``. Default: the first that the task gives.
+        answers: A set of answer tokens, by a task or a file. Default: that of the first task that has one.
+        output_path: Folder that keeps the answers, a race's. Default: ``race-TASKS``.
+        quiet: Whether to show no progress.
+        seed: As :func:`race` takes it; so are all below.
+        limit: The most questions of a checkpoint in a later race.
+        metric: ``METRIC`` or ``FILTER/METRIC``.
+        model: lm-eval's backend; so are all below lm-eval's.
+        model_args: More arguments of the backend, ``K=V,K=V``.
+        batch_size: Number or ``auto``.
+        device: Such as ``cuda:0``.
+        num_fewshot: Examples before a question.
+        include_path: Folder with more tasks.
+        apply_chat_template: Whether to use the model's chat template, or the name of one.
+        confirm_run_unsafe_code: Whether tasks may run the code that models write.
 
     Raises:
         UsageError: An argument cannot be used as given, or the task gives no figure.
@@ -291,7 +317,11 @@ def probe(
         f"{str(refused[0]).partition(';')[0]}; name a set of `dispersion tokens` as answers"
     )
     name = ",".join(task.removesuffix(SUFFIX) for task in tasks_in(tasks))
-    folder = RaceFolder.opened(name, output_path, **options)
+    folder = RaceFolder.opened(
+        name, output_path, seed=seed, limit=limit, metric=metric, model=model, model_args=model_args,
+        batch_size=batch_size, device=device, num_fewshot=num_fewshot, include_path=include_path,
+        apply_chat_template=apply_chat_template, confirm_run_unsafe_code=confirm_run_unsafe_code,
+    )  # fmt: skip
     folder.more = partial(complete, answers=tokens)
     given = hashed(repr(known.answers)) if known else ""
     if folder.kept.get("answers", given) != given:
@@ -299,13 +329,15 @@ def probe(
             f"{folder.path} has answers by another set of answer tokens; name another folder",
             argument="answers",
         )
-    evaluation, named = folder.evaluation, all_named(checkpoints, api=folder.api, chosen="block")
+    places = [checkpoints] if isinstance(checkpoints, str | Path) else checkpoints
+    named = all_named([*map(str, places)], api=folder.api, chosen="block")
+    evaluation = folder.evaluation
     contest = Contest(len(evaluation.questions), seed=evaluation.seed)
     contest.block = min(questions, contest.questions)
     with folder.alone():
         folder.keep(folder.lineup.joined(named) if folder.kept else named, answers=given)
-        places = {entry.place for entry in named.entries}
-        probed = [entry for entry in folder.lineup.entries if entry.place in places]
+        asked = {entry.place for entry in named.entries}
+        probed = [entry for entry in folder.lineup.entries if entry.place in asked]
         folder.run(contest, quiet=quiet, probed=probed)
     failed = [NotProbed(*pair) for pair in folder.failed.items()]
     if not contest.answered:

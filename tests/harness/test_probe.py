@@ -14,6 +14,7 @@ from json_schemas import faults
 from lmeval_screener.tokens.answers import load_answers
 from test_next_lm_eval import NEXT
 
+import lmeval_dispersion
 from lmeval_dispersion import evidence
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.errors import UsageError
@@ -237,6 +238,17 @@ def test_a_folder_has_answers_by_one_set_of_answer_tokens(run, in_world, tasks, 
     assert run(DEMO / "sums-80", "--answers", tasks / "digits.yaml", task="sums_letter") == 2
     assert "--answers: " in (said := capsys.readouterr().err)
     assert "has answers by another set of answer tokens; name another folder" in said
+
+
+def test_the_function_answers_as_its_command(run, in_world, tasks, tmp_path, capsys):
+    assert run(DEMO / "sums-80", "--questions", 5, "--format", "json") == 0
+    options = {"include_path": str(tasks), "batch_size": 16, "device": "cpu", "quiet": True}
+    found = lmeval_dispersion.probe(
+        DEMO / "sums-80", "sums", questions=5, output_path=tmp_path / "here", **options
+    )
+    expected = json.loads(capsys.readouterr().out)["checkpoints"][0]
+    assert found.checkpoints[0].probability == expected["probability"]
+    assert found["sums-80"].accuracy == expected["accuracy"]
 
 
 def test_one_checkpoint_copies_and_all_questions(run, in_world, tmp_path, capsys):
