@@ -207,11 +207,30 @@ def _merged(members: Sequence[Reading]) -> NDArray[np.intp]:
         alike.append(np.sort(pairs, axis=0))
     fine, other = np.concatenate(alike, axis=1)
     places, begins = np.unique(np.sort(other), return_index=True)
-    fine = fine[np.argsort(other, kind="stable")]
-    for at, equals in zip(places.tolist(), np.split(fine, begins[1:]), strict=bool(len(places))):
-        if len(nearest := np.unique(merged[equals])) == 1:
+    equals_of = np.split(fine[np.argsort(other, kind="stable")], begins[1:])
+    for at, equals in zip(places.tolist(), equals_of, strict=bool(len(places))):
+        nearest = np.unique(merged[equals])
+        if len(nearest) == 1 and nearest[0] in equals:
             merged[at] = nearest[0]
+    plain = np.empty(len(members), dtype=bool)
+    plain[order] = ~coarse
+    both = plain[fine] & plain[other]
+    _separate(merged, fine[both], other[both], plain)
     return merged
+
+
+def _separate(
+    merged: NDArray[np.intp], fine: NDArray[np.intp], other: NDArray[np.intp], plain: NDArray[np.bool_]
+) -> None:
+    """Of plain types, who is alike to two that are not alike is a copy of neither; given all alike pairs."""
+    count, inside = len(merged), merged[fine] == merged[other]
+    alike = np.bincount(np.concatenate([fine[inside], other[inside]]), minlength=count)
+    size = np.bincount(merged[plain], minlength=count)[merged]
+    apart = plain & (alike < size - 1)
+    merged[apart] = np.nonzero(apart)[0]
+    between = merged[fine] != merged[other]
+    for side in (fine[between], other[between]):
+        merged[side] = side
 
 
 def _apart(a: Array, b: Array) -> Array:

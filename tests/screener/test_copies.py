@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +156,19 @@ def test_of_two_siblings_the_quantised_one_is_a_copy_of_neither_where_rounding_h
     assert by_rows(first, third, quantised) == [(0, True), (1, True), (0, False)]
     assert by_rows(quantised, third) == [(0, True), (1, True)]
     assert places(first, second, quantised) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("share", [1e-3, 2e-3])
+def test_a_conversion_between_two_siblings_makes_neither_a_copy(share):
+    """Rounding hides whose conversion it is, and the siblings' own numbers show that they differ."""
+    draw, head = np.random.default_rng(3), stored(HEAD, "BF16")
+    scale = np.exp(0.5 * draw.normal(size=D))
+    first, folded = reading("o", head, GAMMA, "BF16"), reading("f", head * scale, GAMMA / scale, "BF16")
+    second = reading("s", head * (1 + share * draw.normal(size=head.shape)), GAMMA, "BF16")
+    assert places(first, second) == [0, 1]
+    assert places(first, folded) == [0, 0]
+    for members in permutations([first, folded, second]):
+        assert places(*members) == [0, 1, 2]
 
 
 def test_the_demos_models_are_no_copies_and_without_a_known_norm_nothing_is_claimed(tmp_path):
