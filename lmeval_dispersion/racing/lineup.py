@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmeval_screener.accuracies import Accuracies, Rated
+from lmeval_screener.checkpoints.concurrency import run_sync
 from lmeval_screener.checkpoints.selection import Selected, Selection, select_targets
-from lmeval_screener.checkpoints.snapshot import run_sync
 from lmeval_screener.loading import with_base
 from lmeval_screener.result.result import Result
 from lmeval_screener.screening import Screening, add_named

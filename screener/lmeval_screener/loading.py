@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lmeval_screener.checkpoints.concurrency import run
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshot import Snapshot, run_sync
+from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.reading import adapter_in
@@ -48,7 +47,7 @@ def on_base(target: Target) -> Target:
         return target
     for offline in (None, True):  # where the Hub cannot be reached, what was downloaded
         try:
-            return run_sync(partial(asyncio.run, _on_base(target, offline)))
+            return run(_on_base(target, offline))
         except ScreeningError as error:
             if target.local or error.code in ("AdapterOnly", "BadConfig"):
                 raise

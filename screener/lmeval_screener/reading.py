@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import GeometryError, printable
 from lmeval_dispersion.geometry import Metric
-from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshot import Snapshot, side_by_side
+from lmeval_screener.checkpoints.cache import usual_cache
+from lmeval_screener.checkpoints.concurrency import lock, side_by_side
+from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.copies import sketch
 from lmeval_screener.errors import ScreeningError
@@ -31,6 +31,10 @@ from lmeval_screener.weights.projection import OutputProjection, find_projection
 from lmeval_screener.weights.rows import PiecedRows, sliced_error
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from lmeval_screener.checkpoints.hub import Hub
+    from lmeval_screener.checkpoints.limits import Budget
     from lmeval_screener.weights.adapters import Adapter
 
 #: Returns the known reading of an opened checkpoint (an adapter with its base), or None.
@@ -40,24 +44,29 @@ Known = Callable[[Target, Snapshot, Snapshot | None], Reading | None]
 class Reader:
     """Reads checkpoints for one pair of token sets; those with the same tokenizer share its resolution.
 
-    ``known`` is called with every opened checkpoint: it returns the kept reading, or raises the kept
-    `ScreeningError`.
+    Without a ``hub`` every checkpoint is a folder. ``known`` is called with every opened checkpoint: it
+    returns the kept reading, or raises the kept `ScreeningError`.
     """
 
     def __init__(
         self,
-        hub: Hub,
+        hub: Hub | None,
         domain: TokenSet,
         reference: TokenSet,
         known: Known | None = None,
     ) -> None:
-        self.reached = asyncio.Event()  # the Hub
+        self.reached: asyncio.Event | None = None  # the Hub
+        if hub is not None:
+            import asyncio
+
+            self.reached = asyncio.Event()
         self._known = known
         self._bodies = known is not None  # a registry compares them with those of later runs
         self.sources = Sources(hub)
-        self._domain, self._reference, self._cache = domain, reference, hub.cache
+        self._domain, self._reference = domain, reference
+        self._cache = usual_cache() if hub is None else hub.cache
         self._resolutions: dict[str, Resolution] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, AbstractAsyncContextManager[object]] = {}
 
     async def read(self, target: Target, budget: Budget, *, over: Resolution | None = None) -> Reading:
         """Read one checkpoint within a time budget, over its own rows or those of ``over``."""
@@ -134,7 +143,7 @@ class Reader:
 
     async def _open(self, target: Target, budget: Budget) -> Snapshot:
         snapshot = await self.sources.snapshot(target, budget)
-        if snapshot.revision is not None:
+        if snapshot.revision is not None and self.reached is not None:
             self.reached.set()
         return snapshot
 
@@ -146,7 +155,7 @@ class Reader:
             return over
         # One lock a tokenizer, not one shared task: if the first repository fails, the next
         # tries for itself.
-        async with self._locks.setdefault(digest, asyncio.Lock()):
+        async with self._locks.setdefault(digest, lock()):
             if digest not in self._resolutions:
                 key = f"{RESOLUTIONS} {digest} {self._domain.digest} {self._reference.digest}"
                 kept = self._cache.read("tokens", key)

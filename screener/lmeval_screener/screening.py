@@ -6,14 +6,14 @@ have ended: a slow or a failed checkpoint does not hold up the others.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import progress_bar
 from lmeval_screener.chance import Own
-from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.concurrency import in_loop, run, run_sync, side_by_side
 from lmeval_screener.checkpoints.limits import Budget, Notice
 from lmeval_screener.checkpoints.selection import (
     CompleteList,
@@ -29,7 +29,6 @@ from lmeval_screener.checkpoints.selection import (
     select_targets,
     selection_of,
 )
-from lmeval_screener.checkpoints.snapshot import run_sync, side_by_side
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ranked
@@ -44,7 +43,10 @@ from lmeval_screener.tokens.sets import TokenSet, load_token_set
 from lmeval_screener.yaml_fields import nearest
 
 if TYPE_CHECKING:
+    import asyncio
+
     from lmeval_screener.accuracies import Accuracies
+    from lmeval_screener.checkpoints.hub import Hub
     from lmeval_screener.registry.database import Seen, Session
 
 T = TypeVar("T")
@@ -52,6 +54,7 @@ T = TypeVar("T")
 #: Variable with the seconds for one checkpoint, everything included; the only time limit there is.
 TIMEOUT = "DISPERSION_TIMEOUT"
 _TIMEOUT = 60.0
+_IN_TURN = 64  # folders up to which reading them in turn is faster than starting an event loop
 _SIDE_BY_SIDE = 16  # checkpoints that are read at a time, for each quota
 _SCOUTS = 3  # checkpoints that are tried first; if none can reach the Hub, no others are tried
 
@@ -167,14 +170,6 @@ def add_named(selected: Selected, family: str | None, *, demo: bool) -> None:
         selected.targets += demo_targets()
 
 
-def _all_local(targets: Sequence[Target]) -> bool:
-    """Whether all are local and need nothing from elsewhere: then neither connection nor token is needed."""
-    return all(
-        target.local and target.tokenizer is None and not Path(target.repo, "adapter_config.json").exists()
-        for target in targets
-    )
-
-
 def floor_among(
     targets: Sequence[Target], text: str, tokenizer: str | None = None, argument: str = "fail_if_below"
 ) -> Target:
@@ -285,7 +280,7 @@ class Screening:
             # takes 0.1 s for the arrays of a family.
             results.append(await self._screened(selected))
 
-        run_sync(lambda: asyncio.run(screened()))
+        run(screened(), in_turn=self._all_local(selected.targets) and len(selected.targets) <= _IN_TURN)
         result, session = results[0], self.session
         if session is None:
             return result
@@ -308,16 +303,16 @@ class Screening:
 
     async def _screened(self, selected: Selected) -> Result:
         start = time.perf_counter()
-        offline = (self.tokenizer is None and _all_local(selected.targets)) or None
-        async with Hub(offline=offline, notice=self.notice) as hub:
+        async with self._hub(selected.targets) as hub:
             known = None
             if self.session is not None:
-                known, self.session.token = self.session.find, hub.token_mark
+                known, self.session.token = self.session.find, hub.token_mark if hub else ""
             self._reader = Reader(hub, self.domain, self.reference, known)
             await self._check_tokenizer()
             targets, floor, base = await self._expanded(selected.targets)
             readings = await self._readings(targets)
-            await self._look_for_missing(hub, selected.complete)
+            if hub is not None:
+                await self._look_for_missing(hub, selected.complete)
             named = [] if base else await self._named_bases(readings)
             comparable = await self._with_bodies(await self._comparable([*readings, *named]))
             bases = [base] if base else []
@@ -325,7 +320,7 @@ class Screening:
             if unused := {r.target for r in named} - {c.target for c in checkpoints if c.is_base}:
                 comparable = [pair for pair in comparable if pair[0].target not in unused]
                 checkpoints = ranked(comparable, self.rank_by, bases)
-        meters = [hub.meter, selected.meter]
+        meters = [selected.meter, *([hub.meter] if hub is not None else [])]
         result = Result(
             domain=self.domain.name,
             task=self.domain.task,
@@ -345,6 +340,25 @@ class Screening:
             return result
         return replace(result, gate=Gate.of(result.groups, result.failed, floor.label))
 
+    def _hub(self, targets: Sequence[Target]) -> AbstractAsyncContextManager[Hub | None]:
+        """The connections; without any where all is on this machine: importing them takes a while."""
+        if self._all_local(targets):
+            return contextlib.nullcontext()
+        from lmeval_screener.checkpoints.hub import Hub
+
+        return Hub(notice=self.notice)
+
+    def _all_local(self, targets: Sequence[Target]) -> bool:
+        """Whether all are folders and need nothing from elsewhere: neither a base nor a tokenizer."""
+        named = {"fail_if_below": self.fail_if_below, "base": self.base}
+        others = [floor_among(targets, text, None, name) for name, text in named.items() if text is not None]
+        return self.tokenizer is None and all(
+            target.local
+            and target.tokenizer is None
+            and not Path(target.repo, "adapter_config.json").exists()
+            for target in [*targets, *others]
+        )
+
     async def _check_tokenizer(self) -> None:
         """Refuse a ``--tokenizer`` that cannot be opened; with a registry only a misspelt one."""
         try:
@@ -363,7 +377,7 @@ class Screening:
 
     async def _expanded(self, targets: Sequence[Target]) -> tuple[list[Target], Target | None, Target | None]:
         """The targets, each once and labelled, with globs expanded; then the floor and the base, if given."""
-        lists = await asyncio.gather(*map(self._revisions, targets))
+        lists = await side_by_side(map(self._revisions, targets))
         expanded = list(dict.fromkeys(target for revisions in lists for target in revisions))
         places: list[int | None] = []
         for name, text in (("fail_if_below", self.fail_if_below), ("base", self.base)):
@@ -398,7 +412,7 @@ class Screening:
     async def _readings(self, targets: Sequence[Target], *, asked: bool = True) -> list[Reading]:
         """The readings that succeeded, in the order of the targets; a failure stops no other."""
         # A checkpoint that waits for a quota holds a slot: each quota has its own slots.
-        slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(_SIDE_BY_SIDE))
+        slots = defaultdict[str, AbstractAsyncContextManager[object]](_slots)
 
         async def work(target: Target) -> Reading | None:
             try:
@@ -406,8 +420,6 @@ class Screening:
                     outcome: Reading | ScreeningError = await self._read(target)
             except ScreeningError as error:
                 outcome = error
-            except asyncio.CancelledError:
-                outcome = self._interrupted()
             except DispersionError:
                 raise  # it concerns the whole run
             except Exception as error:
@@ -418,43 +430,39 @@ class Screening:
                     "InternalError",
                     f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)",
                 )
+            except BaseException:
+                if not self._stopped:
+                    raise
+                outcome = _interrupted(self.session)
             if asked or isinstance(outcome, Reading):
                 self._report(target, outcome, len(targets))
             if isinstance(outcome, ScreeningError):
                 return None if self.session is None else self.session.last_known(target, outcome)
             return outcome
 
-        tasks = [asyncio.create_task(work(target)) for target in targets]
-        with self._interruptible(tasks):
-            return [reading for reading in await asyncio.gather(*tasks) if reading is not None]
+        readings = await self._until_stopped(work(target) for target in targets)
+        return [reading for reading in readings if reading is not None]
 
-    @contextlib.contextmanager
-    def _interruptible(self, tasks: Sequence[asyncio.Task[Any]]) -> Iterator[None]:
-        """Cancel the tasks at the end, and on Ctrl-C and SIGTERM if results so far are to be kept."""
+    async def _until_stopped(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Results of works, which Ctrl-C and SIGTERM cancel if results so far are to be kept."""
+        tasks: list[asyncio.Task[T]] = []
 
         def stop() -> None:
             self._stopped = True
             for task in tasks:
                 task.cancel()
 
-        try:
-            with _on_interrupt(stop) if self.keep_on_interrupt else contextlib.nullcontext():
-                yield
-        finally:
-            for task in tasks:
-                task.cancel()
+        with _on_interrupt(stop) if self.keep_on_interrupt else contextlib.nullcontext():
+            if not in_loop():
+                return await side_by_side(works)
+            import asyncio
 
-    def _interrupted(self) -> ScreeningError:
-        """The error of a cancelled checkpoint; raises the cancellation if no signal stopped the run."""
-        if not self._stopped:
-            raise asyncio.CancelledError
-        kept = "cached" if self.session is None else "in the registry"
-        return ScreeningError(
-            "Interrupted",
-            f"stopped before it was read; finished readings are {kept}: run the same command again",
-        )
+            tasks += [asyncio.create_task(work) for work in works]
+            return await side_by_side(tasks)
 
     async def _read(self, target: Target) -> Reading:
+        if self._stopped:
+            raise _interrupted(self.session)
         if self.session is not None and (known := self.session.pinned(target)) is not None:
             return known
         if target.on_hub and target.refused is None:
@@ -464,6 +472,7 @@ class Screening:
     async def _read_from_hub(self, target: Target) -> Reading:
         """Read a checkpoint of the Hub; the first ones show whether it can be reached, the others wait."""
         reached = self._reader.reached
+        assert reached is not None, "only folders need no hub"
         self._scouts += 1
         if self._scouts > _SCOUTS:
             await reached.wait()
@@ -536,13 +545,13 @@ class Screening:
                         raise mismatch(family, reading, of_family.first)
                     if common.first.resolution != reading.resolution:
                         # Its tokenizer also has words that the others lack: rank it on the common words.
-                        again = asyncio.create_task(self._read_over(reading, common.first))
-                        with self._interruptible([again]):
-                            reading = await again
-                except asyncio.CancelledError:
-                    self._fail(reading.target, self._interrupted())
+                        (reading,) = await self._until_stopped([self._read_over(reading, common.first)])
                 except ScreeningError as error:
                     self._fail(reading.target, error)
+                except BaseException:
+                    if not self._stopped:
+                        raise
+                    self._fail(reading.target, _interrupted(self.session))
                 else:
                     comparable.append((reading, common.first))
         return comparable
@@ -592,11 +601,38 @@ def _quota_of(target: Target) -> str:
     return "resolver" if target.listed is not None else "api"
 
 
+def _slots() -> AbstractAsyncContextManager[object]:
+    """Lets `_SIDE_BY_SIDE` works in at a time."""
+    if not in_loop():
+        return contextlib.nullcontext()
+    import asyncio
+
+    return asyncio.Semaphore(_SIDE_BY_SIDE)
+
+
+def _interrupted(session: Session | None) -> ScreeningError:
+    """The error of a checkpoint that a signal left unread."""
+    kept = "cached" if session is None else "in the registry"
+    return ScreeningError(
+        "Interrupted", f"stopped before it was read; finished readings are {kept}: run the same command again"
+    )
+
+
 @contextlib.contextmanager
 def _on_interrupt(act: Callable[[], object]) -> Iterator[None]:
     """Call ``act`` on Ctrl-C and SIGTERM; if the loop takes no handlers, they end the process as usual."""
-    loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
+    if not in_loop():
+        before = [signal.signal(number, lambda *_: act()) for number in signals]
+        try:
+            yield
+        finally:
+            for number, handler in zip(signals, before, strict=True):
+                signal.signal(number, handler)
+        return
+    import asyncio
+
+    loop = asyncio.get_running_loop()
     try:
         for number in signals:
             loop.add_signal_handler(number, act)

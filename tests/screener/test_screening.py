@@ -5,16 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hub_server import HubServer
 from lmeval_screener.chance import Chances
+from lmeval_screener.checkpoints.selection import Selected
 from lmeval_screener.cli import _progress, main
 from lmeval_screener.result.result import Gate
-from lmeval_screener.screening import floor_among, screen
+from lmeval_screener.screening import Screening, floor_among, screen
+from lmeval_screener.targets.families import demo_targets
 from lmeval_screener.targets.names import parse_target
+from lmeval_screener.tokens.resolution import load_domain
+from lmeval_screener.tokens.sets import load_token_set
 from screenings import GAPS, failed, ranking, result, screened, siblings
 from tokenizers import Tokenizer
 
@@ -40,6 +47,40 @@ def test_the_readmes_three_words(demo, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'lmeval-dispersion\[audit\]'"):
         demo.to_frame()
+
+
+def test_folders_are_screened_without_an_http_client_and_without_asyncio(tmp_path):
+    code = (
+        "import sys; from lmeval_screener.cli import main; assert main(sys.argv[1:]) == 0;"
+        "loaded = {name.partition('.')[0] for name in sys.modules};"
+        "print(sorted(loaded & {'asyncio', 'ssl', 'socket', 'aiohttp', 'yarl', 'http', 'requests', 'httpx'}))"
+    )
+    for names in (["--demo"], [str(DEMO / "sums-80"), str(DEMO / "sums-45")]):
+        ran = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
+        assert ran.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_signal_ends_folders_that_are_read_in_turn(keep):
+    """The checkpoint that is being read ends; the others are named."""
+    run = Screening(load_domain(), load_token_set("reference", "reference"), keep_on_interrupt=keep)
+    run.on_done = lambda outcome, done, count: signal.raise_signal(signal.SIGINT) if done == 3 else None
+    if not keep:
+        with pytest.raises(KeyboardInterrupt):
+            run.result(Selected(demo_targets()))
+        return
+    found = run.result(Selected(demo_targets()))
+    assert (len(found.checkpoints), {line.error for line in found.failed}) == (3, {"Interrupted"})
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_base_on_the_hub_is_read_for_folders(tmp_path, monkeypatch):
+    with HubServer() as hub:
+        hub.add("org/base", DEMO / "sums-20")
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+        found = screen([str(DEMO / "sums-80"), str(DEMO / "sums-45")], base="org/base")
+    assert found.base == "org/base"
+    assert not found.failed
 
 
 def test_failed_checkpoints_come_in_the_order_in_which_they_were_asked_for(tmp_path):

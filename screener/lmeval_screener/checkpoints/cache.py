@@ -13,6 +13,13 @@ from pathlib import Path
 _TOKEN, _NUMBERS = os.urandom(4).hex(), itertools.count()
 
 
+def usual_cache() -> Cache:
+    """The cache of this user, below huggingface_hub's folder for assets."""
+    from huggingface_hub import constants
+
+    return Cache(Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
+
+
 class Cache:
     """A folder of entries by kind and key, each with its checksum and written atomically.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lmeval_screener.checkpoints.concurrency import in_thread
 from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Snapshot, single_file
 from lmeval_screener.errors import ScreeningError
 
@@ -29,7 +29,7 @@ class LocalSnapshot(Snapshot):
 
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
-        return await asyncio.to_thread(read_ranges, self.folder / self.entry(path).path, ranges)
+        return await in_thread(lambda: read_ranges(self.folder / self.entry(path).path, ranges))
 
 
 def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:

@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import __version__
-from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.cache import Cache, usual_cache
 from lmeval_screener.checkpoints.folder import open_download
 from lmeval_screener.checkpoints.http import (
     CONTRADICTIONS,
@@ -116,7 +116,7 @@ class Hub:
         self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
         self._token, self._notice = token, notice
         self.meter = Meter()
-        self.cache = Cache(cache or Path(constants.HF_ASSETS_CACHE) / "screen-checkpoints")
+        self.cache = Cache(cache) if cache else usual_cache()
         self.downloads = Path(constants.HF_HUB_CACHE)
         self.transport: Transport | None = None
         self.has_texts = True  # whether small files are where the Hub's resolver redirects

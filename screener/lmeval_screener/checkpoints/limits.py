@@ -7,7 +7,6 @@ quota also covers those in flight; else it waits, and its checkpoint's clock sto
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import re
@@ -15,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
+from lmeval_screener.checkpoints.concurrency import in_loop
 from lmeval_screener.errors import ScreeningError
 
 T = TypeVar("T")
@@ -65,7 +65,11 @@ class Budget:
                 self._since = time.monotonic()
 
     async def bounded(self, work: Coroutine[Any, Any, T]) -> T:
-        """Result of some work, if it ends in time; one piece of work at a time."""
+        """Result of some work, if it ends in time; one piece of work at a time, in turn without a limit."""
+        if not in_loop():
+            return await work
+        import asyncio
+
         self._since = time.monotonic()
         task = asyncio.ensure_future(work)
         try:
@@ -100,6 +104,8 @@ class Quota:
         self._resets = self._throttled_until = self._noticed = 0.0
         self._unlimited = False
         self._refusals = self._in_flight = 0
+        import asyncio
+
         self._changed = asyncio.Event()
 
     def available(self) -> float:
@@ -119,6 +125,8 @@ class Quota:
         The budget's clock stops meanwhile, unless the quota was refused `PATIENCE` times since the budget
         met it.
         """
+        import asyncio
+
         while self.available() <= 0:
             now = time.monotonic()
             if self._throttled_until - now > LONGEST_WAIT:

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from yarl import URL
 
+from lmeval_screener.checkpoints.concurrency import in_thread
 from lmeval_screener.checkpoints.http import SILENCE, environment_proxy
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import Snapshot
-from lmeval_screener.checkpoints.stores import in_thread
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import Target, parse_target
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.installation import __version__
+from lmeval_screener.checkpoints.concurrency import in_thread
 from lmeval_screener.checkpoints.http import (
     CONNECTIONS,
     SILENCE,
@@ -26,7 +27,7 @@ from lmeval_screener.checkpoints.http import (
 )
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.snapshot import SERVICES, FileEntry, Meter
-from lmeval_screener.checkpoints.stores import Bucket, FolderListing, changed, in_thread, version_digest
+from lmeval_screener.checkpoints.stores import Bucket, FolderListing, changed, version_digest
 from lmeval_screener.errors import ScreeningError
 
 _SETTINGS = {

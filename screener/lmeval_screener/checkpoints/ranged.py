@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmeval_screener.checkpoints.concurrency import in_thread, side_by_side
 from lmeval_screener.checkpoints.folder import read_ranges
 from lmeval_screener.checkpoints.http import (
     ATTEMPTS,
@@ -24,7 +25,7 @@ from lmeval_screener.checkpoints.http import (
     retried,
     unpacked,
 )
-from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Snapshot, side_by_side
+from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Snapshot
 from lmeval_screener.errors import ScreeningError
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class RangedSnapshot(Snapshot):
             if self.cache and (kept := self.cache.read("files", self.content_key(path))) is not None:
                 return kept
             place = self._on_disk(entry)
-            if place and entry.fits(stored := await asyncio.to_thread(place.read_bytes)):
+            if place and entry.fits(stored := await in_thread(place.read_bytes)):
                 return stored
             body = await retried(lambda: self._fetched(path), self._account.budget)
             if self.cache:
@@ -85,7 +86,7 @@ class RangedSnapshot(Snapshot):
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file; see `Snapshot.ranges`."""
         if place := self._on_disk(await self.look_up(path)):
-            return await asyncio.to_thread(read_ranges, place, ranges)
+            return await in_thread(lambda: read_ranges(place, ranges))
         works = (self._range(path, begin, end) for begin, end in ranges)
         with self._account.share() as most:
             return await side_by_side(works, min(most, len(ranges)))

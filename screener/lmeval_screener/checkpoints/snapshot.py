@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
 
 from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.errors import ScreeningError
-
-T = TypeVar("T")
 
 #: The service of an address's scheme.
 SERVICES = {
@@ -168,38 +164,3 @@ def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntr
         if path == name or path in parts or path.endswith((".json", ".txt", ".model", ".tiktoken"))
         if not path.endswith(".index.json")
     }
-
-
-async def side_by_side(works: Iterable[Coroutine[Any, Any, Any]], most: int | None = None) -> list[Any]:
-    """Results of concurrent works; if one fails, the others are stopped before its error is raised."""
-    import asyncio  # not needed to declare options
-
-    if most is not None:
-        results: dict[int, Any] = {}
-        waiting = enumerate(works)
-
-        async def some() -> None:
-            for place, work in waiting:
-                results[place] = await work
-
-        await side_by_side(some() for _ in range(most))
-        return [results[place] for place in range(len(results))]
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def run_sync(act: Callable[[], T]) -> T:
-    """The result of a function that runs an event loop, even in a notebook, whose thread already runs one."""
-    import asyncio
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return act()
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(act).result()

@@ -6,19 +6,22 @@ modules above need not know its storage. A source's libraries are imported on th
 
 from __future__ import annotations
 
-import asyncio
 import math
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from lmeval_screener.checkpoints.concurrency import lock
 from lmeval_screener.checkpoints.folder import open_folder
-from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import SERVICES, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.formats import GGUF
 from lmeval_screener.targets.names import Target, parse_target
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
+
+if TYPE_CHECKING:
+    from lmeval_screener.checkpoints.hub import Hub
 
 
 class Source(Protocol):
@@ -34,13 +37,16 @@ class Source(Protocol):
 
 
 class Sources:
-    """Folders, repositories and every kind of address, each opened once; a `Source` for all targets."""
+    """Folders, repositories and every kind of address, each opened once; a `Source` for all targets.
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    Without a hub every target is a folder.
+    """
+
+    def __init__(self, hub: Hub | None) -> None:
+        self._given = hub
         self._sources: dict[str, Source] = {}
         self._tokenizers: dict[str, tuple[Snapshot, dict[str, str]]] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, AbstractAsyncContextManager[object]] = {}
 
     async def expand(self, target: Target, budget: Budget) -> list[Target]:
         """The checkpoints of a target; see `Source.expand`."""
@@ -71,6 +77,11 @@ class Sources:
             return await self._hub.snapshot(target.repo, target.revision, budget, target.listed)
         return open_folder(target.repo)
 
+    @property
+    def _hub(self) -> Hub:
+        assert self._given is not None, "only folders need no hub"
+        return self._given
+
     def _source(self, scheme: str) -> Source:
         kind = SERVICES.get(scheme, scheme)
         if kind not in self._sources:
@@ -96,7 +107,7 @@ class Sources:
 
     async def tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
         """A tokenizer that all checkpoints share: its snapshot, and its files' names by their usual ones."""
-        async with self._locks.setdefault(text, asyncio.Lock()):
+        async with self._locks.setdefault(text, lock()):
             if text not in self._tokenizers:
                 self._tokenizers[text] = await self._found(text)
             return self._tokenizers[text]

@@ -11,25 +11,18 @@ condition, so a file's entry is checked again after its ranges. One call, in a t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fnmatch
 import hashlib
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from lmeval_screener.checkpoints.concurrency import in_thread, side_by_side
 from lmeval_screener.checkpoints.http import Account, RetryError, retried
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.ranged import RangedSnapshot
-from lmeval_screener.checkpoints.snapshot import (
-    FileEntry,
-    Meter,
-    Snapshot,
-    side_by_side,
-    single_file,
-)
+from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot, single_file
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.formats import SUFFIXES
 from lmeval_screener.targets.names import Target
@@ -322,27 +315,6 @@ def changed(what: str) -> ScreeningError:
     return ScreeningError(
         "BadResponse", f"{what} changed while it was read; screen it again when it is no longer written"
     )
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """Result of a blocking call, run in a daemon thread, so a call that hangs cannot delay exit."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(put: Callable[[Any], None], value: object) -> None:
-        if not done.done():
-            put(value)
-
-    def run() -> None:
-        try:
-            outcome: tuple[Callable[[Any], None], object] = done.set_result, work()
-        except BaseException as error:
-            outcome = done.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
-            loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=run, daemon=True).start()
-    return await done
 
 
 def _is_glob(text: str) -> bool:

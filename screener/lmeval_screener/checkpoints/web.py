@@ -16,11 +16,12 @@ from urllib.parse import quote
 
 from yarl import URL
 
+from lmeval_screener.checkpoints.concurrency import side_by_side
 from lmeval_screener.checkpoints.http import Account, Transport, contradiction, drained, retried
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.ranged import RemoteSnapshot
-from lmeval_screener.checkpoints.snapshot import PART, FileEntry, Snapshot, side_by_side
+from lmeval_screener.checkpoints.snapshot import PART, FileEntry, Snapshot
 from lmeval_screener.checkpoints.stores import changed, version_digest
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.formats import SUFFIXES, TRANSFORMERS

@@ -26,7 +26,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lmeval_screener.checkpoints.snapshot import Snapshot, side_by_side
+from lmeval_screener.checkpoints.concurrency import side_by_side
+from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.formats import format_of, safetensors_files
 from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor, WeightFile, decode_rows
