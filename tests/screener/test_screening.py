@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -58,6 +59,13 @@ def test_folders_are_screened_without_an_http_client_and_without_asyncio(tmp_pat
     for names in (["--demo"], [str(DEMO / "sums-80"), str(DEMO / "sums-45")]):
         ran = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
         assert ran.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_notebook_whose_event_loop_runs_screens_folders():
+    async def cell():
+        return screen(str(DEMO / "sums-80"))
+
+    assert asyncio.run(cell()).best.label == "sums-80"
 
 
 @pytest.mark.parametrize("keep", [True, False])

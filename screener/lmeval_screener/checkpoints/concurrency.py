@@ -23,16 +23,20 @@ def in_loop() -> bool:
 
 def run(work: Coroutine[Any, Any, T], *, in_turn: bool = False) -> T:
     """The result of some work, in an event loop of its own, or in turn, where it may not wait."""
-    if not in_turn:
-        import asyncio
 
-        return run_sync(lambda: asyncio.run(work))
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise RuntimeError("expected work that does not wait")
+    def act() -> T:
+        if not in_turn:
+            import asyncio
+
+            return asyncio.run(work)
+        try:
+            work.send(None)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        raise RuntimeError("expected work that does not wait")
+
+    return run_sync(act)
 
 
 def run_sync(act: Callable[[], T]) -> T:

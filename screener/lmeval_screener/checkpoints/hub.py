@@ -232,18 +232,6 @@ class Hub:
 
         return await retried(attempt, account.budget)
 
-    async def pages(
-        self, address: str, what: str, account: Account, parse: Callable[[Any], list[T]]
-    ) -> list[T]:
-        """The items of all pages of a listing that begins at an address; see `api`."""
-        items: list[T] = []
-        following: str | None = address
-        while following is not None:
-            page, response = await self.api(following, what, "main", account, parse)
-            items += page
-            following = self._next(response, what)
-        return items
-
     def refusal(self, response: aiohttp.ClientResponse, repo: str, revision: str) -> ScreeningError:
         """The error of a final status of the Hub other than 2xx and 3xx.
 

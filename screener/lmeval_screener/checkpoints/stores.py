@@ -1,6 +1,6 @@
 """Remote storages that list folders: globs, training runs, checkpoints and single files in them.
 
-A `Bucket` lists a folder and reads a range: S3, Azure, a bucket of the Hub or any file system of fsspec. A
+A `Bucket` lists a folder and reads a range: S3, Azure or any file system of fsspec. A
 listing names each file's version (an ETag, a generation); the bytes read must belong to that version, and
 are cached under it.
 
@@ -124,12 +124,11 @@ class BucketSource:
     def _store_and_path(self, address: str) -> tuple[Bucket, str]:
         """The store of an address (one object per bucket or server) and the path in it."""
         scheme, _, rest = address.partition("://")
-        parts = rest.split("/")
-        cut = 3 if scheme == "hf" else 1  # hf://buckets/NAMESPACE/NAME
-        name = f"{scheme}://{'/'.join(parts[:cut])}"
+        bucket, _, path = rest.partition("/")
+        name = f"{scheme}://{bucket}"
         if name not in self._stores:
             self._stores[name] = self._make(name, self._hub)
-        return self._stores[name], "/".join(parts[cut:]).strip("/")
+        return self._stores[name], path.strip("/")
 
     async def _listed(self, store: Bucket, path: str, account: Account) -> FolderListing:
         """The listing of a folder, requested once."""
