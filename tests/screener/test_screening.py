@@ -68,7 +68,16 @@ def test_a_notebook_whose_event_loop_runs_screens_folders():
     assert asyncio.run(cell()).best.label == "sums-80"
 
 
+@pytest.fixture
+def interruptible():
+    """Python's own handler of Ctrl-C, which a shell's background jobs lack."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.usefixtures("interruptible")
 def test_a_signal_ends_folders_that_are_read_in_turn(keep):
     """The checkpoint that is being read ends; the others are named."""
     run = Screening(load_domain(), load_token_set("reference", "reference"), keep_on_interrupt=keep)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hub_client import ours, refused, unread
-from lmeval_screener import screen, screening
+from lmeval_screener import screen
 from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.cli import main
 from lmeval_screener.weights.adapters import adapted_projection, is_adapter, read_adapter
@@ -234,7 +234,9 @@ def test_bases_that_cannot_be_opened(hub, tmp_path, untied, monkeypatch, name, c
     folder = adapter(untied, tmp_path / "a", HEADS["head"])
     edit(folder, base_model_name_or_path=name)
     hub.add("org/adapter", folder)
-    monkeypatch.setattr(screening, "Hub", lambda **options: ours(hub, tmp_path / "cache"))
+    monkeypatch.setattr(
+        "lmeval_screener.checkpoints.hub.Hub", lambda **options: ours(hub, tmp_path / "cache")
+    )
     unread("org/adapter", code, says)
 
 

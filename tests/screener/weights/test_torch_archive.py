@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from hub_client import ours, refused, unread
-from lmeval_screener import screen, screening
+from lmeval_screener import screen
 from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import rows
@@ -353,7 +353,9 @@ def test_of_an_archive_only_what_is_read_is_located(hub, tmp_path, monkeypatch):
     state["lm_head.weight"] = torch.randn(len(state["lm_head.weight"]), d).bfloat16()
     place = archived(tmp_path / "bin", pytorch_model=state)
     hub.add("org/model", place)
-    monkeypatch.setattr(screening, "Hub", lambda **options: ours(hub, tmp_path / "cache"))
+    monkeypatch.setattr(
+        "lmeval_screener.checkpoints.hub.Hub", lambda **options: ours(hub, tmp_path / "cache")
+    )
     (found,) = screen(["org/model"]).checkpoints
     rows = len(found.resolution.domain) + len(found.resolution.reference)
     with zipfile.ZipFile(place / "pytorch_model.bin") as archive:
@@ -402,6 +404,8 @@ def test_from_afar_a_transposed_matrix_that_is_large_is_refused(hub, tmp_path, m
     state = tensors()
     state["lm_head.weight"] = LAYOUTS["a transposed matrix"](state["lm_head.weight"])
     hub.add("org/model", archived(tmp_path / "bin", pytorch_model=state))
-    monkeypatch.setattr(screening, "Hub", lambda **options: ours(hub, tmp_path / "cache"))
+    monkeypatch.setattr(
+        "lmeval_screener.checkpoints.hub.Hub", lambda **options: ours(hub, tmp_path / "cache")
+    )
     monkeypatch.setattr(rows, "MOST_SCATTERED", 1000)
     unread("org/model", "ScatteredRows", "download the checkpoint")
