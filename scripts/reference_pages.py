@@ -49,6 +49,7 @@ def public_names() -> Iterator[tuple[str, list[str]]]:
         "lmeval_screener": "Screen checkpoints",
         "lmeval_dispersion.geometry": "Geometry",
         "lmeval_dispersion.racing": "Find the best checkpoint",
+        "lmeval_dispersion.probing": "Find the best checkpoint",
         "lmeval_dispersion.harness": "Evaluate with dispersion",
         "lmeval_dispersion.auditing": "Judge a run",
         "lmeval_dispersion.store": "Judge a run",
