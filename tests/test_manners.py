@@ -164,12 +164,13 @@ def test_the_surface_stays_small():
     for name in COMMANDS:
         shown = [action.option_strings for action in parser_of(name)[0]._actions]
         entries.setdefault(name.split()[0], set()).update(names[-1] for names in shown if names)
-    assert len(entries) <= 16
-    assert sum(map(len, entries.values())) <= 214
+    assert len(entries) <= 15
+    assert sum(map(len, entries.values())) <= 187
 
 
-def test_three_phrases_of_the_style_guide_stay_away():
+def test_four_phrases_of_the_style_guide_stay_away():
     phrase = r"(?<!here )\b(is|are) no (?!longer|better|more|faster)|stands? for|(told|tells?)( \w+)? apart"
+    phrase += r"|\bbeside\b"
     for path in (p for room in ("lmeval_dispersion", "screener", "docs") for p in (ROOT / room).rglob("*.*")):
         if path.suffix in (".py", ".jinja", ".yaml", ".md") and "results" not in path.parts:
             assert not re.search(phrase, " ".join(path.read_text("utf-8").split())), path

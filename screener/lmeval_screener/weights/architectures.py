@@ -121,8 +121,8 @@ def companions(name: str, stored: Iterable[str]) -> list[str]:
     Unknown ones come first: an error names them.
     """
     stem = name.removesuffix("weight")
-    beside = {other.removeprefix(stem) for other in stored if other.startswith(stem) and other != name}
-    return sorted((w for w in beside if not _HARMLESS.fullmatch(w)), key=lambda word: (word in SCALES, word))
+    words = {other.removeprefix(stem) for other in stored if other.startswith(stem) and other != name}
+    return sorted((w for w in words if not _HARMLESS.fullmatch(w)), key=lambda word: (word in SCALES, word))
 
 
 def model_types(config: Mapping[str, Any]) -> list[str]:

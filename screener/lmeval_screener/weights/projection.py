@@ -255,22 +255,22 @@ async def _rows(
     files: WeightFiles, tensor: Tensor, holders: Mapping[str, Sequence[str]], config: Mapping[str, Any]
 ) -> Rows:
     """Rows of a stored matrix, with its separate scales, if any."""
-    beside = names.companions(tensor.name, holders)
+    companions = names.companions(tensor.name, holders)
     stem = tensor.name.removesuffix("weight")
     quantization = config.get("quantization_config")
-    how = f"as {tensor.dtype}" + (f" with {stem}{beside[0]} next to it" if beside else "")
+    how = f"as {tensor.dtype}" + (f" with {stem}{companions[0]} next to it" if companions else "")
     if tensor.dtype in FLOAT_DTYPES:
         if len(tensor.shape) != 2 or 0 in tensor.shape:
             reason = f"{tensor.name} has shape {tensor.shape}, expected (v, d)"
             raise names.cannot("NoOutputProjection", reason, "check that it is a causal language model")
         rows = await files.matrix(holders[tensor.name][0], tensor)
         is_code = tensor.dtype in SCALED_DTYPES
-        if not beside and not (is_code and quantization):
+        if not companions and not (is_code and quantization):
             return rows
-        if not beside:
+        if not companions:
             how += " without the scales of config.json's quantization_config"
-        elif is_code and len(beside) == 1 and beside[0] in names.SCALES:
-            name = stem + beside[0]
+        elif is_code and len(companions) == 1 and companions[0] in names.SCALES:
+            name = stem + companions[0]
             file = holders[name][0]
             scale = (await files.header(file)).tensors.get(name) if file in files.snapshot.files else None
             if scale is None:
