@@ -181,7 +181,8 @@ def test_the_demo_family_is_ordered_with_labels_and_without(run, in_world, tasks
     result = json.loads(capsys.readouterr().out)
     assert faults(result) == []
     assert [c["label"] for c in result["checkpoints"]] == ["sums-80", "sums-30", "sums-10", "sums-00"]
-    assert result["answer"][0].startswith("Evaluate first: sums-80, sums-30, sums-10 (highest")
+    assert result["answer"][0].startswith("Best: sums-80 (highest")
+    assert result["answer"][0].endswith(", clearly ahead of sums-30.")
     assert result["answer"][-1] == "1 of 5 checkpoints could not be probed."
     assert result["failed"][0]["label"] == "broken"
     assert result["checkpoints"][0]["accuracy"] > 0.9 > result["checkpoints"][-1]["accuracy"]

@@ -30,16 +30,16 @@ def ranking(*runs):
 @pytest.mark.parametrize(
     ("runs", "first", "clear"),
     [
-        ([None, None], "Evaluate first: a (why).", "The order of all 2 is clear."),
-        ([(1, 6)] * 6, "No checkpoint stands apart: all 6 have no clear order; evaluate any.", ""),
+        ([None, None], "Best: a (why), clearly ahead of b.", "The order of all 2 is clear."),
+        ([(1, 6)] * 6, "No checkpoint stands apart: all 6 have no clear order; ask more questions, or race them.", ""),
         (
             [None, None, (3, 4), (3, 4), None],
-            "Evaluate first: a, b, c, d (why).",
+            "Best: a (why), clearly ahead of b.",
             "Ranks 3–4 overlap; the order of the others is clear.",
         ),
         (
             [None, *[(2, 7)] * 6],
-            "Evaluate first: a, any 2 of ranks 2–7 (why).",
+            "Best: a (why), clearly ahead of b.",
             "Ranks 2–7 overlap; the order of the others is clear.",
         ),
         (
@@ -49,8 +49,13 @@ def ranking(*runs):
         ),
         (
             [None, *((2 * i, 2 * i + 1) for i in range(1, 6) for _ in "ab")],
-            "Evaluate first: a, b, c (why).",
+            "Best: a (why), clearly ahead of b.",
             "Ranks 2–3, 4–5, 6–7 and 8–9 and 1 more run overlap; the order of the others is clear.",
+        ),
+        (
+            [(1, 2), (1, 8), *[(2, 8)] * 6],
+            "Evaluate first: a, any 2 of ranks 2–8 (why).",
+            "Ranks 1–8 overlap.",
         ),
         (
             [(1, 3)] * 3 + [(4, 5)] * 2,
