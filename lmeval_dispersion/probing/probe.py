@@ -151,7 +151,9 @@ def order(members: Sequence[Probed], why: str) -> list[str]:
     best = _first_of(members)
     if not best:
         everyone = listed([c.label for c in members]) if len(members) <= _MOST else f"all {len(members)}"
-        return [f"No checkpoint stands apart: {everyone} have no clear order; ask more questions, or race them."]
+        return [
+            f"No checkpoint stands apart: {everyone} have no clear order; ask more questions, or race them."
+        ]
     first = f"Evaluate first: {', '.join(best)} ({why})."
     if not members[0].tied_with:
         first = f"Best: {members[0].label} ({why}), clearly ahead of {members[1].label}."

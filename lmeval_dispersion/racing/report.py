@@ -71,7 +71,8 @@ class Race(Report):
     loaded: int  # of all ``of`` on the list
     of: int
     questions: int  # asked of all together
-    questions_all: int  # that all on the list could be asked
+    questions_all: int  # that all on the list, and the base, could be asked
+    questions_each: int  # that one could be asked
     questions_there: int  # that the tasks have; more than each could be asked where --limit drew some
     tasks: int  # of lm-eval; the score is the mean over the questions of all
     seconds: float | None
@@ -143,7 +144,7 @@ class Race(Report):
         left_out = [row for row in rivals if row.status == "left out"]
         unread = any(row.rank and row.status == "not loaded" for row in self.checkpoints)
         base = next((row.score for row in self.checkpoints if row.status == "base"), None)
-        whole = [row.score or 0.0 for row in rivals if row.questions == self.questions_all // self.of]
+        whole = [row.score or 0.0 for row in rivals if row.questions == self.questions_each]
         whole += [best.mean()] if self.best else []
         return {
             "amount": f"{100 * best.mean():.1f} %" if right else f"{self.metric} {best.mean():.3f}",
@@ -172,7 +173,7 @@ class Race(Report):
     def _sampled(self) -> str:
         """How those that were not loaded compare, by random others raced with the list."""
         others = [row for row in self._judged() if row.label in self.audit_sample]
-        whole = [row for row in self._judged() if row.questions == self.questions_all // self.of]
+        whole = [row for row in self._judged() if row.questions == self.questions_each]
         best = max((row.score or 0.0 for row in whole if row not in others), default=None)
         if not others or best is None or any(row.status == "undecided" for row in self.checkpoints):
             return ""
@@ -219,8 +220,9 @@ def race_of(
     audit_sample = [entry.label for entry in entries if entry.chosen == "audit"]
     return Race(
         best, contest.ranked[: contest.top], task, metric, contest.error, contest.margin, loaded, of,
-        contest.asked, of * contest.questions, there or contest.questions, tasks, wall, contest.seed, rows,
-        audit_sample, [*notes, *as_their_base(as_base), *_alike(answered, as_base)], plan, dict(answered),
+        contest.asked, (of + bool(contest.reference)) * contest.questions, contest.questions,
+        there or contest.questions, tasks, wall, contest.seed, rows, audit_sample,
+        [*notes, *as_their_base(as_base), *_alike(answered, as_base)], plan, dict(answered),
     )  # fmt: skip
 
 

@@ -171,6 +171,7 @@ def test_adapters_race_in_the_order_of_a_first_block_with_their_base(
     words = race(tasks, tmp_path / "out", adapters, more=("--domain", "math"))
     result = answer(capsys, words)
     assert (result["of"], result["loaded"]) == (3, 3)
+    assert (result["questions_each"], result["questions_all"]) == (40, 4 * 40)  # the base's as well
     rows = {c["label"]: c for c in result["checkpoints"]}
     base = rows["sums-20 (base)"]
     assert (base["status"], base["questions"]) == ("base", 40)

@@ -31,7 +31,11 @@ def ranking(*runs):
     ("runs", "first", "clear"),
     [
         ([None, None], "Best: a (why), clearly ahead of b.", "The order of all 2 is clear."),
-        ([(1, 6)] * 6, "No checkpoint stands apart: all 6 have no clear order; ask more questions, or race them.", ""),
+        (
+            [(1, 6)] * 6,
+            "No checkpoint stands apart: all 6 have no clear order; ask more questions, or race them.",
+            "",
+        ),
         (
             [None, None, (3, 4), (3, 4), None],
             "Best: a (why), clearly ahead of b.",

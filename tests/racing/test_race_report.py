@@ -125,7 +125,7 @@ TEXTS = {name: said(result) for name, result in ALL.items()}
         ("Of the 2 asked everything 1 scores higher than the base (0.800).", "based"),
         ("Of the 2 asked everything 2 score higher than the base (0.800).", "above"),
         ("Of the 2 asked everything none scores higher than the base (0.995).", "below"),
-        ("4 of 4 checkpoints loaded, 725 of 800 questions asked (91 %).", "based below above"),
+        ("4 of 4 checkpoints loaded, 725 of 1,000 questions asked (72 %).", "based below above"),
         ("Recorded.", "noted"),
         ("within 0.01 |", "close both"),
         ("not better after 150", "dropped"),
