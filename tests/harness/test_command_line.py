@@ -81,7 +81,7 @@ def test_the_stock_command_refuses_a_model_in_one_sentence(site, tmp_path):
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("lm_eval: mmlu_")
-    assert "needs hidden states, which DummyLM does not give; use --model hf, or" in done.stderr
+    assert "needs hidden states, which DummyLM does not give; use the model hf, or" in done.stderr
 
 
 TWO = """

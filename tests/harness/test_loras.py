@@ -367,8 +367,8 @@ def test_a_list_with_adapters_is_raced_by_its_script_evaluated_by_its_files_and_
     in_process: Any,
 ) -> None:  # fmt: skip
     lists = tmp_path / "list"
-    local = shutil.copytree(made / "far", tmp_path / "mine")
-    places = ("me/near", "me/far", local, DEMO / "sums-30")
+    lora(local := tmp_path / "mine", 0.5)
+    places = ("me/near", "me/far", local, DEMO / "sums-00")
     given = ("--shortlist", 4, "--emit", lists, "--tasks", "sums", "-q", "--base", "org/base")
     done = in_process(*places, "--domain", "math", *given, endpoint=hub.endpoint)
     assert done.returncode == 0, done.stderr
@@ -378,7 +378,7 @@ def test_a_list_with_adapters_is_raced_by_its_script_evaluated_by_its_files_and_
         "me_near": on | {"peft": "adapters/me/near"},
         "me_far": on | {"peft": "adapters/me/far"},
         "mine": {"pretrained": str(BASE), "peft": str(local)},
-        "sums-30": {"pretrained": str(DEMO / "sums-30")},
+        "sums-00": {"pretrained": str(DEMO / "sums-00")},
     }
     # As a user runs it, and as a job of the Slurm array does.
     bin_folder = Path(sys.executable).parent
@@ -392,7 +392,7 @@ def test_a_list_with_adapters_is_raced_by_its_script_evaluated_by_its_files_and_
     assert (lists / "adapters" / "me" / "far" / "adapter_model.safetensors").is_file()
     raced = {file.parent.name: json.loads(file.read_text()) for file in lists.glob("race/*/results_*.json")}
     assert raced["me_far"]["config"]["model_args"] == on | {"peft": str(lists / "adapters" / "me" / "far")}
-    assert raced["me_far"]["race"]["score"] == raced["mine"]["race"]["score"]
+    assert raced.keys() == {"me_near", "me_far", "mine", "sums-00"}
     file = next((lists / "models").glob("*far.yaml"))
     words = (
         "--config",
@@ -406,7 +406,8 @@ def test_a_list_with_adapters_is_raced_by_its_script_evaluated_by_its_files_and_
     )
     child(sys.executable, "-c", LM_EVAL, "run", *words, cwd=lists, **variables)
     targets = labelled([c.target for c in read_shortlist_manifest(lists).candidates])
-    for results, known in (("race", {*configs}), ("results", {"me_far"})):
+    whole = {*configs} - {"sums-00"}  # which no answer that is left could bring to the first
+    for results, known in (("race", whole), ("results", {"me_far"})):
         rated = read_accuracies(str(lists / results)).of(targets)
         found = {t.label.replace("/", "_"): t.accuracy for t in rated if t.accuracy is not None}
         assert found.keys() == known

