@@ -10,7 +10,6 @@ from typing import Any
 
 from lmeval_screener.checkpoints.concurrency import run
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
@@ -59,8 +58,8 @@ async def _on_base(target: Target, offline: bool | None) -> Target:
         sources = Sources(hub)
 
         async def opened(place: Target) -> Snapshot:
-            budget = Budget(_SECONDS)
-            return await budget.bounded(sources.snapshot(place, budget))
+            account = hub.account.part(_SECONDS)
+            return await account.bounded(sources.snapshot(place, account))
 
         snapshot = await opened(target)
         if (adapted := await adapter_in(snapshot, target)) is None:

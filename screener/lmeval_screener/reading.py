@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import GeometryError, printable
 from lmeval_dispersion.geometry import Metric
-from lmeval_screener.checkpoints.cache import usual_cache
+from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.concurrency import lock, side_by_side
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import Sources
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import asyncio
 
     from lmeval_screener.checkpoints.hub import Hub
-    from lmeval_screener.checkpoints.limits import Budget
     from lmeval_screener.weights.adapters import Adapter
 
 #: Returns the known reading of an opened checkpoint (an adapter with its base), or None.
@@ -64,31 +63,31 @@ class Reader:
         self._bodies = known is not None  # a registry compares them with those of later runs
         self.sources = Sources(hub)
         self._domain, self._reference = domain, reference
-        self._cache = usual_cache() if hub is None else hub.cache
+        self.account = Account() if hub is None else hub.account  # of the whole run
         self._resolutions: dict[str, Resolution] = {}
         self._locks: dict[str, AbstractAsyncContextManager[object]] = {}
 
-    async def read(self, target: Target, budget: Budget, *, over: Resolution | None = None) -> Reading:
-        """Read one checkpoint within a time budget, over its own rows or those of ``over``."""
-        return await budget.bounded(self._read(target, budget, over))
+    async def read(self, target: Target, account: Account, *, over: Resolution | None = None) -> Reading:
+        """Read one checkpoint on an account of its own, over its own rows or those of ``over``."""
+        return await account.bounded(self._read(target, account, over))
 
-    async def body(self, target: Target, budget: Budget) -> bytes:
+    async def body(self, target: Target, account: Account) -> bytes:
         """The body of a checkpoint in brief: of all tensors on this machine, else of a few."""
-        snapshot = await budget.bounded(self._open(target, budget))
-        return await budget.bounded(read_body(snapshot, None if snapshot.is_local else MOST))
+        snapshot = await account.bounded(self._open(target, account))
+        return await account.bounded(read_body(snapshot, None if snapshot.is_local else MOST))
 
-    async def _read(self, target: Target, budget: Budget, over: Resolution | None) -> Reading:
+    async def _read(self, target: Target, account: Account, over: Resolution | None) -> Reading:
         start = time.perf_counter()
         if target.refused is not None:
             raise ScreeningError(*target.refused)
-        snapshot = await self._open(target, budget)
+        snapshot = await self._open(target, account)
         base, named, find = None, snapshot.base, partial(find_projection, snapshot)
         if adapted := await adapter_in(snapshot, target):
             from lmeval_screener.weights.adapters import adapted_projection
 
             adapter, at = adapted
             try:
-                base = await self._open(at, budget)
+                base = await self._open(at, account)
             except ScreeningError as error:
                 # Not found: the base, not the checkpoint.
                 code = "BaseNotFound" if error.code.endswith("NotFound") else error.code
@@ -116,7 +115,6 @@ class Reader:
                 ]
             )
         gaps, ratio, no_ratio, sketch = await _read_figures(projection, resolution)
-        meters = [place.meter for place in (snapshot, base) if place is not None]
         return Reading(
             target=target,
             repo=printable(snapshot.repo),
@@ -131,8 +129,8 @@ class Reader:
             resolution=resolution,
             gaps=gaps,
             warnings=tuple(projection.warnings),
-            bytes_read=sum(meter.bytes_read for meter in meters),
-            requests=sum(meter.requests for meter in meters),
+            bytes_read=account.bytes_read,
+            requests=account.requests,
             seconds=time.perf_counter() - start,
             ratio=ratio,
             no_ratio=no_ratio,
@@ -141,8 +139,8 @@ class Reader:
             body=await read_body(snapshot) if self._bodies and snapshot.is_local else digest_of(snapshot),
         )
 
-    async def _open(self, target: Target, budget: Budget) -> Snapshot:
-        snapshot = await self.sources.snapshot(target, budget)
+    async def _open(self, target: Target, account: Account) -> Snapshot:
+        snapshot = await self.sources.snapshot(target, account)
         if snapshot.revision is not None and self.reached is not None:
             self.reached.set()
         return snapshot
@@ -158,12 +156,12 @@ class Reader:
         async with self._locks.setdefault(digest, lock()):
             if digest not in self._resolutions:
                 key = f"{RESOLUTIONS} {digest} {self._domain.digest} {self._reference.digest}"
-                kept = self._cache.read("tokens", key)
+                kept = self.account.cache.read("tokens", key)
                 if kept is not None:
                     self._resolutions[digest] = Resolution.from_json(kept)
                 else:
                     resolution = resolve_tokens(self._domain, self._reference, await vocabulary())
-                    self._cache.write("tokens", key, resolution.to_json().encode())
+                    self.account.cache.write("tokens", key, resolution.to_json().encode())
                     self._resolutions[digest] = resolution
             return self._resolutions[digest]
 

@@ -22,7 +22,6 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import progress_bar
 from lmeval_screener.chance import Own
 from lmeval_screener.checkpoints.concurrency import in_loop, run, run_sync, side_by_side
-from lmeval_screener.checkpoints.limits import Budget, Notice
 from lmeval_screener.checkpoints.selection import (
     CompleteList,
     Selected,
@@ -46,6 +45,8 @@ if TYPE_CHECKING:
     import asyncio
 
     from lmeval_screener.accuracies import Accuracies
+    from lmeval_screener.checkpoints.account import Account
+    from lmeval_screener.checkpoints.http import Notice
     from lmeval_screener.checkpoints.hub import Hub
     from lmeval_screener.registry.database import Seen, Session
 
@@ -320,7 +321,7 @@ class Screening:
             if unused := {r.target for r in named} - {c.target for c in checkpoints if c.is_base}:
                 comparable = [pair for pair in comparable if pair[0].target not in unused]
                 checkpoints = ranked(comparable, self.rank_by, bases)
-        meters = [selected.meter, *([hub.meter] if hub is not None else [])]
+        accounts = selected.account, self._reader.account
         result = Result(
             domain=self.domain.name,
             task=self.domain.task,
@@ -329,8 +330,8 @@ class Screening:
             checkpoints=tuple(checkpoints),
             failed=tuple(self._failed[target] for target in targets if target in self._failed),
             seconds=time.perf_counter() - start,
-            bytes_read=sum(meter.bytes_read for meter in meters),
-            requests=sum(meter.requests for meter in meters),
+            bytes_read=sum(account.bytes_read for account in accounts),
+            requests=sum(account.requests for account in accounts),
             accuracy=self._meaning_of_accuracies(targets),
             ranked_by=self.rank_by,
             base=base.label if base else ", ".join(c.label for c in checkpoints if c.is_base),
@@ -390,10 +391,14 @@ class Screening:
         floor, base = (None if place is None else expanded[place] for place in places)
         return expanded, floor, base
 
+    def _account(self) -> Account:
+        """The account of one checkpoint."""
+        return self._reader.account.part(self._seconds)
+
     async def _revisions(self, target: Target) -> list[Target]:
-        budget = Budget(self._seconds)
+        account = self._account()
         try:
-            return await budget.bounded(self._reader.sources.expand(target, budget)) or [target]
+            return await account.bounded(self._reader.sources.expand(target, account)) or [target]
         except ScreeningError as error:
             return [replace(target, refused=(error.code, str(error)))]  # fails when it is read
 
@@ -467,7 +472,7 @@ class Screening:
             return known
         if target.on_hub and target.refused is None:
             return await self._read_from_hub(target)
-        return await self._reader.read(target, Budget(self._seconds))
+        return await self._reader.read(target, self._account())
 
     async def _read_from_hub(self, target: Target) -> Reading:
         """Read a checkpoint of the Hub; the first ones show whether it can be reached, the others wait."""
@@ -480,7 +485,7 @@ class Screening:
                 why = f"not tried, because {_SCOUTS} others failed: {self._unreachable[0]}"
                 raise ScreeningError("Unreachable", why)
         try:
-            return await self._reader.read(target, Budget(self._seconds))
+            return await self._reader.read(target, self._account())
         except ScreeningError as error:
             if error.code == "Unreachable":
                 self._unreachable.append(str(error))
@@ -517,7 +522,7 @@ class Screening:
             if session.can_prove(seen, error):
                 target = seen.target
                 try:
-                    snapshot = await hub.snapshot(target.repo, target.revision, Budget(self._seconds))
+                    snapshot = await hub.snapshot(target.repo, target.revision, self._account())
                 except ScreeningError as answer:
                     error = answer
                 else:
@@ -572,7 +577,7 @@ class Screening:
         async def body(reading: Reading) -> Reading:
             with contextlib.suppress(ScreeningError):
                 at = reading.revision if reading.revision is not None else reading.target.revision
-                found = await self._reader.body(replace(reading.target, revision=at), Budget(self._seconds))
+                found = await self._reader.body(replace(reading.target, revision=at), self._account())
                 return replace(reading, body=found)
             return reading  # without a body nothing is called a copy
 
@@ -584,7 +589,7 @@ class Screening:
         """Read the same checkpoint, at the same commit, over another tokenizer's tokens."""
         target = reading.target
         at = replace(target, revision=reading.revision) if reading.revision is not None else target
-        again = await self._reader.read(at, Budget(self._seconds), over=common.resolution)
+        again = await self._reader.read(at, self._account(), over=common.resolution)
         return replace(
             again,
             target=target,

@@ -122,9 +122,9 @@ def test_checkpoints_in_git_are_screened_through_a_mirror_or_have_their_named_er
     # Where a list names files only, olah's resolver says sizes and digests, of LFS's files too.
     for key in (("org/plain", None), ("org/lfs", None)):
 
-        async def listed(client, budget, key=key):
+        async def listed(client, account, key=key):
             names = ("config.json", "model.safetensors", "tokenizer.json")
-            snapshot = await client.snapshot(key[0], None, budget, Listed(commits[key], names, None, False))
+            snapshot = await client.snapshot(key[0], None, account, Listed(commits[key], names, None, False))
             digest = (await snapshot.look_up("tokenizer.json")).digest
             return (await read_of(snapshot, (0, 7, V - 1))).rows, digest, snapshot.files
 

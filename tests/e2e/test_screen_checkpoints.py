@@ -164,9 +164,9 @@ def test_a_family_is_ranked_on_the_tokens_of_all_and_without_other_tokenizers(
     assert (failed["repo"], failed["error"]) == ("org/c", "TokenizerMismatch")
     assert "differs from that of org/a" in failed["message"]
 
-    def interrupted(reader, target, budget, *, over=None):
+    def interrupted(reader, target, account, *, over=None):
         if over is None:
-            return read(reader, target, budget)
+            return read(reader, target, account)
         signal.raise_signal(signal.SIGINT)
         return asyncio.sleep(60)
 

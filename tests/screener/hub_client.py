@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from checkpoints import slow_gap
 from lmeval_screener import screen
+from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.screened import Failed
@@ -48,15 +48,17 @@ def ours(hub: Any, cache: Path, **settings: Any) -> Hub:
     return Hub(**{"endpoint": hub.endpoint, "cache": cache, "offline": False, **settings})
 
 
-def within(work: Callable[[Hub, Budget], Any], cache: Path, *, timeout: float = 20.0, **settings: Any) -> Any:
+def within(
+    work: Callable[[Hub, Account], Any], cache: Path, *, timeout: float = 20.0, **settings: Any
+) -> Any:
     """The result of work with a client of a cache; fails if it hangs."""
 
-    async def run(budget: Budget) -> Any:
+    async def run() -> Any:
         async with Hub(**{"endpoint": NO_HUB, "offline": False, **settings}, cache=cache) as client:
-            return await work(client, budget)
+            account = client.account.part(timeout)
+            return await account.bounded(work(client, account))
 
-    budget = Budget(timeout)
-    return asyncio.run(asyncio.wait_for(budget.bounded(run(budget)), 60))
+    return asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def read(
@@ -70,8 +72,8 @@ def read(
 ) -> Read:
     """Rows of the output projection of a checkpoint on the loopback Hub."""
 
-    async def work(client: Hub, budget: Budget) -> Read:
-        return await read_of(await client.snapshot(repo, revision, budget), ids)
+    async def work(client: Hub, account: Account) -> Read:
+        return await read_of(await client.snapshot(repo, revision, account), ids)
 
     return within(work, cache, endpoint=hub.endpoint, **settings)
 

@@ -23,8 +23,8 @@ from urllib.parse import quote
 import pytest
 from filelock import FileLock, Timeout
 from hub_client import FILE, Read, read_of, refused, within
+from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import parse_target
@@ -114,8 +114,8 @@ def process(command_at: Callable[[int], list[str]], **settings: Any) -> Iterator
 def read(text: str, cache: Path, **settings: Any) -> Read:
     """Rows of the output projection of a checkpoint anywhere; settings are those of `within`."""
 
-    async def work(hub: Hub, budget: Budget) -> Read:
-        return await read_of(await Sources(hub).snapshot(parse_target(text), budget))
+    async def work(hub: Hub, account: Account) -> Read:
+        return await read_of(await Sources(hub).snapshot(parse_target(text), account))
 
     return within(work, cache, **settings)
 
@@ -123,9 +123,9 @@ def read(text: str, cache: Path, **settings: Any) -> Read:
 def expand(text: str, cache: Path, **settings: Any) -> tuple[list[str], int]:
     """The addresses that an address stands for, and the requests that it took."""
 
-    async def work(hub: Hub, budget: Budget) -> tuple[list[str], int]:
-        targets = await Sources(hub).expand(parse_target(text), budget)
-        return [target.repo for target in targets], hub.meter.requests
+    async def work(hub: Hub, account: Account) -> tuple[list[str], int]:
+        targets = await Sources(hub).expand(parse_target(text), account)
+        return [target.repo for target in targets], hub.account.requests
 
     return within(work, cache, **settings)
 
@@ -135,8 +135,8 @@ def refused_change(
 ) -> ScreeningError:
     """The error of a file that is replaced after it was listed, or in the midst of its ranges."""
 
-    async def work(hub: Hub, budget: Budget) -> None:
-        snapshot = await Sources(hub).snapshot(parse_target(text), budget)
+    async def work(hub: Hub, account: Account) -> None:
+        snapshot = await Sources(hub).snapshot(parse_target(text), account)
         if is_begun:
             await snapshot.ranges(FILE, [(0, 8)])
         replace()

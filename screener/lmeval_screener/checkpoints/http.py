@@ -1,4 +1,4 @@
-"""HTTP for the screener: one aiohttp session with retries, exponential backoff, rate limits and metering.
+"""HTTP for the screener: one aiohttp session with retries, exponential backoff and rate limits.
 
 Transient failures (429, 5xx, broken connections, answers that contradict the request) are retried with
 backoff; a lasting failure ends in a `ScreeningError`. The token goes to the Hub's own origin only.
@@ -10,27 +10,18 @@ import asyncio
 import contextlib
 import functools
 import ipaddress
+import math
 import os
 import random
 import re
 import ssl
+import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.limits import (
-    LONGEST_WAIT,
-    Budget,
-    Notice,
-    Quota,
-    rate_limited,
-    retry_after,
-)
-from lmeval_screener.checkpoints.snapshot import Meter
+from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.errors import ScreeningError
 
 if TYPE_CHECKING:
@@ -46,8 +37,16 @@ FIRST_BACKOFF = 0.25
 CONTRADICTIONS = 3
 #: Requests to one host at a time, for all checkpoints together.
 CONNECTIONS = 128
-#: Ranges of one checkpoint at a time: alone, and the minimum when several are read.
-RANGES, FEWEST_RANGES = 64, 16
+#: Longest wait that a server may ask for, in seconds; the Hub's windows have 300.
+LONGEST_WAIT = 900.0
+#: Requests in flight until a server has stated the rest of its quota.
+UNSTATED = 16
+#: Refusals (429) that stop a checkpoint's clock: a server that keeps refusing has no quota.
+PATIENCE = 8
+#: Servers state whole seconds.
+_ROUNDING = 0.5
+#: Waits shorter than this, in seconds, are not reported.
+_REPORTED_WAIT = 2.0
 #: Redirects of one request.
 HOPS = 6
 #: Seconds without a byte after which a connection counts as dead.
@@ -56,6 +55,10 @@ SILENCE = 15.0
 _LONGEST_FIELD = 65_536
 #: Environment variables that name certificates.
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_LEFT = re.compile(r'"(?P<name>[^"]*)"\s*;\s*r\s*=\s*(?P<left>\d+)\s*;\s*t\s*=\s*(?P<seconds>\d+)')
+
+#: Called with a server's name and seconds when its quota makes a request wait.
+Notice = Callable[[str, float], None]
 
 
 class RetryError(Exception):
@@ -95,51 +98,102 @@ def misdirected(host: str | None, where: str) -> ScreeningError:
     return ScreeningError("BadResponse", f"{host} redirects {where}; check the address or HF_ENDPOINT")
 
 
-async def retried(attempt: Callable[[], Awaitable[T]], budget: Budget) -> T:
+async def retried(attempt: Callable[[], Awaitable[T]], account: Account) -> T:
     """Result of the first attempt that succeeds; retries with backoff, each wait with up to 50 % jitter."""
     failures = 0
     while True:
         try:
             result = await attempt()
-            budget.trouble = None
+            account.trouble = None
             return result
         except RetryError as retry:
-            budget.trouble = retry.error
+            account.trouble = retry.error
             failures = 0 if retry.progressed else failures + 1
             wait = retry.wait
             if wait is None:
                 wait = FIRST_BACKOFF * 2 ** max(failures - 1, 0)
             wait *= 1 + random.random() / 2
-            if failures >= retry.attempts or wait > budget.remaining:
+            if failures >= retry.attempts or wait > account.remaining:
                 raise retry.error from retry
         await asyncio.sleep(wait)
 
 
-@dataclass(frozen=True)
-class Account:
-    """What one checkpoint is read with: its time budget, its traffic, the cache and the connections.
+class Quota:
+    """The rate limit of one host for one kind of request.
 
-    Without connections (offline mode), everything has to come from the cache.
+    The Hub counts requests in windows of five minutes, by kind: ``api``, ``resolvers`` and ``pages``. Every
+    answer states the rest of its quota (``RateLimit: "api";r=12;t=87``) and its size. A request is sent when
+    the quota also covers those in flight; else it waits, and its checkpoint's clock stops.
     """
 
-    budget: Budget
-    meter: Meter
-    cache: Cache
-    transport: Transport | None
+    def __init__(self, name: str, notice: Notice | None = None) -> None:
+        self.name, self._notice = name, notice
+        self._left: int | None = None
+        self._resets = self._throttled_until = self._noticed = 0.0
+        self._unlimited = False
+        self._refusals = self._in_flight = 0
+        self._changed = asyncio.Event()
 
-    def online(self, what: str) -> Transport:
-        """The connections, to request an item that is not cached; a ScreeningError in offline mode."""
-        if self.transport is None:
-            raise ScreeningError(
-                "Offline",
-                f"offline mode is on and {what} is not in the cache; screen it once with a network, or unset "
-                "HF_HUB_OFFLINE",
-            )
-        return self.transport
+    def available(self) -> float:
+        """How many requests may be sent now."""
+        now = time.monotonic()
+        if now < self._throttled_until:
+            return 0
+        if self._left is not None and now >= self._resets:
+            self._left = None
+        if self._left is None:
+            return math.inf if self._unlimited else UNSTATED - self._in_flight
+        return self._left - self._in_flight
 
-    def share(self) -> AbstractContextManager[int]:
-        """How many ranges a checkpoint may request at a time."""
-        return contextlib.nullcontext(RANGES) if self.transport is None else self.transport.share()
+    async def acquire(self, account: Account) -> None:
+        """Wait until one request may be sent; `release` must follow.
+
+        The account's clock stops meanwhile, unless the quota was refused `PATIENCE` times since the
+        account met it.
+        """
+        while self.available() <= 0:
+            now = time.monotonic()
+            if self._throttled_until - now > LONGEST_WAIT:
+                raise rate_limited(self.name, self._throttled_until - now)
+            opens = self._resets if self._left is not None else 0.0
+            opens = self._throttled_until if now < self._throttled_until else opens
+            if self._notice is not None and opens - now > _REPORTED_WAIT and opens > self._noticed:
+                self._noticed = opens + _REPORTED_WAIT
+                self._notice(self.name, opens - now)
+            clock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            if self._refusals - account.refusals.setdefault(self, self._refusals) < PATIENCE:
+                clock = account.paused()
+            self._changed.clear()
+            with clock, contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), opens - now + 0.001 if opens > now else None)
+        self._in_flight += 1
+
+    def release(self, headers: Mapping[str, str] | None) -> None:
+        """Record the end of one request, with its response headers or, if it failed, None."""
+        self._in_flight -= 1
+        if headers is not None:
+            self._update(headers)
+        self._changed.set()
+
+    def throttle(self, seconds: float) -> None:
+        """Send no request of this quota for some seconds, as the server asks."""
+        now = time.monotonic()
+        self._refusals += now >= self._throttled_until
+        self._throttled_until = max(self._throttled_until, now + seconds)
+        self._left = None
+        self._changed.set()
+
+    def _update(self, headers: Mapping[str, str]) -> None:
+        stated = _LEFT.search(headers.get("RateLimit", ""))
+        if stated is None:
+            self._unlimited = self._left is None
+            return
+        self.name, left = stated["name"], int(stated["left"])
+        resets = time.monotonic() + int(stated["seconds"]) + _ROUNDING
+        if self._left is not None and abs(resets - self._resets) <= 1.5:
+            # Responses overtake one another: inside a window only the smallest value counts.
+            left, resets = min(left, self._left), min(resets, self._resets)
+        self._left, self._resets = left, resets
 
 
 class Transport:
@@ -152,7 +206,6 @@ class Transport:
         self._quotas: dict[tuple[URL, str], Quota] = {}
         self._proxies: dict[URL, str | None] = {}
         self._networks: dict[str, str] = {}
-        self._readers = 0
 
     async def close(self) -> None:
         """Close every connection."""
@@ -176,18 +229,6 @@ class Transport:
             )
         return self._opened
 
-    @contextlib.contextmanager
-    def share(self) -> Iterator[int]:
-        """How many ranges a checkpoint may request at a time, given how many others are being read.
-
-        A request that waits for a connection costs a fifth more than one that is not yet made.
-        """
-        self._readers += 1
-        try:
-            yield max(RANGES // self._readers, FEWEST_RANGES)
-        finally:
-            self._readers -= 1
-
     def is_hub(self, url: URL) -> bool:
         """Whether a URL is of the Hub's own origin."""
         return url.origin() == self._origin
@@ -207,10 +248,10 @@ class Transport:
         if self.is_hub(url) and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
         quota = self.quota(url)
-        await quota.acquire(account.budget)
+        await quota.acquire(account)
         answered = None
         try:
-            account.meter.add(requests=1)
+            account.add(requests=1)
             response = await self._session.request(
                 method,
                 url,
@@ -241,7 +282,7 @@ class Transport:
                 if not is_redirect(response) or until(response):
                     self.raise_if_transient(response)
                     return response
-                url = await self.redirect(response, account.meter)
+                url = await self.redirect(response, account)
             except BaseException:
                 response.close()
                 raise
@@ -258,13 +299,13 @@ class Transport:
         """A whole small body, decompressed, in one attempt; and its response."""
         async with await self.followed("GET", url, {"Accept-Encoding": "gzip"}, account) as response:
             if response.status != 200:
-                await drained(response, account.meter)
+                await drained(response, account)
                 raise refused(response)
-            return await unpacked(response, account.meter, limit), response
+            return await unpacked(response, account, limit), response
 
-    async def redirect(self, response: aiohttp.ClientResponse, meter: Meter) -> URL:
+    async def redirect(self, response: aiohttp.ClientResponse, account: Account) -> URL:
         """Where a redirect leads; its body is read so that the connection can serve the next request."""
-        await drained(response, meter)
+        await drained(response, account)
         source = response.url
         try:
             url = source.join(url_of(response.headers["Location"])).with_user(None)
@@ -329,6 +370,28 @@ class Transport:
             )
 
 
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds to wait before a retry, by ``Retry-After`` or ``RateLimit``; None if neither says."""
+    value = headers.get("Retry-After", "")
+    if re.fullmatch(r"\d+(\.\d+)?", value):
+        return float(value)
+    if value:
+        import email.utils
+
+        with contextlib.suppress(ValueError):
+            return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    seconds = re.search(r"\bt\s*=\s*(\d+)", headers.get("RateLimit", ""))
+    return float(seconds[1]) + _ROUNDING if seconds else None
+
+
+def rate_limited(host: str | None, wait: float | None) -> ScreeningError:
+    """The error of a reached rate limit."""
+    until = f"in {wait:.0f} s" if wait else "later"
+    return ScreeningError(
+        "RateLimited", f"{host} allows no more requests now (429); try again {until}, or log in"
+    )
+
+
 def is_redirect(response: aiohttp.ClientResponse) -> bool:
     """Whether a response leads elsewhere."""
     return response.status in (301, 302, 303, 307, 308) and "Location" in response.headers
@@ -357,17 +420,17 @@ def _unreachable(error: Exception, url: URL) -> Exception:
     return RetryError(ScreeningError("Unreachable", what))
 
 
-async def piece_of(response: aiohttp.ClientResponse, meter: Meter) -> bytes:
-    """The next piece of a body as sent, counted by the meter; empty at the end."""
+async def piece_of(response: aiohttp.ClientResponse, account: Account) -> bytes:
+    """The next piece of a body as sent, counted by the account; empty at the end."""
     try:
         piece = await response.content.readany()
     except _broken() as error:
         raise _unreachable(error, response.url) from error
-    meter.add(bytes_read=len(piece))
+    account.add(bytes_read=len(piece))
     return piece
 
 
-async def unpacked(response: aiohttp.ClientResponse, meter: Meter, limit: int) -> bytes:
+async def unpacked(response: aiohttp.ClientResponse, account: Account, limit: int) -> bytes:
     """The whole body, decompressed if necessary."""
     coding = response.headers.get("Content-Encoding", "identity").strip().lower() or "identity"
     place, body = response.url.with_query(None), bytearray()
@@ -375,7 +438,7 @@ async def unpacked(response: aiohttp.ClientResponse, meter: Meter, limit: int) -
     try:
         if opened is None and coding != "identity":
             raise zlib.error(f"unknown Content-Encoding {coding}")
-        while piece := await piece_of(response, meter):
+        while piece := await piece_of(response, account):
             # Bounded by the limit: a few bytes may unpack to gigabytes.
             body += piece if opened is None else opened.decompress(piece, limit + 1 - len(body))
             if len(body) > limit:
@@ -385,10 +448,10 @@ async def unpacked(response: aiohttp.ClientResponse, meter: Meter, limit: int) -
     return bytes(body)
 
 
-async def drained(response: aiohttp.ClientResponse, meter: Meter) -> None:
+async def drained(response: aiohttp.ClientResponse, account: Account) -> None:
     """Read and discard a short body: a connection with unread bytes would have to be closed."""
     received = 0
-    while received <= 65_536 and (piece := await piece_of(response, meter)):
+    while received <= 65_536 and (piece := await piece_of(response, account)):
         received += len(piece)
 
 

@@ -1,7 +1,7 @@
 """Checkpoints on the Hub (or any server that speaks its protocol), read by ranges over pooled connections.
 
 Token, endpoint, offline mode and places come from huggingface_hub. Its `HfApi` is not used: its import takes
-as long as a small screening, and its requests are neither metered nor bounded by our time budget.
+as long as a small screening, and its requests are neither counted nor bounded by our time limit.
 
 A large file is resolved by HEAD *without* Range: the address's signature then covers every range, not only
 the requested range.
@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import math
 import os
 import re
 import sys
@@ -26,11 +25,12 @@ from urllib.parse import quote, unquote, urlsplit
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import __version__
-from lmeval_screener.checkpoints.cache import Cache, usual_cache
+from lmeval_screener.checkpoints.account import Account
+from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.checkpoints.folder import open_download
 from lmeval_screener.checkpoints.http import (
     CONTRADICTIONS,
-    Account,
+    Notice,
     RetryError,
     Transport,
     contradiction,
@@ -38,9 +38,8 @@ from lmeval_screener.checkpoints.http import (
     retried,
     url_of,
 )
-from lmeval_screener.checkpoints.limits import Budget, Notice
 from lmeval_screener.checkpoints.ranged import FilePlace, RemoteSnapshot
-from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Meter, Snapshot
+from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import Listed
 from lmeval_screener.targets.runs import matching, step_key
@@ -115,8 +114,7 @@ class Hub:
         self.endpoint = _endpoint(endpoint or constants.ENDPOINT)
         self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
         self._token, self._notice = token, notice
-        self.meter = Meter()
-        self.cache = Cache(cache) if cache else usual_cache()
+        self.account = Account(cache=Cache(cache) if cache else None)  # of all that is read
         self.downloads = Path(constants.HF_HUB_CACHE)
         self.transport: Transport | None = None
         self.has_texts = True  # whether small files are where the Hub's resolver redirects
@@ -140,9 +138,15 @@ class Hub:
         if self.transport:
             await self.transport.close()
 
-    def account(self, budget: Budget, meter: Meter | None = None) -> Account:
-        """A checkpoint's account, whose traffic is added to this hub's; or that of lists, by their meter."""
-        return Account(budget, meter or Meter(above=self.meter), self.cache, self.transport)
+    def online(self, what: str) -> Transport:
+        """The connections, to request an item that is not cached; a ScreeningError in offline mode."""
+        if self.transport is None:
+            raise ScreeningError(
+                "Offline",
+                f"offline mode is on and {what} is not in the cache; screen it once with a network, or unset "
+                "HF_HUB_OFFLINE",
+            )
+        return self.transport
 
     def has_token(self) -> bool:
         """Whether requests carry a token."""
@@ -158,11 +162,11 @@ class Hub:
         self,
         repo: str,
         revision: str | None = None,
-        budget: Budget | None = None,
+        account: Account | None = None,
         listed: Listed | None = None,
     ) -> Snapshot:
         """A checkpoint at a revision, pinned to its commit; at the listed commit, if it comes from a list."""
-        account = self.account(budget or Budget(math.inf))
+        account = account or self.account
         if not _NAME.fullmatch(repo):
             raise ScreeningError("RepoNotFound", f"expected a name such as org/model, got {repo!r}; check it")
         asked = listed.commit if listed else revision or "main"
@@ -170,7 +174,7 @@ class Hub:
         if listing is None:
             if self.transport is None and (downloaded := open_download(self.downloads, repo, asked)):
                 return downloaded
-            account.online(f"{repo} at revision {asked}")
+            self.online(f"{repo} at revision {asked}")
             if listed is None:
                 listing = await self._listing(repo, asked, account)
             elif listed.gated and not self.has_token():
@@ -184,26 +188,25 @@ class Hub:
         return HubSnapshot(self, listing, account)
 
     async def page(
-        self, address: str, what: str, parse: Callable[[Any], T], budget: Budget
+        self, address: str, what: str, parse: Callable[[Any], T], account: Account
     ) -> tuple[T, str | None]:
         """One parsed page of a list (of repositories, of branches), and the next page's address."""
         address = address if "://" in address else f"{self.endpoint}{address}"
-        account = self.account(budget, self.meter)
-        if self.transport is None and (kept := self.cache.read("pages", address)) is not None:
+        if self.transport is None and (kept := self.account.cache.read("pages", address)) is not None:
             following, content = json.loads(kept)
             return parse(content), following
-        account.online(f"the list {address}")
+        self.online(f"the list {address}")
         (page, content), response = await self.api(
             address, what, "main", account, lambda content: (parse(content), content)
         )
         following = self._next(response, what)
-        self.cache.write("pages", address, json.dumps([following, content]).encode())
+        self.account.cache.write("pages", address, json.dumps([following, content]).encode())
         return page, following
 
-    async def revisions(self, repo: str, pattern: str, budget: Budget | None = None) -> list[str]:
+    async def revisions(self, repo: str, pattern: str, account: Account | None = None) -> list[str]:
         """Branches and tags that match a glob, in the order of the numbers in their names."""
         address = f"/api/models/{repo}/refs"
-        names, _ = await self.page(address, repo, parse_references, budget or Budget(math.inf))
+        names, _ = await self.page(address, repo, parse_references, account or self.account)
         matches = matching(names, pattern)
         if not matches:
             some = (", ".join(sorted(names, key=step_key)[:6]) or "none") + (", …" if len(names) > 6 else "")
@@ -217,7 +220,7 @@ class Hub:
         self, address: str, what: str, revision: str, account: Account, parse: Callable[[Any], T]
     ) -> tuple[T, aiohttp.ClientResponse]:
         """Request an address of the API and parse its JSON; a reply that is not the Hub's JSON is retried."""
-        transport, url = account.online(address), url_of(address)
+        transport, url = self.online(address), url_of(address)
 
         async def attempt() -> tuple[T, aiohttp.ClientResponse]:
             body, response = await transport.body(
@@ -230,7 +233,7 @@ class Hub:
                 error = ScreeningError("BadResponse", f"{why}; check HF_ENDPOINT and any proxy")
                 raise RetryError(error, attempts=CONTRADICTIONS) from None
 
-        return await retried(attempt, account.budget)
+        return await retried(attempt, account)
 
     def refusal(self, response: aiohttp.ClientResponse, repo: str, revision: str) -> ScreeningError:
         """The error of a final status of the Hub other than 2xx and 3xx.
@@ -315,11 +318,11 @@ class Hub:
     def keep(self, listing: RepoFiles, repo: str, *revisions: str) -> None:
         """Keep a listing under a name and its commit, and under further revisions."""
         for revision in {listing.commit, *revisions}:
-            self.cache.write("listings", f"{self.endpoint} {repo}@{revision}", listing.to_json())
+            self.account.cache.write("listings", f"{self.endpoint} {repo}@{revision}", listing.to_json())
 
     def _kept(self, repo: str, revision: str) -> RepoFiles | None:
         """The kept listing of a revision: its commit's, which knows more about the files."""
-        kept = self.cache.read("listings", f"{self.endpoint} {repo}@{revision}")
+        kept = self.account.cache.read("listings", f"{self.endpoint} {repo}@{revision}")
         listing = None if kept is None else RepoFiles.from_json(kept)
         if listing is None or listing.commit == revision:
             return listing
@@ -354,11 +357,11 @@ class HubSnapshot(RemoteSnapshot):
             return url_of(f"{folder}/{quote(path)}")
 
         refused = partial(hub.refusal, repo=listing.repo, revision=listing.commit)
-        super().__init__(listing.repo, listing.files, account, url, refused)
+        super().__init__(listing.repo, listing.files, account, hub.online, url, refused)
         self._hub, self.revision = hub, listing.commit
         self.parameters, self.base, self._listing = listing.parameters, listing.base, listing
         self.private = listing.private
-        self.cache = hub.cache  # files of a commit never change, with or without a digest
+        self.cache = account.cache  # files of a commit never change, with or without a digest
 
     async def _resolved(self, path: str) -> URL:
         """The address of a file, by HEAD."""
@@ -377,10 +380,10 @@ class HubSnapshot(RemoteSnapshot):
             entry = checked(response, final=False)
             return transport.leads_away(response) or (entry.size < 0 and is_known(entry))
 
-        asked = transport.followed("HEAD", self._url(path), {}, self._account, far_enough)
+        asked = transport.followed("HEAD", self._url(path), {}, self.account, far_enough)
         async with await asked as response:
             if is_redirect(response):
-                return await transport.redirect(response, self.meter)
+                return await transport.redirect(response, self.account)
             if not 200 <= response.status < 300:
                 raise self._refused(response)
             checked(response, final=True)
@@ -430,10 +433,10 @@ class HubSnapshot(RemoteSnapshot):
                 f"{self._hub.endpoint}/api/resolve-cache/models/{self.repo}/{self.revision}/{quote(path)}"
             )
             with contextlib.suppress(ScreeningError):
-                body, response = await transport.body(url_of(address), self._account, SMALL, self._refused)
+                body, response = await transport.body(url_of(address), self.account, SMALL, self._refused)
                 if "X-Repo-Commit" in response.headers:
                     return body, response
-        found = await transport.body(self._url(path), self._account, SMALL, self._refused)
+        found = await transport.body(self._url(path), self.account, SMALL, self._refused)
         self._hub.has_texts = False  # only the resolver itself has it
         return found
 

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from yarl import URL
 
+from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.concurrency import in_thread
 from lmeval_screener.checkpoints.http import SILENCE, environment_proxy
-from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import Target, parse_target
@@ -30,11 +30,11 @@ _SERVER = "set MLFLOW_TRACKING_URI (or MLFLOW_REGISTRY_URI) to the address of yo
 class RegisteredModels:
     """Models of an MLflow registry; a `Source`."""
 
-    def __init__(self, open_storage: Callable[[Target, Budget], Awaitable[Snapshot]]) -> None:
+    def __init__(self, open_storage: Callable[[Target, Account], Awaitable[Snapshot]]) -> None:
         self._open_storage = open_storage
         self._client: Any = None
 
-    async def expand(self, target: Target, budget: Budget) -> list[Target]:
+    async def expand(self, target: Target, account: Account) -> list[Target]:
         """The versions of a name (the latest), a stage, an alias or ``*``."""
         name, version, alias = _name_version_alias(target.repo)
         if version and version.isdigit():
@@ -55,9 +55,9 @@ class RegisteredModels:
         wanted = numbers if version == "*" else numbers[-1:]
         return [replace(target, repo=f"models:/{name}/{number}") for number in wanted]
 
-    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
+    async def snapshot(self, target: Target, account: Account) -> Snapshot:
         """A version, opened in its storage; see `Source.snapshot`."""
-        chosen = (await self.expand(target, budget))[-1]
+        chosen = (await self.expand(target, account))[-1]
         name, version, _ = _name_version_alias(chosen.repo)
         where = await self._asked(
             chosen, lambda client: str(client.get_model_version_download_uri(name, str(version)))
@@ -79,12 +79,12 @@ class RegisteredModels:
             place = inner.repo.rstrip("/")
             tokenizer = inner.tokenizer or f"{place}/components/tokenizer"
             snapshot = await self._open_storage(
-                replace(inner, repo=f"{place}/model", tokenizer=tokenizer), budget
+                replace(inner, repo=f"{place}/model", tokenizer=tokenizer), account
             )
         except ScreeningError as error:
             if error.code not in ("FolderNotFound", "FileNotFound"):
                 raise
-            snapshot = await self._open_storage(inner, budget)
+            snapshot = await self._open_storage(inner, account)
         snapshot.repo = chosen.repo
         return snapshot
 

@@ -1,6 +1,6 @@
 """S3, Google Cloud Storage and Azure: listed and read by ranges through obstore (extra ``cloud``).
 
-obstore's own retries are switched off: each attempt is one request that the meter counts. Every range asks
+obstore's own retries are switched off: each attempt is one request that the account counts. Every range asks
 for the listed version (``If-Match``, for which obstore's ``get_ranges`` has no place) and is accepted only if
 begin, end, total and ETag are as expected: an object that is replaced in between is an error.
 """
@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.installation import __version__
+from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.concurrency import in_thread
 from lmeval_screener.checkpoints.http import (
     CONNECTIONS,
     SILENCE,
-    Account,
     RetryError,
     contradiction,
     untrusted,
 )
-from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.snapshot import SERVICES, FileEntry, Meter
+from lmeval_screener.checkpoints.snapshot import SERVICES, FileEntry
 from lmeval_screener.checkpoints.stores import Bucket, FolderListing, changed, version_digest
 from lmeval_screener.errors import ScreeningError
 
@@ -49,8 +48,8 @@ _PIECE = 1 << 16
 class ObjectStore(Bucket):
     """One bucket or container."""
 
-    def __init__(self, address: str, hub: Hub) -> None:
-        super().__init__(address, hub)
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
         scheme, _, self._bucket = address.partition("://")
         if not self._bucket:
             raise ScreeningError("BadName", f"expected {scheme}://BUCKET/FOLDER, got no bucket")
@@ -64,7 +63,7 @@ class ObjectStore(Bucket):
     async def listed(self, path: str, account: Account) -> FolderListing:
         """The folders and files under a prefix; a page counts as a request, its bytes as none."""
         client = await self._connected()
-        account.meter.add(requests=1)
+        account.add(requests=1)
         try:
             result = await client.list_with_delimiter_async(path or None)
         except Exception as error:
@@ -77,11 +76,11 @@ class ObjectStore(Bucket):
                 files[name] = FileEntry(name, meta["size"], self._digest(meta))
                 self._versions[meta["path"]] = _bare(meta.get("e_tag")), meta.get("version")
         folders = [prefix.rstrip("/")[start:] for prefix in result["common_prefixes"]]
-        account.meter.add(requests=(len(files) + len(folders)) // 1000)
+        account.add(requests=(len(files) + len(folders)) // 1000)
         return FolderListing(tuple(name for name in folders if name), files)
 
     async def read(
-        self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
+        self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, account: Account
     ) -> None:
         """Append bytes of an object if its version is the listed version; see `Bucket.read`."""
         client, (etag, version) = await self._connected(), self._versions[path]
@@ -92,7 +91,7 @@ class ObjectStore(Bucket):
             options["version"] = version
         try:
             async with self._slots:
-                meter.add(requests=1)
+                account.add(requests=1)
                 result = await client.get_async(path, options=options)
             meta = result.meta
             if etag and _bare(meta["e_tag"]) != etag:
@@ -105,11 +104,11 @@ class ObjectStore(Bucket):
             if end - begin <= _PIECE:
                 # As one piece: each trip to obstore's threads costs more than the bytes.
                 whole = bytes(await result.bytes_async())
-                meter.add(bytes_read=len(whole))
+                account.add(bytes_read=len(whole))
                 received += whole
                 return
             async for piece in result.stream(min_chunk_size=_PIECE):
-                meter.add(bytes_read=len(piece))
+                account.add(bytes_read=len(piece))
                 received += bytes(piece)
         except (RetryError, ScreeningError, asyncio.CancelledError):
             raise
@@ -138,7 +137,7 @@ class ObjectStore(Bucket):
                 "allow_http": True,
                 "connect_timeout": f"{SILENCE:g}s",
                 "read_timeout": f"{SILENCE:g}s",
-                "timeout": "24h",  # the time budget limits it
+                "timeout": "24h",  # the account limits it
                 "user_agent": f"screen-checkpoints/{__version__}",
                 **_network(),
             },

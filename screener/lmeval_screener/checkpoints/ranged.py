@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.concurrency import in_thread, side_by_side
 from lmeval_screener.checkpoints.folder import read_ranges
 from lmeval_screener.checkpoints.http import (
     ATTEMPTS,
-    Account,
     RetryError,
     contradiction,
     drained,
@@ -39,13 +39,13 @@ WHOLE = 4 * 2**20
 
 
 class RangedSnapshot(Snapshot):
-    """Listed files, read by ranges with retries. Subclasses define one attempt."""
+    """Listed files, read by ranges with retries on an account. Subclasses define one attempt."""
 
     def __init__(self, repo: str, files: Mapping[str, FileEntry], account: Account) -> None:
         # A file without a version may change.
         cache = account.cache if all(entry.digest for entry in files.values()) else None
-        super().__init__(repo, files, None, account.meter, cache)
-        self._account = account
+        super().__init__(repo, files, None, cache)
+        self.account = account
         self._text_locks: dict[str, asyncio.Lock] = {}
         self._proven: set[str] = set()  # files with a range that was correct
         self._whole: dict[str, bytes] = {}  # small files that a server sent instead of a range
@@ -78,7 +78,7 @@ class RangedSnapshot(Snapshot):
             place = self._on_disk(entry)
             if place and entry.fits(stored := await in_thread(place.read_bytes)):
                 return stored
-            body = await retried(lambda: self._fetched(path), self._account.budget)
+            body = await retried(lambda: self._fetched(path), self.account)
             if self.cache:
                 self.cache.write("files", self.content_key(path), body)  # the digest may be new
             return body
@@ -88,7 +88,7 @@ class RangedSnapshot(Snapshot):
         if place := self._on_disk(await self.look_up(path)):
             return await in_thread(lambda: read_ranges(place, ranges))
         works = (self._range(path, begin, end) for begin, end in ranges)
-        with self._account.share() as most:
+        with self.account.share() as most:
             return await side_by_side(works, min(most, len(ranges)))
 
     async def _range(self, path: str, begin: int, end: int) -> bytes:
@@ -117,7 +117,7 @@ class RangedSnapshot(Snapshot):
                 self._keep()
             return bytes(received)
 
-        return await retried(attempt, self._account.budget) if end > begin else b""
+        return await retried(attempt, self.account) if end > begin else b""
 
 
 @dataclass
@@ -137,6 +137,7 @@ class RemoteSnapshot(RangedSnapshot):
         repo: Name for messages.
         files: Every file by path.
         account: What they are read with.
+        online: The connections to request some item; see `Hub.online`.
         url: The address that a file is requested from, by its path.
         refused: The error of a response with a final status.
         etags: ETags of files; their ranges are requested on condition of these.
@@ -150,12 +151,14 @@ class RemoteSnapshot(RangedSnapshot):
         repo: str,
         files: Mapping[str, FileEntry],
         account: Account,
+        online: Callable[[str], Transport],
         url: Callable[[str], URL],
         refused: Callable[[aiohttp.ClientResponse], ScreeningError],
         etags: Mapping[str, str | None] | None = None,
     ) -> None:
         super().__init__(repo, files, account)
-        self._url, self._refused, self._etags = url, refused, etags or {}
+        self._connections, self._url, self._refused = online, url, refused
+        self._etags = etags or {}
         self._places: dict[str, FilePlace] = {}
 
     async def _resolved(self, path: str) -> URL:
@@ -172,12 +175,12 @@ class RemoteSnapshot(RangedSnapshot):
             headers["If-Match"] = etag
         resolved = await self._address(path, place) if place.refused < 2 else None
         url = resolved or self._url(path)
-        async with await transport.followed("GET", url, headers, self._account) as response:
+        async with await transport.followed("GET", url, headers, self.account) as response:
             host = response.url.host
             if response.status == 206:
                 if problem := range_problem(response, begin, end, entry.size, place.etag):
                     raise contradiction(f"{host} answered wrongly for {path} of {self.repo}: {problem}")
-                while piece := await piece_of(response, self.meter):
+                while piece := await piece_of(response, self.account):
                     received += piece
                     begin += len(piece)
                     if begin > end:
@@ -192,14 +195,14 @@ class RemoteSnapshot(RangedSnapshot):
                     )
                     advice = "use the Hub itself or download the checkpoint and screen the folder"
                     raise contradiction(f"{what}; {advice}", "RangeNotSupported")
-                body = await unpacked(response, self.meter, entry.size)
+                body = await unpacked(response, self.account, entry.size)
                 if not entry.fits(body):
                     raise contradiction(f"{path} of {self.repo} came as another file")
                 if entry.size <= WHOLE:
                     self._whole[path] = body
                 received += body[begin:end]
             else:
-                await drained(response, self.meter)
+                await drained(response, self.account)
                 if not self._redirects or transport.is_hub(response.url):
                     raise self._refused(response)
                 if response.status not in (401, 403):
@@ -216,11 +219,11 @@ class RemoteSnapshot(RangedSnapshot):
         if place.address is None:
             async with place.lock:
                 if place.address is None:
-                    place.address = await retried(lambda: self._resolved(path), self._account.budget)
+                    place.address = await retried(lambda: self._resolved(path), self.account)
         return place.address
 
     def _online(self, path: str) -> Transport:
-        return self._account.online(f"{path} of {self.repo}")
+        return self._connections(f"{path} of {self.repo}")
 
 
 def range_problem(

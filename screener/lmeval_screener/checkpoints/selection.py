@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from lmeval_dispersion.errors import UsageError, printable
 from lmeval_dispersion.options import Once
-from lmeval_screener.checkpoints.snapshot import Meter
+from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.formats import holds_weights
 from lmeval_screener.targets.names import Listed, Target, matching_paths, parse_targets
 
 if TYPE_CHECKING:
     import datetime
 
+    from lmeval_screener.checkpoints.http import Notice
     from lmeval_screener.checkpoints.hub import Hub
-    from lmeval_screener.checkpoints.limits import Notice
 
 # `--help` needs this module's options at once: other modules are imported where they are used.
 
@@ -113,7 +113,7 @@ class Selected:
     complete: list[CompleteList] = field(default_factory=list)
     listed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    meter: Meter = field(default_factory=Meter)
+    account: Account = field(default_factory=Account)
 
     @property
     def sentence(self) -> str:
@@ -261,7 +261,7 @@ def select_targets(
 
     async def work() -> Selected:
         async with Hub(notice=notice) as hub:
-            selected = Selected(meter=hub.meter)
+            selected = Selected(account=hub.account)
             chosen: dict[Target, Target] = {}
             left = selection.limit
             for part in parts:
@@ -296,14 +296,12 @@ async def _listed(
     hub: Hub, query: Query, since: datetime.date | None, limit: int | None, selected: Selected
 ) -> list[Target]:
     """The targets of one query, page by page, up to the limit."""
-    from lmeval_screener.checkpoints.limits import Budget
-
     targets: list[Target] = []
     seen, empty = set[str](), set[str]()
     address: str | None = query.address(_PAGE if limit is None else min(limit, _PAGE))
     while address is not None:
-        budget = Budget(_SECONDS)
-        entries, address = await budget.bounded(hub.page(address, query.words, _parse_page, budget))
+        account = hub.account.part(_SECONDS)
+        entries, address = await account.bounded(hub.page(address, query.words, _parse_page, account))
         for repo, changed, listed in entries:
             if since is not None and changed and changed < since.isoformat():
                 address = None  # the others changed earlier still

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from lmeval_screener.checkpoints.cache import Cache
 from lmeval_screener.errors import ScreeningError
@@ -56,28 +56,6 @@ class FileEntry:
         return True
 
 
-@dataclass(slots=True)
-class Meter:
-    """Traffic of one checkpoint; stays zero for a folder and a cached one.
-
-    Attributes:
-        bytes_read: Bytes of bodies as they travelled, failed attempts included, HTTP headers not.
-        requests: HTTP requests, retries and redirect hops included.
-        above: Counts the same traffic together with that of others.
-    """
-
-    bytes_read: int = 0
-    requests: int = 0
-    above: Meter | None = field(default=None, compare=False, repr=False)
-
-    def add(self, *, bytes_read: int = 0, requests: int = 0) -> None:
-        """Count traffic."""
-        self.bytes_read += bytes_read
-        self.requests += requests
-        if self.above is not None:
-            self.above.add(bytes_read=bytes_read, requests=requests)
-
-
 class Snapshot:
     """One checkpoint at one revision; each storage reads its files in its own way.
 
@@ -85,7 +63,6 @@ class Snapshot:
         repo: ``org/name`` after renames were followed; the path for a folder, the address for a storage.
         files: Every file by path.
         revision: The commit, 40 hex digits; None for a folder and a storage.
-        meter: Its traffic so far.
         cache: Where rows and headers are kept; None for a folder, and for files without a version.
         parameters: Parameters as the Hub counts them from the safetensors headers; None if it does not say.
         base: The repository that it was trained from, by the Hub's listing; empty if that names none.
@@ -104,11 +81,9 @@ class Snapshot:
         repo: str,
         files: Mapping[str, FileEntry],
         revision: str | None = None,
-        meter: Meter | None = None,
         cache: Cache | None = None,
     ) -> None:
-        self.repo, self.files, self.revision = repo, files, revision
-        self.meter, self.cache = meter or Meter(), cache
+        self.repo, self.files, self.revision, self.cache = repo, files, revision, cache
         self.borrowed: dict[str, tuple[Snapshot, str]] = {}
 
     def borrow(self, other: Snapshot, names: Mapping[str, str]) -> None:

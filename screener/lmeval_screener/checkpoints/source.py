@@ -6,14 +6,13 @@ modules above need not know its storage. A source's libraries are imported on th
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.concurrency import lock
 from lmeval_screener.checkpoints.folder import open_folder
-from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.snapshot import SERVICES, Snapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.formats import GGUF
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
 class Source(Protocol):
     """One kind of address of checkpoints."""
 
-    async def expand(self, target: Target, budget: Budget) -> list[Target]:
+    async def expand(self, target: Target, account: Account) -> list[Target]:
         """The checkpoints of a target, in the order of their steps; a checkpoint is returned unchanged."""
         ...
 
-    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
+    async def snapshot(self, target: Target, account: Account) -> Snapshot:
         """Open the checkpoint of a target."""
         ...
 
@@ -48,18 +47,18 @@ class Sources:
         self._tokenizers: dict[str, tuple[Snapshot, dict[str, str]]] = {}
         self._locks: dict[str, AbstractAsyncContextManager[object]] = {}
 
-    async def expand(self, target: Target, budget: Budget) -> list[Target]:
+    async def expand(self, target: Target, account: Account) -> list[Target]:
         """The checkpoints of a target; see `Source.expand`."""
         if target.scheme is not None and not target.refused:
-            return await self._source(target.scheme).expand(target, budget)
+            return await self._source(target.scheme).expand(target, account)
         if target.refused or target.local or not target.is_glob or target.revision is None:
             return [target]  # a run's folders were listed when the target was parsed
-        names = await self._hub.revisions(target.repo, target.revision, budget)
+        names = await self._hub.revisions(target.repo, target.revision, account)
         return [replace(target, revision=name) for name in names]
 
-    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
+    async def snapshot(self, target: Target, account: Account) -> Snapshot:
         """Open the checkpoint of a target, with the target's tokenizer if it stores none."""
-        snapshot = await self._opened(target, budget)
+        snapshot = await self._opened(target, account)
         files = snapshot.files
         if (
             target.tokenizer is None
@@ -70,11 +69,11 @@ class Sources:
         snapshot.borrow(*await self.tokenizer(target.tokenizer))
         return snapshot
 
-    async def _opened(self, target: Target, budget: Budget) -> Snapshot:
+    async def _opened(self, target: Target, account: Account) -> Snapshot:
         if target.scheme is not None:
-            return await self._source(target.scheme).snapshot(target, budget)
+            return await self._source(target.scheme).snapshot(target, account)
         if not target.local:
-            return await self._hub.snapshot(target.repo, target.revision, budget, target.listed)
+            return await self._hub.snapshot(target.repo, target.revision, account, target.listed)
         return open_folder(target.repo)
 
     @property
@@ -102,8 +101,8 @@ class Sources:
         if scheme in SERVICES:
             from lmeval_screener.checkpoints.object_store import ObjectStore
 
-            return BucketSource(ObjectStore, self._hub)
-        return BucketSource(FileSystem, self._hub)
+            return BucketSource(ObjectStore)
+        return BucketSource(FileSystem)
 
     async def tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
         """A tokenizer that all checkpoints share: its snapshot, and its files' names by their usual ones."""
@@ -120,8 +119,8 @@ class Sources:
         try:
             if target.refused is not None:
                 raise ScreeningError(*target.refused)
-            # Not one checkpoint's budget: all share it, and each reads it within its own time.
-            snapshot = await self._opened(target, Budget(math.inf))
+            # On the run's account: all share it, and each reads it within its own time.
+            snapshot = await self._opened(target, self._hub.account)
         except ScreeningError as error:
             hub = "expected an existing folder or file, or a repository of the Hub: "
             raise ScreeningError(error.code, f"tokenizer {text}: {hub * target.on_hub}{error}") from error

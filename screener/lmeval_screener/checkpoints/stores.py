@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.concurrency import in_thread, side_by_side
-from lmeval_screener.checkpoints.http import Account, RetryError, retried
-from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Budget
+from lmeval_screener.checkpoints.http import RetryError, retried
 from lmeval_screener.checkpoints.ranged import RangedSnapshot
-from lmeval_screener.checkpoints.snapshot import FileEntry, Meter, Snapshot, single_file
+from lmeval_screener.checkpoints.snapshot import FileEntry, Snapshot, single_file
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.formats import SUFFIXES
 from lmeval_screener.targets.names import Target
@@ -50,15 +49,15 @@ class FolderListing:
 class Bucket:
     """One bucket, container or server."""
 
-    def __init__(self, address: str, hub: Hub) -> None:
-        self.address, self.hub = address, hub
+    def __init__(self, address: str) -> None:
+        self.address = address
 
     async def listed(self, path: str, account: Account) -> FolderListing:
         """The folders and files in a folder (none if it does not exist), in one attempt."""
         raise NotImplementedError
 
     async def read(
-        self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
+        self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, account: Account
     ) -> None:
         """Append bytes ``[begin, end)`` of a file if it is still the listed file, in one attempt."""
         raise NotImplementedError
@@ -75,35 +74,34 @@ class Bucket:
 class BucketSource:
     """Checkpoints in stores; a `Source`."""
 
-    def __init__(self, make: Callable[[str, Hub], Bucket], hub: Hub) -> None:
-        self._make, self._hub = make, hub
+    def __init__(self, make: Callable[[str], Bucket]) -> None:
+        self._make = make
         self._stores: dict[str, Bucket] = {}
         self._listings: dict[tuple[str, str], FolderListing] = {}
         self._slots = asyncio.Semaphore(LISTINGS)
 
-    async def expand(self, target: Target, budget: Budget) -> list[Target]:
-        """The checkpoints of an address; each listing gets a checkpoint's time budget.
+    async def expand(self, target: Target, account: Account) -> list[Target]:
+        """The checkpoints of an address; each listing gets a checkpoint's time.
 
         ``*``, ``?`` and ``[…]`` match inside one part of the path; a training run is its checkpoints.
         """
         store, path = self._store_and_path(target.repo)
-        with budget.paused():
-            places = await self._matching(store, path, budget) if _is_glob(path) else [path]
+        with account.paused():
+            places = await self._matching(store, path, account) if _is_glob(path) else [path]
             if not places:
                 raise ScreeningError(
                     "FolderNotFound",
                     f"nothing matches {target.repo}; check the address (a * matches a name between slashes)",
                 )
-            checkpoints = await side_by_side(self._checkpoints(store, place, budget) for place in places)
+            checkpoints = await side_by_side(self._checkpoints(store, place, account) for place in places)
         paths = dict.fromkeys(path for run in checkpoints for path in run)
         return [replace(target, repo=joined(store.address, path)) for path in paths]
 
-    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
+    async def snapshot(self, target: Target, account: Account) -> Snapshot:
         """The checkpoint at an address; see `Source.snapshot`."""
         store, path = self._store_and_path(target.repo)
         address = joined(store.address, path)
         folder, name = path.rpartition("/")[::2] if path.endswith(SUFFIXES) else (path, "")
-        account = self._hub.account(budget)
         listing = await self._listed(store, folder, account)
         if name and name not in listing.files:
             raise ScreeningError(
@@ -127,28 +125,29 @@ class BucketSource:
         bucket, _, path = rest.partition("/")
         name = f"{scheme}://{bucket}"
         if name not in self._stores:
-            self._stores[name] = self._make(name, self._hub)
+            self._stores[name] = self._make(name)
         return self._stores[name], path.strip("/")
 
     async def _listed(self, store: Bucket, path: str, account: Account) -> FolderListing:
         """The listing of a folder, requested once."""
         key = store.address, path
         if key not in self._listings:
-            self._listings[key] = await retried(lambda: store.listed(path, account), account.budget)
+            self._listings[key] = await retried(lambda: store.listed(path, account), account)
         return self._listings[key]
 
-    async def _each_listed(self, store: Bucket, paths: Iterable[str], budget: Budget) -> list[FolderListing]:
-        """Listings of some folders, each within its own budget: together they may take longer."""
+    async def _each_listed(
+        self, store: Bucket, paths: Iterable[str], account: Account
+    ) -> list[FolderListing]:
+        """Listings of some folders, each within its own time: together they may take longer."""
 
         async def listed(path: str) -> FolderListing:
-            fresh = Budget(budget.seconds)
+            fresh = account.part(account.seconds)
             async with self._slots:
-                account = self._hub.account(fresh, self._hub.meter)
-                return await fresh.bounded(self._listed(store, path, account))
+                return await fresh.bounded(self._listed(store, path, fresh))
 
         return await side_by_side(listed(path) for path in paths)
 
-    async def _matching(self, store: Bucket, pattern: str, budget: Budget) -> list[str]:
+    async def _matching(self, store: Bucket, pattern: str, account: Account) -> list[str]:
         """The folders and weights files that match a glob, by step."""
         places = [""]
         parts = pattern.split("/")
@@ -156,7 +155,7 @@ class BucketSource:
             if not _is_glob(part):
                 places = [joined(place, part) for place in places]
                 continue
-            listings = await self._each_listed(store, places, budget)
+            listings = await self._each_listed(store, places, account)
             is_last = depth == len(parts) - 1
             places = [
                 joined(place, name)
@@ -165,12 +164,12 @@ class BucketSource:
                 if fnmatch.fnmatchcase(name, part)
             ]
         if not _is_glob(parts[-1]):
-            listings = await self._each_listed(store, places, budget)
+            listings = await self._each_listed(store, places, account)
             listed = zip(places, listings, strict=True)
             places = [place for place, listing in listed if listing.files or listing.folders]
         return sorted(places, key=step_key)
 
-    async def _checkpoints(self, store: Bucket, path: str, budget: Budget) -> list[str]:
+    async def _checkpoints(self, store: Bucket, path: str, account: Account) -> list[str]:
         """The checkpoints of a training run's folder, or the path itself if it holds no run."""
         if path.endswith(SUFFIXES):
             return [path]
@@ -178,7 +177,7 @@ class BucketSource:
         try:
             wanted = next(search)
             while True:
-                listings = await self._each_listed(store, wanted, budget)
+                listings = await self._each_listed(store, wanted, account)
                 wanted = search.send([(listing.folders, listing.files) for listing in listings])
         except StopIteration as end:
             return end.value or [path]
@@ -196,21 +195,21 @@ class BucketSnapshot(RangedSnapshot):
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes of a file that did not change while they were read; see `Snapshot.ranges`."""
         bodies = await super().ranges(path, ranges)
-        place, entry, account = joined(self._path, path), self.files[path], self._account
-        if not await retried(lambda: self._store.is_same(place, entry, account), account.budget):
+        place, entry, account = joined(self._path, path), self.files[path], self.account
+        if not await retried(lambda: self._store.is_same(place, entry, account), account):
             raise changed(f"{path} of {self.repo}")
         return bodies
 
     async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
         entry = self.entry(path)
-        await self._store.read(joined(self._path, path), entry, begin, end, received, self.meter)
+        await self._store.read(joined(self._path, path), entry, begin, end, received, self.account)
 
 
 class FileSystem(Bucket):
     """One server or place of fsspec."""
 
-    def __init__(self, address: str, hub: Hub) -> None:
-        super().__init__(address, hub)
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
         self._lock = asyncio.Lock()
         self._calls = asyncio.Semaphore(_CALLS)
         self._system: Any = None
@@ -226,7 +225,7 @@ class FileSystem(Bucket):
             return [entry for entry in entries if str(entry["name"]).strip("/") != itself]
 
         try:
-            entries = await self._call(look, path, account.meter)
+            entries = await self._call(look, path, account)
         except FileNotFoundError:
             return FolderListing()
         folders, files = [], {}
@@ -241,16 +240,16 @@ class FileSystem(Bucket):
         return FolderListing(tuple(folders), files)
 
     async def read(
-        self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, meter: Meter
+        self, path: str, entry: FileEntry, begin: int, end: int, received: bytearray, account: Account
     ) -> None:
         """Append bytes of a file; see `Bucket.read`."""
         try:
             body = await self._call(
-                lambda system, place: bytes(system.cat_file(place, start=begin, end=end)), path, meter
+                lambda system, place: bytes(system.cat_file(place, start=begin, end=end)), path, account
             )
         except FileNotFoundError as error:
             raise changed(joined(self.address, path)) from error
-        meter.add(bytes_read=len(body))
+        account.add(bytes_read=len(body))
         received += body
 
     async def is_same(self, path: str, entry: FileEntry, account: Account) -> bool:
@@ -258,13 +257,13 @@ class FileSystem(Bucket):
         folder, _, name = path.rpartition("/")
         return (await self.listed(folder, account)).files.get(name) == entry
 
-    async def _call(self, work: Callable[[Any, str], T], path: str, meter: Meter) -> T:
+    async def _call(self, work: Callable[[Any, str], T], path: str, account: Account) -> T:
         async with self._lock:
             if self._system is None:
                 self._system = await in_thread(self._new_system)
         place = f"{self.address}/{path}"
         inside = self._system._strip_protocol(place)
-        meter.add(requests=1)
+        account.add(requests=1)
         try:
             async with self._calls:
                 return await in_thread(lambda: work(self._system, inside))

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from yarl import URL
 
+from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.concurrency import side_by_side
-from lmeval_screener.checkpoints.http import Account, Transport, contradiction, drained, retried
+from lmeval_screener.checkpoints.http import Transport, contradiction, drained, retried
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.checkpoints.ranged import RemoteSnapshot
 from lmeval_screener.checkpoints.snapshot import PART, FileEntry, Snapshot
 from lmeval_screener.checkpoints.stores import changed, version_digest
@@ -48,7 +48,7 @@ class WebServers:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
-    async def expand(self, target: Target, budget: Budget) -> list[Target]:
+    async def expand(self, target: Target, account: Account) -> list[Target]:
         """The address itself; see `Source.expand`. A web server lists no folders, so there are no globs."""
         if "*" in URL(target.repo).path:
             raise ScreeningError(
@@ -57,10 +57,9 @@ class WebServers:
             )
         return [target]
 
-    async def snapshot(self, target: Target, budget: Budget) -> Snapshot:
+    async def snapshot(self, target: Target, account: Account) -> Snapshot:
         """A file with the files next to it, or a folder; see `Source.snapshot`."""
-        account = self._hub.account(budget)
-        transport = account.online(target.shown)
+        transport = self._hub.online(target.shown)
         url = URL(target.repo, encoded="%" in target.repo and target.repo.isascii())
         file = url.name if url.name.endswith((*SUFFIXES, ".json")) else ""
         base = url.parent if file else url
@@ -68,7 +67,9 @@ class WebServers:
         async def probed(name: str) -> WebFile | None:
             is_named = name == file
             address = url if is_named else _below(base, name)
-            return await retried(lambda: _probe(transport, name, address, account, required=is_named), budget)
+            return await retried(
+                lambda: _probe(transport, name, address, account, required=is_named), account
+            )
 
         async def existing(names: Iterable[str]) -> dict[str, WebFile]:
             files = await side_by_side(probed(name) for name in dict.fromkeys(names))
@@ -81,28 +82,32 @@ class WebServers:
                 if part := PART.search(file):
                     stem, parts = file.removesuffix(part[0]), min(int(part[2]), 1000)
                     names += [f"{stem}-{number:05d}-of-{part[2]}.gguf" for number in range(1, parts + 1)]
-            return web_snapshot(target.shown, await existing(names), account)
+            return web_snapshot(target.shown, await existing(names), account, self._hub.online)
         usual = [*(kind.single for kind in TRANSFORMERS), *(k.index for k in TRANSFORMERS if k.index)]
         files = await existing([*_SMALL, *usual])
         for kind in TRANSFORMERS:
             if kind.single in files:
-                return web_snapshot(target.shown, files, account)
+                return web_snapshot(target.shown, files, account, self._hub.online)
             if kind.index in files:
-                index = await web_snapshot(target.shown, files, account).small_file(kind.index)
+                index = await web_snapshot(target.shown, files, account, self._hub.online).small_file(
+                    kind.index
+                )
                 files |= await existing(_shards(index))
-                return web_snapshot(target.shown, files, account)
+                return web_snapshot(target.shown, files, account, self._hub.online)
         raise ScreeningError(
             "FolderNotFound",
             f"{target.shown} has none of {', '.join(usual)}; name the folder that has one, or a weights file",
         )
 
 
-def web_snapshot(repo: str, files: Mapping[str, WebFile], account: Account) -> RemoteSnapshot:
+def web_snapshot(
+    repo: str, files: Mapping[str, WebFile], account: Account, online: Callable[[str], Transport]
+) -> RemoteSnapshot:
     """A checkpoint of files, each of which is read at the address where it was probed."""
     entries = {path: file.entry for path, file in files.items()}
     etags = {path: file.etag for path, file in files.items()}
     refused = partial(_refusal, what=repo)
-    return RemoteSnapshot(repo, entries, account, lambda path: files[path].url, refused, etags)
+    return RemoteSnapshot(repo, entries, account, online, lambda path: files[path].url, refused, etags)
 
 
 async def _probe(
@@ -115,7 +120,7 @@ async def _probe(
             total = response.headers.get("Content-Length", "")
             response.close()  # the whole file would follow
         else:
-            await drained(response, account.meter)
+            await drained(response, account)
         is_page = response.headers.get("Content-Type", "").startswith("text/html")
         exists = response.status in (200, 206) and total.isdigit() and not is_page
         if not exists and not required:

@@ -10,17 +10,15 @@ from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import refused
 from hub_faults import header, status, truncated
 from lmeval_screener.checkpoints import http
+from lmeval_screener.checkpoints.account import RANGES, Account
 from lmeval_screener.checkpoints.http import (
     FIRST_BACKOFF,
-    RANGES,
     RetryError,
     Transport,
     environment_proxy,
     retried,
 )
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Budget
-from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.errors import ScreeningError
 from yarl import URL
 
@@ -128,7 +126,7 @@ def test_a_redirect_to_where_nobody_should_be_sent_is_refused(monkeypatch, sourc
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", named)
         transport = Transport("https://hub.example", None, "test")
         try:
-            return await transport.redirect(answer, Meter())
+            return await transport.redirect(answer, Account())
         finally:
             await transport.close()
 
@@ -165,8 +163,8 @@ def test_waits_between_attempts_grow_and_stay_within_the_budget(monkeypatch):
         raise RetryError(ScreeningError("ServerError", f"attempt {len(attempts)}; try again"))
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    refused(asyncio.run, retried(fails, Budget(60)), says="attempt 5")
+    refused(asyncio.run, retried(fails, Account(60)), says="attempt 5")
     assert [wait // (0.25 * 2**place) for place, wait in enumerate(slept)] == [1, 1, 1, 1]
     slept.clear()
-    refused(asyncio.run, retried(fails, Budget(1)), says="attempt 8")
+    refused(asyncio.run, retried(fails, Account(1)), says="attempt 8")
     assert sum(slept) < 1.5

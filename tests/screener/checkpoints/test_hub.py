@@ -177,7 +177,7 @@ def test_what_a_reading_asks_for(hub, add, tmp_path):
         known = [place for place, row in enumerate(ids) if row in IDS]
         np.testing.assert_array_equal(found.rows[known], rows[[IDS.index(ids[place]) for place in known]])
         assert sorted((r.part, r.method) for r in hub.requests) == expected
-        assert found.snapshot.meter.requests == len(hub.requests)
+        assert found.snapshot.account.requests == len(hub.requests)
 
 
 def test_offline_is_served_from_what_was_read(hub, add, refusal, tmp_path):
@@ -208,7 +208,7 @@ from lmeval_screener.checkpoints.hub import Hub
 async def work(offline):
     async with Hub(cache=Path(sys.argv[1]), offline=offline) as hub:
         found = await read_of(await hub.snapshot("org/model"))
-        print(found.snapshot.revision, hub.endpoint, found.snapshot.meter.requests, found.rows.sum())
+        print(found.snapshot.revision, hub.endpoint, hub.account.requests, found.rows.sum())
 
 huggingface_hub.snapshot_download("org/model")
 print(huggingface_hub.constants.HF_HUB_CACHE)

@@ -198,8 +198,8 @@ def test_a_redirect_to_nowhere(hub, refusal, where, address):
 def test_a_listing_that_goes_on_elsewhere_is_refused(hub, folder, tmp_path, following):
     hub.fault("api", faults.header("Link", f'<{following}>; rel="next"'), match="*/refs")
 
-    def work(client, budget):
-        return client.revisions("org/model", "*", budget)
+    def work(client, account):
+        return client.revisions("org/model", "*", account)
 
     refused(
         within,
@@ -216,8 +216,8 @@ def read_listed(hub, folder, cache):
     names = tuple(place.name for place in folder.iterdir())
     listed = Listed(hub.repositories["org/model"].branches["main"], names, None, gated=False)
 
-    async def work(client, budget):
-        snapshot = await client.snapshot("org/model", None, budget, listed)
+    async def work(client, account):
+        snapshot = await client.snapshot("org/model", None, account, listed)
         return (await read_of(snapshot, IDS)).rows
 
     return within(work, cache, endpoint=hub.endpoint, timeout=5)

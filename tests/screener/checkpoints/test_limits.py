@@ -10,7 +10,8 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import FILE, HEAD, IDS, full_matrix, ours, read_of, refused
 from hub_server import HubServer
-from lmeval_screener.checkpoints.limits import UNSTATED, Budget, Quota
+from lmeval_screener.checkpoints.account import Account
+from lmeval_screener.checkpoints.http import UNSTATED, Quota
 from lmeval_screener.errors import ScreeningError
 
 
@@ -25,7 +26,7 @@ def let_go(bucket, count):
     """How many of some requests leave at once."""
 
     async def work():
-        tasks = [asyncio.ensure_future(bucket.acquire(Budget(60))) for _ in range(count)]
+        tasks = [asyncio.ensure_future(bucket.acquire(Account(60))) for _ in range(count)]
         await asyncio.sleep(0.01)
         gone = sum(task.done() for task in tasks)
         for task in tasks:
@@ -68,9 +69,9 @@ def test_a_cancelled_request_gives_its_turn_back():
     bucket.release(told(2, 200))
 
     async def work():
-        first = [asyncio.ensure_future(bucket.acquire(Budget(60))) for _ in range(2)]
+        first = [asyncio.ensure_future(bucket.acquire(Account(60))) for _ in range(2)]
         await asyncio.sleep(0)
-        waiting = [asyncio.ensure_future(bucket.acquire(Budget(60))) for _ in range(2)]
+        waiting = [asyncio.ensure_future(bucket.acquire(Account(60))) for _ in range(2)]
         await asyncio.sleep(0)
         waiting[0].cancel()
         await asyncio.sleep(0)
@@ -85,10 +86,10 @@ def test_too_long_a_wait_is_refused_to_all_that_wait():
     async def work():
         bucket = Quota("api")
         bucket.throttle(100)
-        waiting = asyncio.ensure_future(bucket.acquire(Budget(60)))
+        waiting = asyncio.ensure_future(bucket.acquire(Account(60)))
         await asyncio.sleep(0)
         bucket.throttle(3600)
-        for turn in (waiting, bucket.acquire(Budget(60))):
+        for turn in (waiting, bucket.acquire(Account(60))):
             with pytest.raises(ScreeningError, match=r"try again in 36\d\d s|try again in 3600 s") as error:
                 await turn
             assert error.value.code == "RateLimited"
@@ -98,18 +99,18 @@ def test_too_long_a_wait_is_refused_to_all_that_wait():
 
 def test_the_clock_stands_while_anything_of_a_checkpoint_waits():
     async def work():
-        budget = Budget(0.3)
+        account = Account(0.3)
 
         async def waits(seconds):
-            with budget.paused():
+            with account.paused():
                 await asyncio.sleep(seconds)
 
         async def both():
             await asyncio.gather(waits(0.5), waits(0.7))
-            return budget.remaining
+            return account.remaining
 
-        assert await budget.bounded(both()) > 0.1
-        await budget.bounded(asyncio.sleep(5))
+        assert await account.bounded(both()) > 0.1
+        await account.bounded(asyncio.sleep(5))
 
     refused(asyncio.run, work(), code="Timeout")
 
@@ -118,13 +119,13 @@ def rows(hub, tmp_path, count, *, timeout):
     """Rows of many checkpoints by name, read side by side; each as it came or its error."""
 
     async def one(pool, number):
-        budget = Budget(timeout)
+        account = Account(timeout)
 
         async def work():
-            return (await read_of(await pool.snapshot(f"org/m{number}", budget=budget))).rows
+            return (await read_of(await pool.snapshot(f"org/m{number}", account=account))).rows
 
         try:
-            return await budget.bounded(work())
+            return await account.bounded(work())
         except ScreeningError as error:
             return error.code
 

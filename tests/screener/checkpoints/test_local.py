@@ -16,7 +16,6 @@ from hub_wire import Reply
 from lmeval_screener import screen
 from lmeval_screener.checkpoints import web as web_source
 from lmeval_screener.checkpoints.folder import open_folder, read_ranges
-from lmeval_screener.checkpoints.snapshot import Meter
 from lmeval_screener.cli import main
 from lmeval_screener.formats import TRANSFORMERS, Format
 from storages import expand, read
@@ -39,7 +38,6 @@ def test_a_folder_as_transformers_saves_it(tmp_path, shards):
     np.testing.assert_array_equal(found.rows, truth(folder))
     assert found.projection.parameters == 2 * 120 * 16 + 16
     assert found.snapshot.revision is None
-    assert found.snapshot.meter == Meter(0, 0)
     with WebServer(tmp_path) as web:
         np.testing.assert_array_equal(read(f"{web.endpoint}/model/", tmp_path).rows, found.rows)
 

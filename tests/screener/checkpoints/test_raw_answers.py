@@ -65,10 +65,10 @@ class RawServer(Loopback):
     def read(self, spans, cache, **how):
         """Each span of the file, or the code of its error; bytes too many come before the next request."""
 
-        async def work(hub, budget):
+        async def work(hub, account):
             url = URL(f"{self.endpoint}/file?signature=a%2Fb", encoded=True)
             files = {"file": WebFile(url, FileEntry("file", len(FILE), None), None)}
-            snapshot = web_snapshot("m", files, hub.account(budget))
+            snapshot = web_snapshot("m", files, account, hub.online)
             bodies = []
             for span in spans:
                 try:
@@ -80,7 +80,7 @@ class RawServer(Loopback):
                 while self.answered < len(bodies):
                     await asyncio.sleep(0.001)
                 await asyncio.sleep(0.005)
-            self.counted = hub.meter.requests
+            self.counted = hub.account.requests
             return bodies
 
         return within(work, cache, endpoint=self.endpoint, **how)
@@ -174,8 +174,7 @@ def test_the_request_is_what_was_asked_for(read):
 
 @pytest.mark.parametrize("version", ['"a"\r\nX: y', '"a"\x00'])
 def test_nothing_is_smuggled_into_a_request(tmp_path, version):
-    async def work(hub, budget):
-        account = hub.account(budget)
+    async def work(hub, account):
         async with await hub.transport.request("GET", URL(hub.endpoint), {"If-Match": version}, account):
             pass
 

@@ -103,19 +103,19 @@ def test_rows_bytes_and_requests(storage, tmp_path):
     found = storage.read(tmp_path, "large")
     np.testing.assert_array_equal(found.rows, truth(large))
     rows, header_piece = found.rows.nbytes, 65_536  # whatever the header's length
-    assert rows < found.snapshot.meter.bytes_read < 1.2 * rows + header_piece + 2000
+    assert rows < found.snapshot.account.bytes_read < 1.2 * rows + header_piece + 2000
     if storage.server is None:
         return
     asked = storage.server.requests
-    assert found.snapshot.meter.requests == len(asked)
+    assert found.snapshot.account.requests == len(asked)
     if storage.address.startswith("s3:"):
         assert all("if-match" in request.headers for request in asked if "range" in request.headers)
     asked.clear()
     again = storage.read(tmp_path, "large")
     np.testing.assert_array_equal(again.rows, found.rows)
     listing = 7 if storage.address.startswith("http") else 1  # each usual name is tried where nothing lists
-    assert again.snapshot.meter.requests == len(asked) == listing
-    assert again.snapshot.meter.bytes_read < 2000, "what is there, and nothing of it"
+    assert again.snapshot.account.requests == len(asked) == listing
+    assert again.snapshot.account.bytes_read < 2000, "what is there, and nothing of it"
 
 
 @in_each(*SERVED)
@@ -257,8 +257,8 @@ def test_what_stays_wrong_has_a_name(storage, tmp_path, fault, codes):
 def test_small_files_and_listings_of_a_file_system(storage, folder, tmp_path, monkeypatch):
     """A configuration that is replaced, a listing that fails once behind the ranges, a file as a folder."""
 
-    async def replaced(hub, budget):
-        snapshot = await Sources(hub).snapshot(parse_target(f"{storage.address}/m"), budget)
+    async def replaced(hub, account):
+        snapshot = await Sources(hub).snapshot(parse_target(f"{storage.address}/m"), account)
         fsspec.filesystem("memory").pipe_file("/disk/m/config.json", b"{" + 999 * b" " + b"}")
         await snapshot.small_file("config.json")
 
@@ -319,8 +319,8 @@ class Zoo(Bucket):
 
 
 def test_many_folders_are_never_asked_for_at_once_and_each_has_its_own_time(tmp_path, monkeypatch):
-    async def expanded(name, hub, budget):
-        targets = await BucketSource(Zoo, hub).expand(Target(f"zoo://box/{name}"), budget)
+    async def expanded(name, _, account):
+        targets = await BucketSource(Zoo).expand(Target(f"zoo://box/{name}"), account)
         return [target.repo for target in targets]
 
     monkeypatch.setattr(stores, "LISTINGS", 4)

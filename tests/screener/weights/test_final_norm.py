@@ -12,9 +12,9 @@ import pytest
 import test_distributed_checkpoint as distributed
 from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
 from hub_client import within
+from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.limits import Budget
 from lmeval_screener.weights.projection import FinalNorm, find_projection, read_rows_and_norm
 
 IDS = [7, 3, 90, 119]
@@ -117,12 +117,12 @@ def from_afar(hub, tmp_path):
     def read(folder: Path) -> tuple[FinalNorm, int, int]:
         hub.add("org/m", folder)
 
-        async def work(client: Hub, budget: Budget) -> tuple[FinalNorm, int, int]:
-            snapshot = await client.snapshot("org/m", None, budget)
+        async def work(client: Hub, account: Account) -> tuple[FinalNorm, int, int]:
+            snapshot = await client.snapshot("org/m", None, account)
             projection = await find_projection(snapshot)
-            start = snapshot.meter.requests, snapshot.meter.bytes_read
+            start = snapshot.account.requests, snapshot.account.bytes_read
             _, norm = await read_rows_and_norm(projection, IDS)
-            return norm, snapshot.meter.requests - start[0], snapshot.meter.bytes_read - start[1]
+            return norm, snapshot.account.requests - start[0], snapshot.account.bytes_read - start[1]
 
         return within(work, tmp_path / "cache", endpoint=hub.endpoint)
 

@@ -142,7 +142,7 @@ def test_from_afar_scales_cost_few_requests_and_come_from_the_cache(hub, tmp_pat
     read(hub, tmp_path / "cache", "org/m", ids=())
     first = read(hub, tmp_path / "cache", "org/m", ids=tuple(IDS))
     np.testing.assert_array_equal(first.rows, rows(folder))
-    assert first.snapshot.meter.requests <= 7  # the branch, five runs of rows and one of scales
+    assert first.snapshot.account.requests <= 7  # the branch, five runs of rows and one of scales
     again = read(hub, tmp_path / "cache", "org/m", ids=tuple(IDS))
     np.testing.assert_array_equal(again.rows, first.rows)
-    assert again.snapshot.meter.requests == 1
+    assert again.snapshot.account.requests == 1

@@ -102,13 +102,13 @@ def test_types_are_those_of_the_gguf_package():
 
 
 def remote(hub, cache):
-    async def work(client, budget):
-        snapshot = await client.snapshot("org/model", None, budget)
+    async def work(client, account):
+        snapshot = await client.snapshot("org/model", None, account)
         model = await read_gguf(snapshot, ["m.gguf"])
         words = await model.vocabulary()
         assert words.row("7") == (TOKENS.index("7"), "7")
         assert {words.row(token) for token in ("<s>", "<0x37>", "+")} == {None}, "none is a word"
-        return await read_rows(model.projection, IDS), snapshot.meter
+        return await read_rows(model.projection, IDS), snapshot.account
 
     return within(work, cache, endpoint=hub.endpoint)
 
@@ -121,14 +121,14 @@ def test_remote_bytes_stay_near_header_and_rows(hub, tmp_path):
     write(place, {"output.weight": ("F32", full)}, notes="x" * 3_000_000)
     size = place.stat().st_size
     hub.add("org/model", place.parent)
-    rows, meter = remote(hub, tmp_path / "cache")
+    rows, account = remote(hub, tmp_path / "cache")
     np.testing.assert_array_equal(rows, full[list(IDS)])
     header = size - full.nbytes
-    assert meter.bytes_read < 1.5 * (header + rows.nbytes) < size + 1_300_000
+    assert account.bytes_read < 1.5 * (header + rows.nbytes) < size + 1_300_000
     first = len(hub.requests)
-    again, meter = remote(hub, tmp_path / "cache")
+    again, account = remote(hub, tmp_path / "cache")
     np.testing.assert_array_equal(again, rows)
-    assert meter.bytes_read < 2000, "a second time nothing is read"
+    assert account.bytes_read < 2000, "a second time nothing is read"
     assert len(hub.requests) - first <= 3
 
 

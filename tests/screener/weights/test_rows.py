@@ -74,11 +74,11 @@ def test_rows_of_one_direction_or_outside_the_matrix_are_no_result(tmp_path, len
 
 @pytest.fixture
 def read(hub, tmp_path):
-    """Reads rows of org/m from the loopback Hub with a cache: rows and meter."""
+    """Reads rows of org/m from the loopback Hub with a cache: rows and account."""
 
     def rows(ids, repo="org/m"):
         found = hub_client.read(hub, tmp_path / "cache", repo, ids=tuple(ids))
-        return found.rows, found.snapshot.meter
+        return found.rows, found.snapshot.account
 
     return rows
 
@@ -91,11 +91,11 @@ def test_rows_read_once_are_never_read_again(hub, tmp_path, read):
     hub.add("other/copy", folder)
     read([1, 2, 50])
     before = len(hub.requests)
-    got, meter = read([2, 1])
+    got, account = read([2, 1])
     np.testing.assert_array_equal(got, expected[[2, 1]])
     # Only whether the branch is still where it was.
     assert [(request.method, request.part) for request in hub.requests[before:]] == [("HEAD", "resolve")]
-    assert meter.requests == 1
+    assert account.requests == 1
 
     before = len(hub.requests)
     got, _ = read([2, 1, 90])

@@ -1,0 +1,114 @@
+"""The account of a checkpoint: the time that it may take, its traffic, and the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+from lmeval_screener.checkpoints.cache import Cache, usual_cache
+from lmeval_screener.checkpoints.concurrency import in_loop
+from lmeval_screener.errors import ScreeningError
+
+T = TypeVar("T")
+
+#: Ranges of one checkpoint at a time: alone, and the minimum when several are read.
+RANGES, FEWEST_RANGES = 64, 16
+
+
+class Account:
+    """The account of one checkpoint, or of a whole run, which counts the traffic of its checkpoints too.
+
+    Attributes:
+        seconds: The time that it may take; the clock runs only while it is worked on.
+        cache: Where bytes are kept; by default this user's.
+        bytes_read: Bytes of bodies as they travelled, failed attempts included, HTTP headers not.
+        requests: HTTP requests, retries and redirect hops included.
+        trouble: Why the last attempt failed; None if it did not.
+        refusals: How often each quota had been refused when this account first used it.
+    """
+
+    def __init__(
+        self, seconds: float = math.inf, cache: Cache | None = None, run: Account | None = None
+    ) -> None:
+        self.seconds, self.cache = seconds, cache or usual_cache()
+        self.bytes_read = self.requests = 0
+        self.trouble: ScreeningError | None = None
+        self.refusals: dict[object, int] = {}
+        self._run = run or self
+        self._readers = 0  # of a run's checkpoints, which share its connections
+        self._spent = 0.0
+        self._since: float | None = None
+        self._pauses = 0
+
+    def part(self, seconds: float) -> Account:
+        """The account of a checkpoint of the same run."""
+        return Account(seconds, self.cache, self._run)
+
+    def add(self, *, bytes_read: int = 0, requests: int = 0) -> None:
+        """Count traffic."""
+        for account in {self, self._run}:
+            account.bytes_read += bytes_read
+            account.requests += requests
+
+    @contextlib.contextmanager
+    def share(self) -> Iterator[int]:
+        """How many ranges it may request at a time, given how many other checkpoints are being read.
+
+        A request that waits for a connection costs a fifth more than one that is not yet made.
+        """
+        self._run._readers += 1
+        try:
+            yield max(RANGES // self._run._readers, FEWEST_RANGES)
+        finally:
+            self._run._readers -= 1
+
+    @property
+    def remaining(self) -> float:
+        """Seconds left."""
+        return self.seconds - self._elapsed()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """A span of time that does not count, such as the wait for a server's quota."""
+        if not self._pauses:
+            self._spent = self._elapsed()
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses and self._since is not None:
+                self._since = time.monotonic()
+
+    async def bounded(self, work: Coroutine[Any, Any, T]) -> T:
+        """Result of some work, if it ends in time; one piece of work at a time, in turn without a limit."""
+        if not in_loop():
+            return await work
+        import asyncio
+
+        self._since = time.monotonic()
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done() and (self.remaining > 0 or self._pauses):
+                # The clock may have been stopped meanwhile: then more time is left.
+                left = None if math.isinf(self.seconds) else max(self.remaining, 0.05)
+                await asyncio.wait((task,), timeout=left)
+            if task.done():
+                return task.result()
+            raise self.trouble or ScreeningError(
+                "Timeout",
+                f"not read within {self.seconds:g} s; try again, or set more in DISPERSION_TIMEOUT",
+            )
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            self._spent = self._elapsed()
+            self._since = None
+
+    def _elapsed(self) -> float:
+        running = 0.0 if self._since is None or self._pauses else time.monotonic() - self._since
+        return self._spent + running
