@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from lmeval_screener.checkpoints import http
+from lmeval_screener.checkpoints import account
 from lmeval_screener.cli import main
 
 CAPTURES = Path(__file__).parent / "data" / "terminal"
@@ -20,7 +20,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs ``screen-checkpoints``, or another ``main``, in ``tmp_path`` with a Hub and a home of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(http, "FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(account, "FIRST_BACKOFF", 0.01)
 
     def run(
         *words: object,

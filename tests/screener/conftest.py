@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lmeval_screener.checkpoints import http
+from lmeval_screener.checkpoints import account
 from storages import Storage, azurite, fake_gcs, moto
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five attempts within a fraction of a second."""
-    monkeypatch.setattr(http, "FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(account, "FIRST_BACKOFF", 0.01)
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,8 @@ import pytest
 from checkpoints import slow_gap
 from lmeval_screener import screen
 from lmeval_screener.checkpoints.account import Account
-from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints.snapshot import Snapshot, open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.screened import Failed
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows

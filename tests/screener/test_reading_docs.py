@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from lmeval_screener.checkpoints import http, ranged
-from lmeval_screener.checkpoints.http import FIRST_BACKOFF
+from lmeval_screener.checkpoints import account, http, web
+from lmeval_screener.checkpoints.account import FIRST_BACKOFF
 from lmeval_screener.errors import SCREENING_CODES
 from lmeval_screener.weights import rows
 from lmeval_screener.weights.tensors import FLOAT_DTYPES
@@ -38,9 +38,9 @@ def test_the_table_of_codes_is_the_programs_own():
         f"Up to {http.CONNECTIONS} requests to one host",
         f"without a byte for {http.SILENCE:g} s is dead",
         f"within {rows.SLACK:.0%} of the needed ones".replace("%", " %"),
-        f"at most {ranged.WHOLE / 2**20:g} MiB",
+        f"at most {web.WHOLE / 2**20:g} MiB",
         f"retried after {FIRST_BACKOFF:g} s, ",
-        "after five attempts without progress" if http.ATTEMPTS == 5 else "a number the page lacks",
+        "after five attempts without progress" if account.ATTEMPTS == 5 else "a number the page lacks",
         f"{', '.join(FLOAT_DTYPES[:-1])} and {FLOAT_DTYPES[-1]} are decoded",
     ],
 )

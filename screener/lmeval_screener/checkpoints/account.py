@@ -1,11 +1,12 @@
-"""The account of a checkpoint: the time that it may take, its traffic, and the cache."""
+"""The account of a checkpoint: the time that it may take, its attempts and traffic, and the cache."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import random
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from lmeval_screener.checkpoints.cache import Cache, usual_cache
@@ -14,8 +15,29 @@ from lmeval_screener.errors import ScreeningError
 
 T = TypeVar("T")
 
+#: Attempts without progress before giving up; the backoff between retries doubles from `FIRST_BACKOFF` (s).
+ATTEMPTS = 5
+FIRST_BACKOFF = 0.25
+#: Likewise for an answer that contradicts the request, until a range of the same file is correct.
+CONTRADICTIONS = 3
 #: Ranges of one checkpoint at a time: alone, and the minimum when several are read.
 RANGES, FEWEST_RANGES = 64, 16
+
+
+class RetryError(Exception):
+    """A transient failure: retry after ``wait`` seconds (None: exponential backoff)."""
+
+    def __init__(self, error: ScreeningError, *, wait: float | None = None, attempts: int = ATTEMPTS) -> None:
+        super().__init__(str(error))
+        self.error, self.wait, self.attempts = error, wait, attempts
+        self.progressed = False  # whether it got further than the attempt before
+
+
+def contradiction(what: str, code: str = "BadResponse") -> RetryError:
+    """An answer that contradicts the request, the listing or an earlier answer."""
+    if code == "BadResponse":
+        what = f"{what}; try again, and check the endpoint and any proxy on the way"
+    return RetryError(ScreeningError(code, what), attempts=CONTRADICTIONS)
 
 
 class Account:
@@ -108,6 +130,27 @@ class Account:
                 await asyncio.gather(task, return_exceptions=True)
             self._spent = self._elapsed()
             self._since = None
+
+    async def retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Result of the first attempt that succeeds; waits between them double, with up to 50 % jitter."""
+        failures = 0
+        while True:
+            try:
+                result = await attempt()
+                self.trouble = None
+                return result
+            except RetryError as retry:
+                self.trouble = retry.error
+                failures = 0 if retry.progressed else failures + 1
+                wait = retry.wait
+                if wait is None:
+                    wait = FIRST_BACKOFF * 2 ** max(failures - 1, 0)
+                wait *= 1 + random.random() / 2
+                if failures >= retry.attempts or wait > self.remaining:
+                    raise retry.error from retry
+            import asyncio
+
+            await asyncio.sleep(wait)
 
     def _elapsed(self) -> float:
         running = 0.0 if self._since is None or self._pauses else time.monotonic() - self._since

@@ -12,29 +12,21 @@ import functools
 import ipaddress
 import math
 import os
-import random
 import re
 import ssl
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from lmeval_screener.checkpoints.account import Account
+from lmeval_screener.checkpoints.account import Account, RetryError, contradiction
 from lmeval_screener.errors import ScreeningError
 
 if TYPE_CHECKING:
     import aiohttp
     from yarl import URL
 
-T = TypeVar("T")
-
-#: Attempts without progress before giving up; the backoff between retries doubles from `FIRST_BACKOFF` (s).
-ATTEMPTS = 5
-FIRST_BACKOFF = 0.25
-#: Likewise for an answer that contradicts the request, until a range of the same file is correct.
-CONTRADICTIONS = 3
 #: Requests to one host at a time, for all checkpoints together.
 CONNECTIONS = 128
 #: Longest wait that a server may ask for, in seconds; the Hub's windows have 300.
@@ -61,27 +53,11 @@ _LEFT = re.compile(r'"(?P<name>[^"]*)"\s*;\s*r\s*=\s*(?P<left>\d+)\s*;\s*t\s*=\s
 Notice = Callable[[str, float], None]
 
 
-class RetryError(Exception):
-    """A transient failure: retry after ``wait`` seconds (None: exponential backoff)."""
-
-    def __init__(self, error: ScreeningError, *, wait: float | None = None, attempts: int = ATTEMPTS) -> None:
-        super().__init__(str(error))
-        self.error, self.wait, self.attempts = error, wait, attempts
-        self.progressed = False  # whether it got further than the attempt before
-
-
-def url_of(address: str) -> URL:
-    """An address as written: quoting it again would break a signature."""
+def url_of(address: str, *, encoded: bool = True) -> URL:
+    """An address; one that is ``encoded`` stays as written, as quoting it again would break a signature."""
     from yarl import URL  # not imported for folders
 
-    return URL(address, encoded=True)
-
-
-def contradiction(what: str, code: str = "BadResponse") -> RetryError:
-    """An answer that contradicts the request, the listing or an earlier answer."""
-    if code == "BadResponse":
-        what = f"{what}; try again, and check the endpoint and any proxy on the way"
-    return RetryError(ScreeningError(code, what), attempts=CONTRADICTIONS)
+    return URL(address, encoded=encoded)
 
 
 def untrusted(host: str | None, reason: str = "") -> ScreeningError:
@@ -96,26 +72,6 @@ def untrusted(host: str | None, reason: str = "") -> ScreeningError:
 def misdirected(host: str | None, where: str) -> ScreeningError:
     """The error of a redirect that is not followed."""
     return ScreeningError("BadResponse", f"{host} redirects {where}; check the address or HF_ENDPOINT")
-
-
-async def retried(attempt: Callable[[], Awaitable[T]], account: Account) -> T:
-    """Result of the first attempt that succeeds; retries with backoff, each wait with up to 50 % jitter."""
-    failures = 0
-    while True:
-        try:
-            result = await attempt()
-            account.trouble = None
-            return result
-        except RetryError as retry:
-            account.trouble = retry.error
-            failures = 0 if retry.progressed else failures + 1
-            wait = retry.wait
-            if wait is None:
-                wait = FIRST_BACKOFF * 2 ** max(failures - 1, 0)
-            wait *= 1 + random.random() / 2
-            if failures >= retry.attempts or wait > account.remaining:
-                raise retry.error from retry
-        await asyncio.sleep(wait)
 
 
 class Quota:

@@ -25,21 +25,16 @@ from urllib.parse import quote, unquote, urlsplit
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import __version__
-from lmeval_screener.checkpoints.account import Account
+from lmeval_screener.checkpoints.account import CONTRADICTIONS, Account, RetryError, contradiction
 from lmeval_screener.checkpoints.cache import Cache
-from lmeval_screener.checkpoints.folder import open_download
 from lmeval_screener.checkpoints.http import (
-    CONTRADICTIONS,
     Notice,
-    RetryError,
     Transport,
-    contradiction,
     is_redirect,
-    retried,
     url_of,
 )
-from lmeval_screener.checkpoints.ranged import FilePlace, RemoteSnapshot
-from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Snapshot
+from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Snapshot, open_download
+from lmeval_screener.checkpoints.web import FilePlace, RemoteSnapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import Listed
 from lmeval_screener.targets.runs import matching, step_key
@@ -233,7 +228,7 @@ class Hub:
                 error = ScreeningError("BadResponse", f"{why}; check HF_ENDPOINT and any proxy")
                 raise RetryError(error, attempts=CONTRADICTIONS) from None
 
-        return await retried(attempt, account)
+        return await account.retried(attempt)
 
     def refusal(self, response: aiohttp.ClientResponse, repo: str, revision: str) -> ScreeningError:
         """The error of a final status of the Hub other than 2xx and 3xx.

@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from lmeval_dispersion.installation import __version__
-from lmeval_screener.checkpoints.account import Account
+from lmeval_screener.checkpoints.account import Account, RetryError, contradiction
 from lmeval_screener.checkpoints.concurrency import in_thread
 from lmeval_screener.checkpoints.http import (
     CONNECTIONS,
     SILENCE,
-    RetryError,
-    contradiction,
     untrusted,
 )
-from lmeval_screener.checkpoints.snapshot import SERVICES, FileEntry
-from lmeval_screener.checkpoints.stores import Bucket, FolderListing, changed, version_digest
+from lmeval_screener.checkpoints.snapshot import SERVICES, FileEntry, changed, version_digest
+from lmeval_screener.checkpoints.stores import Bucket, FolderListing
 from lmeval_screener.errors import ScreeningError
 
 _SETTINGS = {

@@ -1,4 +1,4 @@
-"""One checkpoint at one revision, in any storage: its files and their bytes.
+"""One checkpoint at one revision: its files and their bytes, in a folder or read by ranges from a storage.
 
 `Sources` (source.py) opens them: the Hub, a folder, an object store, a registry. Everything above
 (tensors, rows, tokenizers) uses `Snapshot` only.
@@ -7,11 +7,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from lmeval_screener.checkpoints.account import ATTEMPTS, Account, RetryError, contradiction
 from lmeval_screener.checkpoints.cache import Cache
+from lmeval_screener.checkpoints.concurrency import in_thread, lock, side_by_side
 from lmeval_screener.errors import ScreeningError
 
 #: The service of an address's scheme.
@@ -25,6 +30,8 @@ PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 #: Largest small file, in bytes: the largest tokenizers have some 40 MB. In a folder, files up to this size
 #: get a digest from their content; weights do not need one.
 SMALL = 64 * 2**20
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_LFS, _POINTER = b"version https://git-lfs", 1024  # how a git-lfs pointer begins, and its largest size
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +134,194 @@ class Snapshot:
     async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes ``[begin, end)`` of a file for each range, in the order given, read concurrently."""
         raise NotImplementedError
+
+
+class LocalSnapshot(Snapshot):
+    """A checkpoint in a folder. It needs no network and no cache."""
+
+    is_local = True
+
+    def __init__(
+        self, repo: str, folder: Path, files: Mapping[str, FileEntry], revision: str | None = None
+    ) -> None:
+        super().__init__(repo, files, revision)
+        self.folder = folder
+
+    async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bytes of a file; see `Snapshot.ranges`."""
+        return await in_thread(lambda: read_ranges(self.folder / self.entry(path).path, ranges))
+
+
+class RangedSnapshot(Snapshot):
+    """Listed files, read by ranges with retries on an account. Subclasses define one attempt."""
+
+    def __init__(self, repo: str, files: Mapping[str, FileEntry], account: Account) -> None:
+        # A file without a version may change.
+        cache = account.cache if all(entry.digest for entry in files.values()) else None
+        super().__init__(repo, files, None, cache)
+        self.account = account
+        self._text_locks: dict[str, AbstractAsyncContextManager[object]] = {}
+        self._proven: set[str] = set()  # files with a range that was correct
+        self._whole: dict[str, bytes] = {}  # small files that a server sent instead of a range
+
+    async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
+        """Append bytes ``[begin, end)`` of a file to ``received``, as many as arrive; one attempt."""
+        raise NotImplementedError
+
+    async def _fetched(self, path: str) -> bytes:
+        """A small file from the network, in one attempt."""
+        return await super()._text(path)
+
+    def _on_disk(self, entry: FileEntry) -> Path | None:
+        """The file on this disk, if another program has downloaded it."""
+        return None
+
+    def _keep(self) -> None:
+        """Keep a server's entries of files, now that another file was correct."""
+
+    async def _text(self, path: str) -> bytes:
+        async with self._text_locks.setdefault(path, lock()):
+            entry = self.entry(path)
+            if entry.size > SMALL:
+                raise ScreeningError(
+                    "BadResponse",
+                    f"{path} of {self.repo} has {entry.size} bytes, too many for its kind; check the file",
+                )
+            if self.cache and (kept := self.cache.read("files", self.content_key(path))) is not None:
+                return kept
+            place = self._on_disk(entry)
+            if place and entry.fits(stored := await in_thread(place.read_bytes)):
+                return stored
+            body = await self.account.retried(lambda: self._fetched(path))
+            if self.cache:
+                self.cache.write("files", self.content_key(path), body)  # the digest may be new
+            return body
+
+    async def ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bytes of a file; see `Snapshot.ranges`."""
+        if place := self._on_disk(await self.look_up(path)):
+            return await in_thread(lambda: read_ranges(place, ranges))
+        works = (self._range(path, begin, end) for begin, end in ranges)
+        with self.account.share() as most:
+            return await side_by_side(works, min(most, len(ranges)))
+
+    async def _range(self, path: str, begin: int, end: int) -> bytes:
+        """One range; a body that breaks is resumed where it broke."""
+        received = bytearray()
+
+        async def attempt() -> bytes:
+            if path in self._whole:
+                return self._whole[path][begin:end]
+            before = len(received)
+            try:
+                await self._read(path, begin + before, end, received)
+                if len(received) != end - begin:
+                    length = len(received)
+                    received.clear()
+                    raise contradiction(
+                        f"a range of {path} of {self.repo} has the wrong length, {length} for {end - begin}"
+                    )
+            except RetryError as retry:
+                retry.progressed = len(received) > before
+                if path in self._proven:  # the server is usually right
+                    retry.attempts = ATTEMPTS
+                raise
+            if path not in self._proven:
+                self._proven.add(path)
+                self._keep()
+            return bytes(received)
+
+        return await self.account.retried(attempt) if end > begin else b""
+
+
+def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
+    """A checkpoint in a folder, or a weights file with its folder's configuration and tokenizer, if any.
+
+    A folder is laid out as by ``save_pretrained`` or in the Hub's cache (``…/snapshots/COMMIT``).
+    """
+    place = Path(path).expanduser()
+    if place.is_file():
+        return LocalSnapshot(str(path), place.parent, single_file(_files(place.parent), place.name))
+    if not place.is_dir():
+        raise ScreeningError("FolderNotFound", f"{str(path)!r} is not a folder; check the path")
+    files = _files(place)
+    if not files and not any(place.iterdir()):
+        raise ScreeningError(
+            "FolderNotFound",
+            f"{path} is empty; name a folder with config.json and *.safetensors, or a training run's folder "
+            "with checkpoint-*, step_* or iter_* in it",
+        )
+    return LocalSnapshot(str(path), place, files)
+
+
+def open_download(cache: Path, repo: str, revision: str) -> LocalSnapshot | None:
+    """A checkpoint that huggingface_hub downloaded; None if this revision is not in its cache."""
+    folder = cache / f"models--{repo.replace('/', '--')}"
+    reference = folder / "refs" / revision
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    place = folder / "snapshots" / commit
+    if not _COMMIT.fullmatch(commit) or not place.is_dir():
+        return None
+    return LocalSnapshot(repo, place, _files(place), revision=commit)
+
+
+def _files(folder: Path) -> dict[str, FileEntry]:
+    files = {}
+    try:
+        for place in sorted(folder.iterdir()):
+            name = place.name
+            broken = place.is_symlink() and not place.exists()  # reading it raises the error
+            if name.startswith(".") or not (place.is_file() or broken):
+                continue
+            size, digest = 0 if broken else place.stat().st_size, None
+            if name.endswith((".json", ".model", ".txt", ".tiktoken")) and size <= SMALL and not broken:
+                digest = f"sha256:{hashlib.sha256(place.read_bytes()).hexdigest()}"
+            files[name] = FileEntry(name, size, digest)
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    return files
+
+
+def read_ranges(place: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Bytes ``[begin, end)`` of a file on disk, for each range."""
+    bodies = []
+    try:
+        with place.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < _POINTER and file.read(len(_LFS)) == _LFS:
+                why = f"{place} is a git-lfs pointer, not the file itself; run: git lfs pull"
+                raise ScreeningError("FileNotFound", why)
+            for begin, end in ranges:
+                file.seek(begin)
+                bodies.append(file.read(end - begin))
+    except OSError as error:
+        raise _unreadable(place, error) from error
+    for (begin, end), body in zip(ranges, bodies, strict=True):
+        if len(body) != end - begin:
+            raise ScreeningError(
+                "BadResponse", f"{place} ended before byte {end}; wait until it is written, or copy it again"
+            )
+    return bodies
+
+
+def _unreadable(place: Path, error: OSError) -> ScreeningError:
+    if place.is_symlink() and not place.exists():
+        why = f"{place} links to {os.readlink(place)}, which is gone (perhaps a purged cache)"
+        return ScreeningError("FileNotFound", f"{why}; download it again")
+    return ScreeningError(
+        "FileNotFound", f"cannot read {place}: {error}; check that it exists and that you may read it"
+    )
+
+
+def version_digest(*parts: object) -> str:
+    """``etag:<hex>`` of an address and its storage's version; see `FileEntry.digest`."""
+    return "etag:" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+
+
+def changed(what: str) -> ScreeningError:
+    """The error of a file that has changed since it was listed."""
+    return ScreeningError(
+        "BadResponse", f"{what} changed while it was read; screen it again when it is no longer written"
+    )
 
 
 def single_file(files: Mapping[str, FileEntry], name: str) -> dict[str, FileEntry]:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.concurrency import lock
-from lmeval_screener.checkpoints.folder import open_folder
-from lmeval_screener.checkpoints.snapshot import SERVICES, Snapshot
+from lmeval_screener.checkpoints.snapshot import SERVICES, Snapshot, open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.formats import GGUF
 from lmeval_screener.targets.names import Target, parse_target
@@ -91,7 +90,7 @@ class Sources:
         if scheme in ("http", "https"):
             from lmeval_screener.checkpoints.web import WebServers
 
-            return WebServers(self._hub)
+            return WebServers(self._hub.online)
         if scheme == "models":
             from lmeval_screener.checkpoints.mlflow_models import RegisteredModels
 

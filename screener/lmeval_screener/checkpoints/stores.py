@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from lmeval_screener.checkpoints.account import Account
+from lmeval_screener.checkpoints.account import Account, RetryError
 from lmeval_screener.checkpoints.concurrency import in_thread, side_by_side
-from lmeval_screener.checkpoints.http import RetryError, retried
-from lmeval_screener.checkpoints.ranged import RangedSnapshot
-from lmeval_screener.checkpoints.snapshot import FileEntry, Snapshot, single_file
+from lmeval_screener.checkpoints.snapshot import (
+    FileEntry,
+    RangedSnapshot,
+    Snapshot,
+    changed,
+    single_file,
+    version_digest,
+)
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.formats import SUFFIXES
 from lmeval_screener.targets.names import Target
@@ -132,7 +136,7 @@ class BucketSource:
         """The listing of a folder, requested once."""
         key = store.address, path
         if key not in self._listings:
-            self._listings[key] = await retried(lambda: store.listed(path, account), account)
+            self._listings[key] = await account.retried(lambda: store.listed(path, account))
         return self._listings[key]
 
     async def _each_listed(
@@ -196,7 +200,7 @@ class BucketSnapshot(RangedSnapshot):
         """Bytes of a file that did not change while they were read; see `Snapshot.ranges`."""
         bodies = await super().ranges(path, ranges)
         place, entry, account = joined(self._path, path), self.files[path], self.account
-        if not await retried(lambda: self._store.is_same(place, entry, account), account):
+        if not await account.retried(lambda: self._store.is_same(place, entry, account)):
             raise changed(f"{path} of {self.repo}")
         return bodies
 
@@ -301,18 +305,6 @@ class FileSystem(Bucket):
 def _unreachable(what: str, error: Exception) -> RetryError:
     reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     return RetryError(ScreeningError("Unreachable", f"{what} ({reason}); check the address and the network"))
-
-
-def version_digest(*parts: object) -> str:
-    """``etag:<hex>`` of an address and its storage's version; see `FileEntry.digest`."""
-    return "etag:" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
-
-
-def changed(what: str) -> ScreeningError:
-    """The error of a file that has changed since it was listed."""
-    return ScreeningError(
-        "BadResponse", f"{what} changed while it was read; screen it again when it is no longer written"
-    )
 
 
 def _is_glob(text: str) -> bool:

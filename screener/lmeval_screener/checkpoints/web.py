@@ -1,28 +1,36 @@
-"""Checkpoints on any web server: a file by its address, or a folder, by trying the usual file names.
+"""Checkpoints at web addresses, read by ranges: the Hub's, and those of any web server.
 
-Files are read over the Hub's connections, with the same checks, without its token. Web servers list no
-folders: a folder's files are those of transformers' layout that answer, and the shards of its index. A file's
-version is its ETag (``If-Match``), else its date and size.
+A large remote file is resolved once, and its ranges are read concurrently from that address. If the address
+is refused (expired), the file is resolved again; if the new address is refused too, every range is resolved
+by itself. A range has no checksum, so only `range_problem` protects from a faulty server's wrong rows.
+
+Other servers' files are read over the Hub's connections, with the same checks, without its token. Web servers
+list no folders: a folder's files are those of transformers' layout that answer, and the shards of its index.
+A file's version is its ETag (``If-Match``), else its date and size.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
-from yarl import URL
-
-from lmeval_screener.checkpoints.account import Account
+from lmeval_screener.checkpoints.account import Account, RetryError, contradiction
 from lmeval_screener.checkpoints.concurrency import side_by_side
-from lmeval_screener.checkpoints.http import Transport, contradiction, drained, retried
-from lmeval_screener.checkpoints.hub import Hub
-from lmeval_screener.checkpoints.ranged import RemoteSnapshot
-from lmeval_screener.checkpoints.snapshot import PART, FileEntry, Snapshot
-from lmeval_screener.checkpoints.stores import changed, version_digest
+from lmeval_screener.checkpoints.http import Transport, drained, piece_of, unpacked, url_of
+from lmeval_screener.checkpoints.snapshot import (
+    PART,
+    FileEntry,
+    RangedSnapshot,
+    Snapshot,
+    changed,
+    version_digest,
+)
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.formats import SUFFIXES, TRANSFORMERS
 from lmeval_screener.targets.names import Target
@@ -30,8 +38,117 @@ from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     import aiohttp
+    from yarl import URL
 
+#: A file up to this size is accepted whole from a server that ignores Range.
+WHOLE = 4 * 2**20
 _SMALL = ("config.json", *TOKENIZER_FILES)
+
+
+@dataclass
+class FilePlace:
+    """A file's resolved address and ETag, if known."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    address: URL | None = None
+    refused: int = 0  # how often such an address was refused in a row
+    etag: str | None = None
+
+
+class RemoteSnapshot(RangedSnapshot):
+    """Files at addresses.
+
+    Args:
+        repo: Name for messages.
+        files: Every file by path.
+        account: What they are read with.
+        online: The connections to request some item; see `Hub.online`.
+        url: The address that a file is requested from, by its path.
+        refused: The error of a response with a final status.
+        etags: ETags of files; their ranges are requested on condition of these.
+    """
+
+    #: Whether a file's address leads to another one, which may expire: the file is then resolved again.
+    _redirects = False
+
+    def __init__(
+        self,
+        repo: str,
+        files: Mapping[str, FileEntry],
+        account: Account,
+        online: Callable[[str], Transport],
+        url: Callable[[str], URL],
+        refused: Callable[[aiohttp.ClientResponse], ScreeningError],
+        etags: Mapping[str, str | None] | None = None,
+    ) -> None:
+        super().__init__(repo, files, account)
+        self._connections, self._url, self._refused = online, url, refused
+        self._etags = etags or {}
+        self._places: dict[str, FilePlace] = {}
+
+    async def _resolved(self, path: str) -> URL:
+        """The address for a file's ranges, in one attempt."""
+        return self._url(path)
+
+    async def _read(self, path: str, begin: int, end: int, received: bytearray) -> None:
+        """Append bytes ``[begin, end)``, as many as arrive, if the response matches the request."""
+        transport, entry = self._online(path), self.entry(path)
+        etag = self._etags.get(path)
+        place = self._places.setdefault(path, FilePlace(etag=etag))
+        headers = {"Range": f"bytes={begin}-{end - 1}"}
+        if etag and not etag.startswith("W/"):
+            headers["If-Match"] = etag
+        resolved = await self._address(path, place) if place.refused < 2 else None
+        url = resolved or self._url(path)
+        async with await transport.followed("GET", url, headers, self.account) as response:
+            host = response.url.host
+            if response.status == 206:
+                if problem := range_problem(response, begin, end, entry.size, place.etag):
+                    raise contradiction(f"{host} answered wrongly for {path} of {self.repo}: {problem}")
+                while piece := await piece_of(response, self.account):
+                    received += piece
+                    begin += len(piece)
+                    if begin > end:
+                        return
+                place.etag = place.etag or response.headers.get("ETag")
+                place.refused = place.refused if resolved is None else 0
+            elif response.status == 200:
+                if entry.size > WHOLE and (begin, end) != (0, entry.size):
+                    # Mirrors that ignore Range; small files may come whole.
+                    what = (
+                        f"{host} ignores Range and would send all {entry.size} bytes of {path} of {self.repo}"
+                    )
+                    advice = "use the Hub itself or download the checkpoint and screen the folder"
+                    raise contradiction(f"{what}; {advice}", "RangeNotSupported")
+                body = await unpacked(response, self.account, entry.size)
+                if not entry.fits(body):
+                    raise contradiction(f"{path} of {self.repo} came as another file")
+                if entry.size <= WHOLE:
+                    self._whole[path] = body
+                received += body[begin:end]
+            else:
+                await drained(response, self.account)
+                if not self._redirects or transport.is_hub(response.url):
+                    raise self._refused(response)
+                if response.status not in (401, 403):
+                    what = f"{host} answered {response.status} to a range of {path} of {self.repo}"
+                    raise contradiction(what)
+                # Only the first refused range counts; for the others the address is already gone.
+                if resolved is not None and place.address is resolved:
+                    place.address, place.etag, place.refused = None, None, place.refused + 1
+                what = f"{host} refuses the signed address of {path} of {self.repo}; try again later"
+                raise RetryError(ScreeningError("AccessDenied", what), wait=0.0)
+
+    async def _address(self, path: str, place: FilePlace) -> URL:
+        """The address for a file's ranges; ranges that ask at the same time share one request."""
+        if place.address is None:
+            async with place.lock:
+                if place.address is None:
+                    place.address = await self.account.retried(lambda: self._resolved(path))
+        return place.address
+
+    def _online(self, path: str) -> Transport:
+        return self._connections(f"{path} of {self.repo}")
 
 
 class WebFile(NamedTuple):
@@ -45,12 +162,12 @@ class WebFile(NamedTuple):
 class WebServers:
     """Files and folders by their addresses; a `Source`."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, online: Callable[[str], Transport]) -> None:
+        self._online = online
 
     async def expand(self, target: Target, account: Account) -> list[Target]:
         """The address itself; see `Source.expand`. A web server lists no folders, so there are no globs."""
-        if "*" in URL(target.repo).path:
+        if "*" in url_of(target.repo).path:
             raise ScreeningError(
                 "BadName",
                 f"a web server lists no folders, so {target.shown} cannot be searched; name each checkpoint",
@@ -59,17 +176,15 @@ class WebServers:
 
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
         """A file with the files next to it, or a folder; see `Source.snapshot`."""
-        transport = self._hub.online(target.shown)
-        url = URL(target.repo, encoded="%" in target.repo and target.repo.isascii())
+        transport = self._online(target.shown)
+        url = url_of(target.repo, encoded="%" in target.repo and target.repo.isascii())
         file = url.name if url.name.endswith((*SUFFIXES, ".json")) else ""
         base = url.parent if file else url
 
         async def probed(name: str) -> WebFile | None:
             is_named = name == file
             address = url if is_named else _below(base, name)
-            return await retried(
-                lambda: _probe(transport, name, address, account, required=is_named), account
-            )
+            return await account.retried(lambda: _probe(transport, name, address, account, required=is_named))
 
         async def existing(names: Iterable[str]) -> dict[str, WebFile]:
             files = await side_by_side(probed(name) for name in dict.fromkeys(names))
@@ -82,18 +197,16 @@ class WebServers:
                 if part := PART.search(file):
                     stem, parts = file.removesuffix(part[0]), min(int(part[2]), 1000)
                     names += [f"{stem}-{number:05d}-of-{part[2]}.gguf" for number in range(1, parts + 1)]
-            return web_snapshot(target.shown, await existing(names), account, self._hub.online)
+            return web_snapshot(target.shown, await existing(names), account, self._online)
         usual = [*(kind.single for kind in TRANSFORMERS), *(k.index for k in TRANSFORMERS if k.index)]
         files = await existing([*_SMALL, *usual])
         for kind in TRANSFORMERS:
             if kind.single in files:
-                return web_snapshot(target.shown, files, account, self._hub.online)
+                return web_snapshot(target.shown, files, account, self._online)
             if kind.index in files:
-                index = await web_snapshot(target.shown, files, account, self._hub.online).small_file(
-                    kind.index
-                )
+                index = await web_snapshot(target.shown, files, account, self._online).small_file(kind.index)
                 files |= await existing(_shards(index))
-                return web_snapshot(target.shown, files, account, self._hub.online)
+                return web_snapshot(target.shown, files, account, self._online)
         raise ScreeningError(
             "FolderNotFound",
             f"{target.shown} has none of {', '.join(usual)}; name the folder that has one, or a weights file",
@@ -137,7 +250,9 @@ async def _probe(
 
 def _refusal(response: aiohttp.ClientResponse, what: str) -> ScreeningError:
     status, host = response.status, response.url.host
-    what = str(URL(what).with_query(None).with_user(None))  # signatures and passwords are secrets
+    what = str(
+        url_of(what, encoded=False).with_query(None).with_user(None)
+    )  # signatures and passwords are secrets
     if status in (401, 403, 407, 451):
         return ScreeningError(
             "AccessDenied",
@@ -165,3 +280,22 @@ def _shards(index: bytes) -> list[str]:
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return []
     return sorted(n for n in names if isinstance(n, str) and re.fullmatch(r"[\w.-]+", n))[:2000]
+
+
+def range_problem(
+    response: aiohttp.ClientResponse, begin: int, end: int, size: int, etag: str | None
+) -> str | None:
+    """Why a 206 is not bytes ``[begin, end)`` of the listed file as stored; None if it is."""
+    headers = response.headers
+    expected = f"bytes {begin}-{end - 1}/{size}"
+    if (got := headers.getall("Content-Range", [])) != [expected]:
+        return f"expected Content-Range {expected!r}, got {', '.join(map(repr, got)) or None}"
+    if (length := headers.get("Content-Length", str(end - begin))) != str(end - begin):
+        return f"expected {end - begin} bytes, got Content-Length {length}"
+    if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
+        return f"the range came with Content-Encoding {encoding}"
+    if headers.get("Content-Type", "").startswith("text/html"):
+        return "the body is a web page"
+    if etag and headers.get("ETag", etag) != etag:
+        return f"the ETag changed from {etag} to {headers.get('ETag')}"
+    return None

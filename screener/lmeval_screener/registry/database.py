@@ -27,8 +27,7 @@ import numpy as np
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS
 from lmeval_dispersion.installation import __version__
-from lmeval_screener.checkpoints.folder import LocalSnapshot
-from lmeval_screener.checkpoints.snapshot import Snapshot
+from lmeval_screener.checkpoints.snapshot import LocalSnapshot, Snapshot
 from lmeval_screener.errors import GONE, OF_WEIGHTS, ScreeningError
 from lmeval_screener.figures import figures_of, numbers_of
 from lmeval_screener.registry.states import UNKNOWN, cause_of, folder_is_gone, proven

@@ -9,14 +9,11 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import refused
 from hub_faults import header, status, truncated
-from lmeval_screener.checkpoints import http
-from lmeval_screener.checkpoints.account import RANGES, Account
+from lmeval_screener.checkpoints import account
+from lmeval_screener.checkpoints.account import FIRST_BACKOFF, RANGES, Account, RetryError
 from lmeval_screener.checkpoints.http import (
-    FIRST_BACKOFF,
-    RetryError,
     Transport,
     environment_proxy,
-    retried,
 )
 from lmeval_screener.checkpoints.hub import Hub
 from lmeval_screener.errors import ScreeningError
@@ -152,7 +149,7 @@ def test_every_request_goes_through_the_proxy(hub, tmp_path, monkeypatch):
 
 def test_waits_between_attempts_grow_and_stay_within_the_budget(monkeypatch):
     """0.25 s and more, twice as long each time; the last attempt's error is the one that is raised."""
-    monkeypatch.setattr(http, "FIRST_BACKOFF", FIRST_BACKOFF)
+    monkeypatch.setattr(account, "FIRST_BACKOFF", FIRST_BACKOFF)
     slept, attempts = [], []
 
     async def sleep(seconds):
@@ -163,8 +160,8 @@ def test_waits_between_attempts_grow_and_stay_within_the_budget(monkeypatch):
         raise RetryError(ScreeningError("ServerError", f"attempt {len(attempts)}; try again"))
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    refused(asyncio.run, retried(fails, Account(60)), says="attempt 5")
+    refused(asyncio.run, Account(60).retried(fails), says="attempt 5")
     assert [wait // (0.25 * 2**place) for place, wait in enumerate(slept)] == [1, 1, 1, 1]
     slept.clear()
-    refused(asyncio.run, retried(fails, Account(1)), says="attempt 8")
+    refused(asyncio.run, Account(1).retried(fails), says="attempt 8")
     assert sum(slept) < 1.5

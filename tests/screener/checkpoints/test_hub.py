@@ -14,9 +14,8 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint
 from hub_client import IDS, ours, read, refused, truth
 from huggingface_hub import constants, get_token
-from lmeval_screener.checkpoints.folder import open_download
 from lmeval_screener.checkpoints.hub import Hub, _implicit_token, parse_listing
-from lmeval_screener.checkpoints.snapshot import FileEntry
+from lmeval_screener.checkpoints.snapshot import FileEntry, open_download
 
 from lmeval_dispersion.errors import UsageError
 

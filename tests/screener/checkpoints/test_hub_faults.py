@@ -14,8 +14,8 @@ import pytest
 from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
 from hub_client import ours, read, read_of, refused, truth, within
 from hub_server import HubServer
-from lmeval_screener.checkpoints import ranged
-from lmeval_screener.checkpoints.folder import read_ranges
+from lmeval_screener.checkpoints import web
+from lmeval_screener.checkpoints.snapshot import read_ranges
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import Listed
 
@@ -26,7 +26,7 @@ PLACES = ["api", "resolve", "cdn"]
 @pytest.fixture
 def folder(hub, tmp_path, monkeypatch):
     """A checkpoint on the Hub; it is small, but no server may send all of it in place of a range."""
-    monkeypatch.setattr(ranged, "WHOLE", 1000)
+    monkeypatch.setattr(web, "WHOLE", 1000)
     tensors = head_and_embedding(v=1000, d=32, dtype="BF16")
     folder = write_checkpoint(tmp_path / "repo", tensors, shards=2)
     hub.add("org/model", folder)
@@ -175,7 +175,7 @@ def test_200_for_206_on_a_large_file_is_noticed_before_the_body_is_read(hub, tmp
 
 
 def test_a_small_file_is_accepted_whole_and_read_once(hub, check, monkeypatch):
-    monkeypatch.setattr(ranged, "WHOLE", 10**6)
+    monkeypatch.setattr(web, "WHOLE", 10**6)
     hub.fault("cdn", faults.whole)
     check()
     assert len(hub.seen("cdn")) == 1

@@ -15,7 +15,7 @@ from hub_faults import status, without
 from hub_wire import Reply
 from lmeval_screener import screen
 from lmeval_screener.checkpoints import web as web_source
-from lmeval_screener.checkpoints.folder import open_folder, read_ranges
+from lmeval_screener.checkpoints.snapshot import open_folder, read_ranges
 from lmeval_screener.cli import main
 from lmeval_screener.formats import TRANSFORMERS, Format
 from storages import expand, read

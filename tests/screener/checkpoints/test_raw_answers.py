@@ -10,7 +10,7 @@ from hub_client import within
 from hub_wire import Loopback, Reply
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.checkpoints import http, ranged
+from lmeval_screener.checkpoints import http, web
 from lmeval_screener.checkpoints.snapshot import FileEntry
 from lmeval_screener.checkpoints.web import WebFile, web_snapshot
 from lmeval_screener.errors import ScreeningError
@@ -89,7 +89,7 @@ class RawServer(Loopback):
 @pytest.fixture
 def read(tmp_path, monkeypatch):
     """Reads spans from a raw server; the bodies, and the server."""
-    monkeypatch.setattr(ranged, "WHOLE", 1000)
+    monkeypatch.setattr(web, "WHOLE", 1000)
 
     def run(steps, spans=SPANS, **how):
         with RawServer(steps) as server:

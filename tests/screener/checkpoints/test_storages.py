@@ -22,7 +22,7 @@ from hub_client import FILE, HEAD, full_matrix, gap_of, refused, truth, within
 from hub_faults import closed, content, header, shifted, status, truncated, whole, without
 from hub_server import HubServer
 from lmeval_screener import screen
-from lmeval_screener.checkpoints import ranged, stores
+from lmeval_screener.checkpoints import stores
 from lmeval_screener.checkpoints.snapshot import FileEntry
 from lmeval_screener.checkpoints.source import Sources
 from lmeval_screener.checkpoints.stores import Bucket, BucketSource, FolderListing
@@ -68,7 +68,7 @@ class Served:
 @pytest.fixture
 def storage(request, folder, tmp_path, monkeypatch) -> Iterator[Served]:
     """A storage with a small checkpoint, of which no server may send all in place of a range."""
-    monkeypatch.setattr(ranged, "WHOLE", 1000)
+    monkeypatch.setattr("lmeval_screener.checkpoints.web.WHOLE", 1000)
     root, kind = tmp_path / "served", request.param
 
     def copied(made, name):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hub_client import ours, refused, unread
 from lmeval_screener import screen
-from lmeval_screener.checkpoints.folder import open_folder
+from lmeval_screener.checkpoints.snapshot import open_folder
 from lmeval_screener.cli import main
 from lmeval_screener.weights.adapters import adapted_projection, is_adapter, read_adapter
 from lmeval_screener.weights.projection import read_rows, read_rows_and_norm

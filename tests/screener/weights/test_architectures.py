@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from lmeval_screener.checkpoints.folder import open_folder  # noqa: E402
+from lmeval_screener.checkpoints.snapshot import open_folder  # noqa: E402
 from lmeval_screener.errors import ScreeningError  # noqa: E402
 from lmeval_screener.figures import gap, ratio  # noqa: E402
 from lmeval_screener.weights.architectures import NORMS, model_types  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 from checkpoints import write_checkpoint
 from hub_server import HubServer
 from lmeval_screener import screen
-from lmeval_screener.checkpoints.folder import open_folder
+from lmeval_screener.checkpoints.snapshot import open_folder
 from lmeval_screener.weights.body import MOST, Likeness, digest_of, likeness, read_body
 
 from lmeval_dispersion.installation import data_folder

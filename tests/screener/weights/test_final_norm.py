@@ -13,8 +13,8 @@ import test_distributed_checkpoint as distributed
 from checkpoints import head_and_embedding, write_checkpoint, write_qwen_7b
 from hub_client import within
 from lmeval_screener.checkpoints.account import Account
-from lmeval_screener.checkpoints.folder import open_folder
 from lmeval_screener.checkpoints.hub import Hub
+from lmeval_screener.checkpoints.snapshot import open_folder
 from lmeval_screener.weights.projection import FinalNorm, find_projection, read_rows_and_norm
 
 IDS = [7, 3, 90, 119]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from checkpoints import head_and_embedding, header, write_checkpoint, write_index, write_safetensors
 from hub_client import read, refused, unread
-from lmeval_screener.checkpoints.folder import open_folder
+from lmeval_screener.checkpoints.snapshot import open_folder
 from lmeval_screener.weights.architectures import UNTIED_BY_DEFAULT, choose_tensor
 from lmeval_screener.weights.projection import find_projection
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from hub_client import ours, refused, unread
 from lmeval_screener import screen
-from lmeval_screener.checkpoints.folder import open_folder
+from lmeval_screener.checkpoints.snapshot import open_folder
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.weights import rows
 from lmeval_screener.weights.rows import WeightFiles
