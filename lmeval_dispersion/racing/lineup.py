@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from lmeval_screener.accuracies import Accuracies, Rated
 from lmeval_screener.checkpoints.concurrency import run_sync
-from lmeval_screener.checkpoints.selection import Selected, Selection, select_targets
 from lmeval_screener.loading import with_base
 from lmeval_screener.result.result import Result
 from lmeval_screener.screening import Screening, add_named
+from lmeval_screener.selection import Selected, Selection, select_targets
 from lmeval_screener.shortlist.choice import shortlist
 from lmeval_screener.shortlist.manifest import DOWNLOADED, FILE, Candidate, manifest_dict, shortlist_manifest
 from lmeval_screener.targets.labels import labelled

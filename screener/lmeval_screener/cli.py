@@ -26,7 +26,7 @@ from lmeval_dispersion.options import (
     one_thread,
 )
 from lmeval_dispersion.output import Output, progress_bar
-from lmeval_screener.checkpoints.selection import add_ranking_options, add_selection_options
+from lmeval_screener.selection import add_ranking_options, add_selection_options
 
 if TYPE_CHECKING:
     from lmeval_screener.result.result import Result
@@ -126,8 +126,8 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     output = Output.of(args)
 
-    from lmeval_screener.checkpoints.selection import select_targets, selection_of
     from lmeval_screener.screening import add_named, floor_among, prepared
+    from lmeval_screener.selection import select_targets, selection_of
 
     def notice(name: str, seconds: float) -> None:
         output.say(

@@ -22,18 +22,18 @@ from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import progress_bar
 from lmeval_screener.chance import Own
 from lmeval_screener.checkpoints.concurrency import in_loop, run, run_sync, side_by_side
-from lmeval_screener.checkpoints.selection import (
-    CompleteList,
-    Selected,
-    select_targets,
-    selection_of,
-)
 from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ranked
 from lmeval_screener.reading import Reader
 from lmeval_screener.result.result import Gate, Result
 from lmeval_screener.screened import RANK_BY, RANKED, Failed, RankBy, Reading
+from lmeval_screener.selection import (
+    CompleteList,
+    Selected,
+    select_targets,
+    selection_of,
+)
 from lmeval_screener.targets.families import demo_targets, load_family
 from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target, parse_target, parse_targets

@@ -12,8 +12,8 @@ import pytest
 from hub_server import HubServer
 from huggingface_hub import constants
 from lmeval_screener import screen
-from lmeval_screener.checkpoints.selection import Selection, query_of, select_targets
 from lmeval_screener.cli import main
+from lmeval_screener.selection import Selection, query_of, select_targets
 from lmeval_screener.targets.labels import shared_name
 from lmeval_screener.targets.names import Target, parse_targets
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from hub_server import HubServer
 from lmeval_screener.chance import Chances
-from lmeval_screener.checkpoints.selection import Selected
 from lmeval_screener.cli import _progress, main
 from lmeval_screener.result.result import Gate
 from lmeval_screener.screening import Screening, floor_among, screen
+from lmeval_screener.selection import Selected
 from lmeval_screener.targets.families import demo_targets
 from lmeval_screener.targets.names import parse_target
 from lmeval_screener.tokens.resolution import load_domain

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.options import add_examples, add_output, one_thread
 from lmeval_dispersion.output import Output
-from lmeval_screener.checkpoints.selection import add_ranking_options
+from lmeval_screener.selection import add_ranking_options
 
 if TYPE_CHECKING:
     from lmeval_dispersion.report import Report

@@ -51,7 +51,7 @@ _APPLICATION = 0x4C4D5352  # the mark of a registry in the file's header
 _NETWORK = re.compile("nfs4?|cifs|smb3|smbfs|9p|afs|ceph|lustre|gpfs|glusterfs|beegfs|virtiofs|sshfs")
 
 if TYPE_CHECKING:
-    from lmeval_screener.checkpoints.selection import CompleteList
+    from lmeval_screener.selection import CompleteList
 
 _GAPS = [f"gap_{metric}{end}" for metric in METRICS for end in ("", "_se")]
 _FIGURES = [*_GAPS, "ratio", "ratio_se"]

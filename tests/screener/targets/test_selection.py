@@ -17,13 +17,13 @@ from checkpoints import write_checkpoint
 from hub_client import whole_gap
 from huggingface_hub import constants
 from lmeval_screener import screen
-from lmeval_screener.checkpoints.selection import (
+from lmeval_screener.cli import main
+from lmeval_screener.selection import (
     add_selection_options,
     read_list,
     select_targets,
     selection_of,
 )
-from lmeval_screener.cli import main
 from lmeval_screener.targets.families import load_families, load_family
 
 from lmeval_dispersion.cli import main as dispersion
