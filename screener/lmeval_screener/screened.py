@@ -18,8 +18,7 @@ from lmeval_dispersion.evidence import FINE_TUNES, FROM_SCRATCH, SLOPES, Slope
 from lmeval_dispersion.geometry import Metric
 from lmeval_screener.chance import WITHIN, Chances, Own, is_noise
 from lmeval_screener.figures import Gap, Ratio
-from lmeval_screener.targets.labels import shared_name
-from lmeval_screener.targets.names import Target, label
+from lmeval_screener.targets.names import Target, label, shared_name
 from lmeval_screener.targets.runs import run_and_step, step_key
 from lmeval_screener.tokens.answers import left_out_note
 from lmeval_screener.tokens.resolution import Resolution

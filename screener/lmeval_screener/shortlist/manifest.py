@@ -22,7 +22,7 @@ from lmeval_dispersion.installation import __version__
 from lmeval_screener.loading import on_base
 from lmeval_screener.screened import Group, Screened
 from lmeval_screener.shortlist.choice import Shortlist
-from lmeval_screener.targets.names import Target
+from lmeval_screener.targets.names import Target, labelled
 from lmeval_screener.tokens.sets import TokenSet
 
 SCHEMA = "screen-checkpoints-shortlist/2"
@@ -217,11 +217,13 @@ def read_shortlist_manifest(path: Path) -> Manifest:
 def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
     """Build a Manifest from its JSON content; ``place`` is its name in errors."""
     try:
+        candidates = [_candidate(entry) for entry in content["candidates"]]
+        targets = labelled([c.target for c in candidates])
         manifest = Manifest(
             str(content["domain"]),
             int(content["k"]),
             int(content["audit_sample"]),
-            tuple(_candidate(entry) for entry in content["candidates"]),
+            tuple(replace(c, target=target) for c, target in zip(candidates, targets, strict=True)),
             place,
             # Newer keys.
             str(content.get("task") or ""),

@@ -28,7 +28,6 @@ from lmeval_screener.screened import RANKED, title_of
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest, read_shortlist_manifest
 from lmeval_screener.slope import keep_slope
-from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target
 
 Outcome = Literal["works", "misleads", "chance", "unknown"]
@@ -340,7 +339,7 @@ def enough_results(share: float) -> int:
 
 
 def _rated(manifest: Manifest, sources: Sequence[str]) -> tuple[list[Candidate], list[Accuracies]]:
-    """The candidates, labelled and with their accuracies, and those of each source."""
+    """The candidates with their accuracies, and those of each source."""
     targets = [c.target for c in manifest.candidates]
     places: dict[int, str] = {}
     found = []
@@ -356,11 +355,11 @@ def _rated(manifest: Manifest, sources: Sequence[str]) -> tuple[list[Candidate],
                 continue
             if known is not None and known != target.accuracy:
                 raise UsageError(
-                    f"{target.label}: expected one result, got {known:g} in {places[i]} and "
+                    f"{target.name}: expected one result, got {known:g} in {places[i]} and "
                     f"{target.accuracy:g} in {source}; give one source of each, or name one task with :TASK"
                 )
             targets[i], places[i] = target, source
-    pairs = zip(manifest.candidates, labelled(targets), strict=True)
+    pairs = zip(manifest.candidates, targets, strict=True)
     return [replace(c, target=target) for c, target in pairs], found
 
 

@@ -17,7 +17,7 @@ from lmeval_screener.cli import main as screen_checkpoints
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
 from lmeval_screener.shortlist.verdict import enough_results, verify
 from lmeval_screener.slope import keep_slope, read_slope
-from lmeval_screener.targets.names import Target
+from lmeval_screener.targets.names import Target, labelled
 from scipy import stats
 
 from lmeval_dispersion.cli import main as dispersion
@@ -331,11 +331,13 @@ def test_a_file_that_holds_no_slope_is_refused(tmp_path, change, said):
 
 
 def small_manifest(*entries):
+    commits = [commit for _, _, commit, _ in entries]
+    targets = labelled(
+        [Target(repo, at, local=commit is None, file=file) for repo, at, commit, file in entries]
+    )
     candidates = [
-        Candidate(
-            Target(repo, requested, local=commit is None, file=file), commit, ("fam", "7B"), "rank", i + 1, -i
-        )
-        for i, (repo, requested, commit, file) in enumerate(entries)
+        Candidate(target, commit, ("fam", "7B"), "rank", i + 1, -i)
+        for i, (target, commit) in enumerate(zip(targets, commits, strict=True))
     ]
     return Manifest("math", len(candidates), 0, tuple(candidates), "manifest.json")
 
