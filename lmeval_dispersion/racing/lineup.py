@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lmeval_screener.accuracies import Accuracies, Rated
 from lmeval_screener.checkpoints.selection import Selected, select
-from lmeval_screener.loading import with_base
 from lmeval_screener.result.result import Result
 from lmeval_screener.screening import Screening
+from lmeval_screener.shortlist.accuracies import Accuracies, Rated
 from lmeval_screener.shortlist.choice import shortlist
+from lmeval_screener.shortlist.loading import with_base
 from lmeval_screener.shortlist.manifest import DOWNLOADED, FILE, Candidate, manifest_dict, shortlist_manifest
 from lmeval_screener.targets.names import labelled
 from lmeval_screener.tokens.answers import check_answers, first_known, tasks_in

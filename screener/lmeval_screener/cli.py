@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     """Run ``screen-checkpoints``; returns the exit code."""
     one_thread()
     if args.list is not None:
-        from lmeval_screener import planning
+        from lmeval_screener.result import planning
 
         Output.of(args).write(getattr(planning, f"{args.list}_document")())
         return 0
@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
 
         check_emit(args.emit, domain, named)
     if args.dry_run:
-        from lmeval_screener.planning import plan_document
+        from lmeval_screener.result.planning import plan_document
 
         output.write(plan_document(selected, named, domain, screening.reference))
         return 0

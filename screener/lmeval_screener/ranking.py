@@ -17,7 +17,6 @@ import numpy as np
 
 from lmeval_dispersion.geometry import Array
 from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
-from lmeval_screener.copies import Original, originals
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.screened import (
@@ -30,6 +29,7 @@ from lmeval_screener.screened import (
     Side,
 )
 from lmeval_screener.tokens.resolution import Resolution
+from lmeval_screener.weights.copies import Original, originals
 
 _NAMED = "taken as the base, as all others name it (adapter_config.json, or base_model on the Hub)"
 

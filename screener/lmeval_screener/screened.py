@@ -48,7 +48,7 @@ class Reading:
         seconds: From the first request to the last row.
         ratio: The ratio; None if the final norm is not known, and G stands alone.
         no_ratio: Why the ratio is missing, one clause; empty if it is known.
-        sketch: Identifies those with the same rows (`lmeval_screener.copies`); empty if no claim is made.
+        sketch: Identifies those with the same rows (`lmeval_screener.weights.copies`); empty if not known.
         body: Its body in brief (`lmeval_screener.weights.body`), which identifies copies; empty if not read.
         base: The ``place`` of its base, from an adapter's configuration or the Hub; empty for none.
     """

@@ -23,7 +23,6 @@ from lmeval_dispersion.output import progress_bar
 from lmeval_screener.chance import Own
 from lmeval_screener.checkpoints.concurrency import in_loop, run, side_by_side
 from lmeval_screener.checkpoints.selection import CompleteList, Selected, select
-from lmeval_screener.copies import originals
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ranked
 from lmeval_screener.reading import Reader
@@ -32,16 +31,17 @@ from lmeval_screener.screened import RANK_BY, RANKED, Failed, RankBy, Reading
 from lmeval_screener.targets.names import Target, labelled, parse_target, parse_targets
 from lmeval_screener.tokens.resolution import load_domain
 from lmeval_screener.tokens.sets import TokenSet, load_token_set
+from lmeval_screener.weights.copies import originals
 from lmeval_screener.yaml_fields import nearest
 
 if TYPE_CHECKING:
     import asyncio
 
-    from lmeval_screener.accuracies import Accuracies
     from lmeval_screener.checkpoints.account import Account
     from lmeval_screener.checkpoints.http import Notice
     from lmeval_screener.checkpoints.hub import Hub
     from lmeval_screener.registry.database import Seen, Session
+    from lmeval_screener.shortlist.accuracies import Accuracies
 
 T = TypeVar("T")
 
@@ -153,11 +153,11 @@ def prepared(
     """The screening that options describe, whose files are read before anything else."""
     accuracies = own = None
     if accuracy is not None:
-        from lmeval_screener.accuracies import read_accuracies
+        from lmeval_screener.shortlist.accuracies import read_accuracies
 
         accuracies = read_accuracies(str(accuracy))
     if slope is not None:
-        from lmeval_screener.slope import read_slope
+        from lmeval_screener.chance import read_slope
 
         own = read_slope(slope)
     sets = load_domain(domain, task), load_token_set(reference, "reference")

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from harness_world import child
 from json_schemas import faults
-from lmeval_screener.accuracies import read_accuracies
-from lmeval_screener.loading import with_base
+from lmeval_screener.shortlist.accuracies import read_accuracies
+from lmeval_screener.shortlist.loading import with_base
 from lmeval_screener.shortlist.manifest import read_shortlist_manifest
 from loras import BASE, DEMO, lora
 from safetensors.torch import load_file, save_file

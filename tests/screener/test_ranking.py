@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.copies import sketch as sketch_of
 from lmeval_screener.figures import difference
 from lmeval_screener.ranking import agreements, flat_from, ranked
+from lmeval_screener.weights.copies import sketch as sketch_of
 from lmeval_screener.weights.projection import FinalNorm
 from screenings import GAPS, ratio_of, result, screened
 

@@ -17,11 +17,11 @@ from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.declared import count, some
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
-from lmeval_screener.copies import said
 from lmeval_screener.registry.database import Seen, identity_of, last_seen, plain_name
 from lmeval_screener.registry.states import cause_of, folder_is_gone
 from lmeval_screener.result.answer import GROUPS, group_sentences, unknown
 from lmeval_screener.screened import RANK_BY, Group, RankBy, Reading, Screened, grouped
+from lmeval_screener.weights.copies import said
 
 _LIMIT = 60.0  # seconds that SQL may take
 _LONG = 40  # rows of a table that a terminal shows whole

@@ -21,13 +21,12 @@ from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.report.vega import Spec, accuracy_points
 from lmeval_dispersion.statistics import holm, normal_point
-from lmeval_screener.accuracies import Accuracies, Rated, read_accuracies
-from lmeval_screener.chance import NEAR, WITHIN, Chances, fitted, normal_scores
+from lmeval_screener.chance import NEAR, WITHIN, Chances, fitted, keep_slope, normal_scores
 from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.screened import RANKED, title_of
+from lmeval_screener.shortlist.accuracies import Accuracies, Rated, read_accuracies
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest, read_shortlist_manifest
-from lmeval_screener.slope import keep_slope
 from lmeval_screener.targets.names import Target
 
 Outcome = Literal["works", "misleads", "chance", "unknown"]

@@ -193,7 +193,7 @@ def test_selected_checkpoints_cost_three_requests_and_known_ones_none(registry, 
 def test_the_command_selects_plans_and_says_what_it_left_out(family, registry, capsys, monkeypatch):
     """Gated ones fail by name, without a request."""
     quotas = {"api": (9, 9), "resolvers": (5, 5)}
-    monkeypatch.setattr("lmeval_screener.planning.QUOTAS", quotas)
+    monkeypatch.setattr("lmeval_screener.result.planning.QUOTAS", quotas)
     for number in range(1, 4):
         registry.make(f"acme/tuned-{number}", seed=number)
     registry.make("acme/base-1")

@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from lmeval_screener.accuracies import read_accuracies
+from lmeval_screener.shortlist.accuracies import read_accuracies
 from lmeval_screener.targets.names import Target, labelled
 
 from lmeval_dispersion.errors import UsageError
