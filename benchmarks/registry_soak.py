@@ -187,15 +187,16 @@ class Runs:
 
     def __init__(self, endpoint: str, asked: list[str], folder: Path) -> None:
         self.registry, self.report = folder / "registry.db", folder / "out.json"
-        names = folder / "names.txt"
-        names.write_text("\n".join(asked))
+        self._names = folder / "names.txt"
+        self._names.write_text("\n".join(asked))
         self._env = without_hub(HF_HOME=str(folder / "hf"), HF_ENDPOINT=endpoint, DISPERSION_TIMEOUT="600")
-        self._command = [sys.executable, "-m", "lmeval_screener", "--from", str(names)]
+        self._command = [sys.executable, "-m", "lmeval_screener", "-"]
         self._command += ["--registry", str(self.registry), "--output", str(self.report), "--quiet"]
 
     def start(self) -> int:
         """Start one; its process id."""
-        return os.posix_spawn(sys.executable, self._command, self._env)
+        names = (os.POSIX_SPAWN_OPEN, 0, str(self._names), os.O_RDONLY, 0)
+        return os.posix_spawn(sys.executable, self._command, self._env, file_actions=[names])
 
     def rows(self, statement: str) -> list[Any]:
         """The registry's answer; nothing before it has tables."""

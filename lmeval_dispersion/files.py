@@ -1,16 +1,17 @@
-"""Files written whole, and their digests; a killed process loses one unit of its work."""
+"""Files written whole, JSON of a schema, digests; a killed process loses one unit of its work."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.errors import DispersionError, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,6 +48,26 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
         raise DispersionError(
             f"could not write {path}: {error.strerror or error}; free some space or name another file"
         ) from error
+
+
+def read_json(file: Path, schema: str, what: str, hint: str) -> dict[str, Any]:
+    """The content of a JSON file of a schema.
+
+    Raises:
+        UsageError: There is no such file, or another one; ``what`` was expected, ``hint`` is the next step.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{file}: expected {what}, got {error.strerror or error}; {hint}") from error
+    except ValueError as error:
+        raise UsageError(f"{file}: expected {what} as JSON; {hint}") from error
+    given = content.get("schema") if isinstance(content, dict) else None
+    if given != schema:
+        other = given or "other JSON"
+        raise UsageError(f"{file}: expected {what} with the schema {schema}, got {other}; {hint}")
+    whole: dict[str, Any] = content
+    return whole
 
 
 def keep_arrays(path: Path, compute: Callable[[], Mapping[str, NDArray[Any]]]) -> None:

@@ -130,12 +130,12 @@ def checkpoints_of(suite: Suite, limit: int | None) -> tuple[dict[str, Key], lis
 def screened(suite: Suite, names: Iterable[str], work: Path, *options: str) -> tuple[int, dict[str, Any]]:
     """Exit status and JSON report of `screen-checkpoints` on a list of names."""
     work.mkdir(parents=True, exist_ok=True)
-    listed, report = work / f"{suite.name}.txt", work / f"{suite.name}.json"
-    listed.write_text("".join(f"{name}\n" for name in names), "utf-8")
+    report = work / f"{suite.name}.json"
     report.unlink(missing_ok=True)
-    command = [*SCREEN, "--from", str(listed), "--domain", suite.domain, "-o", str(report), *options]
+    command = [*SCREEN, "-", "--domain", suite.domain, "-o", str(report), *options]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    status = subprocess.run(command, check=False, env=environment).returncode
+    listed = "".join(f"{name}\n" for name in names)
+    status = subprocess.run(command, input=listed, text=True, check=False, env=environment).returncode
     text = report.read_text("utf-8") if report.exists() else "{}"
     return status, {"plan": text} if "--dry-run" in options else json.loads(text)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lmeval_screener.loading import with_base
+from lmeval_screener.shortlist.loading import with_base
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 

@@ -8,16 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lmeval_screener.accuracies import Accuracies, Rated
-from lmeval_screener.checkpoints.concurrency import run_sync
-from lmeval_screener.loading import with_base
 from lmeval_screener.result.result import Result
-from lmeval_screener.screening import Screening, add_named
-from lmeval_screener.selection import Selected, Selection, select_targets
+from lmeval_screener.screening import Screening
+from lmeval_screener.selection import Selected, select
+from lmeval_screener.shortlist.accuracies import Accuracies, Rated
 from lmeval_screener.shortlist.choice import shortlist
+from lmeval_screener.shortlist.loading import with_base
 from lmeval_screener.shortlist.manifest import DOWNLOADED, FILE, Candidate, manifest_dict, shortlist_manifest
-from lmeval_screener.targets.labels import labelled
-from lmeval_screener.targets.names import Target
+from lmeval_screener.targets.names import labelled
 from lmeval_screener.tokens.answers import check_answers, first_known, tasks_in
 from lmeval_screener.tokens.resolution import load_domain
 from lmeval_screener.tokens.sets import AnswerSet, TokenSet, load_token_set
@@ -109,7 +107,7 @@ def names_of(named: Sequence[str] | Result, family: str | None, *, taken: bool) 
         return [c.target.name for c in shortlist_manifest(content, FILE).candidates]
     if isinstance(named, Result) or taken:
         return [c.target.name for c in named.checkpoints] if isinstance(named, Result) else [*named]
-    return [str(target.name) for target in _selected(named, family).targets]
+    return [str(target.name) for target in select(named, family=family).targets]
 
 
 def manifest_in(named: Sequence[str] | Result) -> dict[str, Any]:
@@ -157,7 +155,7 @@ def lineup(
     if not content:
         if not isinstance(named, Result):
             task = first_known(tasks)[0].removesuffix(SUFFIX) or (None if domain else _counted(tasks, count))
-            named = _screened(_selected(named, family), load_domain(domain, task), base)
+            named = _screened(select(named, family=family), load_domain(domain, task), base)
             if isinstance(task, AnswerSet) and named.checkpoints:
                 tokens = [token.text.strip() for token in named.checkpoints[0].resolution.of_ratio]
                 notes.append(f"Screened by the {len(tokens)} tokens of {task.about}: {' '.join(tokens)}.")
@@ -167,13 +165,12 @@ def lineup(
             raise UsageError(notes[0])
         chosen = named.chosen or shortlist(named.groups, audit_sample=audit_sample)
         content = manifest_dict(named.head(), chosen, tasks=tasks_in(tasks), command="dispersion race")
-    ordered = _in_order(content)
 
     def why(c: Candidate) -> str | None:
         of_block = by == "block" or (c.equal_rows and by is None)
         return "named" if all else "block" if of_block else c.chosen
 
-    entries = [Entry(t.label, _arguments(t, c, named), c.rank, why(c)) for t, c in ordered]
+    entries = [Entry(c.target.label, _arguments(c, named), c.rank, why(c)) for c in _in_order(content)]
     size = _bytes(entries, named) if isinstance(named, Result) else 0
     entries.sort(key=lambda entry: entry.chosen is None)
     return Lineup(entries, notes, content, failed=failed, bytes=size)
@@ -213,9 +210,8 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
         Rated(model, None, position, FILE, label=model.rpartition(f"{DOWNLOADED}/")[2])
         for position, model in enumerate(models)
     ]
-    found, targets = Accuracies(tuple(rated), ""), [target for target, _ in candidates]
-    positions = [target.accuracy for target in found.of(targets)]
-    raced = [(t.label, at) for at, (t, c) in zip(positions, candidates, strict=True) if c.chosen]
+    targets = Accuracies(tuple(rated), "").of([c.target for c in candidates])
+    raced = [(t.label, t.accuracy) for t, c in zip(targets, candidates, strict=True) if c.chosen]
     if missing := [name for name, at in raced if at is None]:
         raise UsageError(
             f"expected results of all that the screen of {named[0]} lists, got none of "
@@ -224,22 +220,21 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
     return [models[int(at)] for _, at in raced if at is not None]
 
 
-def _in_order(content: Mapping[str, Any]) -> list[tuple[Target, Candidate]]:
+def _in_order(content: Mapping[str, Any]) -> list[Candidate]:
     """The best of a manifest's groups first; what was drawn at random comes last, then the others."""
-    candidates = shortlist_manifest(content, FILE).candidates
     last = {"audit": 1, None: 2}
-    pairs = zip(labelled([c.target for c in candidates]), candidates, strict=True)
-    return sorted(pairs, key=lambda pair: (last.get(pair[1].chosen, 0), pair[1].rank))
+    candidates = shortlist_manifest(content, FILE).candidates
+    return sorted(candidates, key=lambda c: (last.get(c.chosen, 0), c.rank))
 
 
-def _arguments(target: Target, c: Candidate, named: Sequence[str] | Result) -> dict[str, str]:
+def _arguments(c: Candidate, named: Sequence[str] | Result) -> dict[str, str]:
     """lm-eval's arguments of a candidate; an adapter that the list's script downloaded is a folder."""
     if not isinstance(named, Result):
         place = Path(named[0]).expanduser()
-        folder = (place.parent if place.name == FILE else place) / DOWNLOADED / target.name
+        folder = (place.parent if place.name == FILE else place) / DOWNLOADED / c.target.name
         if (folder / "adapter_config.json").is_file():
             return {"pretrained": str(folder.resolve())}
-    return target.arguments(c.revision)
+    return c.target.arguments(c.revision)
 
 
 def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> AnswerSet:
@@ -257,12 +252,6 @@ def _counted(tasks: str, count: Callable[[], tuple[Counter[str], int]]) -> Answe
     return AnswerSet(name, tasks_in(tasks), about=about, answers=dict(answers))
 
 
-def _selected(names: Sequence[str], family: str | None) -> Selected:
-    selected = run_sync(lambda: select_targets(names, Selection()))
-    add_named(selected, family, demo=False)
-    return selected
-
-
 def _screened(selected: Selected, domain: TokenSet, base: str | None) -> Result:
     with progress_bar() as update:
         run = Screening(domain, load_token_set("reference", "reference"), base=base)
@@ -275,7 +264,7 @@ def all_named(names: Sequence[str], family: str | None = None, *, api: bool, cho
     if api and not family:
         entries = [Entry(name, {"model": name}, None, chosen) for name in dict.fromkeys(names)]
         return Lineup(entries, by="block")
-    targets = labelled(list(dict.fromkeys(_selected(names, family).targets)))
+    targets = labelled(select(names, family=family).targets)
     for target in targets:
         if target.refused or target.is_glob:
             raise UsageError(target.refused[1] if target.refused else f"name each revision of {target.name}")

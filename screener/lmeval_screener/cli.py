@@ -45,6 +45,7 @@ checkpoints:
   path/to/folder        a model, a folder of models, or a training run's folder
   ORG/NAME:Q4_K_M, path/FILE.gguf    a file: GGUF, .safetensors, .bin
   's3://BUCKET/RUN/step*', gs://, az://, https://, models:/ and others
+  -                     a list from standard input, one a line or CSV
 
 exit status: 0 all screened, 1 none, 2 wrong usage, 3 some failed,
   4 below --fail-if-below, 5 news of --since; where several are so: 4, 5, 3
@@ -119,23 +120,21 @@ def run(args: argparse.Namespace) -> int:
     """Run ``screen-checkpoints``; returns the exit code."""
     one_thread()
     if args.list is not None:
-        from lmeval_screener import planning
+        from lmeval_screener.result import planning
 
         Output.of(args).write(getattr(planning, f"{args.list}_document")())
         return 0
     _check(args)
     output = Output.of(args)
 
-    from lmeval_screener.screening import add_named, floor_among, prepared
-    from lmeval_screener.selection import select_targets, selection_of
+    from lmeval_screener.screening import prepared
+    from lmeval_screener.selection import select
 
     def notice(name: str, seconds: float) -> None:
         output.say(
             f"screen-checkpoints: the server's rate limit of {name} is reached; continuing in {seconds:.0f} s"
         )
 
-    listed = (args.author, args.tag, args.base_model, args.since, args.limit)
-    selection = selection_of(*listed, registry=args.registry)
     screening = prepared(
         *(args.domain, args.tasks, args.reference, args.accuracy, args.slope),
         tokenizer=args.tokenizer,
@@ -148,22 +147,17 @@ def run(args: argparse.Namespace) -> int:
     domain = screening.domain
     if domain.remark:
         output.say(f"screen-checkpoints: {domain.remark}")
-    selected = select_targets(
-        args.checkpoints, selection, args.lists, notice=notice, tokenizer=args.tokenizer
-    )
-    add_named(selected, args.family, demo=args.demo)
+    options = ("family", "demo", "author", "tag", "base_model", "since", "limit", "registry", "tokenizer")
+    selected = select(args.checkpoints, notice=notice, **{name: vars(args)[name] for name in options})
     if selected.sentence and not args.dry_run:  # the plan's own answer has it
         output.say(f"screen-checkpoints: {selected.sentence}")
-    named = list(selected.targets)
-    for name in ("fail_if_below", "base"):
-        if (text := vars(args)[name]) is not None:
-            named = list(dict.fromkeys([*named, floor_among(named, text, args.tokenizer, name)]))
+    named, _ = screening.named(selected.targets)
     if args.emit is not None:
         from lmeval_screener.shortlist.manifest import check_emit
 
         check_emit(args.emit, domain, named)
     if args.dry_run:
-        from lmeval_screener.planning import plan_document
+        from lmeval_screener.result.planning import plan_document
 
         output.write(plan_document(selected, named, domain, screening.reference))
         return 0

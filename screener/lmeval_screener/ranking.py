@@ -17,7 +17,6 @@ import numpy as np
 
 from lmeval_dispersion.geometry import Array
 from lmeval_dispersion.statistics import holm, rank_agreement, student_quantile
-from lmeval_screener.copies import Original, originals
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.screened import (
@@ -29,9 +28,8 @@ from lmeval_screener.screened import (
     Screened,
     Side,
 )
-from lmeval_screener.targets.labels import labelled
-from lmeval_screener.targets.names import Target
 from lmeval_screener.tokens.resolution import Resolution
+from lmeval_screener.weights.copies import Original, originals
 
 _NAMED = "taken as the base, as all others name it (adapter_config.json, or base_model on the Hub)"
 
@@ -88,18 +86,15 @@ def _rows(resolution: Resolution) -> frozenset[tuple[str, int]]:
 def ranked(
     members: Sequence[tuple[Reading, Reading]],
     rank_by: RankBy = RANK_BY,
-    bases: Sequence[Target] = (),
+    bases: Collection[str] = (),
 ) -> list[Screened]:
     """Every group's checkpoints, best first; each reading is paired with its common tokenizer's reading.
 
-    A group's base is one of ``bases``, else its :func:`named_base`.
+    A group's base is one of the labels ``bases``, else its :func:`named_base`.
     """
     families: dict[str, list[Reading]] = {}
-    labels = labelled([reading.target for reading, _ in members])
-    for (reading, common), target in zip(members, labels, strict=True):
+    for reading, common in members:
         name = reading.target.family or f"{TOKENIZER}{common.tokenizer.rpartition(':')[2][:8]}"
-        if reading.target.labelled is None:
-            reading = replace(reading, target=target)
         families.setdefault(name, []).append(reading)
     groups: dict[tuple[str, str], list[Reading]] = {}
     for name, siblings in families.items():
@@ -122,9 +117,9 @@ def named_base(members: Sequence[Reading]) -> str:
 
 
 def _ranked_group(
-    family: str, scale: str, members: list[Reading], rank_by: RankBy, bases: Sequence[Target]
+    family: str, scale: str, members: list[Reading], rank_by: RankBy, bases: Collection[str]
 ) -> list[Screened]:
-    base = next((member for member in members if member.target in bases), None)
+    base = next((member for member in members if member.label in bases), None)
     if base is None and (named := named_base(members)):
         members = [replace(m, warnings=(*m.warnings, _NAMED)) if m.place == named else m for m in members]
         base = next((member for member in members if member.place == named), None)

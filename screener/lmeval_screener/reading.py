@@ -17,7 +17,6 @@ from lmeval_screener.checkpoints.account import Account
 from lmeval_screener.checkpoints.concurrency import lock, side_by_side
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.checkpoints.source import Sources
-from lmeval_screener.copies import sketch
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.figures import Gap, Ratio, gaps, ratio
 from lmeval_screener.formats import GGUF, TRANSFORMERS
@@ -27,6 +26,7 @@ from lmeval_screener.tokens.resolution import RESOLUTIONS, Resolution, resolve_t
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES, Vocabulary
 from lmeval_screener.weights.body import MOST, digest_of, read_body
+from lmeval_screener.weights.copies import sketch
 from lmeval_screener.weights.projection import OutputProjection, find_projection, read_rows_and_norm
 from lmeval_screener.weights.rows import PiecedRows, sliced_error
 

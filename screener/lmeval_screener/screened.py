@@ -18,8 +18,7 @@ from lmeval_dispersion.evidence import FINE_TUNES, FROM_SCRATCH, SLOPES, Slope
 from lmeval_dispersion.geometry import Metric
 from lmeval_screener.chance import WITHIN, Chances, Own, is_noise
 from lmeval_screener.figures import Gap, Ratio
-from lmeval_screener.targets.labels import shared_name
-from lmeval_screener.targets.names import Target, label
+from lmeval_screener.targets.names import Target, label, shared_name
 from lmeval_screener.targets.runs import run_and_step, step_key
 from lmeval_screener.tokens.answers import left_out_note
 from lmeval_screener.tokens.resolution import Resolution
@@ -49,7 +48,7 @@ class Reading:
         seconds: From the first request to the last row.
         ratio: The ratio; None if the final norm is not known, and G stands alone.
         no_ratio: Why the ratio is missing, one clause; empty if it is known.
-        sketch: Identifies those with the same rows (`lmeval_screener.copies`); empty if no claim is made.
+        sketch: Identifies those with the same rows (`lmeval_screener.weights.copies`); empty if not known.
         body: Its body in brief (`lmeval_screener.weights.body`), which identifies copies; empty if not read.
         base: The ``place`` of its base, from an adapter's configuration or the Hub; empty for none.
     """

@@ -21,34 +21,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import progress_bar
 from lmeval_screener.chance import Own
-from lmeval_screener.checkpoints.concurrency import in_loop, run, run_sync, side_by_side
-from lmeval_screener.copies import originals
+from lmeval_screener.checkpoints.concurrency import in_loop, run, side_by_side
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ranked
 from lmeval_screener.reading import Reader
 from lmeval_screener.result.result import Gate, Result
 from lmeval_screener.screened import RANK_BY, RANKED, Failed, RankBy, Reading
-from lmeval_screener.selection import (
-    CompleteList,
-    Selected,
-    select_targets,
-    selection_of,
-)
-from lmeval_screener.targets.families import demo_targets, load_family
-from lmeval_screener.targets.labels import labelled
-from lmeval_screener.targets.names import Target, parse_target, parse_targets
+from lmeval_screener.selection import CompleteList, Selected, select
+from lmeval_screener.targets.names import Target, labelled, parse_target, parse_targets
 from lmeval_screener.tokens.resolution import load_domain
 from lmeval_screener.tokens.sets import TokenSet, load_token_set
+from lmeval_screener.weights.copies import originals
 from lmeval_screener.yaml_fields import nearest
 
 if TYPE_CHECKING:
     import asyncio
 
-    from lmeval_screener.accuracies import Accuracies
     from lmeval_screener.checkpoints.account import Account
     from lmeval_screener.checkpoints.http import Notice
     from lmeval_screener.checkpoints.hub import Hub
     from lmeval_screener.registry.database import Seen, Session
+    from lmeval_screener.shortlist.accuracies import Accuracies
 
 T = TypeVar("T")
 
@@ -125,9 +118,18 @@ def screen(
     names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
     if names == ["demo"] and not Path("demo").exists():
         names, demo = [], True
-    selection = selection_of(author, tag, base_model, since, limit, registry=registry)
-    selected = run_sync(lambda: select_targets(names, selection, tokenizer=tokenizer))
-    add_named(selected, family, demo=demo)
+    selected = select(
+        names,
+        family=family,
+        demo=demo,
+        author=author,
+        tag=tag,
+        base_model=base_model,
+        since=since,
+        limit=limit,
+        registry=registry,
+        tokenizer=tokenizer,
+    )
     with (
         run.recorded(registry, since, "screen()") as session,
         progress_bar(hidden=progress is not None) as bar,
@@ -151,38 +153,28 @@ def prepared(
     """The screening that options describe, whose files are read before anything else."""
     accuracies = own = None
     if accuracy is not None:
-        from lmeval_screener.accuracies import read_accuracies
+        from lmeval_screener.shortlist.accuracies import read_accuracies
 
         accuracies = read_accuracies(str(accuracy))
     if slope is not None:
-        from lmeval_screener.slope import read_slope
+        from lmeval_screener.chance import read_slope
 
         own = read_slope(slope)
     sets = load_domain(domain, task), load_token_set(reference, "reference")
     return Screening(*sets, accuracies=accuracies, slope=own, **settings)
 
 
-def add_named(selected: Selected, family: str | None, *, demo: bool) -> None:
-    """Add the checkpoints of a family (``NAME`` or ``FILE:NAME``) and of the demo to a selection."""
-    if family is not None:
-        file, _, name = family.rpartition(":")
-        selected.targets += load_family(name, file or None).checkpoints
-    if demo:
-        selected.targets += demo_targets()
-
-
 def floor_among(
     targets: Sequence[Target], text: str, tokenizer: str | None = None, argument: str = "fail_if_below"
 ) -> Target:
-    """The checkpoint that an option names: by its label in the report, or by its name."""
-    by_label = next((item for item in labelled(targets) if item.label == text), None)
-    if by_label is not None:
-        return by_label
-    labels = [item.label for item in labelled(targets)]
-    near = "" if "/" in text or os.path.exists(text) else nearest(text, labels)
+    """The checkpoint that an option names: by its label among the targets, or by its name."""
+    by_label = {target.label: target for target in labelled(targets)}
+    if text in by_label:
+        return by_label[text]
+    near = "" if "/" in text or os.path.exists(text) else nearest(text, by_label)
     if near:  # a mistyped label: the Hub is not asked
         raise UsageError(f"expected a checkpoint, got {text!r}{near}", argument=argument)
-    wanted = parse_targets([text], tokenizer)
+    wanted = parse_targets(text, tokenizer)
     if len(wanted) != 1 or wanted[0].is_glob:
         raise UsageError(f"expected one checkpoint, got {text!r}, which names several", argument=argument)
 
@@ -190,7 +182,7 @@ def floor_among(
         repo = str(Path(target.repo).resolve()) if target.local else target.repo
         return repo, target.revision, target.file
 
-    return next((item for item in targets if place(item) == place(wanted[0])), wanted[0])
+    return next((item for item in by_label.values() if place(item) == place(wanted[0])), wanted[0])
 
 
 @dataclass
@@ -275,13 +267,14 @@ class Screening:
                 "`screen-checkpoints --demo` shows an example, `--help` all options"
             )
         results: list[Result] = []
+        all_local = self._all_local(selected.targets)
 
         async def screened() -> None:
             # Not returned: asyncio.run prints its task's result when it puts the signal handler back, which
             # takes 0.1 s for the arrays of a family.
-            results.append(await self._screened(selected))
+            results.append(await self._screened(selected, all_local))
 
-        run(screened(), in_turn=self._all_local(selected.targets) and len(selected.targets) <= _IN_TURN)
+        run(screened(), in_turn=all_local and len(selected.targets) <= _IN_TURN)
         result, session = results[0], self.session
         if session is None:
             return result
@@ -302,15 +295,16 @@ class Screening:
         others = [failed for failed in result.failed if not session.holds(failed.target)]
         return replace(result, news=news(*among, until=session.ended, others=others, own=self.slope))
 
-    async def _screened(self, selected: Selected) -> Result:
+    async def _screened(self, selected: Selected, all_local: bool) -> Result:
         start = time.perf_counter()
-        async with self._hub(selected.targets) as hub:
+        async with contextlib.nullcontext() if all_local else self._hub() as hub:
             known = None
             if self.session is not None:
                 known, self.session.token = self.session.find, hub.token_mark if hub else ""
             self._reader = Reader(hub, self.domain, self.reference, known)
             await self._check_tokenizer()
-            targets, floor, base = await self._expanded(selected.targets)
+            targets, by_option = await self._expanded(selected.targets)
+            base, floor = (by_option.get(name, "") for name in ("base", "fail_if_below"))
             readings = await self._readings(targets)
             if hub is not None:
                 await self._look_for_missing(hub, selected.complete)
@@ -334,30 +328,28 @@ class Screening:
             requests=sum(account.requests for account in accounts),
             accuracy=self._meaning_of_accuracies(targets),
             ranked_by=self.rank_by,
-            base=base.label if base else ", ".join(c.label for c in checkpoints if c.is_base),
+            base=base or ", ".join(c.label for c in checkpoints if c.is_base),
             slope=self.slope,
         )
-        if floor is None:
+        if not floor:
             return result
-        return replace(result, gate=Gate.of(result.groups, result.failed, floor.label))
+        return replace(result, gate=Gate.of(result.groups, result.failed, floor))
 
-    def _hub(self, targets: Sequence[Target]) -> AbstractAsyncContextManager[Hub | None]:
-        """The connections; without any where all is on this machine: importing them takes a while."""
-        if self._all_local(targets):
-            return contextlib.nullcontext()
+    def _hub(self) -> AbstractAsyncContextManager[Hub | None]:
         from lmeval_screener.checkpoints.hub import Hub
 
         return Hub(notice=self.notice)
 
     def _all_local(self, targets: Sequence[Target]) -> bool:
-        """Whether all are folders and need nothing from elsewhere: neither a base nor a tokenizer."""
-        named = {"fail_if_below": self.fail_if_below, "base": self.base}
-        others = [floor_among(targets, text, None, name) for name, text in named.items() if text is not None]
+        """Whether all are folders and need nothing from elsewhere: neither a base nor a tokenizer.
+
+        Then there are no connections: importing them takes a while.
+        """
         return self.tokenizer is None and all(
             target.local
             and target.tokenizer is None
             and not Path(target.repo, "adapter_config.json").exists()
-            for target in [*targets, *others]
+            for target in self.named(targets)[0]
         )
 
     async def _check_tokenizer(self) -> None:
@@ -376,20 +368,22 @@ class Screening:
         measured = any(target.accuracy is not None for target in targets)
         return "measured when the demo was trained" if measured else ""
 
-    async def _expanded(self, targets: Sequence[Target]) -> tuple[list[Target], Target | None, Target | None]:
-        """The targets, each once and labelled, with globs expanded; then the floor and the base, if given."""
-        lists = await side_by_side(map(self._revisions, targets))
-        expanded = list(dict.fromkeys(target for revisions in lists for target in revisions))
-        places: list[int | None] = []
+    def named(self, targets: Iterable[Target]) -> tuple[list[Target], dict[str, str]]:
+        """The targets and those that options name, each once and labelled; and each such option's label."""
+        every, found = list(dict.fromkeys(targets)), dict[str, Target]()
         for name, text in (("fail_if_below", self.fail_if_below), ("base", self.base)):
-            target = None if text is None else floor_among(expanded, text, self.tokenizer, name)
-            expanded = list(dict.fromkeys([*expanded, *([target] if target else [])]))
-            places.append(expanded.index(target) if target else None)
-        if self.accuracies is not None:
-            expanded = self.accuracies.of(expanded)
-        expanded = labelled(expanded)
-        floor, base = (None if place is None else expanded[place] for place in places)
-        return expanded, floor, base
+            if text is not None:
+                found[name] = floor_among(every, text, self.tokenizer, name)
+                every = list(dict.fromkeys([*every, found[name]]))
+        every = labelled(every)
+        labels = {target: target.label for target in every}
+        return every, {name: labels[target] for name, target in found.items()}
+
+    async def _expanded(self, targets: Sequence[Target]) -> tuple[list[Target], dict[str, str]]:
+        """See `named`, with globs expanded and accuracies."""
+        lists = await side_by_side(map(self._revisions, targets))
+        expanded, by_option = self.named([target for revisions in lists for target in revisions])
+        return self.accuracies.of(expanded) if self.accuracies else expanded, by_option
 
     def _account(self) -> Account:
         """The account of one checkpoint."""
@@ -407,12 +401,14 @@ class Screening:
         alike = defaultdict[tuple[object, ...], list[Reading]](list)
         for reading in readings:
             alike[reading.target.family, reading.target.scale, reading.shape].append(reading)
-        targets = [
+        targets = [reading.target for reading in readings]
+        bases = [
             replace(parse_target(base), family=members[0].target.family, scale=members[0].target.scale)
             for members in alike.values()
             if (base := named_base(members)) and base not in {reading.place for reading in readings}
         ]
-        return await self._readings(targets, asked=False)
+        labels = labelled([*targets, *bases])[len(targets) :]
+        return await self._readings(labels, asked=False)
 
     async def _readings(self, targets: Sequence[Target], *, asked: bool = True) -> list[Reading]:
         """The readings that succeeded, in the order of the targets; a failure stops no other."""

@@ -1,4 +1,4 @@
-"""The checkpoints to screen: names, lists in files, listings of the Hub.
+"""The checkpoints to screen: names, lists, families, listings of the Hub.
 
 One request lists commit, file names, parameters and gating of up to 1,000 repositories. A repository then
 costs no further request if its commit is cached, or if it has no weights or may not be read.
@@ -14,13 +14,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lmeval_dispersion.errors import UsageError, printable
 from lmeval_dispersion.options import Once
 from lmeval_screener.checkpoints.account import Account
+from lmeval_screener.checkpoints.concurrency import run
 from lmeval_screener.formats import holds_weights
+from lmeval_screener.targets.families import demo_targets, load_family
 from lmeval_screener.targets.names import Listed, Target, matching_paths, parse_targets
 
 if TYPE_CHECKING:
@@ -72,21 +73,6 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Hub listings to screen in addition to named checkpoints.
-
-    Attributes:
-        queries: Listings to request; their repositories are added.
-        since: Only repositories that changed on that day (UTC) or later; None: all.
-        limit: At most so many of all that is selected; None: all.
-    """
-
-    queries: tuple[Query, ...] = ()
-    since: datetime.date | None = None
-    limit: int | None = None
-
-
-@dataclass(frozen=True)
 class CompleteList:
     """All repositories of an organisation whose names match a glob, as far as the token shows them."""
 
@@ -130,14 +116,12 @@ class Selected:
 
 
 def add_selection_options(parser: argparse._ActionsContainer) -> None:
-    """Add the options that select checkpoints of a registry; `selection_of` reads them."""
+    """Add the options that select checkpoints of the Hub; `select` has them as arguments."""
     add = parser.add_argument
 
-    def several(option: str, metavar: str, what: str, dest: str | None = None) -> None:
-        dest = dest or option[2:].replace("-", "_")
-        add(option, action="append", default=[], metavar=metavar, help=f"{what} (default: none)", dest=dest)
+    def several(option: str, metavar: str, what: str) -> None:
+        add(option, action="append", default=[], metavar=metavar, help=f"{what} (default: none)")
 
-    several("--from", "FILE", "a list, one a line or CSV; - is stdin", dest="lists")
     several("--author", "NAME", "all models of an organisation or user")
     several("--tag", "NAME", "models with this tag of the Hub")
     several("--base-model", "CHECKPOINT", "its fine-tunes, according to the Hub")
@@ -162,18 +146,58 @@ def add_ranking_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--base", action=Once, metavar="CHECKPOINT", help=of_base)
 
 
-def selection_of(
+def select(
+    names: Sequence[str],
+    *,
+    family: str | None = None,
+    demo: bool = False,
     author: str | Sequence[str] = (),
     tag: str | Sequence[str] = (),
     base_model: str | Sequence[str] = (),
     since: str | None = None,
     limit: int | None = None,
-    *,
     registry: object = None,
-) -> Selection:
-    """The selection that options describe; with a registry ``since`` asks for its news."""
-    import datetime
+    tokenizer: str | None = None,
+    notice: Notice | None = None,
+) -> Selected:
+    """The checkpoints of names and options, each once, which are those of `screen`; listings are requested.
 
+    Raises:
+        UsageError: An option or a list that cannot be used as given, or a listing without models.
+    """
+    queries, first = _queries(author, tag, base_model), None if registry else _first_day(since)
+    if limit is not None and limit < 1:
+        raise UsageError(f"expected at least 1, got {limit}", argument="limit")
+    written = [name for text in names for name in (read_list(sys.stdin) if text == "-" else [text])]
+    parts = [*(query_of(name) or name for name in written), *queries]
+    queries = [part for part in parts if isinstance(part, Query)]
+    if not queries and (first is not None or limit is not None):
+        raise UsageError(
+            "expected a Hub listing, got names only; add an author, a tag, a base_model or ORG/*, or a "
+            "registry, which knows which names are new",
+            argument="limit" if first is None else "since",
+        )
+    selected, chosen = Selected(), dict[Target, Target]()
+    listings = iter(run(_listings(queries, first, limit, notice, selected)) if queries else ())
+    for part in parts:
+        if isinstance(part, str):
+            for target in parse_targets(part, tokenizer, selected.left_out):
+                chosen.setdefault(target, target)
+        else:  # a target with its commit costs less than the same one by name
+            chosen |= {target: target for target in next(listings)}
+    selected.targets = list(chosen.values())
+    if family is not None:
+        file, _, name = family.rpartition(":")
+        selected.targets += load_family(name, file or None).checkpoints
+    if demo:
+        selected.targets += demo_targets()
+    return selected
+
+
+def _queries(
+    author: str | Sequence[str], tag: str | Sequence[str], base_model: str | Sequence[str]
+) -> list[Query]:
+    """The listings that options ask for: of each author and base model, with all tags."""
     authors, tags, bases = ([x] if isinstance(x, str) else list(x) for x in (author, tag, base_model))
     for name, values, form, example in (
         ("author", authors, _AUTHOR, "ORG"),
@@ -182,44 +206,46 @@ def selection_of(
         for value in values:
             if not form.fullmatch(value):
                 raise UsageError(f"expected {example}, got {value!r}; copy it from its page", argument=name)
-    queries = []
-    if authors or tags or bases:
-        filters = [(*tags, f"base_model:finetune:{base}") for base in bases] or [(*tags,)]
-        queries = [Query(name, of) for name in authors or (None,) for of in filters]
-    first = None
-    if since is not None and registry is None:
-        if since == "last":
-            raise UsageError("'last' needs a registry, which knows the last run", argument="since")
-        try:
-            today = datetime.datetime.now(datetime.timezone.utc).date()
-            is_day_before = since == "yesterday"
-            first = today - datetime.timedelta(1) if is_day_before else datetime.date.fromisoformat(since)
-        except ValueError:
-            raise UsageError(
-                f"expected a date such as 2026-10-31 or yesterday, got {since!r}; a run or a time of day "
-                "needs a registry",
-                argument="since",
-            ) from None
-    if limit is not None and limit < 1:
-        raise UsageError(f"expected at least 1, got {limit}", argument="limit")
-    return Selection(tuple(queries), first, limit)
+    if not (authors or tags or bases):
+        return []
+    filters = [(*tags, f"base_model:finetune:{base}") for base in bases] or [(*tags,)]
+    return [Query(name, of) for name in authors or (None,) for of in filters]
 
 
-def read_list(path: str) -> list[str]:
-    """Read the names in a list file, as a user would write each.
+def _first_day(since: str | None) -> datetime.date | None:
+    """The day (UTC) of a date or of ``yesterday``."""
+    import datetime
 
-    One a line; empty lines and text after ``#`` are ignored. From a CSV file the first column is read; with a
-    header, the column ``repo``, ``checkpoint``, ``name`` or ``model``, and ``revision`` if there is one.
+    if since is None:
+        return None
+    if since == "last":
+        raise UsageError("'last' needs a registry, which knows the last run", argument="since")
+    if since == "yesterday":
+        return datetime.datetime.now(datetime.timezone.utc).date() - datetime.timedelta(1)
+    try:
+        return datetime.date.fromisoformat(since)
+    except ValueError:
+        raise UsageError(
+            f"expected a date such as 2026-10-31 or yesterday, got {since!r}; a run or a time of day "
+            "needs a registry",
+            argument="since",
+        ) from None
+
+
+def read_list(file: TextIO) -> list[str]:
+    """Read the names in a list, as a user would write each.
+
+    One a line; empty lines and text after ``#`` are ignored. Of CSV the first column is read; with a header,
+    the column ``repo``, ``checkpoint``, ``name`` or ``model``, and ``revision`` if there is one.
     """
     import csv
 
-    where = "standard input" if path == "-" else path
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
+        text = file.read().removeprefix("\ufeff")
         lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines())
         rows = [[cell.strip() for cell in row] for row in csv.reader(line for line in lines if line)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"expected a list of checkpoints in {where}, one a line; {error}") from None
+        raise UsageError(f"expected a list of checkpoints, one a line, on standard input; {error}") from None
     heading = [cell.lower() for cell in rows[0]] if rows else []
     column = next((name for name in _NAME_COLUMNS if name in heading), None)
     checkpoints = []
@@ -229,54 +255,8 @@ def read_list(path: str) -> list[str]:
             revision = cells.get("revision")
             checkpoints.append(f"{repo}@{revision}" if revision else repo)
     if not checkpoints:
-        raise UsageError(f"expected checkpoints in {where}, one a line, got none; check what wrote it")
+        raise UsageError("expected checkpoints on standard input, one a line, got none; check what wrote it")
     return checkpoints
-
-
-def select_targets(
-    texts: Sequence[str],
-    selection: Selection,
-    lists: Iterable[str] = (),
-    *,
-    notice: Notice | None = None,
-    tokenizer: str | None = None,
-) -> Selected:
-    """The targets of names, lists and selections together."""
-    written = [name for text in texts for name in (read_list("-") if text == "-" else [text])]
-    written += [name for path in lists for name in read_list(path)]
-    parts = [*(query_of(name) or name for name in written), *selection.queries]
-    names = [part for part in parts if isinstance(part, str)]
-    if len(names) == len(parts):
-        if selection.since is not None or selection.limit is not None:
-            raise UsageError(
-                "expected a Hub listing, got names only; add an author, a tag, a base_model or ORG/*, or a "
-                "registry, which knows which names are new",
-                argument="limit" if selection.since is None else "since",
-            )
-        left_out: list[str] = []
-        return Selected(parse_targets(names, tokenizer, left_out), left_out)
-    import asyncio
-
-    from lmeval_screener.checkpoints.hub import Hub
-
-    async def work() -> Selected:
-        async with Hub(notice=notice) as hub:
-            selected = Selected(account=hub.account)
-            chosen: dict[Target, Target] = {}
-            left = selection.limit
-            for part in parts:
-                if isinstance(part, str):
-                    for target in parse_targets([part], tokenizer, selected.left_out):
-                        chosen.setdefault(target, target)
-                elif left is None or left > 0:
-                    targets = await _listed(hub, part, selection.since, left, selected)
-                    # A target with its commit costs less than the same one by name.
-                    chosen |= {target: target for target in targets}
-                    left = None if left is None else left - len(targets)
-            selected.targets = list(chosen.values())
-            return selected
-
-    return asyncio.run(work())
 
 
 def query_of(text: str) -> Query | None:
@@ -290,6 +270,25 @@ def query_of(text: str) -> Query | None:
         return None
     on_disk = matching_paths(text) or (not text.startswith("hf://") and os.path.isdir(author))
     return None if on_disk else Query(author, pattern=pattern)
+
+
+async def _listings(
+    queries: Iterable[Query],
+    since: datetime.date | None,
+    limit: int | None,
+    notice: Notice | None,
+    selected: Selected,
+) -> list[list[Target]]:
+    """The targets of each query, up to the limit together."""
+    from lmeval_screener.checkpoints.hub import Hub
+
+    found: list[list[Target]] = []
+    async with Hub(notice=notice) as hub:
+        selected.account = hub.account
+        for query in queries:
+            left = None if limit is None else limit - sum(map(len, found))
+            found.append([] if left == 0 else await _listed(hub, query, since, left, selected))
+    return found
 
 
 async def _listed(

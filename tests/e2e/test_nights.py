@@ -19,8 +19,8 @@ import pytest
 from faulty_proxy import WebServer
 from hub_faults import status
 from lmeval_screener import News, screen
+from lmeval_screener.chance import keep_slope
 from lmeval_screener.registry import database
-from lmeval_screener.slope import keep_slope
 from nights import a_day_passes, mean_of, model, texts
 from safetensors.torch import load_file, save_file
 

@@ -13,10 +13,9 @@ import pytest
 import yaml
 from harness_world import child
 from json_schemas import faults
-from lmeval_screener.accuracies import read_accuracies
-from lmeval_screener.loading import with_base
+from lmeval_screener.shortlist.accuracies import read_accuracies
+from lmeval_screener.shortlist.loading import with_base
 from lmeval_screener.shortlist.manifest import read_shortlist_manifest
-from lmeval_screener.targets.labels import labelled
 from loras import BASE, DEMO, lora
 from safetensors.torch import load_file, save_file
 
@@ -405,7 +404,7 @@ def test_a_list_with_adapters_is_raced_by_its_script_evaluated_by_its_files_and_
         1,
     )
     child(sys.executable, "-c", LM_EVAL, "run", *words, cwd=lists, **variables)
-    targets = labelled([c.target for c in read_shortlist_manifest(lists).candidates])
+    targets = [c.target for c in read_shortlist_manifest(lists).candidates]
     whole = {*configs} - {"sums-00"}  # which no answer that is left could bring to the first
     for results, known in (("race", whole), ("results", {"me_far"})):
         rated = read_accuracies(str(lists / results)).of(targets)

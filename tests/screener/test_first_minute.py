@@ -13,9 +13,8 @@ from hub_server import HubServer
 from huggingface_hub import constants
 from lmeval_screener import screen
 from lmeval_screener.cli import main
-from lmeval_screener.selection import Selection, query_of, select_targets
-from lmeval_screener.targets.labels import shared_name
-from lmeval_screener.targets.names import Target, parse_targets
+from lmeval_screener.selection import query_of, select
+from lmeval_screener.targets.names import Target, parse_targets, shared_name
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import data_folder
@@ -78,11 +77,11 @@ def test_inside_a_folder_a_final_model_counts_once_and_steps_are_no_checkpoint_o
     model("myruns/a", "sums-80")
     model("myruns/a/checkpoint-5", "sums-45")
     model("myruns/b/checkpoint-5", "sums-45")
-    selected = select_targets(["myruns"], Selection())
+    selected = select(["myruns"])
     assert [target.repo for target in selected.targets] == ["myruns/a"]
     assert selected.left_out == ["myruns/b"]
     steps = ["myruns/a/checkpoint-5", "myruns/a", "myruns/b/checkpoint-5"]
-    assert [target.repo for target in parse_targets(["myruns/*"])] == steps
+    assert [target.repo for target in parse_targets("myruns/*")] == steps
 
 
 def test_what_lies_deeper_is_named_as_the_pattern_that_screens_it(counted, capsys):

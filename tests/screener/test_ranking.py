@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmeval_screener.copies import sketch as sketch_of
 from lmeval_screener.figures import difference
 from lmeval_screener.ranking import agreements, flat_from, ranked
+from lmeval_screener.weights.copies import sketch as sketch_of
 from lmeval_screener.weights.projection import FinalNorm
 from screenings import GAPS, ratio_of, result, screened
 
@@ -36,14 +36,14 @@ def test_ranks_are_places_that_equals_share_and_the_base_takes_none():
     assert placed(*members) == {"b": 1, "c": 2, "d": 2, "a": 3, "e": 4}
     # A base in the middle is shown where it lies, and nobody's rank changes.
     base = reading("base", 1.0)
-    assert placed(*members, base, base=base.target) == {**{"b": 1, "c": 2, "d": 2, "base": 3, "a": 3, "e": 4}}
-    order = [c.label for c in ranked([(m, m) for m in [*members, base]], "ratio", [base.target])]
+    assert placed(*members, base, base=base.label) == {**{"b": 1, "c": 2, "d": 2, "base": 3, "a": 3, "e": 4}}
+    order = [c.label for c in ranked([(m, m) for m in [*members, base]], "ratio", [base.label])]
     assert order == ["b", "c", "d", "base", "a", "e"]
-    assert placed(base, base=base.target) == {"base": 1}
+    assert placed(base, base=base.label) == {"base": 1}
     # Of those with the base's rows, rows say nothing.
     equal = [replace(reading(name, 1.0), sketch=sketch) for name in ("base", "lora")]
     others = [reading("a", 1.1), reading("b", 0.9)]
-    found = result([*ranked([(m, m) for m in [*others, *equal]], "ratio", [equal[0].target])])
+    found = result([*ranked([(m, m) for m in [*others, *equal]], "ratio", [equal[0].label])])
     assert [(c["label"], c["rank"]) for c in found.to_dict()["checkpoints"]] == [
         ("a", 1),
         *(("base", None), ("lora", None)),
@@ -71,7 +71,7 @@ def test_g_ranks_where_it_is_asked_for_and_where_one_has_no_ratio():
 def test_places_are_counted_without_gaps(means, at):
     members = [reading(f"m{i}", mean) for i, mean in enumerate(means)]
     base = members[at % len(means)]
-    found = placed(*members, base=base.target)
+    found = placed(*members, base=base.label)
     others = {i: mean for i, mean in enumerate(means) if members[i] is not base}
     for i, mean in others.items():
         assert found[f"m{i}"] == 1 + len({m for m in others.values() if m > mean})

@@ -299,7 +299,7 @@ def group(rank_by="gap", **spreads):
         reading = screened(name, gaps=g, ratio=r, commit=None)
         readings.append((reading, reading))
     base = readings[0][0].target
-    members = ranked(readings, rank_by, [base])
+    members = ranked(readings, rank_by, [base.label])
     assert all(isinstance(c, Screened) for c in members)
     return result_of(members, base="zero", ranked_by=rank_by)
 

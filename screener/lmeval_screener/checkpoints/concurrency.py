@@ -22,7 +22,10 @@ def in_loop() -> bool:
 
 
 def run(work: Coroutine[Any, Any, T], *, in_turn: bool = False) -> T:
-    """The result of some work, in an event loop of its own, or in turn, where it may not wait."""
+    """The result of some work, in an event loop of its own, or in turn, where it may not wait.
+
+    A thread that already runs a loop, as a notebook's, gets a second thread.
+    """
 
     def act() -> T:
         if not in_turn:
@@ -36,11 +39,6 @@ def run(work: Coroutine[Any, Any, T], *, in_turn: bool = False) -> T:
             return result
         raise RuntimeError("expected work that does not wait")
 
-    return run_sync(act)
-
-
-def run_sync(act: Callable[[], T]) -> T:
-    """The result of a function that runs an event loop, even in a notebook, whose thread already runs one."""
     if not in_loop():
         return act()
     from concurrent.futures import ThreadPoolExecutor

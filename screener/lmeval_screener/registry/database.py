@@ -32,7 +32,7 @@ from lmeval_screener.errors import GONE, OF_WEIGHTS, ScreeningError
 from lmeval_screener.figures import figures_of, numbers_of
 from lmeval_screener.registry.states import UNKNOWN, cause_of, folder_is_gone, proven
 from lmeval_screener.screened import Reading, Screened
-from lmeval_screener.targets.names import Target
+from lmeval_screener.targets.names import Target, labelled
 from lmeval_screener.tokens.resolution import Resolution
 from lmeval_screener.tokens.sets import TokenSet
 from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
@@ -724,19 +724,10 @@ def last_seen(
         "WHERE age = 1 ORDER BY coalesce((SELECT min(ended) FROM runs WHERE ended >= known), '9'), "
         "identity, requested, file",
         [tokens, until, *([] if identity is None else [identity])],
-    )
+    ).fetchall()
     latest = []
-    for row in rows:
+    for row, target in zip(rows, labelled([_target_of(row) for row in rows]), strict=True):
         identity = row["identity"]
-        target = Target(
-            plain_name(identity),
-            row["requested"] or None,
-            row["of_family"],
-            row["of_scale"],
-            local=identity.startswith("file://"),
-            negative_control=bool(row["control"]),
-            file=row["file"] or None,
-        )
         reading = None if row["repo"] is None else _reading_of(row, target, resolutions)
         # An error of the weights, or their deletion, counts more than a later failure to look.
         kind = "" if row["error"] else "last_"
@@ -749,6 +740,19 @@ def last_seen(
         known = row["looked"], row["private"], row["token"]
         latest.append(Seen(target, identity, row["state"], error, message, reading, as_of, since, *known))
     return latest
+
+
+def _target_of(row: sqlite3.Row) -> Target:
+    """The target of a row of `last_seen`."""
+    return Target(
+        plain_name(row["identity"]),
+        row["requested"] or None,
+        row["of_family"],
+        row["of_scale"],
+        local=row["identity"].startswith("file://"),
+        negative_control=bool(row["control"]),
+        file=row["file"] or None,
+    )
 
 
 def _resolutions(connection: sqlite3.Connection, tokens: str) -> dict[str, Resolution]:

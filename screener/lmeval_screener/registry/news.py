@@ -21,14 +21,14 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.report import Col, Report, Table
 from lmeval_dispersion.report.declared import count, some
 from lmeval_screener.chance import Own
-from lmeval_screener.copies import originals
 from lmeval_screener.errors import GONE
 from lmeval_screener.figures import numbers_of
 from lmeval_screener.registry.database import NIGHTLY, Seen, last_seen, plain_name
-from lmeval_screener.registry.queries import bases_among, excerpt, is_gone, named, ranked_rows
+from lmeval_screener.registry.queries import bases_among, excerpt, is_gone, ranked_rows
 from lmeval_screener.registry.states import CAUSES, RENAMED, cause_of
 from lmeval_screener.result.answer import base_sentences, unknown
 from lmeval_screener.screened import RANK_BY, Failed, Group, RankBy, Screened, grouped
+from lmeval_screener.weights.copies import originals
 
 _WORTH = 0.5  # chance to be above the former best from which a checkpoint is worth an evaluation
 _KINDS = ("new", "changed", "recovered", "copy", "renamed", "gone", "failed")
@@ -226,7 +226,7 @@ def news(
     ``base``, which the others were trained from, is never worth an evaluation; see `bases_among`.
     ``others`` are failures that the registry does not hold; ``own`` is the slope of the user's own results.
     """
-    now = {_place(seen): seen for seen in named(last_seen(connection, tokens, until=until))}
+    now = {_place(seen): seen for seen in last_seen(connection, tokens, until=until)}
     then = {_place(seen): seen for seen in last_seen(connection, tokens, until=since)}
     then = {place: seen.called(now[place].target) for place, seen in then.items()}
     measured = (

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -17,13 +17,11 @@ from lmeval_dispersion.report.cells import json_value
 from lmeval_dispersion.report.declared import count, some
 from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
-from lmeval_screener.copies import said
 from lmeval_screener.registry.database import Seen, identity_of, last_seen, plain_name
 from lmeval_screener.registry.states import cause_of, folder_is_gone
 from lmeval_screener.result.answer import GROUPS, group_sentences, unknown
 from lmeval_screener.screened import RANK_BY, Group, RankBy, Reading, Screened, grouped
-from lmeval_screener.targets.labels import labelled
-from lmeval_screener.targets.names import Target
+from lmeval_screener.weights.copies import said
 
 _LIMIT = 60.0  # seconds that SQL may take
 _LONG = 40  # rows of a table that a terminal shows whole
@@ -94,12 +92,6 @@ def sets_of(connection: sqlite3.Connection, domain: str | None) -> tuple[str, st
     return chosen["tokens"], chosen["domain"], chosen["reference"]
 
 
-def named(seen: Sequence[Seen]) -> list[Seen]:
-    """The same with unique labels."""
-    targets = labelled([entry.target for entry in seen])
-    return [entry.called(target) for entry, target in zip(seen, targets, strict=True)]
-
-
 def is_gone(seen: Seen) -> bool:
     """Whether a checkpoint is gone, by the last look for it; folders are checked now."""
     is_lost = seen.error in ("", "FolderNotFound") and folder_is_gone(seen.identity)
@@ -107,7 +99,7 @@ def is_gone(seen: Seen) -> bool:
 
 
 def ranked_rows(
-    seen: Sequence[Seen], rank_by: RankBy = RANK_BY, bases: Sequence[Target] = ()
+    seen: Sequence[Seen], rank_by: RankBy = RANK_BY, bases: Collection[str] = ()
 ) -> list[Screened]:
     """All measured checkpoints, ranked in groups of one tokenizer and scale.
 
@@ -129,15 +121,15 @@ def ranked_rows(
 
 def bases_among(
     connection: sqlite3.Connection, tokens: str, seen: Sequence[Seen], asked: str | None
-) -> list[Target]:
-    """The base that the user named, else those of the last run that had any."""
+) -> list[str]:
+    """The label of the base that the user named, else of those of the last run that had any."""
     if asked is not None:
-        exact = [entry.target for entry in seen if asked in (entry.target.label, entry.target.name)]
+        exact = [entry.target.label for entry in seen if asked in (entry.target.label, entry.target.name)]
         identity = "" if exact else checkpoint_named(connection, asked)[0]
-        return exact or [entry.target for entry in seen if entry.identity == identity]
+        return exact or [entry.target.label for entry in seen if entry.identity == identity]
     last = "SELECT bases, max(ended) FROM runs WHERE tokens = ? AND bases <> ''"
     (bases, _) = connection.execute(last, [tokens]).fetchone()
-    return [e.target for e in seen if e.reading and e.reading.place in (bases or "").splitlines()]
+    return [e.target.label for e in seen if e.reading and e.reading.place in (bases or "").splitlines()]
 
 
 @dataclass(frozen=True)
@@ -193,7 +185,7 @@ def checkpoint_named(connection: sqlite3.Connection, text: str) -> tuple[str, st
     renamed = connection.execute("SELECT identity FROM names WHERE asked IN (?, ?, ?)", asked)
     exact = {*asked, *(row[0] for row in renamed)}
     keys = [row[0] for row in connection.execute("SELECT DISTINCT tokens FROM seen")]
-    seen = [entry for tokens in keys for entry in named(last_seen(connection, tokens))]
+    seen = [entry for tokens in keys for entry in last_seen(connection, tokens)]
     matches = {(entry.identity, "") for entry in seen if entry.identity in exact}
     if not matches:
         # A label is the end of a path, followed by a revision or a file.
@@ -221,7 +213,7 @@ def query(
 ) -> Answer:
     """The latest state of every checkpoint, ranked across runs."""
     tokens, domain, reference = sets_of(connection, domain)
-    seen = named(last_seen(connection, tokens))
+    seen = last_seen(connection, tokens)
     gone = dict.fromkeys(entry.target.label for entry in seen if is_gone(entry))
     bases = bases_among(connection, tokens, seen, base)
     checkpoints = ranked_rows([e for e in seen if e.target.label not in gone], rank_by, bases)
@@ -327,7 +319,7 @@ def history(connection: sqlite3.Connection, text: str) -> Answer:
     renamed = "SELECT asked FROM names WHERE identity = ? AND renamed IS NOT NULL ORDER BY renamed"
     former = [plain_name(asked) for (asked,) in connection.execute(renamed, [identity])]
     sentence += f" Renamed: {' → '.join([*former, plain_name(identity)])}." if former else ""
-    everyone = ranked_rows(named(last_seen(connection, sets_of(connection, rows[0].domain)[0])))
+    everyone = ranked_rows(last_seen(connection, sets_of(connection, rows[0].domain)[0]))
     mine = {
         c.label for c in everyone if (identity_of(c.target, c.repo), c.target.file or "") == (identity, file)
     }

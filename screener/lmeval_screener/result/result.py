@@ -16,7 +16,6 @@ from lmeval_dispersion.report import Chart, Column, Report, Row, Table
 from lmeval_dispersion.report.cells import json_value, shown
 from lmeval_dispersion.report.declared import listed
 from lmeval_dispersion.report.document import Mark, fields_of
-from lmeval_screener import copies
 from lmeval_screener.chance import WITHIN, Own
 from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.ranking import Agreement, against_base, agreements
@@ -30,6 +29,7 @@ from lmeval_screener.screened import (
     Screened,
     grouped,
 )
+from lmeval_screener.weights import copies
 
 if TYPE_CHECKING:
     from lmeval_screener.registry.news import News

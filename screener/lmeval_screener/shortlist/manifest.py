@@ -18,11 +18,12 @@ from typing import Any
 import yaml
 
 from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.files import read_json
 from lmeval_dispersion.installation import __version__
-from lmeval_screener.loading import on_base
 from lmeval_screener.screened import Group, Screened
 from lmeval_screener.shortlist.choice import Shortlist
-from lmeval_screener.targets.names import Target
+from lmeval_screener.shortlist.loading import on_base
+from lmeval_screener.targets.names import Target, labelled
 from lmeval_screener.tokens.sets import TokenSet
 
 SCHEMA = "screen-checkpoints-shortlist/2"
@@ -199,29 +200,19 @@ def read_shortlist_manifest(path: Path) -> Manifest:
     """The manifest in a file, or in the folder that ``--emit`` wrote."""
     file = path / FILE if path.is_dir() else path
     hint = "`screen-checkpoints … --shortlist K --emit FOLDER` writes one"
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        why = error.strerror or error
-        raise UsageError(f"{file}: expected the manifest of a short list, got {why}; {hint}") from error
-    except ValueError as error:
-        raise UsageError(f"{file}: expected the manifest of a short list as JSON; {hint}") from error
-    schema = content.get("schema") if isinstance(content, dict) else None
-    if schema != SCHEMA:
-        raise UsageError(
-            f"{file}: expected a manifest with the schema {SCHEMA}, got {schema or 'other JSON'}; {hint}"
-        )
-    return shortlist_manifest(content, str(file))
+    return shortlist_manifest(read_json(file, SCHEMA, "the manifest of a short list", hint), str(file))
 
 
 def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
     """Build a Manifest from its JSON content; ``place`` is its name in errors."""
     try:
+        candidates = [_candidate(entry) for entry in content["candidates"]]
+        targets = labelled([c.target for c in candidates])
         manifest = Manifest(
             str(content["domain"]),
             int(content["k"]),
             int(content["audit_sample"]),
-            tuple(_candidate(entry) for entry in content["candidates"]),
+            tuple(replace(c, target=target) for c, target in zip(candidates, targets, strict=True)),
             place,
             # Newer keys.
             str(content.get("task") or ""),

@@ -21,14 +21,12 @@ from lmeval_dispersion.report import Chart, Col, Report, Table
 from lmeval_dispersion.report.document import fields_of
 from lmeval_dispersion.report.vega import Spec, accuracy_points
 from lmeval_dispersion.statistics import holm, normal_point
-from lmeval_screener.accuracies import Accuracies, Rated, read_accuracies
-from lmeval_screener.chance import NEAR, WITHIN, Chances, fitted, normal_scores
+from lmeval_screener.chance import NEAR, WITHIN, Chances, fitted, keep_slope, normal_scores
 from lmeval_screener.ranking import Agreement, agreements
 from lmeval_screener.screened import RANKED, title_of
+from lmeval_screener.shortlist.accuracies import Accuracies, Rated, read_accuracies
 from lmeval_screener.shortlist.estimates import GroupResults, decision_accuracy, missed
 from lmeval_screener.shortlist.manifest import Candidate, Manifest, read_shortlist_manifest
-from lmeval_screener.slope import keep_slope
-from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import Target
 
 Outcome = Literal["works", "misleads", "chance", "unknown"]
@@ -340,7 +338,7 @@ def enough_results(share: float) -> int:
 
 
 def _rated(manifest: Manifest, sources: Sequence[str]) -> tuple[list[Candidate], list[Accuracies]]:
-    """The candidates, labelled and with their accuracies, and those of each source."""
+    """The candidates with their accuracies, and those of each source."""
     targets = [c.target for c in manifest.candidates]
     places: dict[int, str] = {}
     found = []
@@ -356,11 +354,11 @@ def _rated(manifest: Manifest, sources: Sequence[str]) -> tuple[list[Candidate],
                 continue
             if known is not None and known != target.accuracy:
                 raise UsageError(
-                    f"{target.label}: expected one result, got {known:g} in {places[i]} and "
+                    f"{target.name}: expected one result, got {known:g} in {places[i]} and "
                     f"{target.accuracy:g} in {source}; give one source of each, or name one task with :TASK"
                 )
             targets[i], places[i] = target, source
-    pairs = zip(manifest.candidates, labelled(targets), strict=True)
+    pairs = zip(manifest.candidates, targets, strict=True)
     return [replace(c, target=target) for c, target in pairs], found
 
 

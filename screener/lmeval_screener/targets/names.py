@@ -6,7 +6,8 @@ import difflib
 import glob
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from lmeval_dispersion.errors import printable
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.formats import GGUF, SUFFIXES, holds_weights
+from lmeval_screener.formats import GGUF, SUFFIXES
 from lmeval_screener.targets.runs import checkpoints_in, joined, names_in, step_key
 
 #: A Hub repository, with or without an organisation.
@@ -74,7 +75,7 @@ class Target:
     family: str | None = None
     scale: str | None = None
     local: bool = False
-    accuracy: float | None = None
+    accuracy: float | None = field(default=None, compare=False)
     negative_control: bool = False
     file: str | None = None
     refused: tuple[str, str] | None = None
@@ -132,27 +133,27 @@ class Target:
         return {key: value for key, value in given.items() if value is not None}
 
 
-def parse_targets(
-    texts: Iterable[str], tokenizer: str | None = None, left_out: list[str] | None = None
-) -> list[Target]:
-    """The targets that texts name: a glob's matches, the checkpoints of a training run or of a folder.
+# --- parsing ---------------------------------------------------------------------------------------------
+
+
+def parse_targets(text: str, tokenizer: str | None = None, left_out: list[str] | None = None) -> list[Target]:
+    """The targets that a text names: a glob's matches, the checkpoints of a training run or of a folder.
 
     Runs and globs in a storage are expanded when they are screened: that takes requests. In a folder of
     checkpoints, the subfolders without a model are added to ``left_out``.
     """
     targets: list[Target] = []
-    for path in (path for text in texts for path in matching_paths(text) or [text]):
+    for path in matching_paths(text) or [text]:
         target = parse_target(path, tokenizer)
-        folders = checkpoints_in(target.repo) if target.local else []
-        if target.local and not folders and not holds_model(names_in(target.repo)[1]):
-            names = [name for name in sorted(names_in(target.repo)[0], key=step_key) if name[0] != "."]
-            held = {place: names_in(place)[1] for place in (joined(target.repo, name) for name in names)}
-            folders = [place for place, files in held.items() if holds_model(files)]
-            if folders and left_out is not None:
-                left_out += [place for place in held if place not in folders]
-        if target.refused is None and not folders:
-            target = _further_down(target) if target.local else _not_local(target, path)
-        targets += [replace(target, repo=str(Path(folder))) for folder in folders] or [target]
+        if target.local:
+            try:
+                folders = checkpoints_in(target.repo, [] if left_out is None else left_out)
+            except ScreeningError as error:
+                targets.append(replace(target, refused=(error.code, str(error))))
+            else:
+                targets += [replace(target, repo=str(Path(folder))) for folder in folders]
+        else:
+            targets.append(target if target.refused else _not_local(target, path))
     return targets
 
 
@@ -177,21 +178,6 @@ def _not_local(target: Target, path: str) -> Target:
         return target
     why = f"expected a checkpoint, got {path!r}, {why} (the Hub's repository is hf://{path})"
     return replace(target, refused=("BadName", why))
-
-
-def _further_down(target: Target) -> Target:
-    """A checkpoint on disk; a folder without a model is refused with a glob of checkpoints further down."""
-    for pattern in () if holds_model(names_in(target.repo)[1]) else ("*/*", "*/*/*"):
-        if place := next(glob.iglob(f"{glob.escape(target.repo)}/{pattern}/config.json"), None):
-            why = f"expected a checkpoint, got {target.repo}, which holds folders of checkpoints, such as "
-            why += f"{os.path.dirname(place)}; name them all: '{joined(target.repo, pattern)}'"
-            return replace(target, refused=("FolderNotFound", why))
-    return target
-
-
-def holds_model(files: Collection[str]) -> bool:
-    """Whether a folder's files belong to a checkpoint, even a broken one."""
-    return "config.json" in files or holds_weights(files)
 
 
 def matching_paths(text: str) -> list[str]:
@@ -338,7 +324,59 @@ def _bad(text: str, why: str = "") -> ScreeningError:
     return ScreeningError("BadName", f"expected {_FORMS}, got {text!r}" + (f": {why}" if why else ""))
 
 
+# --- labels ----------------------------------------------------------------------------------------------
+
+
 def label(repo: str, revision: str | None, file: str | None = None) -> str:
     """``repo``, ``repo@revision``, or either with ``:file``."""
     name = repo if revision is None else f"{repo}@{revision}"
     return name if file is None else f"{name}:{file}"
+
+
+def labelled(targets: Sequence[Target]) -> list[Target]:
+    """The targets, each with a label that no other target of the report has.
+
+    The label of a Hub repository is its name; that of any other target is the last parts of its path, as many
+    as make it unique, and at least two for a GGUF file or a version of a registered model.
+
+    >>> [t.label for t in labelled([Target("gg", local=True, file="a.gguf"), Target("models:/sums/2")])]
+    ['gg/a.gguf', 'sums/2']
+    """
+    from lmeval_dispersion.report.cells import short_names
+
+    paths = {target: _path(target) for target in targets if not target.on_hub}
+    short = dict(zip(paths, short_names(list(paths.values())), strict=True))
+    labels = []
+    for target in targets:
+        text = short.get(target, target.name)
+        if target in paths and "/" not in text and (target.scheme == "models" or text.endswith(".gguf")):
+            text = "/".join(paths[target].rsplit("/", 2)[-2:])
+        labels.append(text)
+    seen = Counter[str]()
+    for place, text in enumerate(labels):
+        seen[text] += 1
+        if seen[text] > 1:
+            labels[place] = f"{text} ({seen[text]})"
+    return [replace(target, labelled=text) for target, text in zip(targets, labels, strict=True)]
+
+
+def shared_name(targets: Sequence[Target]) -> str:
+    """The name of the folder or organisation that holds all targets; empty if there is none.
+
+    >>> shared_name([Target("runs/a", local=True), Target("runs/b", local=True)])
+    'runs'
+    """
+    paths = [target.repo if target.on_hub else _path(target) for target in targets]
+    if len({(target.scheme, target.local) for target in targets}) > 1:
+        return ""
+    return os.path.basename(os.path.commonpath(paths)) if len(paths) > 1 else paths[0].rsplit("/", 1)[-1]
+
+
+def _path(target: Target) -> str:
+    if target.local:
+        path = printable(os.path.abspath(target.repo).replace(os.sep, "/"))  # so that `.` has a name
+    else:
+        path = target.shown.partition(":/")[2].strip("/")
+    if target.file is None:
+        return path
+    return f"{path}/{target.file}" if target.file.endswith(".gguf") else f"{path}:{target.file}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import glob
 import os
 import re
 from collections.abc import Collection, Generator, Iterable
 from pathlib import Path
 
-from lmeval_screener.formats import SAFETENSORS
+from lmeval_screener.errors import ScreeningError
+from lmeval_screener.formats import SAFETENSORS, holds_weights
 
 # checkpoint-500 (Trainer, TRL), step-500 (torchtitan), step_500 (NeMo-RL), epoch_0_step_500 and
 # model--step=500-consumed_samples=... (NeMo), iter_0000500 (Megatron), global_step500 (DeepSpeed, verl).
@@ -45,15 +47,41 @@ def step_number(revision: str) -> float | None:
     return float(number.group(1)) if number else None
 
 
-def checkpoints_in(folder: str) -> list[str]:
-    """The checkpoints of a training run's folder on disk; see `run_checkpoints`."""
+def checkpoints_in(folder: str, left_out: list[str]) -> list[str]:
+    """The checkpoints in a folder on disk: of a training run, see `run_checkpoints`, or of other subfolders.
+
+    Without any it is a checkpoint itself. Subfolders without a model are added to ``left_out``.
+
+    Raises:
+        ScreeningError: ``FolderNotFound``: the checkpoints lie further down; it names a glob of them.
+    """
     search = run_checkpoints(folder)
     try:
         wanted = next(search)
         while True:
             wanted = search.send([names_in(path) for path in wanted])
     except StopIteration as end:
-        return list(end.value)
+        places: list[str] = list(end.value)
+    folders, files = names_in(folder)
+    if places or _holds_model(files):
+        return places or [folder]
+    inner = [joined(folder, name) for name in sorted(folders, key=step_key) if not name.startswith(".")]
+    if places := [place for place in inner if _holds_model(names_in(place)[1])]:
+        left_out += [place for place in inner if place not in places]
+        return places
+    for pattern in ("*/*", "*/*/*"):
+        if place := next(glob.iglob(f"{glob.escape(folder)}/{pattern}/config.json"), None):
+            raise ScreeningError(
+                "FolderNotFound",
+                f"expected a checkpoint, got {folder}, which holds folders of checkpoints, such as "
+                f"{os.path.dirname(place)}; name them all: '{joined(folder, pattern)}'",
+            )
+    return [folder]
+
+
+def _holds_model(files: Collection[str]) -> bool:
+    """Whether a folder's files belong to a checkpoint, even a broken one."""
+    return "config.json" in files or holds_weights(files)
 
 
 def names_in(folder: str) -> Names:

@@ -84,7 +84,7 @@ def test_control_characters_in_names_reach_no_terminal(tmp_path, capsys, monkeyp
         out = "".join(capsys.readouterr())
         assert "\\x1b[31m" in out
         assert not {"\x1b", "\x07"} & set(out)
-    assert main(["--from", "none\x1b[31m"]) == dispersion(["audit", "./none\x1b[31m"]) == 2
+    assert main(["--accuracy", "none\x1b[31m"]) == dispersion(["audit", "./none\x1b[31m"]) == 2
     for line in capsys.readouterr().err.splitlines():
         assert "none\\x1b[31m" in line
         assert "\x1b" not in line

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import yaml
 from json_schemas import faults
-from lmeval_screener.chance import Chances, fitted, normal_scores
+from lmeval_screener.chance import Chances, fitted, keep_slope, normal_scores, read_slope
 from lmeval_screener.cli import main as screen_checkpoints
 from lmeval_screener.shortlist.manifest import Candidate, Manifest
 from lmeval_screener.shortlist.verdict import enough_results, verify
-from lmeval_screener.slope import keep_slope, read_slope
-from lmeval_screener.targets.names import Target
+from lmeval_screener.targets.names import Target, labelled
 from scipy import stats
 
 from lmeval_dispersion.cli import main as dispersion
@@ -303,14 +302,17 @@ def test_a_kept_slope_is_read_again_and_a_race_that_dropped_keeps_none(tmp_path)
     with pytest.raises(UsageError, match="expected a kept slope as JSON; name a new file"):
         found.keep(tmp_path / "accuracy.csv")
     assert (tmp_path / "accuracy.csv").read_text().startswith("repo,")
-    with pytest.raises(DispersionError, match="name a file in an existing folder"):
+    with pytest.raises(DispersionError, match="could not write"):
         found.keep(tmp_path / "none" / "slope.json")
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema": "other/1"}, "expected a slope with the schema screen-checkpoints-slope/1, got other/1"),
+        (
+            {"schema": "other/1"},
+            "expected a kept slope with the schema screen-checkpoints-slope/1, got other/1",
+        ),
         ({"k": math.nan}, "expected k inside its interval, both from -1 to 3, got nan"),
         ({"high": 1e9}, "expected k inside its interval"),
         ({"k": 0.1}, "expected k inside its interval"),
@@ -331,11 +333,13 @@ def test_a_file_that_holds_no_slope_is_refused(tmp_path, change, said):
 
 
 def small_manifest(*entries):
+    commits = [commit for _, _, commit, _ in entries]
+    targets = labelled(
+        [Target(repo, at, local=commit is None, file=file) for repo, at, commit, file in entries]
+    )
     candidates = [
-        Candidate(
-            Target(repo, requested, local=commit is None, file=file), commit, ("fam", "7B"), "rank", i + 1, -i
-        )
-        for i, (repo, requested, commit, file) in enumerate(entries)
+        Candidate(target, commit, ("fam", "7B"), "rank", i + 1, -i)
+        for i, (target, commit) in enumerate(zip(targets, commits, strict=True))
     ]
     return Manifest("math", len(candidates), 0, tuple(candidates), "manifest.json")
 

@@ -19,10 +19,10 @@ from huggingface_hub import constants
 from lmeval_screener import screen
 from lmeval_screener.cli import main
 from lmeval_screener.selection import (
+    _first_day,
     add_selection_options,
     read_list,
-    select_targets,
-    selection_of,
+    select,
 )
 from lmeval_screener.targets.families import load_families, load_family
 
@@ -60,9 +60,7 @@ def chosen(*words, names=()):
     """The targets that options and names select."""
     parser = argparse.ArgumentParser()
     add_selection_options(parser)
-    options = vars(parser.parse_args(words))
-    lists = options.pop("lists")
-    return select_targets(list(names), selection_of(**options), lists)
+    return select(names, **vars(parser.parse_args(words)))
 
 
 def means(result):
@@ -116,30 +114,25 @@ def test_what_names_and_options_select(family, words, names, expected):
         ("\ufeffa/b\r\na/c\r\n", ["a/b", "a/c"]),
     ],
 )
-def test_lists(tmp_path, monkeypatch, content, expected):
-    place = tmp_path / "list.txt"
-    place.write_bytes(content.encode())
-    assert read_list(str(place)) == expected
-    monkeypatch.setattr("sys.stdin", io.StringIO(content.removeprefix("\ufeff").replace("\r", "")))
-    assert read_list("-") == expected
+def test_lists(content, expected):
+    assert read_list(io.TextIOWrapper(io.BytesIO(content.encode()), "utf-8")) == expected
 
 
-def test_a_list_that_is_none(tmp_path):
-    (tmp_path / "empty").write_text("# nothing\n")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name, said in (("empty", "got none"), ("binary", "one a line"), ("missing", "expected a list")):
+def test_a_list_that_is_none():
+    for content, said in (
+        (b"# nothing\n", "got none"),
+        (b"\xff\xfe\x00", "a list of checkpoints, one a line"),
+    ):
         with pytest.raises(UsageError, match=said):
-            read_list(str(tmp_path / name))
+            read_list(io.TextIOWrapper(io.BytesIO(content), "utf-8"))
 
 
-def test_names_lists_and_selections_together_name_each_checkpoint_once(family, tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("acme/base-1\n"))
-    (tmp_path / "list").write_text("acme/tuned-1\nother/tuned-9@main\n")
-    words = ["--author", "acme", "--from", str(tmp_path / "list")]
-    found = chosen(*words, names=["-", "other/*"])
-    labels = "acme/base-1 other/tuned-9 acme/tuned-1 other/tuned-9@main acme/tuned-3 acme/tuned-2"
+def test_names_lists_and_selections_together_name_each_checkpoint_once(family, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("acme/base-1\nother/tuned-9@main\n"))
+    found = chosen("--author", "acme", names=["-", "other/*", "acme/tuned-1", "acme/tuned-1"])
+    labels = "acme/base-1 other/tuned-9@main other/tuned-9 acme/tuned-1 acme/tuned-3 acme/tuned-2"
     assert " ".join(target.label for target in found.targets) == labels
-    assert [target.listed is None for target in found.targets] == [False, False, False, True, False, False]
+    assert [target.listed is None for target in found.targets] == [False, True, False, False, False, False]
     assert found.sentence == "6 repositories listed, 5 taken with their commits; left out: 1 without weights"
 
 
@@ -161,12 +154,10 @@ def test_a_selection_of_nothing_is_refused_with_a_sentence(family, words, said):
         chosen(*words, names=["acme/tuned-1"])
 
 
-def test_yesterday_selects_of_a_list_and_nothing_beside_a_registry():
+def test_yesterday_is_a_day():
     today = datetime.datetime.now(datetime.timezone.utc).date()
     days = (today - datetime.timedelta(1), today)  # midnight may pass
-    assert selection_of("acme", since="yesterday").since in days
-    # What is new is another question: all is screened.
-    assert selection_of("acme", since="yesterday", registry="r.db").since is None
+    assert _first_day("yesterday") in days
 
 
 def test_selected_checkpoints_cost_three_requests_and_known_ones_none(registry, monkeypatch):
@@ -202,7 +193,7 @@ def test_selected_checkpoints_cost_three_requests_and_known_ones_none(registry, 
 def test_the_command_selects_plans_and_says_what_it_left_out(family, registry, capsys, monkeypatch):
     """Gated ones fail by name, without a request."""
     quotas = {"api": (9, 9), "resolvers": (5, 5)}
-    monkeypatch.setattr("lmeval_screener.planning.QUOTAS", quotas)
+    monkeypatch.setattr("lmeval_screener.result.planning.QUOTAS", quotas)
     for number in range(1, 4):
         registry.make(f"acme/tuned-{number}", seed=number)
     registry.make("acme/base-1")

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmeval_screener import screen
 from lmeval_screener.selection import query_of
-from lmeval_screener.targets.labels import labelled
-from lmeval_screener.targets.names import Target, parse_name, parse_target, parse_targets
+from lmeval_screener.targets.names import Target, labelled, parse_name, parse_target, parse_targets
 from lmeval_screener.targets.runs import run_and_step
 
 from lmeval_dispersion.installation import data_folder
@@ -95,7 +94,7 @@ def test_folders_and_files(tmp_path, monkeypatch):
 
 @given(st.text(max_size=40))
 def test_any_text_is_understood_or_explained(text):
-    (target, *_) = parse_targets([text])
+    (target, *_) = parse_targets(text)
     assert target.refused or target.repo
     assert target.refused is None or target.refused[0] in ("BadName", "FolderNotFound")
 
@@ -169,12 +168,12 @@ def test_a_run_is_its_checkpoints_in_the_order_of_their_steps(tmp_path, expected
     run = tmp_path / "run1"
     for folder in expected:
         make(run / folder)
-    targets = parse_targets([str(run)])
+    targets = parse_targets(str(run))
     assert [target.repo for target in targets] == [str(run / name) for name in expected]
     assert all(target.local for target in targets)
     assert {run_and_step(target.repo)[0] for target in targets} == {str(run)}
     (run / "model.safetensors").write_text("")
-    assert [target.repo for target in parse_targets([str(run)])][len(expected) :] == [str(run)], "the last"
+    assert [target.repo for target in parse_targets(str(run))][len(expected) :] == [str(run)], "the last"
 
 
 def test_a_step_by_its_own_name_shards_and_folders_that_are_no_run(tmp_path, monkeypatch):
@@ -190,11 +189,11 @@ def test_a_step_by_its_own_name_shards_and_folders_that_are_no_run(tmp_path, mon
         "run2": "run2/step_5/model/consolidated",  # the joined weights, not the shards above them
         **{name: name for name in ("plain", "Step-3.5-flash", "empty")},
     }.items():
-        assert [target.repo for target in parse_targets([name])] == [expected]
+        assert [target.repo for target in parse_targets(name)] == [expected]
     assert run_and_step("plain") is None
     for folder, found in ("run2", "step_5/model/consolidated"), ("run1/global_step_20", "actor/huggingface"):
         monkeypatch.chdir(tmp_path / folder)
-        assert [target.repo for target in parse_targets(["."])] == [found]
+        assert [target.repo for target in parse_targets(".")] == [found]
 
 
 def test_a_glob_of_paths_is_what_matches_it(tmp_path, monkeypatch):
@@ -212,8 +211,8 @@ def test_a_glob_of_paths_is_what_matches_it(tmp_path, monkeypatch):
         "./many/*.gguf": ["many:a.gguf"],
         "./odd[1]": ["odd[1]"],
     }.items():
-        assert [target.label for target in parse_targets([text])] == labels
+        assert [target.label for target in parse_targets(text)] == labels
         assert query_of(text) is None
     assert query_of("other/m1*") is not None
-    (none,) = parse_targets(["./none*"])
+    (none,) = parse_targets("./none*")
     assert none.refused[0] == "FolderNotFound"

@@ -70,7 +70,7 @@ def plan_document(
 def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
     """The highest cost of a checkpoint."""
     listed = target.listed
-    row = {"checkpoint": target.label, "what": "to read", "api": 0, "resolvers": 0, "bytes": 0}
+    row = {"checkpoint": target.name, "what": "to read", "api": 0, "resolvers": 0, "bytes": 0}
     if target.refused is not None or target.local:
         return row | {"what": "refused" if target.refused else "local"}
     if listed is not None and listed.gated and not has_token:

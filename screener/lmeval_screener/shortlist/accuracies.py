@@ -13,7 +13,6 @@ from typing import Any
 
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.model_args import key_values
-from lmeval_screener.targets.labels import labelled
 from lmeval_screener.targets.names import REPOSITORY, Target, label
 from lmeval_screener.targets.runs import run_and_step
 from lmeval_screener.yaml_fields import nearest
@@ -49,25 +48,25 @@ class Accuracies:
     dropped: int = 0
 
     def of(self, targets: Sequence[Target]) -> list[Target]:
-        """The targets, each with its accuracy from this source only.
+        """Labelled targets, each with its accuracy from this source only.
 
         Raises:
             UsageError: A name is unknown, or means several. Of targets that cannot be expanded no name is.
         """
         names, taken = _Names(targets), dict[str, Rated]()
-        labels = [target.label for target in labelled(targets)]
+        labels = [target.label for target in targets]
         known = not any(target.refused for target in targets)
         for rated in self.rated:
             fitting, name = names.matches(rated), label(rated.name, rated.revision)
             if len(fitting) > 1:
-                places = _listed([target.label for target in fitting], 4)
+                places = _listed([target.name for target in fitting], 4)
                 raise UsageError(
                     f"{rated.place}: {name} is screened {len(fitting)} times, as {places}; name one of them, "
                     "a revision in `revision`"
                 )
             if fitting and taken.setdefault(fitting[0].label, rated) != rated:
                 raise UsageError(
-                    f"{rated.place}: {fitting[0].label} occurs twice; expected one accuracy per checkpoint"
+                    f"{rated.place}: {fitting[0].name} occurs twice; expected one accuracy per checkpoint"
                 )
             if not fitting and self.complete and known:
                 raise UsageError(
@@ -109,8 +108,8 @@ class _Names:
         self._labels: dict[str, list[Target]] = {}
         self._paths: dict[str, list[Target]] = {}
         self._names: dict[str, list[Target]] = {}
-        for target, item in zip(targets, labelled(targets), strict=True):
-            for text in {target.label, target.name, item.label}:
+        for target in targets:
+            for text in {target.label, target.name}:
                 self._labels.setdefault(text, []).append(target)
             if not target.on_hub:
                 self._paths.setdefault(str(Path(target.repo).resolve()), []).append(target)

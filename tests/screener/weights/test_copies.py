@@ -12,8 +12,8 @@ import pytest
 import test_figures as planted
 from checkpoints import write_checkpoint
 from lmeval_screener import screen
-from lmeval_screener.copies import originals, sketch
 from lmeval_screener.targets.names import Target
+from lmeval_screener.weights.copies import originals, sketch
 from lmeval_screener.weights.projection import FinalNorm
 from screenings import ranked, screened
 from screenings import result as result_of

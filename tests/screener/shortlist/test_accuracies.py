@@ -6,8 +6,8 @@ import json
 import re
 
 import pytest
-from lmeval_screener.accuracies import read_accuracies
-from lmeval_screener.targets.names import Target
+from lmeval_screener.shortlist.accuracies import read_accuracies
+from lmeval_screener.targets.names import Target, labelled
 
 from lmeval_dispersion.errors import UsageError
 
@@ -29,7 +29,7 @@ def csv_file(folder, text):
 
 
 def found(source, targets):
-    return [target.accuracy for target in read_accuracies(str(source)).of(targets)]
+    return [target.accuracy for target in read_accuracies(str(source)).of(labelled(targets))]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_folder_of_results_is_matched_by_the_models_names_and_files(tmp_path):
         file = {"pretrained": "/data/gg", "gguf_file": f"{name}.gguf"}
         results(tmp_path / f"gg-{name}", file, {"gsm8k": {"exact_match,strict-match": value}})
     accuracies = read_accuracies(str(tmp_path))
-    values = [target.accuracy for target in accuracies.of([*CHECKPOINTS, *FILES])]
+    values = [target.accuracy for target in accuracies.of(labelled([*CHECKPOINTS, *FILES]))]
     assert values == [0.5, None, None, None, 0.4, 0.1, None, 0.2]
     assert accuracies.meaning == "gsm8k, exact_match,strict-match (6 of lm-eval's result files)"
 
