@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmeval_dispersion.errors import DispersionError
+from lmeval_dispersion.errors import DispersionError, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +24,34 @@ def sha256(file: Path) -> str:
         while block := stream.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
+
+
+def read_json(path: Path, what: str, schema: str, hint: str) -> dict[str, Any]:
+    """The content of a JSON file of ours, which has a schema.
+
+    Args:
+        path: The file.
+        what: What it should be, with its article.
+        schema: The value of its key ``schema``.
+        hint: What to do where it is none.
+
+    Raises:
+        UsageError: It does not exist, cannot be read, is not JSON, or has another schema.
+    """
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        why = "does not exist"
+    except OSError as error:
+        why = f"cannot be read ({error.strerror})"
+    except (ValueError, RecursionError):
+        why = "is not JSON"
+    else:
+        held = content.get("schema") if isinstance(content, dict) else None
+        if held == schema:
+            return dict(content)
+        why = f"has {held or 'other JSON'}"
+    raise UsageError(f"expected {what} ({schema}), but {path} {why}; {hint}")
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:

@@ -6,8 +6,9 @@ import datetime
 import json
 from pathlib import Path
 
-from lmeval_dispersion.errors import DispersionError, UsageError
+from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.evidence import SLOPES, Slope
+from lmeval_dispersion.files import read_json, write_whole
 from lmeval_screener.chance import LEAST_SLOPE, MOST_SLOPE, Own
 
 SCHEMA = "screen-checkpoints-slope/1"
@@ -21,26 +22,12 @@ def keep_slope(path: Path, found: Slope, kind: str, subject: str) -> None:
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     k, low, high = (round(value, 4) for value in (found.k, found.low, found.high))
     own = Own(kind, k, low, high, found.spread, today, found.groups, subject=subject)
-    try:
-        path.write_text(json.dumps({"schema": SCHEMA} | own.to_dict(), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        why = error.strerror or error
-        raise DispersionError(f"could not write {path}: {why}; name a file in an existing folder") from error
+    write_whole(path, f"{json.dumps({'schema': SCHEMA} | own.to_dict(), indent=1)}\n".encode())
 
 
 def read_slope(path: str | Path, hint: str = _HINT) -> Own:
     """The slope in a file; ``hint`` says what to do where there is none."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: expected a kept slope, got {error.strerror or error}; {hint}") from error
-    except ValueError as error:
-        raise UsageError(f"{path}: expected a kept slope as JSON; {hint}") from error
-    schema = content.get("schema") if isinstance(content, dict) else None
-    if schema != SCHEMA:
-        raise UsageError(
-            f"{path}: expected a slope with the schema {SCHEMA}, got {schema or 'other JSON'}; {hint}"
-        )
+    content = read_json(Path(path), "a kept slope", SCHEMA, hint)
     try:
         kind = str(content["kind"])
         k, low, high = (float(content[name]) for name in ("k", "low", "high"))
