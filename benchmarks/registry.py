@@ -36,7 +36,7 @@ PARAMETERS = 7_615_616_512
 QUESTIONS = {
     "query": ("lmeval_dispersion", "registry", "query", "R"),
     "query, JSON": ("lmeval_dispersion", "registry", "query", "R", "--format", "json"),
-    "diff, JSON": ("lmeval_dispersion", "registry", "diff", "R", "--since", "2000-01-01", "--format", "json"),
+    "diff, JSON": ("lmeval_dispersion", "registry", "diff", "R", "2000-01-01", "--format", "json"),
     "org/*, table": ("lmeval_screener", "org/*", "--registry", "R"),
     "org/*, JSON": ("lmeval_screener", "org/*", "--registry", "R", "--format", "json"),
     "org/*, page": ("lmeval_screener", "org/*", "--registry", "R", "--format", "html"),

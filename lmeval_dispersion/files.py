@@ -26,6 +26,34 @@ def sha256(file: Path) -> str:
     return digest.hexdigest()
 
 
+def read_json(path: Path, what: str, schema: str, hint: str) -> dict[str, Any]:
+    """The content of a JSON file of ours, which has a schema.
+
+    Args:
+        path: The file.
+        what: What it should be, with its article.
+        schema: The value of its key ``schema``.
+        hint: What to do where it is none.
+
+    Raises:
+        UsageError: It does not exist, cannot be read, is not JSON, or has another schema.
+    """
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        why = "does not exist"
+    except OSError as error:
+        why = f"cannot be read ({error.strerror})"
+    except (ValueError, RecursionError):
+        why = "is not JSON"
+    else:
+        held = content.get("schema") if isinstance(content, dict) else None
+        if held == schema:
+            return dict(content)
+        why = f"has {held or 'other JSON'}"
+    raise UsageError(f"expected {what} ({schema}), but {path} {why}; {hint}")
+
+
 def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Write a file atomically, through to the disk: to a temporary file first, then renamed."""
     place = Path(os.path.realpath(path))
@@ -48,26 +76,6 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
         raise DispersionError(
             f"could not write {path}: {error.strerror or error}; free some space or name another file"
         ) from error
-
-
-def read_json(file: Path, schema: str, what: str, hint: str) -> dict[str, Any]:
-    """The content of a JSON file of a schema.
-
-    Raises:
-        UsageError: There is no such file, or another one; ``what`` was expected, ``hint`` is the next step.
-    """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{file}: expected {what}, got {error.strerror or error}; {hint}") from error
-    except ValueError as error:
-        raise UsageError(f"{file}: expected {what} as JSON; {hint}") from error
-    given = content.get("schema") if isinstance(content, dict) else None
-    if given != schema:
-        other = given or "other JSON"
-        raise UsageError(f"{file}: expected {what} with the schema {schema}, got {other}; {hint}")
-    whole: dict[str, Any] = content
-    return whole
 
 
 def keep_arrays(path: Path, compute: Callable[[], Mapping[str, NDArray[Any]]]) -> None:

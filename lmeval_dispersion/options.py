@@ -150,14 +150,17 @@ def add_output(
     *,
     file: str = "file to write (default: standard output)",
     form: str = "by the suffix of --output, else table",
+    details: bool = True,
 ) -> None:
     """Add ``--format``, ``-o/--output FILE``, ``--details``, ``-q/--quiet``; ``Output.of`` reads them.
 
-    ``file`` is the help of ``--output``, ``form`` the default of ``--format`` in words.
+    ``file`` is the help of ``--output``, ``form`` the default of ``--format`` in words. Without ``details``
+    there is no such option, as a report without details has no use for it.
     """
     parser.add_argument("--format", choices=FORMATS, help=f"form of the report (default: {form})")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=file)
-    parser.add_argument("--details", action="store_true", help="show every table on the terminal")
+    if details:
+        parser.add_argument("--details", action="store_true", help="show every table on the terminal")
     add_quiet(parser)
 
 

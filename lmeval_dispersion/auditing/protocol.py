@@ -56,9 +56,9 @@ class PaperError:
     kind: Annotated[str, Col("Test batches")]
     estimator: Annotated[str, Col("Estimator")]
     mae: Annotated[float, Col("Mean absolute error (points)", ".2f", short="Error (points)")]
-    low: Annotated[float, Col("95 % from", ".2f")]
-    high: Annotated[float, Col("to", ".2f")]
-    bias: Annotated[float, Col("Bias (points)", "+.2f", drop=1)]
+    low: Annotated[float, Col("95 % from", ".2f", drop=1)]
+    high: Annotated[float, Col("to", ".2f", drop=1)]
+    bias: Annotated[float, Col("Bias (points)", "+.2f", drop=2)]
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,8 @@ class Signal:
         Col("AUROC", ".3f", hint="Chance that a wrong document ranks below a right one; 0.5 is chance."),
     ] = None
     auroc_se: float = math.nan
-    auroc_low: Annotated[float | None, Col("95 % from", ".3f", hint="DeLong, by the logit.")] = None
-    auroc_high: Annotated[float | None, Col("to", ".3f")] = None
+    auroc_low: Annotated[float | None, Col("95 % from", ".3f", hint="DeLong, by the logit.", drop=1)] = None
+    auroc_high: Annotated[float | None, Col("to", ".3f", drop=1)] = None
     reliable: bool = False
     inside: Annotated[float | None, Col("Inside", ".3f", hint="Counts only pairs inside one part.")] = None
     inside_low: Annotated[float | None, Col("95 % from", ".3f", drop=1)] = None
@@ -311,7 +311,7 @@ class TailCluster:
     """One cluster of the hard tail."""
 
     cluster: Annotated[int, Col("Cluster", "d")]
-    documents: Annotated[int, Col("Documents", "d")]
+    documents: Annotated[int, Col("Documents", "d", drop=1)]
     accuracy: Annotated[float | None, Col("Accuracy", ".1%")]
     contribution: float
     subjects: Annotated[str, Col("Commonest subjects")]

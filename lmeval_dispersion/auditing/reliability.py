@@ -29,7 +29,7 @@ class Bin:
 
     low: Annotated[float, Col("From", ".1f")]
     high: Annotated[float, Col("To", ".1f")]
-    documents: Annotated[int, Col("Documents", "d", short="Docs")]
+    documents: Annotated[int, Col("Documents", "d", short="Docs", drop=2)]
     confidence: Annotated[float, Col("Mean confidence", ".1%", short="Confidence")]
     accuracy: Annotated[float, Col("Accuracy", ".1%")]
     accuracy_low: Annotated[float, Col("95 % from", ".1%", hint="Wilson interval of the accuracy.", drop=1)]

@@ -167,7 +167,7 @@ class SliceRow:
     accuracy_low: Annotated[float, Col("95 % from", ".1%", hint="Wilson interval of the accuracy.", drop=1)]
     accuracy_high: Annotated[float, Col("to", ".1%", drop=1)]
     probability: Annotated[float, Col("Right answer", ".3f", hint=_PROBABILITY, drop=2)]
-    documents: Annotated[int, Col("Documents", "d", short="Docs")]
+    documents: Annotated[int, Col("Documents", "d", short="Docs", drop=1)]
     labelled: int
     query_perplexity: Annotated[
         float, Col("Perplexity", ".2f", hint="Mean perplexity of the queries.", drop=2)

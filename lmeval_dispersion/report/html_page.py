@@ -147,11 +147,10 @@ class _Page:
         hints += [(f"Line of {c.heading}", c.whisker) for c in table.columns if c.key in axes and c.whisker]
         new = [pair for pair in hints if pair not in self._hints_shown]
         self._hints_shown.update(new)
-        own = {column.key for column in table.columns}
         rows = [
             [
                 {
-                    "text": _value(cell(row, column) + _ends(row, column, own), row.get(column.key)),
+                    "text": _value(_text(table, row, column), row.get(column.key)),
                     "value": number(row.get(column.key)),
                     "error": number(row.get(column.error)) if column.error else None,
                     "kind": kind,
@@ -199,10 +198,11 @@ class _Page:
         }
 
 
-def _ends(row: Row, column: Column, own: set[str]) -> str:
-    """The ends of an interval drawn on terminals, unless they have ``own`` columns."""
+def _text(table: Table, row: Row, column: Column) -> str:
+    """The text of a cell, with the ends of an interval that terminals draw, unless they have columns."""
+    own = {column.key for column in table.columns}
     ends = [shown(row.get(key), column.format) for key in column.reach.split() if key not in own]
-    return f" ({ends[0]}–{ends[1]})" if len(ends) == 2 and all(ends) else ""
+    return cell(row, column) + (f" ({ends[0]}–{ends[1]})" if len(ends) == 2 and all(ends) else "")
 
 
 def _kind(table: Table, column: Column) -> str:
@@ -235,7 +235,7 @@ def _hidden(table: Table, kinds: list[str], drawn: Set[str]) -> list[tuple[list[
         * max(
             0,
             *(len(word) + 2 for word in column.heading.split()),
-            max((_least(cell(row, column), kind) for row in table.rows), default=0),
+            max((_least(_text(table, row, column), kind) for row in table.rows), default=0),
         )
         for column, kind in zip(table.columns, kinds, strict=True)
     ]

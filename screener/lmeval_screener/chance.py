@@ -209,7 +209,7 @@ def keep_slope(path: Path, found: Slope, kind: str, subject: str) -> None:
 
 def read_slope(path: str | Path, hint: str = _HINT) -> Own:
     """The slope in a file; ``hint`` says what to do where there is none."""
-    content = read_json(Path(path), SCHEMA, "a kept slope", hint)
+    content = read_json(Path(path), "a kept slope", SCHEMA, hint)
     try:
         kind = str(content["kind"])
         k, low, high = (float(content[name]) for name in ("k", "low", "high"))

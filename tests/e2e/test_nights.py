@@ -263,8 +263,8 @@ def test_a_cron_job_says_each_thing_once(night, tmp_path, since):
     with closing(sqlite3.connect(night.store)) as connection, connection:
         tomorrow = "UPDATE runs SET started = datetime('now') WHERE started = (SELECT max(started) FROM runs)"
         connection.execute(tomorrow)
-    assert "Worth evaluating, above the former best: c" in night.ask("diff", "--since", "yesterday").stdout
-    assert "no changes" in night.ask("diff", "--since", "last").stdout
+    assert "Worth evaluating, above the former best: c" in night.ask("diff", "yesterday").stdout
+    assert "no changes" in night.ask("diff", "last").stdout
     assert night(a, b, c, since="last") == (0, ["no changes."], {})
 
 

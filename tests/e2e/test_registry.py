@@ -214,14 +214,14 @@ def test_query_ranks_across_runs_and_diff_says_what_moved(hub, add, run, registr
         (c["repo"], c["rank"], c["gap"]["cosine"]["mean"]) for c in together
     ]
     (last,) = rows_of(store, "SELECT run FROM runs ORDER BY started DESC")[0]
-    assert "no changes" in registry("diff", store, "--since", last).stdout.splitlines()[0]
+    assert "no changes" in registry("diff", store, last).stdout.splitlines()[0]
 
     add("org/b", 4.0)  # the same repository, trained on
     add("org/best", 9.0)
     add("org/new", 0.5)
     del hub.repositories["org/gone"]
     assert run("org/a", "org/b", "org/gone", "org/new", "org/best", "--registry", store).returncode == 3
-    document = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)
+    document = json.loads(registry("diff", store, last, "--format", "json").stdout)
     assert {row["checkpoint"]: (row["what"], row["rank"], row["standing"]) for row in document["rows"]} == {
         "org/best": ("new", 1, "above"),
         "org/new": ("new", 4, "below"),
@@ -290,7 +290,7 @@ def test_a_deleted_folder_is_marked_and_does_not_rank(add, run, registry, tmp_pa
         assert found == {("0", 2, None), ("1", None, "gone"), ("2", 1, None)}
         assert run(folders[0], folders[2], "--registry", store).returncode == 0
     (last,) = rows_of(store, "SELECT run FROM runs ORDER BY started")[0]
-    moved = json.loads(registry("diff", store, "--since", last, "--format", "json").stdout)["rows"]
+    moved = json.loads(registry("diff", store, last, "--format", "json").stdout)["rows"]
     assert [(row["what"], row["checkpoint"]) for row in moved] == [("gone", "1")]
     # By the label that was printed, by the path, and a label that several share.
     for name in ("1", str(folders[1]), f"repos/{1}"):

@@ -155,7 +155,7 @@ def test_the_emitted_script_evaluates_what_has_no_results_and_can_be_verified(in
     listed = run(*screen, *chosen).stdout.splitlines()
     assert len(listed) == 2
     # `datasets` takes "allenai/ai2_arc" for the folder of that name, where the script runs.
-    shutil.copytree(in_world / "allenai/ai2_arc", tmp_path / "list/allenai/ai2_arc")
+    shutil.copytree(in_world / "allenai/ai2_arc", tmp_path / "allenai/ai2_arc")
     run("bash", "list/run.sh", "--device", "cpu", "--limit", "4", "--batch_size", "4", "-q")
     files = (tmp_path / "list/race").rglob("results_*.json")
     results = {

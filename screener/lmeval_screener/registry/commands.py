@@ -24,9 +24,11 @@ _MORE = """
 actions:
   query FILE [SQL]      the latest state of every checkpoint, ranked across runs; with SQL, its answer
   show FILE CHECKPOINT  the history of a checkpoint, by its printed label, path or address
-  diff FILE             changes since a time: new, changed, recovered, renamed, gone, failed
+  diff FILE DATE        changes since a time: new, changed, recovered, renamed, gone, failed
 
 SQL is read-only. Tables: runs, seen, results, tokenizers; the view checkpoints has the latest of each.
+DATE: the end of the last run before today (yesterday) or of the last at all (last), a date or time in
+UTC, or a run of the registry.
 """
 
 
@@ -34,24 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``dispersion registry``."""
     parser.add_argument("action", choices=_TAKES, help="what to do, see below")
     parser.add_argument("registry", type=Path, metavar="FILE", help="the registry that --registry wrote")
-    parser.add_argument("what", nargs="?", metavar="ARGUMENT", help="the SQL or the checkpoint, see below")
+    parser.add_argument("what", nargs="?", metavar="ARGUMENT", help="SQL, CHECKPOINT or DATE, see below")
     parser.add_argument(
         "--domain", metavar="SET", help="only results of this token set (default: the most used)"
     )
     parser.add_argument("--scale", metavar="NAME", help="only this scale, such as 7B (default: all)")
     parser.add_argument("--top", type=int, metavar="K", help="only the K best of each group (default: all)")
     add_ranking_options(parser)
-    parser.add_argument(
-        "--since",
-        metavar="DATE",
-        help="the end of the last run before today (yesterday) or of the last at all (last), a date or time "
-        "in UTC, or a run of the registry (default: none)",
-    )
-    add_output(parser)
+    add_output(parser, details=False)
     add_examples(
         parser,
         "query nightly.db --scale 7B --top 5",
-        "diff nightly.db --since yesterday",
+        "diff nightly.db yesterday",
         "show nightly.db sums-80",
         more=_MORE,
     )
@@ -119,8 +115,9 @@ def registry(
 def run(args: argparse.Namespace) -> int:
     """Run ``dispersion registry``; returns the exit code."""
     output = Output.of(args)
-    options = {name: vars(args)[name] for name in ("domain", "scale", "top", "since", "rank_by", "base")}
-    output.write(registry(args.registry, args.action, args.what, **options).document())
+    options = {name: vars(args)[name] for name in ("domain", "scale", "top", "rank_by", "base")}
+    asked = {"since" if args.action == "diff" else "what": args.what}
+    output.write(registry(args.registry, args.action, **asked, **options).document())
     return 0
 
 

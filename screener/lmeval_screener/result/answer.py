@@ -15,7 +15,7 @@ from lmeval_dispersion.statistics import LEVEL
 from lmeval_screener.chance import Own
 from lmeval_screener.figures import Gap, Ratio, difference
 from lmeval_screener.ranking import flat_from
-from lmeval_screener.screened import RANKED, Failed, Group, Screened
+from lmeval_screener.screened import RANKED, Against, Failed, Group, Screened
 from lmeval_screener.weights.body import SAME_ROWS
 
 GROUPS = 4  # groups that get a sentence each
@@ -177,7 +177,7 @@ def base_sentences(group: Group, members: Sequence[Screened] | None = None) -> l
     return [words.format(base, some(names)) for side, words in _SIDES.items() if (names := sides.get(side))]
 
 
-def decimals(figures: Sequence[Gap | Ratio]) -> int:
+def decimals(figures: Sequence[Gap | Ratio | Against]) -> int:
     """Decimals at which the smallest positive error still shows two digits; 3 to 6."""
     smallest = min((figure.se for figure in figures if figure.se > 0), default=math.inf)
     return next((places for places in range(3, 6) if smallest * 10**places >= 10), 6)

@@ -400,6 +400,7 @@ class Result(Report):
         of_ratio = f"{len(answers)} answer tokens of {self.answers}" if answers else T
         ratio = f"spread of {of_ratio} over {R}'"
         against = "ratio minus the base's, with its paired standard error"
+        of_base = answer.decimals([c.against for c in group.checkpoints if c.against is not None])
         whose = (
             "by your own results" if self.slope and group.slope is self.slope else "if these are like ours"
         )
@@ -423,7 +424,7 @@ class Result(Report):
             Column(
                 "holds_best", "Holds the best", ".0%", hint=best, drop=1, dots="below", reach="holds_best"
             ),
-            Column("against_base", "Against the base", ".5f", "against_base_se", against, drop=1),
+            Column("against_base", "Against the base", f".{of_base}f", "against_base_se", against, drop=1),
             Column("chosen", "Chosen", drop=2),
             Column("accuracy", "Accuracy", accuracy, short="Acc.", drop=3),
         ]

@@ -33,12 +33,12 @@ _RUN = """\
 #!/usr/bin/env bash
 # Races the short list of manifest.json on lm-eval's tasks; `dispersion verify race` judges the screen by it.
 # Arguments go to `dispersion race`: bash run.sh --device cuda:0 --limit 400
-# A Slurm array that evaluates the whole list in full (after `dispersion enable`@AND@):
+# A Slurm array that evaluates the whole list in full, started here (after `dispersion enable`@AND@):
 #   sbatch --array=1-@COUNT@ --gres=gpu:1 \\
 #     --wrap 'lm_eval run --config "$(ls models/*.yaml | sed -n "${SLURM_ARRAY_TASK_ID}p")"'
 set -eu
-cd "$(dirname "${BASH_SOURCE[0]}")"
-@DOWNLOADS@exec dispersion race . --batch_size auto --output_path race "$@"
+list="$(dirname "${BASH_SOURCE[0]}")"
+@DOWNLOADS@exec dispersion race "$list" --batch_size auto --output_path "$list/race" "$@"
 """
 
 
@@ -76,8 +76,8 @@ def emit(
         place = f"{DOWNLOADED}/{c.name}" if target.on and target.on_hub else None
         if place:
             # A sub-folder holds a training's earlier steps.
-            words = (c.repo, "--revision", str(c.revision), "--local-dir", place, "--exclude", "*/*")
-            downloads += f"hf download {shlex.join(words)}\n"
+            words = (c.repo, "--revision", str(c.revision), "--exclude", "*/*")
+            downloads += f'hf download {shlex.join(words)} --local-dir "$list"/{shlex.quote(place)}\n'
         given = {"model": "hf", "model_args": target.arguments(c.revision, place), "tasks": list(tasks)}
         given |= {"batch_size": "auto", "output_path": f"results/{name}"}
         files[f"models/{name}.yaml"] = yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
@@ -200,7 +200,8 @@ def read_shortlist_manifest(path: Path) -> Manifest:
     """The manifest in a file, or in the folder that ``--emit`` wrote."""
     file = path / FILE if path.is_dir() else path
     hint = "`screen-checkpoints … --shortlist K --emit FOLDER` writes one"
-    return shortlist_manifest(read_json(file, SCHEMA, "the manifest of a short list", hint), str(file))
+    content = read_json(file, "the manifest of a short list", SCHEMA, hint)
+    return shortlist_manifest(content, str(file))
 
 
 def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:

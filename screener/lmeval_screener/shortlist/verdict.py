@@ -56,7 +56,7 @@ class GroupVerdict:
     group: Annotated[str, Col("Group")]
     outcome: Outcome
     results: Annotated[int, Col("Results", "d")]
-    candidates: Annotated[int, Col("of", "d")]
+    candidates: Annotated[int, Col("of", "d", drop=1)]
     spearman: Annotated[float | None, Col("Spearman", ".2f", drop=2)]
     p: Annotated[float | None, Col("p", "p-value", drop=2)]
     right: Annotated[
@@ -99,7 +99,7 @@ class Point:
     ratio: Annotated[float | None, Col("Ratio", ".3f")]
     G: Annotated[float, Col("G", ".3f", drop=2)]
     accuracy: Annotated[float, Col("Accuracy", ".3g")]
-    chosen: Annotated[str | None, Col("Chosen")]
+    chosen: Annotated[str | None, Col("Chosen", drop=1)]
 
 
 @dataclass(frozen=True, repr=False)

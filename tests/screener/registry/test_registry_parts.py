@@ -134,7 +134,7 @@ SCREEN = ["org/*", "--registry", "r.db"]
     ("command", "words"),
     [
         (main, ["registry", "query", "r.db", "--format", "json"]),
-        (main, ["registry", "diff", "r.db", "--since", "2000-01-01"]),
+        (main, ["registry", "diff", "r.db", "2000-01-01"]),
         (screen_checkpoints, [*SCREEN, "--format", "json"]),
         (screen_checkpoints, [*SCREEN, "--since", "2000-01-01", "--format", "json"]),
         (screen_checkpoints, [*SCREEN, "--format", "html"]),
@@ -161,7 +161,7 @@ def test_a_long_list_is_cut_for_readers_alone(tmp_path, capsys):
     plant(place, 60)
     shown = {}
     for kind in kinds:
-        for words in (["query", str(place)], ["diff", str(place), "--since", "2000-01-01"]):
+        for words in (["query", str(place)], ["diff", str(place), "2000-01-01"]):
             main(["registry", *words, "--format", kind])
             shown[kind, words[0]] = capsys.readouterr().out
     assert "40 of 60 rows; all of them: --format csv" in shown["table", "query"]
@@ -179,10 +179,10 @@ def test_options_without_a_use_are_refused(tmp_path, capsys):
     screen([sums], registry=place)
     unused = "does not use this"
     for command, words, message in (
-        (main, ["registry", "diff", place, "--since", "yesterday", "--scale", "7B"], unused),
+        (main, ["registry", "diff", place, "yesterday", "--scale", "7B"], unused),
         (main, ["registry", "show", place, "sums-00", "--domain", "math"], unused),
         (main, ["registry", "query", place, "SELECT 1", "--top", "3"], unused),
-        (main, ["registry", "query", place, "--since", "yesterday"], unused),
+        (main, ["registry", "diff", place], "diff expects a date, such as yesterday, got none"),
         (
             screen_checkpoints,
             [sums, "--registry", place, "--since", "soon"],

@@ -144,19 +144,21 @@ def test_configurations_are_pinned_and_the_manifest_holds_everyone(tmp_path):
     assert content["failed"][0]["repo"] == "org/none"
 
 
-def test_the_script_races_the_list(tmp_path):
+def test_the_script_races_the_list_where_it_is_started(tmp_path):
+    """Folders among its arguments are the caller's; its own are next to it."""
     result = result_of(*group(7))
-    emit(tmp_path / "list", result.head(), result.shortlist(7), tasks=("gsm8k",), command="")
-    (tmp_path / "dispersion").write_text('#!/bin/sh\nls manifest.json\nprintf "%s|" "$@"\nexit 3\n')
+    emit(tmp_path / "my list", result.head(), result.shortlist(7), tasks=("gsm8k",), command="")
+    (tmp_path / "dispersion").write_text('#!/bin/sh\npwd\nprintf "%s|" "$@"\nexit 3\n')
     (tmp_path / "dispersion").chmod(0o755)
-    script = tmp_path / "list" / "run.sh"
-    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(
-        ["bash", script, "--limit", "9"], env=path, capture_output=True, text=True, timeout=60
-    )
-    given = "race|.|--batch_size|auto|--output_path|race|--limit|9|"
-    assert (done.returncode, done.stdout) == (3, f"manifest.json\n{given}")
-    assert "sbatch --array=1-7 --gres=gpu:1" in script.read_text()
+    for folder, place in ((tmp_path, "my list"), (tmp_path / "my list", ".")):
+        done = subprocess.run(
+            ["bash", f"{place}/run.sh", "--include_path", "tasks"],
+            **{"cwd": folder, "env": {"PATH": f"{tmp_path}:/usr/bin:/bin"}, "timeout": 60},
+            **{"capture_output": True, "text": True},
+        )
+        given = f"race|{place}|--batch_size|auto|--output_path|{place}/race|--include_path|tasks|"
+        assert (done.returncode, done.stdout) == (3, f"{folder}\n{given}")
+    assert "sbatch --array=1-7 --gres=gpu:1" in (tmp_path / "my list" / "run.sh").read_text()
 
 
 def test_what_cannot_be_emitted_is_said_before_the_screening(tmp_path):
@@ -180,10 +182,10 @@ HEAD = '"schema": "screen-checkpoints-shortlist/2", "candidates": []'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "No such file"),
-        ("{", "as JSON"),
-        ('{"schema": "screen-checkpoints/1"}', "got screen-checkpoints/1"),
-        ("[]", "got other JSON"),
+        (None, "does not exist"),
+        ("{", "is not JSON"),
+        ('{"schema": "screen-checkpoints/1"}', "has screen-checkpoints/1"),
+        ("[]", "has other JSON"),
         (f"{{{HEAD}}}", "KeyError 'domain'"),
         (f'{{{HEAD}, "domain": "math", "metric": "cosine", "k": 1, "audit_sample": 0}}', "at least one"),
     ],

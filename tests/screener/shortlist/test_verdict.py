@@ -299,7 +299,7 @@ def test_a_kept_slope_is_read_again_and_a_race_that_dropped_keeps_none(tmp_path)
             (found.slope.k, found.slope.low, found.slope.high), abs=1e-4
         )
         assert (own.kind, own.groups, own.subject) == (kind, 24, of.task or "math")
-    with pytest.raises(UsageError, match="expected a kept slope as JSON; name a new file"):
+    with pytest.raises(UsageError, match=r"but .*accuracy\.csv is not JSON; name a new file"):
         found.keep(tmp_path / "accuracy.csv")
     assert (tmp_path / "accuracy.csv").read_text().startswith("repo,")
     with pytest.raises(DispersionError, match="could not write"):
@@ -309,10 +309,7 @@ def test_a_kept_slope_is_read_again_and_a_race_that_dropped_keeps_none(tmp_path)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            {"schema": "other/1"},
-            "expected a kept slope with the schema screen-checkpoints-slope/1, got other/1",
-        ),
+        ({"schema": "other/1"}, "expected a kept slope (screen-checkpoints-slope/1), but "),
         ({"k": math.nan}, "expected k inside its interval, both from -1 to 3, got nan"),
         ({"high": 1e9}, "expected k inside its interval"),
         ({"k": 0.1}, "expected k inside its interval"),
@@ -501,5 +498,7 @@ def test_the_demos_list_is_written_and_verified_by_both_commands(tmp_path, capsy
     assert screen_checkpoints(["verify", "none.json", "x.csv"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("screen-checkpoints verify: ")
-    assert "none.json: expected the manifest of a short list, got No such file" in error
+    assert (
+        "expected the manifest of a short list (screen-checkpoints-shortlist/2), but none.json does" in error
+    )
     assert error.count("\n") == 1

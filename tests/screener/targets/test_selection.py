@@ -356,7 +356,7 @@ def test_a_registry_knows_the_bases_of_its_last_run(registry, tmp_path, capsys):
         ]
 
     def worth(*words):
-        return asked("diff", store, "--since", "2026-01-01", *words)["worth"]
+        return asked("diff", store, "2026-01-01", *words)["worth"]
 
     # Found by itself in the first run; from the registry, without a request, in the second.
     news = screen(["acme/t1", "acme/t2"], registry=store, since="last").news
@@ -373,5 +373,5 @@ def test_a_registry_knows_the_bases_of_its_last_run(registry, tmp_path, capsys):
     best, *_ = (row["checkpoint"] for row in asked("query", store)["rows"])
     top = asked("query", store, "--top", "1", "--base", best)["rows"]
     assert (top[0]["checkpoint"], len(top)) == (best, 2), "a base takes no place"
-    assert dispersion(["registry", "diff", store, "--since", "last", "--base", "acme/none"]) == 2
+    assert dispersion(["registry", "diff", store, "last", "--base", "acme/none"]) == 2
     assert "expected a checkpoint that the registry has seen, got acme/none" in capsys.readouterr().err
