@@ -35,7 +35,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from synthetic import differences_of_equals, sliced_store, subjects_store
 
 from lmeval_dispersion.auditing.calibrating.calibration import calibrate
-from lmeval_dispersion.auditing.calibrating.calibrator import fit_calibrator
 from lmeval_dispersion.auditing.calibrating.prediction import predict
 from lmeval_dispersion.auditing.mixtures import Inside, mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.ranking import errors_sentence, ranking_report, ranking_sentence
@@ -137,7 +136,7 @@ def differences(repeats: int) -> None:
 def calibrated(folder, seed, options):
     run = read_run(sliced_store(folder / str(seed), seed=seed, **options))
     labelled = np.flatnonzero(run.documents["part"] == "labelled")
-    fitted = fit_calibrator(labels_of(run, labelled))
+    fitted = calibrate(labels_of(run, labelled))
     calibrator = fitted.calibrator
     # One that beats nothing is estimated from too.
     whole, *rows = predict(replace(calibrator, beats_trivial=True), run).slices

@@ -171,16 +171,6 @@ def test_vendi_score_counts_directions_on_either_side():
     assert g.vendi_score(x) == pytest.approx(math.exp(-sum(v * math.log(v) for v in values)))
 
 
-@given(matrices, st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
-def test_streamed_estimate_is_the_estimate_of_the_whole(x, size):
-    blocks = [x[i : i + size] for i in range(0, len(x), size)]
-    found, expected = g.streamed_dispersion_estimate(lambda: iter(blocks)), g.dispersion_estimate(x)
-    assert found.n == expected.n == len(x)
-    assert found.mean == pytest.approx(expected.mean, rel=1e-9, abs=1e-12)
-    assert found.se == pytest.approx(expected.se, rel=1e-6, abs=1e-9)
-
-
 # Rows around the origin, two clouds, and one cloud far from the origin, in one piece and in two.
 @pytest.mark.parametrize(
     ("width", "shifts"), [(40, (0.0, 0.0)), (40, (0.0, 30.0)), (40, (1e3, 1e3)), (1500, (1e3, 1e3))]

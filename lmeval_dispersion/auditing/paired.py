@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from lmeval_dispersion.statistics import (
     student_bounds,
     student_p,
 )
-from lmeval_dispersion.store.samples import Scored, read_scores
+from lmeval_dispersion.store.samples import read_scores
 
 FEWEST = 5  # fewest shared documents for an interval: below, neither test can be significant
 
@@ -84,17 +83,13 @@ def compare_samples(first: str | Path, second: str | Path, *, metric: str | None
     """
     name, a = read_scores(first, metric)
     _, b = read_scores(second, name)
-    if unlike := _unlike(a, b):
+    shared = sorted(a.keys() & b.keys())
+    if unlike := [i for i in shared if a[i].document != b[i].document]:
         raise MixedStoresError(
             f"{first} and {second} have other documents or targets under {len(unlike)} ids (the first: "
             f"{unlike[0]}); compare runs on one version of the data"
         )
-    shared = sorted(a.keys() & b.keys())
     if not shared:
         raise MixedStoresError(f"{first} and {second} share no document; name samples of one task")
     x, y = (np.array([run[i].score for i in shared]) for run in (a, b))
     return paired_scores(x, y, name, (len(a) - len(shared), len(b) - len(shared)))
-
-
-def _unlike(a: Mapping[int, Scored], b: Mapping[int, Scored]) -> list[int]:
-    return [i for i in sorted(a.keys() & b.keys()) if a[i].document != b[i].document]

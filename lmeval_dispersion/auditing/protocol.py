@@ -126,35 +126,29 @@ def paper_protocol(run: AuditRun, *, seeds: int = SEEDS, seed: int = 0) -> Paper
     check_labels(run, "calibration needs")
     # 0.8: parts are random, and some hold less than their share of the rarer kind.
     size = mixture_size(int(0.8 * VALIDATION * pools(run, run.labelled).smaller))
-    errors: dict[tuple[str, str], list[Array]] = {}  # (kind, estimator) -> errors of every split's batches
-    chosen = []
-    for k in range(seeds):
-        best, of_split = _split_errors(run, size, k, np.random.default_rng([seed, k]))
-        chosen.append(best)
-        for key, values in of_split.items():
-            errors.setdefault(key, []).append(values)
-    errors = {key: splits for key, splits in errors.items() if len(splits) == seeds}
+    splits = [_split_errors(run, size, k, np.random.default_rng([seed, k])) for k in range(seeds)]
+    chosen = [best for best, _ in splits]
+    errors = {
+        key: [of_split[key] for _, of_split in splits]
+        for key in splits[0][1]
+        if all(key in of_split for _, of_split in splits)
+    }
     return PaperProtocol(
         documents_per_batch=size,
         seeds=seeds,
         chosen={kind: chosen.count(kind) for kind in REGRESSIONS if kind in chosen},
-        errors=[
-            _paper_error(kind, name, errors[kind, name])
-            for kind in KINDS
-            for name in sorted((n for of, n in errors if of == kind), key=_is_single_regression)
-        ],
+        errors=[_paper_error(*key, values) for key, values in errors.items()],
         verdicts=[_verdict(kind, errors) for kind in KINDS if (kind, DISPERSION) in errors],
     )
-
-
-def _is_single_regression(name: str) -> bool:
-    return name.startswith(f"{DISPERSION},")
 
 
 def _split_errors(
     run: AuditRun, size: int, k: int, rng: np.random.Generator
 ) -> tuple[str, dict[tuple[str, str], Array]]:
-    """The regression that validation picked in split ``k``, and the errors in points on every test batch."""
+    """The regression that validation picked in split ``k``, and the errors in points on every test batch.
+
+    The latter by kind of batch and estimator.
+    """
     order = rng.permutation(run.labelled)
     first = round(len(order) * CALIBRATION)
     second = first + round(len(order) * VALIDATION)
@@ -170,10 +164,11 @@ def _split_errors(
     fits = {kind: _read_off(fit) for kind, fit in fit_all(calibration, seed=k).items()}
     off = {kind: np.abs(fit(validation) - validation.accuracy).mean() for kind, fit in fits.items()}
     best = min(off, key=lambda kind: off[kind])
+    estimators = _estimators(run, labelled, calibration, fits, best)
     return best, {
         (kind, name): 100 * (estimate(batches) - batches.accuracy)
-        for name, estimate in _estimators(run, labelled, calibration, fits, best).items()
         for kind, batches in tests.items()
+        for name, estimate in estimators.items()
         if len(batches.rows) and (name != CONSTANT or kind == "mixtures")
     }
 
@@ -225,18 +220,18 @@ def fit_all(batches: Batches, *, seed: int = 0) -> dict[str, RegressorMixin]:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
-    models = {
-        "linear": LinearRegression(),
-        "polynomial": make_pipeline(PolynomialFeatures(3), LinearRegression()),
-        "random forest": RandomForestRegressor(n_estimators=50, min_samples_leaf=10, random_state=seed),
-    }
     x = batches.dispersion[:, None]
-    fits = {
-        name: make_pipeline(StandardScaler(), model).fit(x, batches.accuracy)
-        for name, model in models.items()
+
+    def fitted(*steps: Any) -> RegressorMixin:
+        return make_pipeline(StandardScaler(), *steps).fit(x, batches.accuracy)
+
+    forest = RandomForestRegressor(n_estimators=50, min_samples_leaf=10, random_state=seed)
+    return {
+        "linear": fitted(LinearRegression()),
+        "polynomial": fitted(PolynomialFeatures(3), LinearRegression()),
+        "isotonic": isotonic(batches.dispersion, batches.accuracy),
+        "random forest": fitted(forest),
     }
-    fits["isotonic"] = isotonic(batches.dispersion, batches.accuracy)
-    return {name: fits[name] for name in REGRESSIONS}
 
 
 def _read_off(fit: Any) -> Predictor:
@@ -252,14 +247,13 @@ def _estimators(
         DISPERSION: fits[best],
         TRIVIAL: lambda batches: np.full(len(batches.rows), accuracy),
         CONSTANT: lambda batches: np.full(len(batches.rows), middle),
-        **{f"{DISPERSION}, {kind}": fit for kind, fit in fits.items()},
     }
     top = run.confidence
     if not np.isnan(top[run.labelled]).any():
         threshold = confidence_threshold(top[labelled], accuracy)
         estimators["mean confidence"] = lambda b: np.array([top[rows].mean() for rows in b.rows])
         estimators["ATC"] = lambda b: np.array([(top[rows] > threshold).mean() for rows in b.rows])
-    return estimators
+    return estimators | {f"{DISPERSION}, {kind}": fit for kind, fit in fits.items()}
 
 
 def _paper_error(kind: str, name: str, splits: Sequence[Array]) -> PaperError:
@@ -273,7 +267,7 @@ def _verdict(kind: str, errors: Mapping[tuple[str, str], Sequence[Array]]) -> Pa
     sizes = {
         name: np.array([np.abs(values).mean() for values in splits])
         for (of, name), splits in errors.items()
-        if of == kind and not _is_single_regression(name)
+        if of == kind and not name.startswith(f"{DISPERSION},")  # one regression alone
     }
     # Mixtures have every accuracy alike, so there the best blind guess is the middle one.
     rival = min((name for name in (TRIVIAL, CONSTANT) if name in sizes), key=lambda name: sizes[name].mean())

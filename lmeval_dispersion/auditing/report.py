@@ -12,11 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from lmeval_dispersion.auditing.calibrating.calibration import (
-    Calibration,
-    calibrate,
-    calibration_sentence,
-)
+from lmeval_dispersion.auditing.calibrating.calibration import Calibration, calibrate
 from lmeval_dispersion.auditing.figures import RunReport, shortened
 from lmeval_dispersion.auditing.mixtures import Mixtures, mixture_curves, pools_sentence
 from lmeval_dispersion.auditing.protocol import PaperProtocol, paper_protocol
@@ -237,7 +233,7 @@ class Audit(RunReport):
         return bool(self.run["width"] and self.run["labelled"] and not self.cautions)
 
     def _conclusions(self) -> Iterator[str]:
-        """All conclusions; on right and wrong answers only where those are evidence."""
+        """The conclusions below the answer; on right and wrong answers only where those are evidence."""
         for name, table in list(self.slices.items())[: 1 if self.run["width"] else 0]:
             yield least_sentence(name, table.least_dispersed)
             if self._judged and not isinstance(table.association, Missing):
@@ -245,7 +241,6 @@ class Audit(RunReport):
         if self._judged:
             yield pools_sentence(self.mixtures)
             yield ranking_sentence(self.ranking)
-            yield calibration_sentence(self.calibration)
         yield self._confidence()
 
     def _associations(self) -> dict[str, str]:

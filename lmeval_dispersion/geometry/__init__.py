@@ -21,7 +21,6 @@ from lmeval_dispersion.geometry.dispersion import dispersion as dispersion
 from lmeval_dispersion.geometry.dispersion import dispersion_estimate as dispersion_estimate
 from lmeval_dispersion.geometry.dispersion import effective_rank as effective_rank
 from lmeval_dispersion.geometry.dispersion import spectrum as spectrum
-from lmeval_dispersion.geometry.dispersion import streamed_dispersion_estimate as streamed_dispersion_estimate
 from lmeval_dispersion.geometry.dispersion import vendi_score as vendi_score
 from lmeval_dispersion.geometry.pairs import METRICS as METRICS
 from lmeval_dispersion.geometry.pairs import Array as Array

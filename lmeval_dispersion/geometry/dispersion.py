@@ -1,4 +1,4 @@
-"""Dispersion of a set of vectors: at once, streamed, accumulated or per vector; and its spectrum.
+"""Dispersion of a set of vectors: at once, accumulated or per vector; and its spectrum.
 
 See the package's docstring for shapes, dtypes and sources. The spectrum takes vectors as they are: four
 figures of the singular values of their rows, which are bounded by n and rise with it, NaN where undefined.
@@ -6,19 +6,14 @@ figures of the singular values of their rows, which are bounded by n and rise wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lmeval_dispersion.errors import GeometryError, TooFewVectorsError
-from lmeval_dispersion.geometry.pairs import Array, at_least, matrix, unit_rows, valid_rows
+from lmeval_dispersion.geometry.pairs import Array, at_least, matrix, unit_rows
 from lmeval_dispersion.statistics import jackknife_se
-
-_NUMBERS = 2**16  # of a block: 512 KB in float64
-_LEAST, _MOST = 1e-200, 1e200  # squared lengths that neither under- nor overflowed
-_CANCELLED = 1e-4  # below, n - |sum of unit rows|^2 / n has lost too many digits
 
 
 class Estimate(NamedTuple):
@@ -32,8 +27,8 @@ class Estimate(NamedTuple):
 def dispersion(x: ArrayLike) -> float:
     """Mean cosine distance over all pairs of rows of ``x`` (n >= 2, d).
 
-    0 all parallel, 1 orthogonal on average, at most n/(n-1). In float64 whatever the dtype, without a copy of
-    ``x``; nearly parallel vectors keep their digits. Compare a model with itself or its siblings only.
+    0 all parallel, 1 orthogonal on average, at most n/(n-1). In float64 whatever the dtype; nearly parallel
+    vectors keep their digits. Compare a model with itself or its siblings only.
 
     Raises:
         TooFewVectorsError: n < 2.
@@ -45,46 +40,7 @@ def dispersion(x: ArrayLike) -> float:
     >>> dispersion([[1, 0], [0, 1]])
     1.0
     """
-    rows = _rows(x)
-    n = len(rows)
-    total: Array = np.zeros(rows.shape[1])
-    for block, lengths in _blocks(rows):
-        total += (1 / lengths) @ block
-    mean = mean_distance(total, n)
-    if mean > _CANCELLED:
-        return mean
-    centre = total / n
-    spread = sum(
-        float(np.square(block / lengths[:, None] - centre).sum()) for block, lengths in _blocks(rows)
-    )
-    return spread / (n - 1)
-
-
-def _rows(x: ArrayLike) -> NDArray[Any]:
-    """``x`` unchanged, of a float dtype, with at least two rows."""
-    rows = np.asarray(x)
-    if rows.dtype.kind != "f":
-        rows = rows.astype(np.float64)
-    if rows.ndim != 2 or rows.shape[1] == 0:
-        raise GeometryError(f"expected `x` of shape (n, d), got {rows.shape}")
-    at_least(rows, 2)
-    return rows
-
-
-def _blocks(rows: NDArray[Any]) -> Iterator[tuple[Array, Array]]:
-    """Blocks of rows in float64 that fit into the cache, with the rows' lengths."""
-    size = max(1, _NUMBERS // rows.shape[1])
-    for i in range(0, len(rows), size):
-        block = rows[i : i + size].astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):
-            squares = np.einsum("ij,ij->i", block, block)
-        if not (squares.min() > _LEAST and squares.max() < _MOST):
-            # Tiny or huge values; or a row without a direction, which `unit_rows` names by its index in `x`.
-            if not valid_rows(block).all():
-                unit_rows(rows)
-            block = block / np.abs(block).max(axis=1, keepdims=True)
-            squares = np.einsum("ij,ij->i", block, block)
-        yield block, np.sqrt(squares)
+    return float(contributions(x).mean())
 
 
 def contributions(x: ArrayLike) -> Array:
@@ -96,8 +52,8 @@ def contributions(x: ArrayLike) -> Array:
     """
     u = unit_rows(x)
     at_least(u, 2)
-    centred = u - u.mean(axis=0)
-    return mean_distances(np.einsum("ij,ij->i", centred, centred))
+    u -= u.mean(axis=0)
+    return mean_distances(np.einsum("ij,ij->i", u, u))
 
 
 def mean_distance(total: Array, n: int) -> float:
@@ -125,20 +81,6 @@ def dispersion_estimate(x: ArrayLike) -> Estimate:
         NoDirectionError: A zero or non-finite row.
     """
     return jackknifed(contributions(x))
-
-
-def streamed_dispersion_estimate(blocks: Callable[[], Iterable[ArrayLike]]) -> Estimate:
-    """:func:`dispersion_estimate` of rows that come in blocks (n_i, d); ``blocks`` is called twice."""
-    total: Any = 0.0
-    n = 0
-    for block in blocks():
-        u = unit_rows(block)
-        total, n = total + u.sum(axis=0), n + len(u)
-    if n < 2:
-        raise TooFewVectorsError(f"expected at least 2 vectors, got {n}; pass more texts")
-    mean = total / n
-    parts = [np.square(unit_rows(block) - mean).sum(axis=1) for block in blocks()]
-    return jackknifed(mean_distances(np.concatenate(parts)))
 
 
 def jackknifed(c: Array) -> Estimate:

@@ -17,7 +17,7 @@ from safetensors.numpy import save
 
 from lmeval_dispersion.errors import HarnessError
 from lmeval_dispersion.files import write_whole
-from lmeval_dispersion.geometry import Estimate, streamed_dispersion_estimate, valid_rows
+from lmeval_dispersion.geometry import Estimate, dispersion_estimate, valid_rows
 from lmeval_dispersion.harness.seams import Pooled
 from lmeval_dispersion.store.format import CORRECT_ABOVE
 
@@ -25,8 +25,6 @@ Vectors = NDArray[np.float32]
 
 # Metric of ours -> the documents whose dispersion it is, by their score.
 METRICS = {"dispersion": "all", "dispersion_correct": "correct", "dispersion_incorrect": "incorrect"}
-
-_BLOCK = 4096  # documents whose states are joined at a time
 
 
 @dataclass
@@ -142,16 +140,11 @@ def estimate(records: tuple[DocRecord, ...], layer: str | None = None) -> Estima
 
     NaN below two states with a direction.
     """
-
-    def blocks() -> Iterator[Vectors]:
-        for start in range(0, len(records), _BLOCK):
-            states = [record.state.vectors for record in records[start : start + _BLOCK]]
-            rows = np.concatenate([s[layer] if layer else next(iter(s.values())) for s in states])
-            if (valid := valid_rows(rows)).any():
-                yield rows[valid]
-
-    n = sum(map(len, blocks()))
-    return streamed_dispersion_estimate(blocks) if n > 1 else Estimate(math.nan, math.nan, n)
+    states = (record.state.vectors for record in records)
+    parts = [s[layer] if layer else next(iter(s.values())) for s in states]
+    parts = [rows[valid_rows(rows)] for rows in parts]
+    n = sum(map(len, parts))
+    return dispersion_estimate(np.concatenate(parts)) if n > 1 else Estimate(math.nan, math.nan, n)
 
 
 class TaskMetrics:

@@ -25,6 +25,7 @@ from lmeval_dispersion import statistics
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.geometry import contributions, unit_rows
 from lmeval_dispersion.geometry.dispersion import jackknifed
+from lmeval_dispersion.geometry.dispersion import left_out as dispersions_left_out
 from lmeval_dispersion.laboratory import frames
 from lmeval_dispersion.laboratory.causal_model import CausalModel, last_vectors
 from lmeval_dispersion.laboratory.frames import StudyResult, bounded, records, table, with_ends
@@ -215,12 +216,7 @@ def ratio_interval(within: Array, apart: Array) -> statistics.Interval:
 def log_ratios_left_out(within: Array, apart: Array) -> Array:
     """Log of between over within without each cluster in turn, shape (n,), for a jackknife."""
     inside = (within.sum() - within) / (len(within) - 1)
-    return np.asarray(np.log(pairs_left_out(apart)) - np.log(inside))
-
-
-def pairs_left_out(apart: Array) -> Array:
-    """Mean over pairs of n members without each of them, from each one's mean over the others (n,)."""
-    return np.asarray(apart.mean() + (apart.mean() - apart) * 2 / (len(apart) - 2))
+    return np.asarray(np.log(dispersions_left_out(apart)) - np.log(inside))
 
 
 def jackknife_bounds(value: float, left_out: Array, claims: int = 1) -> statistics.Bounds:

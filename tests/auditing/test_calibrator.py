@@ -4,18 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from synthetic import concluded, documents, planted_store, sliced_store, written
+from synthetic import documents, planted_store, sliced_store, written
 
-from lmeval_dispersion.auditing.calibrating.calibration import calibrate
+from lmeval_dispersion.auditing.calibrating.calibration import Estimator, calibrate
 from lmeval_dispersion.auditing.calibrating.calibrator import (
     Calibrator,
-    Estimator,
     Pairs,
     check_fits,
     check_worth,
     cross_fitted,
     document_ids,
-    fit_calibrator,
     jackknife_plus,
     rows_of_ids,
 )
@@ -30,7 +28,7 @@ from lmeval_dispersion.installation import data_folder
 def halves(path, **options):
     """A sliced store and the calibrator of its labelled part."""
     run = read_run(sliced_store(path, **options))
-    return run, fit_calibrator(labels_of(run, rows_where(run, "part == 'labelled'"))).calibrator
+    return run, calibrate(labels_of(run, rows_where(run, "part == 'labelled'"))).calibrator
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +145,7 @@ def test_documents_that_were_learnt_from_are_left_out(law):
 
 def test_one_subject_is_cut_into_clusters(tmp_path):
     run = read_run(planted_store(tmp_path / "a", n=1200, effect=1.0, subject="web"))
-    fitted = fit_calibrator(labels_of(run, np.arange(700))).calibrator
+    fitted = calibrate(labels_of(run, np.arange(700))).calibrator
     assert fitted.by == "cluster"
     result = predict(replace(fitted, beats_trivial=True), run)
     assert not result.exchangeable
@@ -189,7 +187,7 @@ def test_vectors_that_are_all_alike_tell_nothing(tmp_path):
     run = read_run(written(tmp_path, frame, np.tile([1.0, 2.0], (600, 1))))
     with pytest.raises(UsageError, match="every slice has the same dispersion"):
         calibrate(run)
-    assert "could not be tested: every slice has the same dispersion" in concluded(audit(run, short=True))
+    assert "Not available: every slice has the same dispersion" in audit(run, short=True).to_markdown()
 
 
 def drawn(rng, slices=30, documents=50, slope=0.0, between=0.1):
@@ -261,7 +259,7 @@ def test_halves_of_real_runs_whose_answers_are_luck_are_refused(store, by):
         luck = replace(run, score=rng.permutation(run.score))
         half = np.flatnonzero(run.documents[by].isin(rng.permutation(values)[: len(values) // 2]))
         made = {"by": "cluster"} if by == "subject" else {}  # half of the subjects are too few
-        better += fit_calibrator(labels_of(luck, half), **made).calibrator.beats_trivial
+        better += calibrate(labels_of(luck, half), **made).calibrator.beats_trivial
     assert better == 0
 
 
@@ -276,7 +274,7 @@ def test_halves_of_real_runs_whose_answers_are_luck_are_refused(store, by):
 def test_too_few_labels_or_slices_are_one_sentence(law, options, message):
     labels = options.get("labels", np.arange(1000))
     with pytest.raises(UsageError, match=message):
-        fit_calibrator(labels_of(law[0], labels), by=options.get("by"))
+        calibrate(labels_of(law[0], labels), by=options.get("by"))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_noise_is_no_better_than_the_trivial_predictor(noise):
     assert [verdict.kind for verdict in verdicts] == ["whole", "slices", "mixtures"]
     assert not any(verdict.better for verdict in verdicts)
     assert "Whole test part: dispersion is no better than the trivial predictor" in report.to_markdown()
-    assert "no better than the trivial predictor" in concluded(report)
+    assert "Dispersion replaces no labels here" in concluded(report)
 
 
 def test_same_store_and_seed_same_bytes(planted, tmp_path):

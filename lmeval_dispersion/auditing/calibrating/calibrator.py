@@ -21,26 +21,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from lmeval_dispersion.auditing.ranking import clustered
-from lmeval_dispersion.auditing.run import Array, AuditRun, Rows, check_labels
+from lmeval_dispersion.auditing.run import Array, AuditRun, Rows
 from lmeval_dispersion.auditing.slices import Slice, by_column, by_value
 from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.files import write_whole
 from lmeval_dispersion.installation import __version__
-from lmeval_dispersion.report import Col
-from lmeval_dispersion.statistics import (
-    LEVEL,
-    Bounds,
-    percentiles,
-    rank_correlations,
-    resampled_means,
-    student_quantile,
-)
+from lmeval_dispersion.statistics import LEVEL, Bounds, rank_correlations
 from lmeval_dispersion.store.format import DOCUMENTS
 
 if TYPE_CHECKING:
@@ -53,19 +45,18 @@ FEWEST_SLICES = 8
 FEWEST_DOCUMENTS = 5  # labelled documents of a fitted slice
 
 _CLUSTER, _MOST_CLUSTERS = 25, 40  # documents a cluster, clusters of a calibration
-_ROUNDING = 1e-9  # of the dispersion: closer values count as equal
 _MARGIN = 0.25  # of the fitted range, on either side
 _SHIFT = 0.01  # how often similar slices may be called different
 
 # Key of `AuditRun.describe` -> its name in messages. `tasks` and `identity` have their own rules.
-_MUST_AGREE = {
+MUST_AGREE = {
     "layer": "layer",
     "width": "vector width",
     "prompt_format": "prompt format",
     "chat_template": "chat template",
     "num_fewshot": "number of few-shot examples",
 }
-_NAMES = {"model": "model", "revision": "revision"}  # compared where no identity is known
+NAMES = {"model": "model", "revision": "revision"}  # compared where no identity is known
 
 # --- slices ------------------------------------------------------------------------------------------------
 
@@ -118,6 +109,17 @@ def vector_clusters(run: AuditRun, rows: Rows, count: int, *, seed: int = 0) -> 
 # --- the fit -----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class FittedSlice:
+    """A labelled slice: its documents, their mean score and its variance, and the slice's dispersion."""
+
+    slice: str
+    documents: int
+    accuracy: float
+    variance: float
+    dispersion: float
+
+
 class Pairs(NamedTuple):
     """Labelled slices with their dispersion, shape (S,) each.
 
@@ -132,6 +134,12 @@ class Pairs(NamedTuple):
     accuracy: Array
     documents: Array
     variance: Array
+
+    @classmethod
+    def of(cls, slices: Sequence[FittedSlice]) -> Pairs:
+        """The numbers of labelled slices."""
+        columns = [[getattr(part, name) for part in slices] for name in cls._fields]
+        return cls(*(np.array(column, dtype=np.float64) for column in columns))
 
     @property
     def trivial(self) -> Array:
@@ -178,53 +186,15 @@ def conformal_rank(slices: int, level: float) -> int:
     return min(math.ceil((slices + 1) * level - 1e-9), slices)
 
 
-def jackknife_plus(centres: Array, half: Array, level: float) -> Bounds:
-    """Interval of one slice from the estimates of S left-out fits (S,) and S half widths (S,).
+def jackknife_plus(centres: Array, half: Array, level: float) -> tuple[Array, Array]:
+    """Ends (s,) of intervals, from the estimates of S left-out fits (S, s) and as many half widths.
 
     Source: Barber et al. 2021, eq. 1.5: quantiles of centre - half and of centre + half.
     """
     n = len(centres)
     rank = conformal_rank(n, level)
-    low, high = np.sort(centres - half)[n - rank], np.sort(centres + half)[rank - 1]
-    return Bounds(float(max(low, 0.0)), float(min(high, 1.0)))
-
-
-@dataclass(frozen=True)
-class Estimator:
-    """Errors in points of one estimate of slices that its fit did not see, and its worth in labels.
-
-    The mean of k labels of n, drawn without replacement, has the variance v (1/k - 1/n), v that of the scores
-    (Cochran, Sampling Techniques, 1977, 2.6). Worth k labels: k = mean v / (mean squared error + mean v / n),
-    with a bootstrap over slices. The unit is that of Fu et al., arXiv 2305.14802.
-
-    Attributes:
-        mae, rmse: Mean absolute error, and root of the mean squared error, over slices.
-        better: Whether the squared error is lower than that of the labelled accuracy alone, by a one-sided
-            paired Student test over slices at 5 %, and the mean absolute error is lower.
-    """
-
-    estimator: Annotated[str, Col("Estimate")]
-    mae: Annotated[float, Col("Mean error (points)", ".2f")]
-    rmse: Annotated[float, Col("RMSE", ".2f", drop=1)]
-    worth: Annotated[float, Col("Worth labels a slice", ".0f")]
-    worth_low: Annotated[float, Col("95 % from", ".0f", drop=2)]
-    worth_high: Annotated[float, Col("to", ".0f", drop=2)]
-    better: Annotated[bool, Col("Beats the labelled accuracy", drop=3)]
-
-    @classmethod
-    def of(cls, name: str, pairs: Pairs, estimate: Array, *, seed: int = 0) -> Estimator:
-        """From estimates of left-out slices (S,)."""
-        ours, theirs = (100 * (values - pairs.accuracy) for values in (estimate, pairs.trivial))
-        mae, n = float(np.abs(ours).mean()), len(ours)
-        gain = np.square(theirs) - np.square(ours)
-        margin = student_quantile(LEVEL, n - 1) * gain.std(ddof=1) / math.sqrt(n)
-        better = bool(gain.mean() > margin and mae < np.abs(theirs).mean())
-        off = np.square(estimate - pairs.accuracy) + pairs.variance / pairs.documents
-        columns = np.stack([pairs.variance, off], axis=1)
-        samples = resampled_means(columns, seed)
-        bounds = percentiles(samples[:, 0] / samples[:, 1])
-        worth = float(columns[:, 0].mean() / columns[:, 1].mean())
-        return cls(name, mae, math.sqrt(np.square(ours).mean()), worth, *bounds, better)
+    low, high = np.sort(centres - half, axis=0)[n - rank], np.sort(centres + half, axis=0)[rank - 1]
+    return np.maximum(low, 0.0), np.minimum(high, 1.0)
 
 
 @dataclass(frozen=True)
@@ -235,17 +205,6 @@ class Labelled:
     accuracy: float
     doc_ids: Mapping[str, str]
     documents_sha256: str
-
-
-@dataclass(frozen=True)
-class FittedSlice:
-    """A labelled slice: its documents, their mean score and its variance, and the slice's dispersion."""
-
-    slice: str
-    documents: int
-    accuracy: float
-    variance: float
-    dispersion: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,8 +268,7 @@ class Calibrator:
     @cached_property
     def pairs(self) -> Pairs:
         """The slices that are fitted."""
-        columns = [[getattr(part, name) for part in self.slices] for name in Pairs._fields]
-        return Pairs(*(np.array(column, dtype=np.float64) for column in columns))
+        return Pairs.of(self.slices)
 
     @cached_property
     def held_out(self) -> tuple[list[IsotonicRegression], Array]:
@@ -354,13 +312,17 @@ class Calibrator:
     def applied(self, dispersions: Array, documents: Array) -> Applied:
         """Estimates of slices with these dispersions and numbers of documents, (s,) each."""
         fits, estimate = self.held_out
-        score = np.abs(estimate - self.pairs.accuracy)
+        errors = np.abs(estimate - self.pairs.accuracy)
+        errors = errors / error_sizes(self.pairs, estimate, self.pairs.documents)
+        size = error_sizes(self.pairs, estimate, np.minimum(documents, self.documents_a_slice[1]))
+        folds = np.array([fit.predict(dispersions) for fit in fits])
+        rank = conformal_rank(len(errors), self.level)
         return Applied(
-            value=isotonic(*self.pairs[:3]).predict(dispersions),
-            size=error_sizes(self.pairs, estimate, np.minimum(documents, self.documents_a_slice[1])),
-            folds=np.array([fit.predict(dispersions) for fit in fits]),
-            score=score / error_sizes(self.pairs, estimate, self.pairs.documents),
-            level=self.level,
+            isotonic(*self.pairs[:3]).predict(dispersions),
+            *jackknife_plus(folds, errors[:, None] * size, self.level),
+            half_width=np.sort(errors)[rank - 1] * size,
+            size=size,
+            folds=folds,
         )
 
 
@@ -368,73 +330,18 @@ class Applied(NamedTuple):
     """A calibrator's estimates of s slices, from S labelled ones.
 
     Attributes:
-        value, size: Estimates, and sizes of their errors, shape (s,).
+        value, low, high: Estimates with their intervals, shape (s,).
+        half_width: About half an interval, shape (s,).
+        size: Size of the estimates' errors, shape (s,).
         folds: Estimates by the fits that each leave out a labelled slice, shape (S, s).
-        score: Errors of the labelled slices, left out, divided by their size, shape (S,).
     """
 
     value: Array
+    low: Array
+    high: Array
+    half_width: Array
     size: Array
     folds: Array
-    score: Array
-    level: float
-
-    def interval(self, i: int) -> Bounds:
-        """Interval of the estimate of slice ``i``."""
-        return jackknife_plus(self.folds[:, i], self.score * self.size[i], self.level)
-
-    @property
-    def half_width(self) -> Array:
-        """About half an interval, shape (s,)."""
-        rank = conformal_rank(len(self.score), self.level)
-        return np.asarray(np.sort(self.score)[rank - 1] * self.size)
-
-
-class Fitted(NamedTuple):
-    """A calibrator, and the estimates that judge it.
-
-    Attributes:
-        calibrator: As written to the file.
-        estimators: Its own, confidence and ATC as they are, and the labelled accuracy.
-    """
-
-    calibrator: Calibrator
-    estimators: list[Estimator]
-
-
-def fit_calibrator(run: AuditRun, *, by: str | None = None, seed: int = 0) -> Fitted:
-    """Fit to the labelled slices of a run; arguments and errors are those of `calibrate`."""
-    check_labels(run, "calibration needs")
-    made_by, parts = labelled_slices(run, by, seed=seed)
-    scores = [run.score[part.rows] for part in parts]
-    pairs = Pairs(
-        run.vectors.dispersions([part.rows for part in parts]),
-        np.array([values.mean() for values in scores]),
-        np.array([float(len(values)) for values in scores]),
-        np.array([values.var(ddof=1) for values in scores]),
-    )
-    if pairs.dispersion.std() <= _ROUNDING * pairs.dispersion.max():
-        raise UsageError("every slice has the same dispersion, so it tells no accuracy")
-    ours = Estimator.of("dispersion, calibrated", pairs, cross_fitted(pairs)[1], seed=seed)
-    about, rows = run.describe(), run.labelled
-    calibrator = Calibrator(
-        **{key: about[key] for key in (*_NAMES, *_MUST_AGREE, "tasks")},
-        identity=run.store.manifest.get("identity"),
-        by=made_by,
-        labelled=Labelled(
-            len(rows), float(run.score[rows].mean()), document_ids(run, rows), documents_digest(run)
-        ),
-        beats_trivial=ours.better,
-        slices=[
-            FittedSlice(part.name, len(part.rows), float(accuracy), float(variance), float(dispersion))
-            for part, dispersion, accuracy, _, variance in zip(parts, *pairs, strict=True)
-        ],
-        seed=seed,
-    )
-    others = {**_uncalibrated(run, [part.rows for part in parts]), TRIVIAL: pairs.trivial}
-    return Fitted(
-        calibrator, [ours, *(Estimator.of(name, pairs, x, seed=seed) for name, x in others.items())]
-    )
 
 
 def confidence_threshold(confidence: Array, accuracy: float) -> float:
@@ -443,21 +350,6 @@ def confidence_threshold(confidence: Array, accuracy: float) -> float:
     Source: Garg et al., "Leveraging unlabeled data to predict out-of-distribution performance", ICLR 2022.
     """
     return float(np.quantile(confidence, 1.0 - accuracy))
-
-
-def _uncalibrated(run: AuditRun, parts: list[Rows]) -> dict[str, Array]:
-    """Mean confidence and ATC (average thresholded confidence) as they are, if every document has them."""
-    confidence = run.confidence
-    if np.isnan(confidence[run.labelled]).any():
-        return {}
-    # The threshold of each slice is that of the other slices.
-    others = [np.concatenate([*parts[:i], *parts[i + 1 :]]) for i in range(len(parts))]
-    above = [
-        (confidence[part] > confidence_threshold(confidence[rest], run.score[rest].mean())).mean()
-        for part, rest in zip(parts, others, strict=True)
-    ]
-    means = [confidence[part].mean() for part in parts]
-    return {"mean confidence, as it is": np.array(means), "ATC, as it is": np.array(above)}
 
 
 # --- the labelled documents --------------------------------------------------------------------------------
@@ -506,9 +398,9 @@ def check_fits(calibrator: Calibrator, run: AuditRun) -> list[str]:
     """
     about, notes = run.describe(), []
     ours, theirs = calibrator.identity, run.store.manifest.get("identity")
-    compared = dict(_MUST_AGREE)
+    compared = dict(MUST_AGREE)
     if ours is None or theirs is None:
-        compared = {**_NAMES, **_MUST_AGREE}
+        compared = {**NAMES, **MUST_AGREE}
         notes.append(
             f"{'The calibrator' if ours is None else 'The run'} does not record its weights, adapter or "
             "quantisation: only the model's name and revision were compared."

@@ -146,7 +146,7 @@ def predict(
         exchangeable=by == calibrator.by and by != CLUSTERS and not shifted,
         shifted=shifted,
         **dict(zip(("mae", "trivial_mae"), calibrator.errors, strict=True)),
-        slices=[_whole(run, parts, slices, applied, documents), *(slices if len(slices) > 1 else [])],
+        slices=[_whole(run, calibrator, parts, slices, applied), *(slices if len(slices) > 1 else [])],
     )
 
 
@@ -203,12 +203,16 @@ def _estimated(row: Prediction, calibrator: Calibrator, applied: Applied, i: int
     if not low <= row.dispersion <= high:
         reason = f"dispersion {row.dispersion:.4g}, fitted from {low:.4g} to {high:.4g}"
         return replace(row, reason=f"outside the fitted range: {reason}")
-    low, high = applied.interval(i)
-    return replace(row, predicted=float(applied.value[i]), low=low, high=high)
+    value, low, high = (float(values[i]) for values in applied[:3])
+    return replace(row, predicted=value, low=low, high=high)
 
 
 def _whole(
-    run: AuditRun, parts: Sequence[Slice], slices: Sequence[Prediction], applied: Applied, documents: Rows
+    run: AuditRun,
+    calibrator: Calibrator,
+    parts: Sequence[Slice],
+    slices: Sequence[Prediction],
+    applied: Applied,
 ) -> Prediction:
     """All slices with an estimate together: their estimates weighted by documents."""
     if len(slices) == 1:
@@ -219,10 +223,11 @@ def _whole(
     whole = _without_estimate(run, Slice(name, rows))
     if not used:
         return replace(whole, reason="no slice can be estimated")
-    weight = documents[used] / documents[used].sum()
+    documents = np.array([slices[i].documents for i in used])
+    weight = documents / documents.sum()
     estimate = float(weight @ applied.value[used])
     shared = applied.folds[:, used] @ weight
     variance = float(np.square(weight * applied.size[used]).sum()) + (len(shared) - 1) * float(shared.var())
     # A sum cannot have a higher level than its slices.
-    half = student_quantile((1 + applied.level) / 2, len(shared) - 1) * math.sqrt(variance)
+    half = student_quantile((1 + calibrator.level) / 2, len(shared) - 1) * math.sqrt(variance)
     return replace(whole, predicted=estimate, low=max(estimate - half, 0.0), high=min(estimate + half, 1.0))
