@@ -14,6 +14,7 @@ from lmeval_dispersion.options import add_output, command_parser
 from lmeval_dispersion.racing.commands import add_evaluation
 
 _OPTION = re.compile(r"^  -.*\n(?: {10,}.*\n)*", re.MULTILINE)
+_NONE = re.compile(r"\s+\(default: none\)")
 
 
 def every_help() -> Iterator[tuple[str, str]]:
@@ -27,7 +28,7 @@ def every_help() -> Iterator[tuple[str, str]]:
     asked = [
         text for text in _OPTION.findall(asks.format_help()) if text not in known and "--task" not in text
     ]
-    yield "Options of race and probe", "".join(asked).rstrip()
+    yield "Options of race and probe", _NONE.sub("", "".join(asked)).rstrip()
     for commands in JOBS.values():
         parsers = {name: parser_of(name)[0] for name in commands}
         for name, parser in parsers.items():
@@ -36,9 +37,9 @@ def every_help() -> Iterator[tuple[str, str]]:
 
 
 def _own(parser: argparse.ArgumentParser, shared: list[str]) -> str:
-    """A command's help without its usage, which its options repeat, the shared options and the last lines."""
+    """A command's help without its usage, its shared options, defaults that are none, and the last lines."""
     text = parser.format_help().removeprefix(parser.format_usage()).partition("\ndocs, and completion")[0]
-    text = _OPTION.sub(lambda found: "" if found[0] in shared else found[0], f"{text}\n")
+    text = _NONE.sub("", _OPTION.sub(lambda found: "" if found[0] in shared else found[0], f"{text}\n"))
     return re.sub(r"^[a-z][^\n]*:\n(?:\n|\Z)", "", text, flags=re.MULTILINE).strip()
 
 

@@ -228,7 +228,9 @@ def race_texts(found: Sequence[Cell], content: Mapping[str, Results]) -> list[st
         models = KINDS.get(kind, "adapters")
         for way in short.results[label(cells[0])] if cells else ():
             figures = [
-                figure(own.figure(way, name)) if way in own.results[label(cells[0])] else "not run"
+                figure(own.figure(way, name)).replace(" to ", "–")
+                if way in own.results[label(cells[0])]
+                else "not run"
                 for own in (short, long)
                 for name, figure in (("lost", said), ("share", percent))
             ]
