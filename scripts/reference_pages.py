@@ -11,27 +11,35 @@ os.environ["COLUMNS"] = "100"  # before argparse asks for the width
 
 from lmeval_dispersion.cli import JOBS, _overview, parser_of
 from lmeval_dispersion.options import add_output, command_parser
+from lmeval_dispersion.racing.commands import add_evaluation
 
 _OPTION = re.compile(r"^  -.*\n(?: {10,}.*\n)*", re.MULTILINE)
+_NONE = re.compile(r"\s+\(default: none\)")
 
 
 def every_help() -> Iterator[tuple[str, str]]:
-    """Title and help of each command, in the order of the overview, after the options of every report."""
+    """Title and help of each command, in the order of the overview, after the options that several share."""
     yield "dispersion", _overview()
-    reports = command_parser("dispersion", "")
+    reports, asks = (command_parser("dispersion", "") for _ in range(2))
     add_output(reports)
+    add_evaluation(asks, "each command's own")
     known = _OPTION.findall(reports.format_help())
     yield "Options of every report", "".join(known).rstrip()
+    asked = [
+        text for text in _OPTION.findall(asks.format_help()) if text not in known and "--task" not in text
+    ]
+    yield "Options of race and probe", _NONE.sub("", "".join(asked)).rstrip()
     for commands in JOBS.values():
         parsers = {name: parser_of(name)[0] for name in commands}
         for name, parser in parsers.items():
-            yield f"dispersion {name}", _own(parser, known)
+            shared = [*known, *asked] if name in ("race", "probe") else known
+            yield f"dispersion {name}", _own(parser, shared)
 
 
 def _own(parser: argparse.ArgumentParser, shared: list[str]) -> str:
-    """A command's help without its usage, which its options repeat, the shared options and the last lines."""
+    """A command's help without its usage, its shared options, defaults that are none, and the last lines."""
     text = parser.format_help().removeprefix(parser.format_usage()).partition("\ndocs, and completion")[0]
-    text = _OPTION.sub(lambda found: "" if found[0] in shared else found[0], f"{text}\n")
+    text = _NONE.sub("", _OPTION.sub(lambda found: "" if found[0] in shared else found[0], f"{text}\n"))
     return re.sub(r"^[a-z][^\n]*:\n(?:\n|\Z)", "", text, flags=re.MULTILINE).strip()
 
 

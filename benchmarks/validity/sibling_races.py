@@ -225,15 +225,17 @@ def race_texts(found: Sequence[Cell], content: Mapping[str, Results]) -> list[st
     for kind in (*KINDS, "lora"):
         cells = [cell for cell in found if cell.kind == kind and label(cell) in content[str(SHORT)]]
         short, long = (Groups(cells, content[str(count)]) for count in (SHORT, 1319))
+        models = KINDS.get(kind, "adapters")
         for way in short.results[label(cells[0])] if cells else ():
             figures = [
-                figure(own.figure(way, name)) if way in own.results[label(cells[0])] else "not run"
+                figure(own.figure(way, name)).replace(" to ", "–")
+                if way in own.results[label(cells[0])]
+                else "not run"
                 for own in (short, long)
                 for name, figure in (("lost", said), ("share", percent))
             ]
-            rows.append(
-                [KINDS.get(kind, "adapters"), way, f"{short.figure(way, 'loads').value:.0f}", *figures]
-            )
+            rows.append([models, way, f"{short.figure(way, 'loads').value:.0f}", *figures])
+            models = ""  # once a kind
     headings = ["models", "way", "loads", f"lost, N = {SHORT}", "questions", "lost, N = 1,319", "questions"]
     rival = (
         "UCB-E is banditeval's own code at 80f95a3 (`ucb_e.py`): 8 questions a step, 5 draws; it was run "

@@ -44,7 +44,8 @@ _NEVER_READ = Cause(
     "the same, of a checkpoint that was never read", "unknown", _UNKNOWN, "failed", "Failed: {}.", _STILL, 3
 )
 _GONE = Cause(
-    "a folder was deleted; the folder above it exists", "gone", frozenset({GONE}), "gone", "Gone: {}."
+    "a folder that was read is not found in its storage, or on disk although the folder two above it exists",
+    *("gone", frozenset({GONE}), "gone", "Gone: {}."),
 )
 CAUSES = (
     Cause("it was read, or is unchanged", "there", frozenset({""})),
@@ -59,16 +60,16 @@ CAUSES = (
         codes=frozenset(NOT_OF_WEIGHTS),
     ),
     _NEVER_READ._replace(
-        event="it is not found, or missing from a list, and was private when it was last seen, or an earlier "
-        "version did not record whether; a folder is not found, nor the folder above it",
+        event="it is not found, or missing from a list, and was not known to be public when last seen; "
+        "a folder on disk is not found, nor the folder two above it",
         first="Not readable now, ranked by older figures: {}.",
         codes=_MISSING,
     ),
     _NEVER_READ,
     _GONE,
-    _GONE._replace(event="it was public when it was last seen, and is not found any more"),
-    _GONE._replace(event="it was private, and the token that read it before does not find it any more"),
-    _GONE._replace(event="its branch or tag does not exist any more", codes=frozenset({"RevisionNotFound"})),
+    _GONE._replace(event="it was public when last seen, and is not found"),
+    _GONE._replace(event="it was private, and the token that read it before does not find it"),
+    _GONE._replace(event="its branch or tag is gone", codes=frozenset({"RevisionNotFound"})),
     _GONE._replace(event="the list says that it has no weights any more"),
     Cause(
         "it is gone, and a new name has its commit (a new folder its files with their times): renamed",

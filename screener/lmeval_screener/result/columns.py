@@ -81,13 +81,13 @@ def _to_next(c: Screened, group: Group) -> float | None:
 _C = CheckpointColumn
 #: In the order of CSV and of JSON.
 COLUMNS = (
-    _C("label", str, "name in the report, unique in it; options take it too", shown=Col("Checkpoint")),
+    _C("label", str, "unique name in the report, which options take too", shown=Col("Checkpoint")),
     _C("repo", str, "repository after renames, or the folder"),
     _C("requested_revision", str | None, "as asked for; null: the default branch", "target.revision"),
     _C(
         "revision",
         str | None,
-        "the commit that was read, 40 hex digits; null for a folder",
+        "the commit that was read; null for a folder",
         shown=Column("commit", "Commit", drop=3),
     ),
     _C("family", str, "family, or `tokenizer:<hash>` for checkpoints given by name"),
@@ -95,13 +95,13 @@ COLUMNS = (
     _C(
         "rank",
         _Rank | None,
-        "place in family and scale, which equal ones share; null for the base and its rows",
+        "place in the group, which equal ones share; null for the base and its rows",
         lambda c, group: c.rank if group.has_place(c) else None,
     ),
     _C(
         "holds_best",
         _Share | None,
-        "[chance](#chances) that the best is among the places down to this one; null where none is known",
+        "[chance](#chances) that the places down to this one hold the best; null where none is known",
         lambda c, group: group.holds_best(c),
     ),
     _C(
@@ -110,12 +110,8 @@ COLUMNS = (
         "chance that it is more accurate than one of the next place; null for the last",
         _to_next,
     ),
-    _C("copy_of", str | None, "label of the checkpoint that it is a [copy](#copies) of; null for none"),
-    _C(
-        "equal_rows_with",
-        str | None,
-        "label of another with equal rows, which it does not copy; null for none",
-    ),
+    _C("copy_of", str | None, "label of its original, if it is a [copy](#copies); else null"),
+    _C("equal_rows_with", str | None, "label of another with equal rows that it does not copy, or null"),
     _C("group", str, "the group as reports name it", lambda _, group: group.title, None),
     _C("ratio.mean", float, "the ratio; null where there is none", csv="ratio"),
     _C("ratio.se", float, "jackknife over tokens"),
