@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,16 @@ def _long_lived_objects_are_not_looked_through_again():
     """A race collects garbage at each turn, which takes a second where torch and lm-eval are imported."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def two_splits():
+    """The paper's protocol with two splits of ten: its forests take most of an audit's time."""
+    from lmeval_dispersion.auditing.protocol import paper_protocol
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lmeval_dispersion.auditing.report.paper_protocol", partial(paper_protocol, seeds=2))
+        yield
 
 
 @pytest.fixture

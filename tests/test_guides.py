@@ -52,6 +52,7 @@ def same(shown, printed, slack):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("two_splits")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
 def test_a_guide_is_followed_to_its_end(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

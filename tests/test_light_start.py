@@ -6,28 +6,26 @@ import sys
 import pytest
 
 from lmeval_dispersion.cli import main
+from lmeval_dispersion.installation import data_folder
 from lmeval_dispersion.options import exit_code_of
 
 HEAVY = {"torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "pandas", "pyarrow"}
 HEAVY |= {"obstore", "botocore", "mlflow", "vl_convert"}
 LIBRARIES = {"numpy", "yaml", "aiohttp", "huggingface_hub", "rich", "jinja2", "asyncio", "email", "yarl"}
 #: Those that only speak with servers, or are dear and needed for a form or a page alone.
-ELSEWHERE = {
-    "aiohttp",
-    "yarl",
-    "urllib.request",
-    "http.client",
-    "email",
-    "importlib.metadata",
-    "csv",
-    "statistics",
-}
-SCREENING = """
+ELSEWHERE = {"aiohttp", "yarl", "requests", "httpx", "asyncio", "ssl", "socket", "http", "urllib.request"}
+ELSEWHERE |= {"email", "importlib.metadata", "csv", "statistics"}
+COMMAND = """
 import contextlib, io
-from lmeval_screener.cli import main
+from {package}.cli import main
 with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     assert main({words!r}) == 0
 """
+FOLDERS = [str(data_folder("demo") / name) for name in ("sums-80", "sums-45")]
+
+
+def screening(*words):
+    return COMMAND.format(package="lmeval_screener", words=words)
 
 
 def loaded_after(code):
@@ -44,18 +42,23 @@ def loaded_after(code):
         ("import lmeval_screener.cli, lmeval_screener.screening, lmeval_screener.result.result", HEAVY),
         ("import lmeval_dispersion.geometry, lmeval_dispersion.cli", HEAVY),
         ("import lmeval_dispersion as d; d.__all__, dir(d)", {*HEAVY, *LIBRARIES, "lmeval_screener"}),
-        (SCREENING.format(words=["--help"]), HEAVY | LIBRARIES),
+        (screening("--help"), HEAVY | LIBRARIES),
+        (screening(*FOLDERS), HEAVY | ELSEWHERE),
+        (
+            COMMAND.format(package="lmeval_dispersion", words=["audit", "--demo"]),
+            {"torch", "transformers", "lm_eval", "datasets"},
+        ),
         (
             "import os; os.environ['HF_HOME'] = 'nowhere'\n"
             "from lmeval_screener.checkpoints.hub import Hub; Hub().has_token()",
             {"huggingface_hub.errors", "httpx", "yarl"},
         ),
         *(
-            (SCREENING.format(words=["--demo", "--format", form]), HEAVY | ELSEWHERE - others)
+            (screening("--demo", "--format", form), HEAVY | ELSEWHERE - others)
             for form, others in (
                 ("table", set()),
-                ("markdown", {"importlib.metadata", "email", "csv"}),
-                ("csv", {"csv", "importlib.metadata", "email"}),
+                ("markdown", {"importlib.metadata", "email", "csv", "socket"}),
+                ("csv", {"csv", "importlib.metadata", "email", "socket"}),
                 ("json", set()),
             )
         ),
@@ -66,7 +69,7 @@ def test_no_more_libraries_are_loaded_than_needed(code, unwanted):
 
 
 def test_a_screening_imports_no_more_of_our_files_than_it_needs():
-    loaded = loaded_after(SCREENING.format(words=["--demo", "-q"]))
+    loaded = loaded_after(screening("--demo", "-q"))
     files = {name for name in loaded if name.startswith("lmeval_")}
     later = ("result.charts", "shortlist")
     assert not {f"lmeval_screener.{name}" for name in later} & files

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from lmeval_screener.figures import ratio
 from lmeval_screener.weights.projection import FinalNorm
+from numpy.typing import NDArray
 
 from benchmarks.validity import records, texts
 from benchmarks.validity.decoder import Decoder
@@ -48,6 +49,15 @@ class Answers:
             for domain in DOMAINS
         }
 
+    def answered(
+        self, model: Decoder, pool: str, domain: str
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """Which questions are answered right, and the probability of each right answer; programs are run."""
+        right, probability = endings_read(model, self.prompts[pool, domain], self.endings[pool, domain])
+        if domain == "code":
+            right = programs_run(model, self.tokenizer, self.asked[pool][domain])
+        return right, probability
+
     def kept(self, model: Decoder, tensors: Mapping[str, torch.Tensor], *, own_rows: bool) -> dict[str, Any]:
         """All of it, by domain; the ratio only of a checkpoint with ``own_rows``.
 
@@ -59,22 +69,13 @@ class Answers:
         norm = FinalNorm("model.norm.weight", tensors["model.norm.weight"].double().numpy(), "rms")
         rows = tensors["lm_head.weight"].numpy()
         for domain, ids in self.tokens.items():
-            pools = {
-                pool: endings_read(model, self.prompts[pool, domain], self.endings[pool, domain])
-                for pool in (("labels",) if domain == "code" else ("labels", "truth"))
-            }
-            flags = {pool: right for pool, (right, _) in pools.items()}
-            if domain == "code":  # what is written is run
-                flags = {
-                    pool: programs_run(model, self.tokenizer, asked[domain])
-                    for pool, asked in self.asked.items()
-                }
+            right, probability = self.answered(model, "labels", domain)
             first = next_probabilities(model, self.prompts["labels", domain][:BLOCK])[:, ids]
             kept = {
-                "right": records.packed(flags["labels"]),
-                "probability": records.packed_bytes(pools["labels"][1]),
+                "right": records.packed(right),
+                "probability": records.packed_bytes(probability),
                 "answers": records.packed_bytes(first.numpy().ravel()),
-                "truth": int(flags["truth"].sum()),
+                "truth": int(self.answered(model, "truth", domain)[0].sum()),
             }
             if own_rows:
                 others = [i for i in self.reference if i not in ids]

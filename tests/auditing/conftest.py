@@ -1,20 +1,14 @@
-"""Runs that several tests of the audit read and none changes; the paper's protocol with two splits of ten."""
-
-from functools import partial
+"""Runs that several tests of the audit read and none changes; the protocol has tests of its own."""
 
 import pytest
 from synthetic import planted_store
 
-from lmeval_dispersion.auditing.protocol import paper_protocol
 from lmeval_dispersion.auditing.run import read_run
 
 
 @pytest.fixture(scope="module", autouse=True)
-def two_splits():
-    """Forests take most of the time of an audit, and the protocol has tests of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmeval_dispersion.auditing.report.paper_protocol", partial(paper_protocol, seeds=2))
-        yield
+def _few_splits(two_splits):
+    """In every audit here."""
 
 
 @pytest.fixture(scope="session")

@@ -3,25 +3,20 @@
 import csv
 import io
 import json
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import tiny_models
+from synthetic import planted_store, sliced_store
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+from lmeval_dispersion import embed
+from lmeval_dispersion.cli import main
+from lmeval_dispersion.geometry import dispersion
+from lmeval_dispersion.store import read_store
 
-import tiny_models  # noqa: E402
-from synthetic import planted_store, sliced_store  # noqa: E402
-
-from lmeval_dispersion import embed  # noqa: E402
-from lmeval_dispersion.cli import main  # noqa: E402
-from lmeval_dispersion.geometry import dispersion  # noqa: E402
-from lmeval_dispersion.store import read_store  # noqa: E402
+pytestmark = pytest.mark.usefixtures("two_splits")
 
 
 @pytest.fixture
@@ -184,17 +179,6 @@ def test_mistakes_are_one_sentence(dispersion_command, store, model, tmp_path, a
         places[name].write_text(json.dumps({"text": "w1 w2", **labels}) + "\n")
     result = dispersion_command(*[places.get(a, a) for a in arguments])
     assert message in sentence(result)
-
-
-def test_the_audit_loads_neither_torch_nor_transformers(store):
-    script = (
-        "import sys; from lmeval_dispersion.cli import main; main(sys.argv[1:]);"
-        "heavy = {'torch', 'transformers', 'lm_eval', 'datasets'} & set(sys.modules);"
-        "print(sorted(heavy), file=sys.stderr)"
-    )
-    command = [sys.executable, "-c", script, "audit", str(store)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.stderr.strip().endswith("[]"), result.stderr
 
 
 def test_an_audit_as_rows_and_as_a_page(dispersion_command, store, tmp_path):

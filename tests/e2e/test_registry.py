@@ -18,19 +18,12 @@ import numpy as np
 import pytest
 from checkpoints import write_with_words
 from hub_faults import status
-from hub_server import HubServer
 from lmeval_screener.cli import main as screen_checkpoints
 from lmeval_screener.screening import TIMEOUT
 from safetensors.numpy import load_file, save_file
 
 from lmeval_dispersion.cli import main
 from lmeval_dispersion.installation import data_folder
-
-
-@pytest.fixture
-def hub():
-    with HubServer(latency=0.02) as server:
-        yield server
 
 
 @pytest.fixture
@@ -115,7 +108,7 @@ def test_killed_twice_nothing_is_lost_or_doubled(hub, add, start, run, tmp_path)
     for number, name in enumerate(names):
         add(name, 1 + number / 24)
     store = tmp_path / "nightly.db"
-    hub.latency = 0.1
+    hub.latency = 0.05
     stored = set()
     for _ in range(2):
         first, before = len(hub.requests), len(stored)
@@ -126,6 +119,7 @@ def test_killed_twice_nothing_is_lost_or_doubled(hub, add, start, run, tmp_path)
         assert run("registry", "query", store).returncode == 0
         stored = {row[0] for row in rows_of(store, "SELECT repo FROM results")}
         assert len(stored) > before
+    hub.latency = 0.0
     done = run(*names, "--registry", store, "--format", "json")
     assert done.returncode == 0, done.stderr
     assert f"{len(stored)} of 24 taken from" in done.stderr
@@ -304,7 +298,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(hub, add, start, 
     names = [f"org/model-{index:02d}" for index in range(30)]
     for name in names:
         add(name)
-    hub.latency = 0.2
+    hub.latency = 0.1
     store = tmp_path / "s.db"
     process = start(*names, "--registry", store, "--format", "json")
     out, err = signalled(process, number, store)

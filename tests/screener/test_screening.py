@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -48,17 +47,6 @@ def test_the_readmes_three_words(demo, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'lmeval-dispersion\[audit\]'"):
         demo.to_frame()
-
-
-def test_folders_are_screened_without_an_http_client_and_without_asyncio(tmp_path):
-    code = (
-        "import sys; from lmeval_screener.cli import main; assert main(sys.argv[1:]) == 0;"
-        "loaded = {name.partition('.')[0] for name in sys.modules};"
-        "print(sorted(loaded & {'asyncio', 'ssl', 'socket', 'aiohttp', 'yarl', 'http', 'requests', 'httpx'}))"
-    )
-    for names in (["--demo"], [str(DEMO / "sums-80"), str(DEMO / "sums-45")]):
-        ran = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
-        assert ran.stdout.splitlines()[-1] == "[]"
 
 
 def test_a_notebook_whose_event_loop_runs_screens_folders():

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from asking import answered
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
 from benchmarks.validity import records
 from benchmarks.validity import texts as sources
+from benchmarks.validity.answers import Answers
 from benchmarks.validity.decoder import Adapted, Decoder, built, stored_tensors, write, write_adapter
 from benchmarks.validity.questions import Question, questions, runs
 from benchmarks.validity.siblings import STUDY
@@ -147,13 +147,17 @@ def test_a_model_that_knows_is_right_and_one_that_does_not_is_not(texts):
             return states
 
     blind = Decoder(texts.vocabulary, **SHAPE)
-    for domain in sources.DOMAINS:
-        asked = questions(domain, 12, 9)
+    asked_of = {
+        pool: {domain: questions(domain, count, 9) for domain in sources.DOMAINS}
+        for pool, count in (("few", 12), ("many", 40))
+    }
+    answers = Answers(texts.tokenizer, asked_of)
+    for domain, asked in asked_of["few"].items():
         glued = ["" if domain == "math" or q.prompt.endswith("= ") else " " for q in asked]
         full = [f"{q.prompt}{g}{q.answer}{q.end}" for q, g in zip(asked, glued, strict=True)]
         known = [encoding.ids for encoding in texts.tokenizer.encode_batch(full)]
-        assert answered(Oracle(known, texts.vocabulary), texts.tokenizer, domain, asked).mean() > 0.9, domain
-        assert answered(blind, texts.tokenizer, domain, questions(domain, 40, 9)).mean() < 0.3
+        assert answers.answered(Oracle(known, texts.vocabulary), "few", domain)[0].mean() > 0.9, domain
+        assert answers.answered(blind, "many", domain)[0].mean() < 0.3
 
 
 def test_one_command_trains_and_resumes(tiny, texts, work, capsys):

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from asking import answered
 from lmeval_screener.figures import difference, ratio
 from lmeval_screener.weights.projection import FinalNorm
 from scipy.stats import spearmanr
@@ -141,8 +140,7 @@ def test_rows_are_what_the_models_are(tmp_path):
         others = [i for i in answers.reference if i not in ids]
         figures = []
         for line, (model, tensors) in enumerate(norms):
-            pools = (asked[pool][own.domain] for pool in ("labels", "truth"))
-            right = [answered(model, tokenizer, own.domain, pool).mean() for pool in pools]
+            right = [answers.answered(model, pool, own.domain)[0].mean() for pool in ("labels", "truth")]
             np.testing.assert_allclose([own.right[line].mean(), own.truth[line]], right)
             assert own.accuracy[line] == pytest.approx(np.mean(right))
             first = next_probabilities(model, answers.prompts["labels", own.domain][:25])[:, ids]
@@ -251,45 +249,6 @@ def test_figures_are_means_over_cells_then_groups():
     value = Groups(given, {}).over(lambda own: float(own.seed))
     assert isinstance(value, Resampled)
     assert value.value == 1.5
-
-
-def test_the_page_says_what_the_rows_say(tmp_path):
-    given = planted(SLOPES, groups=2) + near_copies(np.random.default_rng(2), k=0.0)
-    given += [cell(np.random.default_rng(3), "lora", 1, domain, k=0.7) for domain in DOMAINS]
-    marks = {
-        "configuration": records.digest(siblings.STUDY),
-        "commit": "0",
-        "machine": "m",
-        "processor_seconds": 6,
-    }
-    rows = {}
-    for own in given:
-        for line in range(len(own.truth)):
-            recipe = f"{own.kind}-{own.seed}-{line:02}"
-            row = rows.setdefault(recipe, {"name": recipe, "recipe": recipe, "seed": own.seed, **marks})
-            row[own.domain] = {
-                "right": records.packed(np.resize(own.right[line], 1319) > 0),
-                "probability": records.packed_bytes(np.resize(own.probability[line], 1319)),
-                "answers": records.packed_bytes(own.answers[line].ravel()),
-                "truth": round(1319 * own.truth[line]),
-            }
-            if own.kind != "lora":
-                row[own.domain]["ratio"] = float(np.exp(own.log_ratio[line]))
-                row[own.domain]["left_out"] = records.packed_halves(own.left_out[line])
-    for row in rows.values():
-        records.append(tmp_path / f"siblings-{row['recipe'].split('-')[0]}.jsonl", row)
-    part = sibling_page(tmp_path)
-    assert len(part.lines) == 9
-    found, _ = cells(siblings.read(tmp_path), 1319)
-    back = {(own.group, own.domain): own for own in found}
-    for own in given:
-        same = back[own.group, own.domain]
-        np.testing.assert_allclose(same.truth, own.truth, atol=0.001)
-        if own.kind != "lora":
-            np.testing.assert_allclose(same.variances, own.variances, rtol=0.01, atol=1e-9)
-    text = part.written("Siblings")
-    assert "2 groups of 32 fine-tunes: the first 11 held one within 0.01 of the best in" in text
-    assert "| adapters | 3 |" in text
 
 
 def test_the_committed_page_is_that_of_the_committed_rows():
