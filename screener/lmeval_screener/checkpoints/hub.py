@@ -33,7 +33,7 @@ from lmeval_screener.checkpoints.http import (
     is_redirect,
     url_of,
 )
-from lmeval_screener.checkpoints.snapshot import SMALL, FileEntry, Snapshot, open_download
+from lmeval_screener.checkpoints.snapshot import COMMIT, SMALL, FileEntry, Snapshot, open_download
 from lmeval_screener.checkpoints.web import FilePlace, RemoteSnapshot
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.targets.names import Listed
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{40})\b")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -288,20 +287,16 @@ class Hub:
 
     def _next(self, response: aiohttp.ClientResponse, what: str) -> str | None:
         """The address of a list's next page."""
-        try:
-            following = response.links.get("next")
-            url = None if following is None else url_of(str(following["url"]))
-        except ValueError:
-            raise ScreeningError(
-                "BadResponse",
-                f"the next page of the listing of {what} has an invalid address; check HF_ENDPOINT",
-            ) from None
-        if url is not None and not (self.transport and self.transport.is_hub(url)):
-            raise ScreeningError(
-                "BadResponse",
-                f"the next page of the listing of {what} is on another host; check HF_ENDPOINT",
-            )
-        return None if url is None else str(url)
+        why = "has an invalid address"
+        with contextlib.suppress(ValueError):
+            if (following := response.links.get("next")) is None:
+                return None
+            url = url_of(str(following["url"]))
+            if self.transport and self.transport.is_hub(url):
+                return str(url)
+            why = "is on another host"
+        what = f"the next page of the listing of {what} {why}"
+        raise ScreeningError("BadResponse", f"{what}; check HF_ENDPOINT")
 
     async def _listing(self, repo: str, revision: str, account: Account) -> RepoFiles:
         address = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
@@ -326,7 +321,7 @@ class Hub:
     async def _unmoved(self, kept: RepoFiles, revision: str, account: Account) -> bool:
         """Whether a branch still has the same commit, by a request to the resolver, whose quota is larger."""
         transport = self.transport
-        if transport is None or _COMMIT.fullmatch(revision):
+        if transport is None or COMMIT.fullmatch(revision):
             return True
         name = f"{kept.repo}/resolve/{quote(revision, safe='')}/{_PROBE}"
         url = url_of(f"{self.endpoint}/{name}")
@@ -446,7 +441,7 @@ class HubSnapshot(RemoteSnapshot):
 
 def parse_listing(info: Any) -> RepoFiles:
     """Files from ``/api/models/{repo}/revision/{revision}?blobs=true``."""
-    if not _COMMIT.fullmatch(info["sha"]):
+    if not COMMIT.fullmatch(info["sha"]):
         raise ValueError("no commit")
     entries = [file_entry(item) for item in items(info.get("siblings", []))]
     weights = info.get("safetensors")
@@ -475,7 +470,7 @@ def file_entry(item: Any) -> FileEntry:
     digest = None
     if isinstance(sha256, str) and _SHA256.fullmatch(sha256):
         digest = f"sha256:{sha256}"
-    elif isinstance(oid, str) and _COMMIT.fullmatch(oid):
+    elif isinstance(oid, str) and COMMIT.fullmatch(oid):
         digest = f"git:{oid}"
     return FileEntry(text(item["rfilename"]), size if type(size) is int and size >= 0 else -1, digest)
 

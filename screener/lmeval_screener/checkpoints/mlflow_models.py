@@ -19,11 +19,10 @@ from lmeval_screener.checkpoints.concurrency import in_thread
 from lmeval_screener.checkpoints.http import SILENCE, environment_proxy
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.targets.names import Target, parse_target
+from lmeval_screener.targets.names import MODEL, Target, parse_target
 
 T = TypeVar("T")
 
-_NAME = re.compile(r"models:/([^/@]+)(?:/([^/@]+)|@([^/@]+))?")
 _SERVER = "set MLFLOW_TRACKING_URI (or MLFLOW_REGISTRY_URI) to the address of your MLflow server"
 
 
@@ -143,7 +142,7 @@ def _explained(error: Exception, what: str) -> ScreeningError:
 
 def _name_version_alias(address: str) -> tuple[str, str | None, str | None]:
     """Name, version or stage, and alias of ``models:/NAME[/VERSION|@ALIAS]``."""
-    parts = _NAME.fullmatch(address)
+    parts = MODEL.fullmatch(address)
     assert parts is not None, "parse_name accepts no other text"
     return parts[1], parts[2], parts[3]
 

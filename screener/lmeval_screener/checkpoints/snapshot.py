@@ -30,7 +30,8 @@ PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 #: Largest small file, in bytes: the largest tokenizers have some 40 MB. In a folder, files up to this size
 #: get a digest from their content; weights do not need one.
 SMALL = 64 * 2**20
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+#: A commit in full.
+COMMIT = re.compile(r"[0-9a-f]{40}")
 _LFS, _POINTER = b"version https://git-lfs", 1024  # how a git-lfs pointer begins, and its largest size
 
 
@@ -260,7 +261,7 @@ def open_download(cache: Path, repo: str, revision: str) -> LocalSnapshot | None
     reference = folder / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
     place = folder / "snapshots" / commit
-    if not _COMMIT.fullmatch(commit) or not place.is_dir():
+    if not COMMIT.fullmatch(commit) or not place.is_dir():
         return None
     return LocalSnapshot(repo, place, _files(place), revision=commit)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
+import glob
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -70,10 +71,6 @@ class Bucket:
         """Whether a file is still the listed file, if `read` cannot know."""
         return True
 
-    def opened(self, repo: str, path: str, files: Mapping[str, FileEntry], account: Account) -> Snapshot:
-        """A checkpoint of listed files in a folder; by default, `read` reads them."""
-        return BucketSnapshot(self, repo, path, files, account)
-
 
 class BucketSource:
     """Checkpoints in stores; a `Source`."""
@@ -91,7 +88,7 @@ class BucketSource:
         """
         store, path = self._store_and_path(target.repo)
         with account.paused():
-            places = await self._matching(store, path, account) if _is_glob(path) else [path]
+            places = await self._matching(store, path, account) if glob.has_magic(path) else [path]
             if not places:
                 raise ScreeningError(
                     "FolderNotFound",
@@ -121,7 +118,7 @@ class BucketSource:
         if not name:
             self._listings.pop((store.address, folder), None)  # ten thousand would need much memory
         files = single_file(listing.files, name) if name else listing.files
-        return store.opened(target.repo, folder, files, account)
+        return BucketSnapshot(store, target.repo, folder, files, account)
 
     def _store_and_path(self, address: str) -> tuple[Bucket, str]:
         """The store of an address (one object per bucket or server) and the path in it."""
@@ -156,7 +153,7 @@ class BucketSource:
         places = [""]
         parts = pattern.split("/")
         for depth, part in enumerate(parts):
-            if not _is_glob(part):
+            if not glob.has_magic(part):
                 places = [joined(place, part) for place in places]
                 continue
             listings = await self._each_listed(store, places, account)
@@ -167,7 +164,7 @@ class BucketSource:
                 for name in (*listing.folders, *(_weights(listing) if is_last else ()))
                 if fnmatch.fnmatchcase(name, part)
             ]
-        if not _is_glob(parts[-1]):
+        if not glob.has_magic(parts[-1]):
             listings = await self._each_listed(store, places, account)
             listed = zip(places, listings, strict=True)
             places = [place for place, listing in listed if listing.files or listing.folders]
@@ -305,10 +302,6 @@ class FileSystem(Bucket):
 def _unreachable(what: str, error: Exception) -> RetryError:
     reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     return RetryError(ScreeningError("Unreachable", f"{what} ({reason}); check the address and the network"))
-
-
-def _is_glob(text: str) -> bool:
-    return any(sign in text for sign in "*?[")
 
 
 def _weights(listing: FolderListing) -> list[str]:

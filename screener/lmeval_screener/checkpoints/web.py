@@ -190,6 +190,9 @@ class WebServers:
             files = await side_by_side(probed(name) for name in dict.fromkeys(names))
             return {file.entry.path: file for file in files if file is not None}
 
+        def opened(files: Mapping[str, WebFile]) -> Snapshot:
+            return web_snapshot(target.shown, files, account, self._online)
+
         if file:
             names = [file]
             if not url.query_string:  # a signature covers one file, no file next to it
@@ -197,16 +200,14 @@ class WebServers:
                 if part := PART.search(file):
                     stem, parts = file.removesuffix(part[0]), min(int(part[2]), 1000)
                     names += [f"{stem}-{number:05d}-of-{part[2]}.gguf" for number in range(1, parts + 1)]
-            return web_snapshot(target.shown, await existing(names), account, self._online)
+            return opened(await existing(names))
         usual = [*(kind.single for kind in TRANSFORMERS), *(k.index for k in TRANSFORMERS if k.index)]
         files = await existing([*_SMALL, *usual])
         for kind in TRANSFORMERS:
-            if kind.single in files:
-                return web_snapshot(target.shown, files, account, self._online)
-            if kind.index in files:
-                index = await web_snapshot(target.shown, files, account, self._online).small_file(kind.index)
-                files |= await existing(_shards(index))
-                return web_snapshot(target.shown, files, account, self._online)
+            if kind.single not in files and kind.index in files:
+                files |= await existing(_shards(await opened(files).small_file(kind.index)))
+            if {kind.single, kind.index} & files.keys():
+                return opened(files)
         raise ScreeningError(
             "FolderNotFound",
             f"{target.shown} has none of {', '.join(usual)}; name the folder that has one, or a weights file",

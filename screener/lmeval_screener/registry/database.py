@@ -27,7 +27,7 @@ import numpy as np
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.geometry import METRICS
 from lmeval_dispersion.installation import __version__
-from lmeval_screener.checkpoints.snapshot import LocalSnapshot, Snapshot
+from lmeval_screener.checkpoints.snapshot import COMMIT, LocalSnapshot, Snapshot
 from lmeval_screener.errors import GONE, OF_WEIGHTS, ScreeningError
 from lmeval_screener.figures import figures_of, numbers_of
 from lmeval_screener.registry.states import UNKNOWN, cause_of, folder_is_gone, proven
@@ -41,7 +41,6 @@ from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 NIGHTLY = ("last", "yesterday")
 #: Raised when G or the rule that picks rows changes: results of an older method are read again.
 METHOD = 2
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _BEGIN = "BEGIN IMMEDIATE"  # no other process writes until the block of a connection ends
 _WAIT = 120.0  # seconds that a statement waits for another process; each holds the file for milliseconds
 ANSWER = 10.0  # seconds from the end of a run to its answer, for which the next run waits
@@ -338,7 +337,7 @@ class Session:
     def pinned(self, target: Target) -> Reading | None:
         """The kept reading of a target whose commit is known without a request."""
         commit = target.listed.commit if target.listed else target.revision
-        if not target.on_hub or target.tokenizer or commit is None or not _COMMIT.fullmatch(commit):
+        if not target.on_hub or target.tokenizer or commit is None or not COMMIT.fullmatch(commit):
             return None
         # The commit identifies it, whatever its repository is called now.
         private = target.listed.private if target.listed else None

@@ -22,7 +22,8 @@ from lmeval_screener.targets.runs import checkpoints_in, joined, names_in, step_
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _GGUF_CHOICE = re.compile(r"[\w-][\w.-]*", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
-_MODEL = re.compile(r"models:/[^/@:]+([/@][^/@]+)?")
+#: A model of a registry: its name, and its version or stage, or its alias.
+MODEL = re.compile(r"models:/([^/@:]+)(?:/([^/@]+)|@([^/@]+))?")
 _HOSTS = {"huggingface.co", "www.huggingface.co", "hf.co"}
 _FORMS = "ORGANISATION/NAME, ORGANISATION/NAME@REVISION, a folder, or an address such as s3://BUCKET/FOLDER"
 
@@ -207,7 +208,7 @@ def parse_name(text: str) -> Target:
     host, ``models:/…``) stay unchanged.
     """
     if text.startswith("models:/") and not text.startswith("models://"):
-        if not _MODEL.fullmatch(text) or not text.isprintable():
+        if not MODEL.fullmatch(text) or not text.isprintable():
             forms = "NAME, models:/NAME/VERSION, models:/NAME/STAGE, models:/NAME@ALIAS or models:/NAME/*"
             raise _bad(text, f"a registered model is models:/{forms}")
         return Target(text)

@@ -20,7 +20,6 @@ from faulty_proxy import FaultyProxy, WebServer
 from fsspec.implementations.memory import MemoryFileSystem
 from hub_client import FILE, HEAD, full_matrix, gap_of, refused, truth, within
 from hub_faults import closed, content, header, shifted, status, truncated, whole, without
-from hub_server import HubServer
 from lmeval_screener import screen
 from lmeval_screener.checkpoints import stores
 from lmeval_screener.checkpoints.snapshot import FileEntry
@@ -51,18 +50,11 @@ class Served:
     put: Callable[[Path, str], object]
     model: str = "m"
 
-    @property
-    def hub(self) -> dict[str, str]:
-        return {"endpoint": self.server.endpoint} if isinstance(self.server, HubServer) else {}
-
     def read(self, cache: Path, name: str = "") -> Any:
-        return read(f"{self.address}/{name or self.model}", cache, **self.hub)
+        return read(f"{self.address}/{name or self.model}", cache)
 
     def fault(self, change, *, match: str = "*", times: int = -1) -> None:
-        if self.hub and match != "*":
-            self.server.fault("cdn", change, times=times)
-        else:
-            self.server.fault("*", change, match=match, times=times)
+        self.server.fault("*", change, match=match, times=times)
 
 
 @pytest.fixture
@@ -120,13 +112,11 @@ def test_rows_bytes_and_requests(storage, tmp_path):
 
 @in_each(*SERVED)
 @pytest.mark.parametrize("form", ["bin", "gguf"])
-def test_g_is_that_of_the_whole_matrix(storage, tmp_path, monkeypatch, form):
+def test_g_is_that_of_the_whole_matrix(storage, tmp_path, form):
     """Of pickled weights and of a GGUF model in parts; safetensors are above."""
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
 
-    if storage.hub:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", storage.server.endpoint)
     made, file = tmp_path / form, ""
     shutil.copytree(DEMO, made, ignore=shutil.ignore_patterns("*" if form == "gguf" else "*.safetensors*"))
     if form == "gguf":
@@ -151,8 +141,6 @@ def test_a_run_and_globs(storage, folder, tmp_path):
     three = [f"run1/checkpoint-{n}" for n in (5, 10, 100)]
     for name in (*three, "run1/logs", *deep):
         storage.put(folder, name)
-    if storage.hub:
-        storage.server.page = 1
     for text, expected in (
         ("run1/", three),
         ("run1/checkpoint-1*", three[1:]),
@@ -162,12 +150,12 @@ def test_a_run_and_globs(storage, folder, tmp_path):
         ("run1/logs", ["run1/logs"]),
         ("m/*", [f"m/{FILE}"]),
     ):
-        found, _ = expand(f"{storage.address}/{text}", tmp_path, **storage.hub)
+        found, _ = expand(f"{storage.address}/{text}", tmp_path)
         assert found == [f"{storage.address}/{name}" for name in expected]
     if storage.address.startswith("s3:"):
         for text, requests in (("run1", 4), ("run1/logs", 1)):
             assert expand(f"{storage.address}/{text}", tmp_path)[1] == requests
-    refused(expand, f"{storage.address}/none-*", tmp_path, **storage.hub, says="nothing matches")
+    refused(expand, f"{storage.address}/none-*", tmp_path, says="nothing matches")
 
 
 @in_each(*SERVED, "memory")
@@ -193,9 +181,9 @@ def test_a_file_that_is_replaced_while_it_is_read_is_never_mixed(storage, tmp_pa
     tensors = head_and_embedding(v=120 if storage.server else 100, seed=1)
     other = write_checkpoint(tmp_path / "other", tensors)
     change, cache = (lambda: storage.put(other, "m")), tmp_path / "cache"
-    error = refused_change(f"{storage.address}/m", change, cache, is_begun=is_begun, **storage.hub)
+    error = refused_change(f"{storage.address}/m", change, cache, is_begun=is_begun)
     assert error.code == "BadResponse"
-    assert "changed while it was read" in str(error) or storage.hub
+    assert "changed while it was read" in str(error)
 
 
 PASSING = {
@@ -222,9 +210,6 @@ def test_what_passes_is_tried_again(storage, folder, tmp_path, fault, where):
     np.testing.assert_array_equal(storage.read(tmp_path).rows, truth(folder))
 
 
-OTHER_VERSION = header("ETag", '"other"')
-
-
 @in_each(*SERVED)
 @pytest.mark.parametrize(
     ("fault", "codes"),
@@ -236,7 +221,7 @@ OTHER_VERSION = header("ETag", '"other"')
         (shifted(0, longer=9), {"BadResponse"}),
         (without("Content-Range"), {"BadResponse"}),
         (whole, {"RangeNotSupported", "BadResponse"}),
-        (OTHER_VERSION, {"BadResponse"}),
+        (header("ETag", '"other"'), {"BadResponse"}),
         (content(b"short"), {"BadResponse", "Unreachable"}),
         (status(404), {"BadResponse", "FileNotFound"}),
         (status(403, body=EXPIRED), {"AccessDenied"}),
@@ -244,9 +229,6 @@ OTHER_VERSION = header("ETag", '"other"')
     ],
 )
 def test_what_stays_wrong_has_a_name(storage, tmp_path, fault, codes):
-    if storage.hub and fault is OTHER_VERSION:
-        # The Hub names the content where it resolves; its ETag has to stay what it was first.
-        storage.server.fault("cdn", lambda reply, request: reply, match="*safetensors", times=1)
     storage.fault(fault, match=f"*{FILE}*")
     error = refused(storage.read, tmp_path)
     assert error.code in codes
