@@ -67,6 +67,14 @@ def holds_weights(files: Iterable[str]) -> bool:
     return any(path.endswith(ends) and path.rpartition("/")[2] not in _NO_WEIGHTS for path in files)
 
 
+def own_weights(files: Iterable[str]) -> list[str]:
+    """The files of a model's own weights in transformers' layout: the whole one, else all; none without."""
+    names = sorted(files)
+    pickled = [p for p in names if p.startswith("pytorch_model") and p.endswith(ARCHIVE.suffix)]
+    weights = safetensors_files(names) or pickled
+    return [p for p in weights if p in (SAFETENSORS.single, ARCHIVE.single)] or weights
+
+
 def safetensors_files(files: Iterable[str]) -> list[str]:
     """The safetensors files of a model's own weights, whatever their names."""
     return sorted(p for p in files if p.endswith(SAFETENSORS.suffix) and not re.search("^adapter_|/", p))

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.formats import ADAPTERS, SAFETENSORS, TRANSFORMERS, safetensors_files
+from lmeval_screener.formats import ADAPTERS, own_weights
 from lmeval_screener.weights.architectures import EMBEDDINGS, FINAL_NORMS, HEADS, WRAPPERS, is_of_model
 from lmeval_screener.weights.body import SAME_ROWS
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm, find_projection, read_json
@@ -153,10 +153,8 @@ class Adapter:
 
 def is_adapter(snapshot: Snapshot) -> bool:
     """Whether a folder holds an adapter only: training leaves other .bin files next to it."""
-    stems = tuple(kind.single.removesuffix(kind.suffix) for kind in TRANSFORMERS if kind is not SAFETENSORS)
-    others = any(path.startswith(stems) for path in snapshot.files)
-    has_weights = others or safetensors_files(snapshot.files)
-    return CONFIG in snapshot.files and not has_weights and any(name in snapshot.files for name in ADAPTERS)
+    files = snapshot.files
+    return CONFIG in files and not own_weights(files) and any(name in files for name in ADAPTERS)
 
 
 async def read_adapter(snapshot: Snapshot) -> Adapter:

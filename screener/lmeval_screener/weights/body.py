@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import Snapshot
 from lmeval_screener.figures import storage_error
-from lmeval_screener.formats import ADAPTERS, GGUF, SAFETENSORS, TRANSFORMERS, safetensors_files
+from lmeval_screener.formats import ADAPTERS, GGUF, own_weights
 from lmeval_screener.weights.architectures import FINAL_NORMS, HEADS
 from lmeval_screener.weights.rows import WeightFiles
 from lmeval_screener.weights.tensors import DTYPE_BITS, FLOAT_DTYPES, Tensor, decode_rows
@@ -121,16 +121,9 @@ def _middle(tensor: Tensor) -> tuple[int, int]:
 
 def _weights(snapshot: Snapshot) -> list[str]:
     """The files of a checkpoint's weights, or of an adapter's."""
-    if whole := safetensors_files(snapshot.files):
-        single = SAFETENSORS.single
-        return [single] if single in whole else whole
-    for kind in TRANSFORMERS:
-        stem = kind.single.removesuffix(kind.suffix)
-        if own := sorted(p for p in snapshot.files if p.startswith(stem) and p.endswith(kind.suffix)):
-            return own
-    if adapters := [path for path in ADAPTERS if path in snapshot.files]:
-        return adapters[:1]
-    return sorted(path for path in snapshot.files if path.endswith(GGUF.suffix))
+    adapters = [path for path in ADAPTERS if path in snapshot.files]
+    blocks = sorted(path for path in snapshot.files if path.endswith(GGUF.suffix))
+    return own_weights(snapshot.files) or adapters[:1] or blocks
 
 
 def _code(text: str) -> int:

@@ -28,7 +28,7 @@ from lmeval_screener.tokens.vocabulary import Kind, Vocabulary
 from lmeval_screener.weights.architectures import TABLES, NormKind, cannot, head_bias
 from lmeval_screener.weights.projection import OutputProjection, StoredNorm
 from lmeval_screener.weights.rows import Matrix, WeightFiles
-from lmeval_screener.weights.tensors import PLAIN_DTYPES, Header, Tensor, WeightFile
+from lmeval_screener.weights.tensors import PLAIN_DTYPES, Header, Tensor, WeightFile, damaged
 
 _LONGEST = 256 * 2**20  # most bytes of a header, which holds the whole vocabulary
 _PIECE = 2**20  # bytes of one request while the header is walked
@@ -367,8 +367,4 @@ class _Walk:
         return tensors
 
     def _bad(self, reason: str) -> ScreeningError:
-        return ScreeningError(
-            "BadHeader",
-            f"the GGUF header of {self._file.what} is broken: {reason}; the file was "
-            "damaged in transit or at its source: compare its sha256 or upload it again",
-        )
+        return damaged(f"the GGUF header of {self._file.what}", reason)

@@ -13,7 +13,7 @@ import struct
 from typing import Any
 
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor, WeightFile
+from lmeval_screener.weights.tensors import DTYPE_BITS, Header, Tensor, WeightFile, damaged
 
 #: The format's own limit.
 MAX_HEADER = 100_000_000
@@ -109,8 +109,4 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _bad(what: str, reason: str) -> ScreeningError:
-    return ScreeningError(
-        "BadHeader",
-        f"the safetensors header of {what} is broken: {reason}; the file was damaged in transit or at its "
-        "source: compare its sha256 or upload it again",
-    )
+    return damaged(f"the safetensors header of {what}", reason)

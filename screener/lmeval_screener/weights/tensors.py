@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmeval_screener.checkpoints.snapshot import FileEntry, Snapshot
+from lmeval_screener.errors import ScreeningError
 
 #: Bits per element of every dtype of the format.
 DTYPE_BITS = {
@@ -77,6 +78,15 @@ class Header:
     def parameters(self) -> int:
         """Elements of all tensors together; shared bytes count once."""
         return sum({(t.begin, t.end): t.elements for t in self.tensors.values() if t.elements}.values())
+
+
+def damaged(what: str, reason: str, code: str = "BadHeader") -> ScreeningError:
+    """The error of a header or an archive that does not fit its file."""
+    return ScreeningError(
+        code,
+        f"{what} is broken: {reason}; the file was damaged in transit or at its source: compare its sha256 "
+        "or upload it again",
+    )
 
 
 class WeightFile:

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Mapping
 
 from lmeval_screener.errors import ScreeningError
-from lmeval_screener.weights.tensors import Tensor, WeightFile
+from lmeval_screener.weights.tensors import Tensor, WeightFile, damaged
 
 _TAIL = 65_633  # the longest end of a zip: its records and a comment
 _MAX_DIRECTORY = 16 * 2**20
@@ -103,8 +103,4 @@ async def content(file: WeightFile, entries: Mapping[str, zipfile.ZipInfo], name
 
 def broken(what: str, reason: str) -> ScreeningError:
     """The error for an archive that does not fit its own directory."""
-    return ScreeningError(
-        "BadArchive",
-        f"the archive {what} is broken: {reason}; the file was damaged in transit or at its source: compare "
-        "its sha256 or upload it again",
-    )
+    return damaged(f"the archive {what}", reason, "BadArchive")
