@@ -174,15 +174,11 @@ def floor_among(
     near = "" if "/" in text or os.path.exists(text) else nearest(text, by_label)
     if near:  # a mistyped label: the Hub is not asked
         raise UsageError(f"expected a checkpoint, got {text!r}{near}", argument=argument)
-    wanted = parse_targets(text, tokenizer)
-    if len(wanted) != 1 or wanted[0].is_glob:
+    wanted, *others = parse_targets(text, tokenizer)
+    if others or wanted.is_glob:
         raise UsageError(f"expected one checkpoint, got {text!r}, which names several", argument=argument)
-
-    def place(target: Target) -> tuple[str, str | None, str | None]:
-        repo = str(Path(target.repo).resolve()) if target.local else target.repo
-        return repo, target.revision, target.file
-
-    return next((item for item in by_label.values() if place(item) == place(wanted[0])), wanted[0])
+    places = {(target.place, target.revision, target.file): target for target in reversed(by_label.values())}
+    return places.get((wanted.place, wanted.revision, wanted.file), wanted)
 
 
 @dataclass
@@ -223,9 +219,8 @@ class Screening:
         if not self._seconds > 0:
             raise UsageError(f"{TIMEOUT}: expected seconds above 0, got {given!r}")
         self._failed: dict[Target, Failed] = {}
-        self._scouts, self._ended = 0, 0  # of the Hub's checkpoints, begun and ended
-        self._unreachable: list[str] = []
-        self._lost = False
+        self._scouts = 0  # of the Hub's checkpoints, begun
+        self._unreachable: list[str] = []  # their errors, while none has reached it
         self._stopped = False
         self._done = 0
 
@@ -313,7 +308,7 @@ class Screening:
             bases = [base] if base else []
             checkpoints = ranked(comparable, self.rank_by, bases)
             if unused := {r.target for r in named} - {c.target for c in checkpoints if c.is_base}:
-                comparable = [pair for pair in comparable if pair[0].target not in unused]
+                comparable = [reading for reading in comparable if reading.target not in unused]
                 checkpoints = ranked(comparable, self.rank_by, bases)
         accounts = selected.account, self._reader.account
         result = Result(
@@ -477,22 +472,17 @@ class Screening:
         self._scouts += 1
         if self._scouts > _SCOUTS:
             await reached.wait()
-            if self._lost:
-                why = f"not tried, because {_SCOUTS} others failed: {self._unreachable[0]}"
-                raise ScreeningError("Unreachable", why)
+        if len(self._unreachable) == _SCOUTS:
+            why = f"not tried, because {_SCOUTS} others failed: {self._unreachable[0]}"
+            raise ScreeningError("Unreachable", why)
         try:
             return await self._reader.read(target, self._account())
         except ScreeningError as error:
-            if error.code == "Unreachable":
+            if error.code == "Unreachable" and not reached.is_set():
                 self._unreachable.append(str(error))
-            else:
+            if error.code != "Unreachable" or len(self._unreachable) == _SCOUTS:
                 reached.set()
             raise
-        finally:
-            self._ended += 1
-            if self._ended == _SCOUTS and not reached.is_set():
-                self._lost = len(self._unreachable) == _SCOUTS
-                reached.set()
 
     def _report(self, target: Target, outcome: Reading | ScreeningError, count: int) -> None:
         """Record a checkpoint's outcome, in the registry too, and call ``on_done``."""
@@ -530,8 +520,8 @@ class Screening:
 
         await side_by_side((look(*missing) for missing in session.missing(lists)), _SIDE_BY_SIDE)
 
-    async def _comparable(self, readings: Sequence[Reading]) -> list[tuple[Reading, Reading]]:
-        """The comparable readings, each paired with the first reading that has its common tokenizer."""
+    async def _comparable(self, readings: Sequence[Reading]) -> list[Reading]:
+        """The comparable readings, each with its common tokenizer."""
         families: dict[str | None, list[Reading]] = {}
         for reading in readings:
             families.setdefault(reading.target.family, []).append(reading)
@@ -554,32 +544,31 @@ class Screening:
                         raise
                     self._fail(reading.target, _interrupted(self.session))
                 else:
-                    comparable.append((reading, common.first))
+                    comparable.append(replace(reading, common=common.first.tokenizer))
         return comparable
 
-    async def _with_bodies(self, pairs: list[tuple[Reading, Reading]]) -> list[tuple[Reading, Reading]]:
+    async def _with_bodies(self, readings: Sequence[Reading]) -> list[Reading]:
         """The readings, those with the same rows with their bodies: only these show which are copies."""
-        alike: dict[tuple[object, ...], list[int]] = {}
-        for at, (reading, common) in enumerate(pairs):
-            alike.setdefault((reading.target.family, common.tokenizer, reading.shape), []).append(at)
+        alike: dict[tuple[object, ...], list[Reading]] = {}
+        for reading in readings:
+            alike.setdefault((reading.target.family, reading.common, reading.shape), []).append(reading)
         wanted = {
-            at
+            one.target: one
             for members in alike.values()
-            for place, original in zip(members, originals([pairs[at][0] for at in members]), strict=True)
-            if original.copied is None and original.place != members.index(place)
-            for at in (place, members[original.place])
+            for place, original in enumerate(originals(members))
+            if original.copied is None and original.place != place
+            for one in (members[place], members[original.place])
         }
 
-        async def body(reading: Reading) -> Reading:
+        async def body(reading: Reading) -> bytes:
             with contextlib.suppress(ScreeningError):
                 at = reading.revision if reading.revision is not None else reading.target.revision
-                found = await self._reader.body(replace(reading.target, revision=at), self._account())
-                return replace(reading, body=found)
-            return reading  # without a body nothing is called a copy
+                return await self._reader.body(replace(reading.target, revision=at), self._account())
+            return reading.body  # without a body nothing is called a copy
 
-        order = sorted(wanted)
-        read = dict(zip(order, await side_by_side(body(pairs[at][0]) for at in order), strict=True))
-        return [(read.get(at, reading), common) for at, (reading, common) in enumerate(pairs)]
+        found = await side_by_side(body(reading) for reading in wanted.values())
+        bodies = dict(zip(wanted, found, strict=True))
+        return [replace(r, body=bodies[r.target]) if r.target in bodies else r for r in readings]
 
     async def _read_over(self, reading: Reading, common: Reading) -> Reading:
         """Read the same checkpoint, at the same commit, over another tokenizer's tokens."""
