@@ -12,7 +12,7 @@ import signal
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import progress_bar
-from lmeval_screener.chance import Own
+from lmeval_screener.chance import Own, read_slope
 from lmeval_screener.checkpoints.concurrency import in_loop, run, side_by_side
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ranked
@@ -157,8 +157,6 @@ def prepared(
 
         accuracies = read_accuracies(str(accuracy))
     if slope is not None:
-        from lmeval_screener.chance import read_slope
-
         own = read_slope(slope)
     sets = load_domain(domain, task), load_token_set(reference, "reference")
     return Screening(*sets, accuracies=accuracies, slope=own, **settings)
@@ -410,26 +408,12 @@ class Screening:
         # A checkpoint that waits for a quota holds a slot: each quota has its own slots.
         slots = defaultdict[str, AbstractAsyncContextManager[object]](_slots)
 
+        async def read(target: Target) -> Reading:
+            async with slots[_quota_of(target)]:
+                return await self._read(target)
+
         async def work(target: Target) -> Reading | None:
-            try:
-                async with slots[_quota_of(target)]:
-                    outcome: Reading | ScreeningError = await self._read(target)
-            except ScreeningError as error:
-                outcome = error
-            except DispersionError:
-                raise  # it concerns the whole run
-            except Exception as error:
-                # An unexpected error fails this checkpoint only.
-                if os.environ.get("DISPERSION_DEBUG"):
-                    raise
-                outcome = ScreeningError(
-                    "InternalError",
-                    f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)",
-                )
-            except BaseException:
-                if not self._stopped:
-                    raise
-                outcome = _interrupted(self.session)
+            outcome = await self._tried(read(target))
             if asked or isinstance(outcome, Reading):
                 self._report(target, outcome, len(targets))
             if isinstance(outcome, ScreeningError):
@@ -438,6 +422,26 @@ class Screening:
 
         readings = await self._until_stopped(work(target) for target in targets)
         return [reading for reading in readings if reading is not None]
+
+    async def _tried(self, work: Awaitable[Reading]) -> Reading | ScreeningError:
+        """The reading of some work, or the error that fails this checkpoint only."""
+        try:
+            return await work
+        except ScreeningError as error:
+            return error
+        except DispersionError:
+            raise  # it concerns the whole run
+        except Exception as error:
+            if os.environ.get("DISPERSION_DEBUG"):
+                raise
+            return ScreeningError(
+                "InternalError",
+                f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)",
+            )
+        except BaseException:
+            if not self._stopped:
+                raise
+            return _interrupted(self.session)
 
     async def _until_stopped(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Results of works, which Ctrl-C and SIGTERM cancel if results so far are to be kept."""
@@ -529,22 +533,18 @@ class Screening:
         for family, members in families.items():
             commons = common_tokenizers(family, members)
             for reading in members:
-                common = commons[reading.tokenizer]
-                try:
-                    if common is None:
-                        of_family = next(common for common in commons.values() if common is not None)
-                        raise mismatch(family, reading, of_family.first)
-                    if common.first.resolution != reading.resolution:
-                        # Its tokenizer also has words that the others lack: rank it on the common words.
-                        (reading,) = await self._until_stopped([self._read_over(reading, common.first)])
-                except ScreeningError as error:
-                    self._fail(reading.target, error)
-                except BaseException:
-                    if not self._stopped:
-                        raise
-                    self._fail(reading.target, _interrupted(self.session))
-                else:
-                    comparable.append(replace(reading, common=common.first.tokenizer))
+                outcome: Reading | ScreeningError = reading
+                if (common := commons[reading.tokenizer]) is None:
+                    of_family = next(common for common in commons.values() if common is not None)
+                    outcome = mismatch(family, reading, of_family.first)
+                elif common.first.resolution != reading.resolution:
+                    # Its tokenizer also has words that the others lack: rank it on the common words.
+                    work = self._tried(self._read_over(reading, common.first))
+                    (outcome,) = await self._until_stopped([work])
+                if isinstance(outcome, ScreeningError):
+                    self._fail(reading.target, outcome)
+                elif common is not None:
+                    comparable.append(replace(outcome, common=common.first.tokenizer))
         return comparable
 
     async def _with_bodies(self, readings: Sequence[Reading]) -> list[Reading]:
