@@ -148,7 +148,7 @@ def seconds_to_rank(count: int) -> float:
 
     members = [screened(f"m{i}", ratio=ratio_of(1 + i / 1e5, seed=i)) for i in range(count)]
     start = time.process_time()
-    found = result(ranked([(member, members[0]) for member in members]))
+    found = result(ranked(members))
     (group,) = found.groups
     group_sentences(group, "math")
     assert len([group.holds_best(c) for c in group.checkpoints]) == count

@@ -84,17 +84,18 @@ def _rows(resolution: Resolution) -> frozenset[tuple[str, int]]:
 
 
 def ranked(
-    members: Sequence[tuple[Reading, Reading]],
+    members: Sequence[Reading],
     rank_by: RankBy = RANK_BY,
     bases: Collection[str] = (),
 ) -> list[Screened]:
-    """Every group's checkpoints, best first; each reading is paired with its common tokenizer's reading.
+    """Every group's checkpoints, best first.
 
     A group's base is one of the labels ``bases``, else its :func:`named_base`.
     """
     families: dict[str, list[Reading]] = {}
-    for reading, common in members:
-        name = reading.target.family or f"{TOKENIZER}{common.tokenizer.rpartition(':')[2][:8]}"
+    for reading in members:
+        tokenizer = reading.common or reading.tokenizer
+        name = reading.target.family or f"{TOKENIZER}{tokenizer.rpartition(':')[2][:8]}"
         families.setdefault(name, []).append(reading)
     groups: dict[tuple[str, str], list[Reading]] = {}
     for name, siblings in families.items():

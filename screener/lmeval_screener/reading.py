@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmeval_dispersion.errors import GeometryError, printable
@@ -92,7 +91,7 @@ class Reader:
                 # Not found: the base, not the checkpoint.
                 code = "BaseNotFound" if error.code.endswith("NotFound") else error.code
                 raise ScreeningError(code, f"the base of the adapter: {error}") from error
-            named = str(Path(at.repo).resolve()) if at.local else label(base.repo, at.revision)
+            named = at.place if at.local else label(base.repo, at.revision)
             find = partial(adapted_projection, adapter, base)
         known = self._known(target, snapshot, base) if over is None and self._known is not None else None
         if known is not None:

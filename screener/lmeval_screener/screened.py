@@ -51,6 +51,7 @@ class Reading:
         sketch: Identifies those with the same rows (`lmeval_screener.weights.copies`); empty if not known.
         body: Its body in brief (`lmeval_screener.weights.body`), which identifies copies; empty if not read.
         base: The ``place`` of its base, from an adapter's configuration or the Hub; empty for none.
+        common: Digest of the tokenizer on whose words it is compared with others; empty until that is known.
     """
 
     target: Target
@@ -74,6 +75,7 @@ class Reading:
     sketch: bytes = b""
     base: str = ""
     body: bytes = b""
+    common: str = ""
 
     @property
     def name(self) -> str:
@@ -83,7 +85,7 @@ class Reading:
     @property
     def place(self) -> str:
         """The name by which others call it their base: ``name``, or a folder's absolute path."""
-        return str(Path(self.repo).resolve()) if self.target.local else self.name
+        return self.target.place if self.target.local else self.name
 
     @property
     def label(self) -> str:

@@ -12,7 +12,7 @@ import signal
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmeval_dispersion.errors import DispersionError, UsageError
 from lmeval_dispersion.output import progress_bar
-from lmeval_screener.chance import Own
+from lmeval_screener.chance import Own, read_slope
 from lmeval_screener.checkpoints.concurrency import in_loop, run, side_by_side
 from lmeval_screener.errors import ScreeningError
 from lmeval_screener.ranking import common_tokenizers, mismatch, named_base, ranked
@@ -157,8 +157,6 @@ def prepared(
 
         accuracies = read_accuracies(str(accuracy))
     if slope is not None:
-        from lmeval_screener.chance import read_slope
-
         own = read_slope(slope)
     sets = load_domain(domain, task), load_token_set(reference, "reference")
     return Screening(*sets, accuracies=accuracies, slope=own, **settings)
@@ -174,15 +172,11 @@ def floor_among(
     near = "" if "/" in text or os.path.exists(text) else nearest(text, by_label)
     if near:  # a mistyped label: the Hub is not asked
         raise UsageError(f"expected a checkpoint, got {text!r}{near}", argument=argument)
-    wanted = parse_targets(text, tokenizer)
-    if len(wanted) != 1 or wanted[0].is_glob:
+    wanted, *others = parse_targets(text, tokenizer)
+    if others or wanted.is_glob:
         raise UsageError(f"expected one checkpoint, got {text!r}, which names several", argument=argument)
-
-    def place(target: Target) -> tuple[str, str | None, str | None]:
-        repo = str(Path(target.repo).resolve()) if target.local else target.repo
-        return repo, target.revision, target.file
-
-    return next((item for item in by_label.values() if place(item) == place(wanted[0])), wanted[0])
+    places = {(target.place, target.revision, target.file): target for target in reversed(by_label.values())}
+    return places.get((wanted.place, wanted.revision, wanted.file), wanted)
 
 
 @dataclass
@@ -223,9 +217,8 @@ class Screening:
         if not self._seconds > 0:
             raise UsageError(f"{TIMEOUT}: expected seconds above 0, got {given!r}")
         self._failed: dict[Target, Failed] = {}
-        self._scouts, self._ended = 0, 0  # of the Hub's checkpoints, begun and ended
-        self._unreachable: list[str] = []
-        self._lost = False
+        self._scouts = 0  # of the Hub's checkpoints, begun
+        self._unreachable: list[str] = []  # their errors, while none has reached it
         self._stopped = False
         self._done = 0
 
@@ -313,7 +306,7 @@ class Screening:
             bases = [base] if base else []
             checkpoints = ranked(comparable, self.rank_by, bases)
             if unused := {r.target for r in named} - {c.target for c in checkpoints if c.is_base}:
-                comparable = [pair for pair in comparable if pair[0].target not in unused]
+                comparable = [reading for reading in comparable if reading.target not in unused]
                 checkpoints = ranked(comparable, self.rank_by, bases)
         accounts = selected.account, self._reader.account
         result = Result(
@@ -415,26 +408,12 @@ class Screening:
         # A checkpoint that waits for a quota holds a slot: each quota has its own slots.
         slots = defaultdict[str, AbstractAsyncContextManager[object]](_slots)
 
+        async def read(target: Target) -> Reading:
+            async with slots[_quota_of(target)]:
+                return await self._read(target)
+
         async def work(target: Target) -> Reading | None:
-            try:
-                async with slots[_quota_of(target)]:
-                    outcome: Reading | ScreeningError = await self._read(target)
-            except ScreeningError as error:
-                outcome = error
-            except DispersionError:
-                raise  # it concerns the whole run
-            except Exception as error:
-                # An unexpected error fails this checkpoint only.
-                if os.environ.get("DISPERSION_DEBUG"):
-                    raise
-                outcome = ScreeningError(
-                    "InternalError",
-                    f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)",
-                )
-            except BaseException:
-                if not self._stopped:
-                    raise
-                outcome = _interrupted(self.session)
+            outcome = await self._tried(read(target))
             if asked or isinstance(outcome, Reading):
                 self._report(target, outcome, len(targets))
             if isinstance(outcome, ScreeningError):
@@ -443,6 +422,26 @@ class Screening:
 
         readings = await self._until_stopped(work(target) for target in targets)
         return [reading for reading in readings if reading is not None]
+
+    async def _tried(self, work: Awaitable[Reading]) -> Reading | ScreeningError:
+        """The reading of some work, or the error that fails this checkpoint only."""
+        try:
+            return await work
+        except ScreeningError as error:
+            return error
+        except DispersionError:
+            raise  # it concerns the whole run
+        except Exception as error:
+            if os.environ.get("DISPERSION_DEBUG"):
+                raise
+            return ScreeningError(
+                "InternalError",
+                f"{type(error).__name__}: {error}; please report it (DISPERSION_DEBUG=1 shows where)",
+            )
+        except BaseException:
+            if not self._stopped:
+                raise
+            return _interrupted(self.session)
 
     async def _until_stopped(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Results of works, which Ctrl-C and SIGTERM cancel if results so far are to be kept."""
@@ -477,22 +476,17 @@ class Screening:
         self._scouts += 1
         if self._scouts > _SCOUTS:
             await reached.wait()
-            if self._lost:
-                why = f"not tried, because {_SCOUTS} others failed: {self._unreachable[0]}"
-                raise ScreeningError("Unreachable", why)
+        if len(self._unreachable) == _SCOUTS:
+            why = f"not tried, because {_SCOUTS} others failed: {self._unreachable[0]}"
+            raise ScreeningError("Unreachable", why)
         try:
             return await self._reader.read(target, self._account())
         except ScreeningError as error:
-            if error.code == "Unreachable":
+            if error.code == "Unreachable" and not reached.is_set():
                 self._unreachable.append(str(error))
-            else:
+            if error.code != "Unreachable" or len(self._unreachable) == _SCOUTS:
                 reached.set()
             raise
-        finally:
-            self._ended += 1
-            if self._ended == _SCOUTS and not reached.is_set():
-                self._lost = len(self._unreachable) == _SCOUTS
-                reached.set()
 
     def _report(self, target: Target, outcome: Reading | ScreeningError, count: int) -> None:
         """Record a checkpoint's outcome, in the registry too, and call ``on_done``."""
@@ -530,8 +524,8 @@ class Screening:
 
         await side_by_side((look(*missing) for missing in session.missing(lists)), _SIDE_BY_SIDE)
 
-    async def _comparable(self, readings: Sequence[Reading]) -> list[tuple[Reading, Reading]]:
-        """The comparable readings, each paired with the first reading that has its common tokenizer."""
+    async def _comparable(self, readings: Sequence[Reading]) -> list[Reading]:
+        """The comparable readings, each with its common tokenizer."""
         families: dict[str | None, list[Reading]] = {}
         for reading in readings:
             families.setdefault(reading.target.family, []).append(reading)
@@ -539,47 +533,42 @@ class Screening:
         for family, members in families.items():
             commons = common_tokenizers(family, members)
             for reading in members:
-                common = commons[reading.tokenizer]
-                try:
-                    if common is None:
-                        of_family = next(common for common in commons.values() if common is not None)
-                        raise mismatch(family, reading, of_family.first)
-                    if common.first.resolution != reading.resolution:
-                        # Its tokenizer also has words that the others lack: rank it on the common words.
-                        (reading,) = await self._until_stopped([self._read_over(reading, common.first)])
-                except ScreeningError as error:
-                    self._fail(reading.target, error)
-                except BaseException:
-                    if not self._stopped:
-                        raise
-                    self._fail(reading.target, _interrupted(self.session))
-                else:
-                    comparable.append((reading, common.first))
+                outcome: Reading | ScreeningError = reading
+                if (common := commons[reading.tokenizer]) is None:
+                    of_family = next(common for common in commons.values() if common is not None)
+                    outcome = mismatch(family, reading, of_family.first)
+                elif common.first.resolution != reading.resolution:
+                    # Its tokenizer also has words that the others lack: rank it on the common words.
+                    work = self._tried(self._read_over(reading, common.first))
+                    (outcome,) = await self._until_stopped([work])
+                if isinstance(outcome, ScreeningError):
+                    self._fail(reading.target, outcome)
+                elif common is not None:
+                    comparable.append(replace(outcome, common=common.first.tokenizer))
         return comparable
 
-    async def _with_bodies(self, pairs: list[tuple[Reading, Reading]]) -> list[tuple[Reading, Reading]]:
+    async def _with_bodies(self, readings: Sequence[Reading]) -> list[Reading]:
         """The readings, those with the same rows with their bodies: only these show which are copies."""
-        alike: dict[tuple[object, ...], list[int]] = {}
-        for at, (reading, common) in enumerate(pairs):
-            alike.setdefault((reading.target.family, common.tokenizer, reading.shape), []).append(at)
+        alike: dict[tuple[object, ...], list[Reading]] = {}
+        for reading in readings:
+            alike.setdefault((reading.target.family, reading.common, reading.shape), []).append(reading)
         wanted = {
-            at
+            one.target: one
             for members in alike.values()
-            for place, original in zip(members, originals([pairs[at][0] for at in members]), strict=True)
-            if original.copied is None and original.place != members.index(place)
-            for at in (place, members[original.place])
+            for place, original in enumerate(originals(members))
+            if original.copied is None and original.place != place
+            for one in (members[place], members[original.place])
         }
 
-        async def body(reading: Reading) -> Reading:
+        async def body(reading: Reading) -> bytes:
             with contextlib.suppress(ScreeningError):
                 at = reading.revision if reading.revision is not None else reading.target.revision
-                found = await self._reader.body(replace(reading.target, revision=at), self._account())
-                return replace(reading, body=found)
-            return reading  # without a body nothing is called a copy
+                return await self._reader.body(replace(reading.target, revision=at), self._account())
+            return reading.body  # without a body nothing is called a copy
 
-        order = sorted(wanted)
-        read = dict(zip(order, await side_by_side(body(pairs[at][0]) for at in order), strict=True))
-        return [(read.get(at, reading), common) for at, (reading, common) in enumerate(pairs)]
+        found = await side_by_side(body(reading) for reading in wanted.values())
+        bodies = dict(zip(wanted, found, strict=True))
+        return [replace(r, body=bodies[r.target]) if r.target in bodies else r for r in readings]
 
     async def _read_over(self, reading: Reading, common: Reading) -> Reading:
         """Read the same checkpoint, at the same commit, over another tokenizer's tokens."""

@@ -20,7 +20,7 @@ from screenings import GAPS, ratio_of, result, screened
 
 def placed(*members, base=None, rank_by="ratio"):
     """Ranks by label of readings whose figures are planted."""
-    found = ranked([(member, member) for member in members], rank_by, [base] if base else [])
+    found = ranked(members, rank_by, [base] if base else [])
     return {c.label: c.rank for c in found}
 
 
@@ -37,13 +37,13 @@ def test_ranks_are_places_that_equals_share_and_the_base_takes_none():
     # A base in the middle is shown where it lies, and nobody's rank changes.
     base = reading("base", 1.0)
     assert placed(*members, base, base=base.label) == {**{"b": 1, "c": 2, "d": 2, "base": 3, "a": 3, "e": 4}}
-    order = [c.label for c in ranked([(m, m) for m in [*members, base]], "ratio", [base.label])]
+    order = [c.label for c in ranked([*members, base], "ratio", [base.label])]
     assert order == ["b", "c", "d", "base", "a", "e"]
     assert placed(base, base=base.label) == {"base": 1}
     # Of those with the base's rows, rows say nothing.
     equal = [replace(reading(name, 1.0), sketch=sketch) for name in ("base", "lora")]
     others = [reading("a", 1.1), reading("b", 0.9)]
-    found = result([*ranked([(m, m) for m in [*others, *equal]], "ratio", [equal[0].label])])
+    found = result([*ranked([*others, *equal], "ratio", [equal[0].label])])
     assert [(c["label"], c["rank"]) for c in found.to_dict()["checkpoints"]] == [
         ("a", 1),
         *(("base", None), ("lora", None)),
@@ -63,7 +63,7 @@ def test_g_ranks_where_it_is_asked_for_and_where_one_has_no_ratio():
     assert placed(*members, rank_by="gap") == by_g
     without = [*members[:2], reading("c", None, G=1.9)]
     assert placed(*without) == by_g
-    assert {c.ranked_by for c in ranked([(m, m) for m in without], "ratio")} == {"gap"}
+    assert {c.ranked_by for c in ranked(without, "ratio")} == {"gap"}
 
 
 @settings(max_examples=30, deadline=None)

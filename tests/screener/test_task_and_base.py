@@ -296,10 +296,8 @@ def group(rank_by="gap", **spreads):
     model, readings = Tuned(5), []
     for name, spread in {"zero": None, **spreads}.items():
         g, r = model.figures(spread or 1.0, noise=0.0 if spread is None else 0.001)
-        reading = screened(name, gaps=g, ratio=r, commit=None)
-        readings.append((reading, reading))
-    base = readings[0][0].target
-    members = ranked(readings, rank_by, [base.label])
+        readings.append(screened(name, gaps=g, ratio=r, commit=None))
+    members = ranked(readings, rank_by, [readings[0].label])
     assert all(isinstance(c, Screened) for c in members)
     return result_of(members, base="zero", ranked_by=rank_by)
 

@@ -20,7 +20,7 @@ from lmeval_screener import ranking
 from lmeval_screener.registry.database import Seen, identity_of, last_seen, plain_name
 from lmeval_screener.registry.states import cause_of, folder_is_gone
 from lmeval_screener.result.answer import GROUPS, group_sentences, unknown
-from lmeval_screener.screened import RANK_BY, Group, RankBy, Reading, Screened, grouped
+from lmeval_screener.screened import RANK_BY, Group, RankBy, Screened, grouped
 from lmeval_screener.weights.copies import said
 
 _LIMIT = 60.0  # seconds that SQL may take
@@ -106,17 +106,17 @@ def ranked_rows(
     Two tokenizers count as the same if every compared token is the same piece at the same row.
     """
     rows: dict[int, tuple[object, ...]] = {}
-    first: dict[tuple[object, ...], Reading] = {}
+    first: dict[tuple[object, ...], str] = {}
     of_family: dict[str, tuple[object, ...]] = {}
-    pairs = []
+    readings = []
     for reading in (entry.reading for entry in seen if entry.reading is not None):
         resolution, family = reading.resolution, reading.target.family
         tokens = rows.setdefault(id(resolution), tuple((t.piece, t.id) for t in resolution.compared))
         if family is not None and of_family.setdefault(family, tokens) != tokens:
             # Rows other than its family's: a group for its tokenizer.
             reading = replace(reading, target=replace(reading.target, family=None))
-        pairs.append((reading, first.setdefault(tokens, reading)))
-    return ranking.ranked(pairs, rank_by, bases)
+        readings.append(replace(reading, common=first.setdefault(tokens, reading.tokenizer)))
+    return ranking.ranked(readings, rank_by, bases)
 
 
 def bases_among(

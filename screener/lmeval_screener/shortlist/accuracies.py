@@ -112,7 +112,7 @@ class _Names:
             for text in {target.label, target.name}:
                 self._labels.setdefault(text, []).append(target)
             if not target.on_hub:
-                self._paths.setdefault(str(Path(target.repo).resolve()), []).append(target)
+                self._paths.setdefault(target.place, []).append(target)
             for name in _names_of(target):
                 self._names.setdefault(name, []).append(target)
 
@@ -145,7 +145,7 @@ def _names_of(target: Target) -> set[str]:
         alone = {target.revision} if target.revision and "/" not in target.revision else set()
         return {target.repo, last, f"{target.repo}@{revision}", f"{last}@{revision}"} | alone
     # As tables print a folder: its last part, or its step in a training run.
-    names = {target.repo, last, Path(target.repo).name, str(Path(target.repo).resolve())}
+    names = {target.repo, last, Path(target.repo).name, target.place}
     if run := run_and_step(target.repo):
         names |= {run[1], f"{Path(run[0]).name}/{run[1]}"}
     return names

@@ -65,11 +65,9 @@ async def _on_base(target: Target, offline: bool | None) -> Target:
         if (adapted := await adapter_in(snapshot, target)) is None:
             return target
         _, at = adapted
-        place, commit = at.repo, at.revision
         with contextlib.suppress(ScreeningError):  # loading it says why
             base = await opened(at)
-            place, commit = base.repo, base.revision
+            at = replace(at, repo=at.repo if at.local else base.repo, revision=base.revision)
     own = any(name in snapshot.files for name in (*TOKENIZER_FILES, "tokenizer.model"))
     shared = not own or "tokenizer_config.json" not in snapshot.files
-    place = str(Path(place).resolve()) if at.local else place
-    return replace(target, revision=snapshot.revision, on=Base(place, commit, shared))
+    return replace(target, revision=snapshot.revision, on=Base(at.place, at.revision, shared))

@@ -109,11 +109,6 @@ def _file_name(c: Screened) -> str:
     return re.sub(r"[^\w.-]+", "_", "-".join(part for part in parts if part))[-100:].strip("._-") or "model"
 
 
-def _place(c: Screened) -> str:
-    """The repository, or a folder's whole path: results may be read from another folder."""
-    return str(Path(c.repo).resolve()) if c.target.local else c.repo
-
-
 def manifest_dict(
     head: Mapping[str, Any], chosen: Shortlist, *, tasks: tuple[str, ...], command: str
 ) -> dict[str, Any]:
@@ -127,7 +122,8 @@ def manifest_dict(
         **chosen.to_dict(),
         "candidates": [
             {
-                "repo": _place(c),
+                # Results may be read from another folder.
+                "repo": c.target.place if c.target.local else c.repo,
                 "requested_revision": c.target.revision,
                 "revision": c.revision,
                 "file": c.target.file,

@@ -98,6 +98,11 @@ class Target:
         return not self.local and self.scheme is None
 
     @property
+    def place(self) -> str:
+        """``repo``, of a folder its absolute path: the same from everywhere."""
+        return str(Path(self.repo).resolve()) if self.local else self.repo
+
+    @property
     def name(self) -> str:
         """``repo``, ``repo@revision`` or ``repo:file``, as a user would write it."""
         return label(self.shown, self.revision, self.file)
@@ -125,7 +130,7 @@ class Target:
         An adapter's are its base's, and ``peft``: its ``folder`` where it was downloaded, else its name. The
         ``revision`` is the base's: lm-eval has one for both.
         """
-        place, revision = str(Path(self.repo).resolve()) if self.local else self.repo, commit or self.revision
+        place, revision = self.place, commit or self.revision
         given: dict[str, str | None] = {"pretrained": place, "revision": revision, "gguf_file": self.file}
         if self.on is not None:
             place = folder or label(place, revision)
