@@ -196,7 +196,7 @@ class Comparison(RunReport):
                 axis = {"format": "+%"} if name == "accuracy" else None
                 title = f"Difference of {name}, with 95 % interval"
                 charts[f"{name}-{i}"] = Chart(
-                    dots(rows, "slice", f"{name}_difference", bounds, title, line=0.0, axis=axis),
+                    dots(rows, "slice", f"{name}_difference", bounds, title, axis),
                     f"Difference of {name}, slice by slice; the dashed line marks 0",
                     f"{clear} of {len(rows)} intervals leave out 0; by chance about one in twenty does"
                     f"{', and more where documents repeat' if self.cautions else ''}.",
