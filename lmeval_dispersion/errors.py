@@ -10,6 +10,7 @@ import importlib.util
 
 # Extra of the package -> libraries that it installs; they show whether it is installed.
 LIBRARIES = {
+    "html": ("vl_convert",),
     "audit": ("pandas", "pyarrow", "safetensors", "scipy", "sklearn"),
     "models": ("torch", "transformers", "accelerate", "datasets", "lm_eval"),
     "quantized": ("bitsandbytes",),

@@ -95,7 +95,7 @@ def exit_code_of(
         package = (error.name or "").split(".")[0]
         if debug or package in ("lmeval_dispersion", "lmeval_screener"):
             raise
-        brings = {"vl_convert": "html"} | {lib: extra for extra in LIBRARIES for lib in LIBRARIES[extra]}
+        brings = {library: extra for extra in LIBRARIES for library in LIBRARIES[extra]}
         if not package:  # as lm-eval raises it, with the way to install the library
             print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
         elif package in brings:

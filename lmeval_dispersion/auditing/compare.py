@@ -34,7 +34,7 @@ from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.cells import short_names, shown
 from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.document import fields_of
-from lmeval_dispersion.report.vega import dots
+from lmeval_dispersion.report.vega import Spec, dots
 from lmeval_dispersion.statistics import (
     LEVEL,
     Interval,
@@ -193,10 +193,10 @@ class Comparison(RunReport):
                 if not rows:
                     continue
                 clear = sum(row.side(name) != 0 for row in rows)
-                axis = {"format": "+%"} if name == "accuracy" else None
+                axis: Spec | None = {"format": "+%"} if name == "accuracy" else None
                 title = f"Difference of {name}, with 95 % interval"
                 charts[f"{name}-{i}"] = Chart(
-                    dots(rows, "slice", f"{name}_difference", bounds, title, line=0.0, axis=axis),
+                    dots(rows, "slice", f"{name}_difference", bounds, title, axis),
                     f"Difference of {name}, slice by slice; the dashed line marks 0",
                     f"{clear} of {len(rows)} intervals leave out 0; by chance about one in twenty does"
                     f"{', and more where documents repeat' if self.cautions else ''}.",

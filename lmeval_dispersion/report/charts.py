@@ -74,9 +74,6 @@ def chart_svg(chart: Chart, name: str, width: str) -> str:
         chart: The chart.
         name: The chart's anchor on the page.
         width: A key of :data:`WIDTHS`.
-
-    Raises:
-        ValueError: The chart's data are not inside it.
     """
     import vl_convert
 
@@ -114,26 +111,12 @@ def chart_spec(chart: Chart, width: str = "wide") -> dict[str, Any]:
         columns = 1 if width == "narrow" else min(int(spec.get("columns", 2)), 3)
         spec["columns"] = columns
         spec["spec"] = {**spec["spec"], "width": whole // columns - 75}
-    if _addresses(spec):
-        raise ValueError("expected a chart with its data inside, got data at a URL")
     return spec
 
 
 def _is(layer: Mapping[str, Any], kind: str) -> bool:
     mark = layer.get("mark")
     return (mark.get("type") if isinstance(mark, Mapping) else mark) == kind
-
-
-def _addresses(node: Any) -> bool:
-    """Whether a specification loads data by URL."""
-    if isinstance(node, list):
-        return any(map(_addresses, node))
-    if not isinstance(node, Mapping):
-        return False
-    data = node.get("data")
-    return (isinstance(data, Mapping) and "url" in data) or any(
-        _addresses(value) for key, value in node.items() if key not in ("datasets", "values")
-    )
 
 
 def _finite(node: Any) -> Any:

@@ -243,12 +243,6 @@ class Document:
         parts = (part for section in self.sections for part in section.parts)
         return {names.of(part.name, part.caption): part for part in parts if isinstance(part, Table)}
 
-    def charts(self) -> dict[str, Chart]:
-        """Every chart by its anchor, in order."""
-        names = Names()
-        parts = (part for section in self.sections for part in section.parts)
-        return {names.of(part.name, part.caption): part for part in parts if isinstance(part, Chart)}
-
     def origin(self) -> dict[str, str]:
         """Link to the guide, the versions that made the report, and the day."""
         import platform

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import math
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lmeval_dispersion.errors import MissingExtraError, UsageError, printable
+from lmeval_dispersion.errors import UsageError, printable, require_extra
 from lmeval_dispersion.report.cells import cell, is_numeric, json_value, plain, shown, text_rows
 from lmeval_dispersion.report.document import LIMITS, Document, Facts, Note, Part, Row, Table, Text
 
@@ -50,8 +49,8 @@ def require(output_format: str) -> None:
     """
     if output_format not in FORMATS:
         raise UsageError(f"expected a format of {', '.join(FORMATS)}, got {output_format!r}")
-    if output_format == "html" and not importlib.util.find_spec("vl_convert"):
-        raise MissingExtraError("a page needs vl_convert; run: pip install 'lmeval-dispersion[html]'")
+    if output_format == "html":
+        require_extra("html", "a page")
 
 
 def render(

@@ -55,11 +55,7 @@ _FOLDED = 14  # least characters for a text of several words
 
 
 def html_text(document: Document) -> str:
-    """The whole page as UTF-8 text without outside references.
-
-    Raises:
-        ValueError: A chart's data are not inside it.
-    """
+    """The whole page as UTF-8 text without outside references."""
     from markupsafe import Markup
 
     page = _Page()

@@ -77,30 +77,17 @@ def names_apart(
 
 
 def dots(
-    rows: Sequence[Any],
-    named: str,
-    value: str,
-    bounds: tuple[str, str],
-    title: str,
-    *more: Spec,
-    line: float,
-    dot: Spec | None = None,
-    axis: Spec | None = None,
+    rows: Sequence[Any], named: str, value: str, bounds: tuple[str, str], title: str, axis: Spec | None
 ) -> Spec:
-    """Rows of a dataclass: a dot at ``value``, a bar between ``bounds``, and a dashed upright ``line``.
-
-    ``more`` are further layers, ``dot`` changes the dot's, ``axis`` that of the values.
-    """
-    point = {"mark": FILLED, "encoding": {}, **(dot or {})}
+    """Rows of a dataclass: a dot at ``value``, a bar between ``bounds``, and a dashed upright line at 0."""
     return {
         "data": {"values": json_value(rows)},
         "height": 18 * len(rows) + 20,
         "encoding": {"y": name(named, axis={"labelOverlap": False})},
         "layer": [
-            {"data": {"values": [{"x": line}]}, **mark(DASHED, x=numeric("x"), y=None)},
+            {"data": {"values": [{"x": 0.0}]}, **mark(DASHED, x=numeric("x"), y=None)},
             mark("rule", **span("x", numeric(bounds[0], title, axis=axis), bounds[1])),
-            *more,
-            {**point, "encoding": {"x": numeric(value), **point["encoding"]}},
+            mark(FILLED, x=numeric(value)),
         ],
     }
 

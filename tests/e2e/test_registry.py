@@ -254,7 +254,6 @@ def test_sql_is_read_only_and_shows_every_column(add, run, registry, tmp_path):
 def test_what_is_no_registry_is_refused_and_left_alone(run, registry, tmp_path):
     wrong = {
         "text": (b"no database, but a text", "expected a registry of screen-checkpoints"),
-        "old.duckdb": (b"checksumDUCK" + bytes(4096), "in an earlier version's DuckDB format"),
         "cut.db": (b"SQLite format 3\0" + bytes(50), "begin a new registry"),
     }
     for name, (content, sentence) in wrong.items():

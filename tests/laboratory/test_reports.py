@@ -346,7 +346,7 @@ def test_a_default_answer_fits_one_look_and_details_hold_the_rest(planted):
     assert all(" ".join(limit.replace("`", "").split()) in whole for limit in document.limits)
     page = result.to_html()
     assert "Content-Security-Policy" in page
-    assert page.count("<svg") >= 2 * len(document.charts())
+    assert page.count("<svg") >= 2 * len(result.charts())
     assert result.plot()["data"]["values"]
 
 

@@ -150,15 +150,6 @@ def test_the_answer_is_the_heading_and_the_footer_has_the_day():
     assert "<dt>Made on</dt><dd>2026-02-03</dd>" in text
 
 
-def test_a_chart_with_remote_data_is_refused_and_a_column_may_be_called_url():
-    remote = {"data": {"url": "https://example.org/data.json"}, "mark": "point"}
-    for spec in (remote, {"layer": [BARS, remote]}):
-        with pytest.raises(ValueError, match="data inside"):
-            page(Chart(spec, "c", "d"))
-    text = page(Chart(chart([{"url": "view_77", "gap": 1.0}], "bar", x="gap:Q", y="url:N"), "c", "d"))
-    assert "view_77" in text
-
-
 def test_a_narrow_picture_has_no_names_beside_its_points():
     labelled = {"layer": [BARS, BARS | {"mark": {"type": "text"}}]}
     assert len(chart_spec(Chart(labelled, "c", "d"), "wide")["layer"]) == 2

@@ -256,10 +256,9 @@ class Hub:
                 "correct HF_TOKEN, or unset it for public repositories",
             )
         if code == "RepoNotFound" or status in (401, 404):
-            here = "" if "/" in repo else ", and no folder here has this name"
             return ScreeningError(
                 "RepoNotFound",
-                f"{repo} is not on {self.endpoint}, or it is private{here}; check the name, or {self._login}",
+                f"{repo} is not on {self.endpoint}, or it is private; check the name, or {self._login}",
             )
         if status == 403 and "disabled" in response.headers.get("X-Error-Message", ""):
             return ScreeningError(

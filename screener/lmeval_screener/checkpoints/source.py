@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from lmeval_screener.checkpoints.account import Account
@@ -20,6 +21,9 @@ from lmeval_screener.tokens.vocabulary import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from lmeval_screener.checkpoints.hub import Hub
+
+#: Errors of a name that the Hub does not know, or cannot be asked for.
+_NOT_HERE = ("RepoNotFound", "Unreachable", "Offline")
 
 
 class Source(Protocol):
@@ -72,7 +76,14 @@ class Sources:
         if target.scheme is not None:
             return await self._source(target.scheme).snapshot(target, account)
         if not target.local:
-            return await self._hub.snapshot(target.repo, target.revision, account, target.listed)
+            try:
+                return await self._hub.snapshot(target.repo, target.revision, account, target.listed)
+            except ScreeningError as error:
+                if "/" in target.repo or error.code not in _NOT_HERE or Path(target.repo).exists():
+                    raise
+                # A bare name is more often a folder's than a repository's.
+                why = f"no folder here is called {target.repo}, and {error}"
+                raise ScreeningError(error.code, why) from error
         return open_folder(target.repo)
 
     @property

@@ -213,17 +213,10 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
     except sqlite3.Error as error:
         reason = str(error)
         # Only now: closing a file that SQLite has open would release its locks.
-        head = b""
         if "not a database" in reason:
             with path.open("rb") as file:
-                head = file.read(16)
-        if head[8:12] == b"DUCK":
-            raise UsageError(
-                f"{path} is in an earlier version's DuckDB format, which is not supported any more; name a "
-                "new file and run the same screenings again to fill it"
-            ) from error
-        if head and not head.startswith(b"SQLite format 3"):
-            raise _other(path) from error
+                if not file.read(16).startswith(b"SQLite format 3"):
+                    raise _other(path) from error
         if "unable to open" in reason:
             raise UsageError(
                 f"expected a folder where files can be created, as SQLite keeps a journal there, got {path}",

@@ -164,14 +164,12 @@ class News(Report):
 
 
 def _names(moves: Sequence[Move]) -> str:
-    changed = {"changed": ", changed", "recovered": ", recovered"}
-    chances = [f", chance {m.chance:.0%}" if m.chance is not None else "" for m in moves]
-    return some(
-        [
-            f"{m.checkpoint} (rank {m.rank}{changed.get(m.what, '')}{chance})"
-            for m, chance in zip(moves, chances, strict=True)
-        ]
-    )
+    def called(move: Move) -> str:
+        changed = f", {move.what}" if move.what in ("changed", "recovered") else ""
+        chance = "" if move.chance is None else f", chance {move.chance:.0%}"
+        return f"{move.checkpoint} (rank {move.rank}{changed}{chance})"
+
+    return some([called(move) for move in moves])
 
 
 def since_time(connection: sqlite3.Connection, since: str, tokens: str) -> str:

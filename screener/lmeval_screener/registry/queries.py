@@ -19,7 +19,7 @@ from lmeval_dispersion.report.document import fields_of
 from lmeval_screener import ranking
 from lmeval_screener.registry.database import Seen, identity_of, last_seen, plain_name
 from lmeval_screener.registry.states import cause_of, folder_is_gone
-from lmeval_screener.result.answer import GROUPS, group_sentences, unknown
+from lmeval_screener.result.answer import sentences_of, unknown
 from lmeval_screener.screened import RANK_BY, Group, RankBy, Screened, grouped
 from lmeval_screener.weights.copies import said
 
@@ -243,12 +243,8 @@ def query(
         for entry in seen
         if entry.error and entry.target.label not in gone
     ]
-    said = [group_sentences(group, domain, domain) for group in groups[:GROUPS]]
-    best = [f"{group.title}: {' '.join(its)}" for group, its in zip(groups, said, strict=False)]
-    if len(groups) == 1:
-        best = list(said[0])
     members = [c for group in groups for c in group.checkpoints]
-    best += unknown(members, alone=len(members) == len(groups))
+    best = sentences_of(groups, domain, domain) + unknown(members, alone=len(members) == len(groups))
     total = f"{count(len(members), 'checkpoint')} in {count(len(groups), 'group')}"
     sentence = (
         f"{total} for {domain} against {reference}; {len(gone)} gone, {len(failed)} failed when last seen"

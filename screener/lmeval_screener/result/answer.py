@@ -18,7 +18,7 @@ from lmeval_screener.ranking import flat_from
 from lmeval_screener.screened import RANKED, Against, Failed, Group, Screened
 from lmeval_screener.weights.body import SAME_ROWS
 
-GROUPS = 4  # groups that get a sentence each
+_GROUPS = 4  # groups that get a sentence each
 DRAWN = 40  # checkpoints of a group that a chart shows
 _FIRST = 3  # places to evaluate first: a usual budget
 _NAMED = 5  # checkpoints that share them and are named
@@ -77,6 +77,14 @@ def unknown(members: Sequence[Screened], *, alone: bool) -> list[str]:
         f"No ratio{'' if whose == all_of else f' of {whose}'}: {reason}; {ending}."
         for reason, whose in who(reasons, len(members)).items()
     ]
+
+
+def sentences_of(groups: Sequence[Group], subject: str, domain: str) -> list[str]:
+    """The sentences of a single group; of several, those of each of the first in a line, after its title."""
+    if len(groups) == 1:
+        return group_sentences(groups[0], subject, domain)
+    said = [(group.title, group_sentences(group, subject, domain)) for group in groups[:_GROUPS]]
+    return [f"{title}: {' '.join(its)}" for title, its in said]
 
 
 def group_sentences(group: Group, subject: str, domain: str = "") -> list[str]:

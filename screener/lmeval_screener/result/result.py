@@ -479,10 +479,7 @@ class Result(Report):
         ordered = any(group.steps or answer.first_of(group) for group in self.groups)
         whole = [line for line in self.agreement if line.scope != "group"] or self.agreement
         return {
-            "sentences": [
-                answer.group_sentences(group, self.subject, self.domain)
-                for group in self.groups[: answer.GROUPS]
-            ],
+            "sentences": answer.sentences_of(self.groups, self.subject, self.domain),
             "most_failed": len(self.failed) > self._everyone / 2,
             "failures": answer.failures(self.failed, self._everyone),
             "notes": answer.who((note, c) for c in members for note in c.notes),
