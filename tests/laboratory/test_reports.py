@@ -12,11 +12,10 @@ import pandas as pd
 import pytest
 
 from lmeval_dispersion.laboratory.context_clusters import ClustersResult, ratio_interval
-from lmeval_dispersion.laboratory.perplexity_law import LawResult, bounds_together, correlations
+from lmeval_dispersion.laboratory.perplexity_law import LawResult, correlations
 from lmeval_dispersion.laboratory.sublayer_choice import SublayersResult, recommendation
 from lmeval_dispersion.laboratory.token_condensation import CondensationResult, rows_of, shape_of_curve
 from lmeval_dispersion.report import render
-from lmeval_dispersion.statistics import fisher, resampled_correlations
 
 MANIFEST = {
     "models": [{"model": "planted"}],
@@ -311,21 +310,6 @@ def false_claim(what, rng):
 )
 def test_noise_is_rarely_a_claim(what, draws, most):
     assert sum(bool(false_claim(what, np.random.default_rng([7, seed]))) for seed in range(draws)) <= most
-
-
-@pytest.mark.parametrize(("count", "least"), [(40, 0.85), pytest.param(200, 0.9, marks=pytest.mark.slow)])
-def test_bounds_together_cover_all_correlations_at_once(count, least):
-    truth, covered = -0.6, 0
-    for seed in range(count):
-        rng = np.random.default_rng([3, seed])
-        x, shared = rng.normal(size=(2, 40))
-        own = rng.normal(size=(10, 40))
-        ys = truth * x + np.sqrt(1 - truth**2) * (0.9 * shared + np.sqrt(1 - 0.81) * own)
-        r = [np.corrcoef(x, y)[0, 1] for y in ys]
-        samples = np.stack([fisher(resampled_correlations(x, y)) for y in ys], axis=1)
-        low, high = bounds_together(fisher(r), samples)
-        covered += bool(((low <= np.arctanh(truth)) & (np.arctanh(truth) <= high)).all())
-    assert covered / count >= least
 
 
 @pytest.mark.parametrize(
