@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lmeval_dispersion.errors import GeometryError, TooFewVectorsError, UsageError
+from lmeval_dispersion.errors import GeometryError, TooFewVectorsError
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -241,11 +241,6 @@ def jackknife_se(*left_out: ArrayLike) -> float:
 # --- intervals by formula ----------------------------------------------------------------------------------
 
 
-def normal_bounds(value: float, se: float) -> Bounds:
-    """95 % bounds of a normally distributed estimate: value ± 1.96 standard errors."""
-    return Bounds(value - NORMAL_975 * se, value + NORMAL_975 * se)
-
-
 def student_bounds(value: float, se: float, n: int, level: float = LEVEL) -> Bounds:
     """Bounds of an estimate from ``n`` > 1 documents: value ± Student's point times its error."""
     half = student_quantile((1 + level) / 2, n - 1) * se
@@ -410,39 +405,26 @@ class Auroc(NamedTuple):
     Attributes:
         se: Standard error; NaN with a single right or wrong document.
         right, wrong: Number of documents of each.
+        pairs: Number of pairs of a right and a wrong document that count.
     """
 
     value: float
     se: float
     right: int
     wrong: int
-
-
-class Stratified(NamedTuple):
-    """An AUROC inside strata: its value, standard error, and the pairs and documents behind it."""
-
-    value: float
-    se: float
     pairs: int
-    right: int
-    wrong: int
 
 
 def auroc(signal: Array, right: Flags) -> Auroc:
-    """AUROC of ``signal`` (n,), low for wrong, against ``right`` (n,); ties count half.
+    """AUROC of ``signal`` (n,), low for wrong, against ``right`` (n,), which holds both; ties count half.
 
     Source: DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988).
     """
     a, b = np.sort(signal[right]), np.sort(signal[~right])
-    if not len(a) or not len(b):
-        raise UsageError(
-            f"ranking quality needs right and wrong answers, and all {len(right)} documents were answered "
-            f"{'correctly' if len(a) else 'wrongly'}"
-        )
     above = _share_below(b, signal[right])
     below = 1.0 - _share_below(a, signal[~right])
     variance = _variance(above) / len(above) + _variance(below) / len(below)
-    return Auroc(float(above.mean()), float(np.sqrt(variance)), len(above), len(below))
+    return Auroc(float(above.mean()), float(np.sqrt(variance)), len(a), len(b), len(a) * len(b))
 
 
 def _share_below(ordered: Array, values: Array) -> Array:
@@ -455,27 +437,25 @@ def _variance(values: Array) -> float:
     return float(values.var(ddof=1)) if len(values) > 1 else float("nan")
 
 
-def stratified_auroc(signal: Array, right: Flags, strata: Sequence[NDArray[np.int64]]) -> Stratified | None:
+def stratified_auroc(signal: Array, right: Flags, strata: Sequence[NDArray[np.int64]]) -> Auroc | None:
     """AUROC over the pairs of a right and a wrong document of the same stratum; None without a pair.
 
     The mean over strata (arrays of rows), weighted by pairs. A stratum with a single right or wrong document
     has the variance of an uninformative signal, (right + wrong + 1) / (12 pairs); the others DeLong's.
     """
-    areas, variances, sides = [], [], []
-    for rows in strata:
-        side = (int(right[rows].sum()), int((~right[rows]).sum()))
-        if not min(side):
-            continue
-        area = auroc(signal[rows], right[rows])
-        areas.append(area.value)
-        variances.append(area.se**2 if min(side) > 1 else (sum(side) + 1) / (12 * side[0] * side[1]))
-        sides.append(side)
-    if not sides:
+    both = (rows for rows in strata if right[rows].any() and not right[rows].all())
+    areas = [auroc(signal[rows], right[rows]) for rows in both]
+    if not areas:
         return None
-    pairs = np.array([a * b for a, b in sides], dtype=np.float64)
-    value = float(pairs @ np.array(areas) / pairs.sum())
+    variances = [
+        area.se**2 if min(area.right, area.wrong) > 1 else (area.right + area.wrong + 1) / (12 * area.pairs)
+        for area in areas
+    ]
+    pairs = np.array([area.pairs for area in areas], dtype=np.float64)
+    value = float(pairs @ np.array([area.value for area in areas]) / pairs.sum())
     se = float(np.sqrt(np.square(pairs) @ np.array(variances)) / pairs.sum())
-    return Stratified(value, se, int(pairs.sum()), sum(a for a, _ in sides), sum(b for _, b in sides))
+    sides = (sum(area.right for area in areas), sum(area.wrong for area in areas))
+    return Auroc(value, se, *sides, int(pairs.sum()))
 
 
 def auroc_bounds(value: float, se: float, right: int, wrong: int, point: float = NORMAL_975) -> Bounds:

@@ -26,7 +26,7 @@ from lmeval_dispersion.geometry import Estimate
 from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.report.declared import count
 from lmeval_dispersion.report.vega import numeric
-from lmeval_dispersion.statistics import Interval, normal_bounds, rank_correlations
+from lmeval_dispersion.statistics import NORMAL_975, Interval, rank_correlations
 
 TARGETS = tuple(range(0, 101, 10))
 SIZE, SEEDS = 100, 10  # documents per mixture, draws of each
@@ -146,7 +146,7 @@ class PoolContrast:
         error = math.hypot(correct.se, incorrect.se)
         if min(correct.n, incorrect.n) < FEWEST or not error > 0:
             error = math.nan
-        bounds = normal_bounds(difference, error)
+        bounds = difference - NORMAL_975 * error, difference + NORMAL_975 * error
         return cls(correct.mean, correct.se, incorrect.mean, incorrect.se, difference, *bounds)
 
     @property

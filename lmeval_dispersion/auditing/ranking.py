@@ -219,7 +219,7 @@ def _signal(name: str, values: Array, run: AuditRun, parts: list[Slice]) -> Sign
     if np.ptp(signal) == 0:
         return Signal(name, len(known), missing="it is the same for all documents")
     area = auroc(signal, right)
-    low, high = auroc_bounds(*area)
+    low, high = auroc_bounds(*area[:4])
     in_order = right[np.argsort(signal, kind="stable")]
     inside = _inside(values, parts, run)
     looked = {share: max(round(len(known) * share / 100), 1) for share in SHARES}
@@ -247,7 +247,7 @@ def _inside(values: Array, parts: list[Slice], run: AuditRun) -> tuple[float, fl
     area = stratified_auroc(values, run.right, [part.rows[known[part.rows]] for part in parts])
     if area is None:
         return None
-    return area.value, *auroc_bounds(area.value, area.se, area.right, area.wrong), area.pairs
+    return area.value, *auroc_bounds(*area[:4]), area.pairs
 
 
 def _best_other(table: Sequence[Signal]) -> BestOther | Missing:

@@ -141,14 +141,15 @@ class AuditRun:
                 "divide them by their maximum"
             )
         logprobs = documents["logprobs"].tolist()
+        confidence, chosen = likeliest(logprobs)
         run = cls(
             store=store,
             layer=name,
             documents=documents,
             score=score,
-            confidence=confidences(logprobs),
+            confidence=confidence,
             choices=np.array([len(values) for values in logprobs], dtype=np.int64),
-            chosen=np.array([_likeliest(values) for values in logprobs], dtype=np.int64),
+            chosen=chosen,
             without_direction=without,
             centred=centred,
         )
@@ -255,29 +256,29 @@ def _notes(run: AuditRun) -> list[str]:
     return notes
 
 
-def _likeliest(values: Sequence[float]) -> int:
-    return int(np.nanargmax(values)) if len(values) >= 2 and np.isfinite(values).any() else -1
+def likeliest(logprobs: Sequence[Sequence[float]]) -> tuple[Array, Rows]:
+    """Largest probability of each document's choices, from their log-probabilities; and its place from 0.
 
+    The place is -1 where there are fewer than two choices, or none of finite log-probability; the probability
+    is then NaN, and also where one is NaN or infinity.
 
-def confidences(logprobs: Sequence[Sequence[float]]) -> Array:
-    """Largest probability of each document's choices, from their log-probabilities.
-
-    NaN where there are fewer than two choices, or none of finite log-probability.
-
-    >>> confidences([[0.0, 0.0, -1e9, -1e9], []]).tolist()
-    [0.5, nan]
+    >>> [values.tolist() for values in likeliest([[0.0, 0.0, -1e9, -1e9], []])]
+    [[0.5, nan], [0, -1]]
     """
     confidence = np.full(len(logprobs), np.nan)
+    places = np.full(len(logprobs), -1, dtype=np.int64)
     lengths = np.array([len(values) for values in logprobs], dtype=np.int64)
     for choices in np.unique(lengths[lengths >= 2]):
         rows = np.flatnonzero(lengths == choices)
         values = np.array([logprobs[int(row)] for row in rows], dtype=np.float64)
-        # -inf is a probability of 0 and fine, unless every choice has it; NaN and inf are not
-        # log-probabilities.
-        usable = np.isfinite(values).any(axis=1) & (values < np.inf).all(axis=1)
+        known = np.isfinite(values).any(axis=1)
+        rows, values = rows[known], values[known]
+        places[rows] = np.nanargmax(values, axis=1)
+        # -inf is a probability of 0 and fine; NaN and inf are not log-probabilities.
+        usable = (values < np.inf).all(axis=1)
         rows, values = rows[usable], values[usable]
         confidence[rows] = 1 / np.exp(values - values.max(axis=1, keepdims=True)).sum(axis=1)
-    return confidence
+    return confidence, places
 
 
 @dataclass(frozen=True)

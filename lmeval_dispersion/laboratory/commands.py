@@ -13,7 +13,7 @@ from lmeval_dispersion.errors import UsageError
 from lmeval_dispersion.installation import cache_folder
 from lmeval_dispersion.options import (
     Command,
-    add_column,
+    add_data,
     add_examples,
     add_model_args,
     add_output,
@@ -93,8 +93,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="+", metavar="MODEL", help=about)
     add_model_args(parser)
     about = ".txt, .jsonl, .jsonl.gz or .parquet, or a Hub data set, ID[:CONFIGURATION][@SPLIT]"
-    parser.add_argument("--data", required=True, metavar="FILE|HUB_ID", help=about)
-    add_column(parser)
+    add_data(parser, about, required=True)
     parser.add_argument("--pack", action="store_true", help="join all texts into one stream (.txt always is)")
     about = "folder of studies; the same command resumes its own (default: in the user's cache)"
     parser.add_argument("--study", type=Path, metavar="FOLDER", help=about)

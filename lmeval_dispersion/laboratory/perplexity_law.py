@@ -436,9 +436,8 @@ class OverBins(NamedTuple):
         return statistics.fisher([self.interval.value, *self.samples])
 
 
-def correlated(bins: pd.DataFrame, measure: str, seed: int) -> OverBins:
-    """Pearson r of perplexity and a measure over bins."""
-    x, y = _leading(bins), bins[measure].to_numpy()
+def correlated(x: Array, y: Array, seed: int) -> OverBins:
+    """Pearson r of perplexity and a measure over bins, (bins,) each."""
     try:
         value, samples = statistics.correlation(x, y), statistics.resampled_correlations(x, y, seed=seed)
     except GeometryError as error:
@@ -447,28 +446,24 @@ def correlated(bins: pd.DataFrame, measure: str, seed: int) -> OverBins:
     return OverBins(statistics.Interval(value, *bounds), samples)
 
 
-def _leading(bins: pd.DataFrame) -> Array:
-    """The perplexity in r: mean perplexity of segments, mean log perplexity of single tokens."""
-    plain = bins["perplexity"].iloc[0] == SEQUENCE
-    return np.asarray(bins["mean_perplexity" if plain else "mean_nll"].to_numpy(), dtype=np.float64)
-
-
 def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> dict[str, pd.DataFrame]:
     """Correlation of the bins' mean perplexity with every measure, per split, perplexity and layer.
 
+    Of single tokens, whose perplexity spans many powers of ten, it is that of the mean log perplexity.
     ``correlations`` are the model's, ``controls`` those of every control and the model's minus it over the
     same resamples of bins. The answer's claims have bounds for all layers and perplexities together.
     """
     models, others = list[dict[str, Any]](), list[dict[str, Any]]()
     lines: dict[tuple[Any, ...], NDArray[Any]] = {}  # fitted on `data`, which comes first
     for key, bins in points.groupby(_ABOUT, sort=False):
-        split, *panel = key
+        split, perplexity, layer = key
+        x = bins["mean_perplexity" if perplexity == SEQUENCE else "mean_nll"].to_numpy()
         for measure in (m for m in MEASURES if m in bins and bins[m].notna().any()):
             about = {**dict(zip(_ABOUT, key, strict=True)), "measure": measure}
             is_claimed = split == "data" and measure == "dispersion"
-            mine, r2 = correlated(bins, measure, seed), np.nan
+            y, line = bins[measure].to_numpy(), (perplexity, layer, measure)
+            mine, r2 = correlated(x, y, seed), np.nan
             if not mine.reason:
-                x, y, line = _leading(bins), bins[measure].to_numpy(), (*panel, measure)
                 if split == "data":
                     lines[line] = np.polyfit(x, y, 1)
                 left = y - np.polyval(lines.get(line, [np.nan]), x)
@@ -479,7 +474,7 @@ def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> di
                 column = f"{measure}.{control}"
                 if column not in bins or bins[column].isna().any():
                     continue
-                other = correlated(bins, column, seed)
+                other = correlated(x, bins[column].to_numpy(), seed)
                 others.append({**about, "control": control, **other.row()})
                 if not (mine.reason or other.reason):
                     samples = other.samples, mine.samples

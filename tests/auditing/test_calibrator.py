@@ -236,11 +236,11 @@ def test_the_labels_that_it_is_worth_are_as_far_off_as_labels_drawn_at_random(sl
     found = Estimator.of("ours", pairs, estimate)
     assert found.rmse == pytest.approx(100 * np.sqrt(np.square(estimate - pairs.accuracy).mean()))
     assert found.worth_low < found.worth < found.worth_high
-    right = [np.arange(40) < round(40 * a) for a in pairs.accuracy]
+    right = np.arange(40) < np.round(40 * pairs.accuracy)[:, None]
     errors = {}
     for k in range(1, 41):
-        samples = [rng.permuted(np.tile(r, (30, 1)), axis=1)[:, :k].mean(axis=1) for r in right]
-        errors[k] = np.mean([np.square(s - r.mean()).mean() for s, r in zip(samples, right, strict=True)])
+        samples = rng.permuted(np.tile(right, (10, 1, 1)), axis=2)[:, :, :k].mean(axis=2)
+        errors[k] = np.square(samples - right.mean(axis=1)).mean()
     aim = np.square(estimate - pairs.accuracy).mean()
     direct = next(k for k in range(1, 41) if errors[k] <= aim)
     assert found.worth == pytest.approx(direct, abs=1.5)

@@ -23,7 +23,6 @@ def store(path, *, seed=0, shift=0.0, n=300, order=None, hashes="h", model="m", 
     rng = np.random.default_rng(seed)
     right = rng.random(n) < 0.5 + shift
     frame = documents(right, rng=np.random.default_rng(99))
-    frame["correct"] = right.astype(float)
     frame["doc_hash"] = [f"{hashes}{i}" for i in range(n)]
     base = np.random.default_rng(7).normal(size=(n, d))
     x = base + 0.3 * rng.normal(size=(n, d)) + 3 * np.eye(d)[0] * (1 - shift)
@@ -107,14 +106,6 @@ def test_the_document_says_the_difference_first_and_has_every_form(tmp_path):
     assert "subject 5" in page
 
 
-def answers_and_vectors(path, right, x, model="m"):
-    """A store of these scores (n,) and vectors (n, d)."""
-    frame = documents(right, rng=np.random.default_rng(0), subjects=1).assign(
-        correct=np.asarray(right, float)
-    )
-    return written(path, frame, x, {"model": model})
-
-
 MORE, FEWER = "b answers more documents right than a", "b answers fewer documents right than a"
 WIDER, NARROWER = "b is more dispersed than a", "b is less dispersed than a"
 ALIKE, AS_WIDE = "b and a do not differ clearly in accuracy", "Their dispersions do not differ clearly"
@@ -134,7 +125,8 @@ def test_each_sentence_appears_where_it_is_true_and_nowhere_else(tmp_path, right
     rng = np.random.default_rng(4)
     luck, base = rng.random(400), rng.normal(size=(400, 16)) / 4
     for name, share, width in zip("ab", right, spread, strict=True):
-        answers_and_vectors(tmp_path / name, luck < share, np.eye(1, 16) + width * base, name)
+        frame = documents(luck < share, rng=np.random.default_rng(0), subjects=1)
+        written(tmp_path / name, frame, np.eye(1, 16) + width * base, {"model": name})
     text = " ".join(compare([tmp_path / "a", tmp_path / "b"]).answer())
     assert {words for words in (MORE, FEWER, ALIKE, WIDER, NARROWER, AS_WIDE) if words in text} == said
     assert ("neither good nor bad" in text) == (spread[0] != spread[1])

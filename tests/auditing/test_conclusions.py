@@ -28,14 +28,18 @@ CAUTIOUS = {"guessing", "one answer", "repeats"}
 
 
 @pytest.fixture(scope="module")
-def summaries(tmp_path_factory):
+def reports(tmp_path_factory):
+    """The short audit of every store."""
+    folder = tmp_path_factory.mktemp("stores")
+    return {
+        name: audit(subjects_store(folder / name, **options), short=True) for name, options in STORES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def summaries(reports):
     """The conclusions of every store in one text."""
-    texts = {}
-    for name, options in STORES.items():
-        run = read_run(subjects_store(tmp_path_factory.mktemp("s") / "s", **options))
-        report = audit(run, short=True)
-        texts[name] = f"{concluded(report)} {errors_sentence(report.ranking)}"
-    return texts
+    return {name: f"{concluded(each)} {errors_sentence(each.ranking)}" for name, each in reports.items()}
 
 
 @pytest.mark.parametrize(
@@ -89,9 +93,8 @@ def test_a_caution_comes_first_and_silences_every_conclusion_about_answers(summa
 
 
 @pytest.mark.parametrize("name", sorted(STORES))
-def test_the_reason_for_what_is_not_computed_is_the_caution_itself(tmp_path, name):
-    report = audit(read_run(subjects_store(tmp_path, **STORES[name])), short=True)
-    text = " ".join(render(report.document(), "table").split())
+def test_the_reason_for_what_is_not_computed_is_the_caution_itself(reports, name):
+    text = " ".join(render(reports[name].document(), "table").split())
     assert ("Not computed, as there is no verdict: " in text) == (name in CAUTIOUS)
     assert ("luck" in text) == (name == "guessing")
 

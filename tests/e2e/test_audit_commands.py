@@ -27,7 +27,7 @@ def dispersion_command(in_process):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return planted_store(tmp_path_factory.mktemp("run") / "store", n=2400, effect=0.5)
+    return planted_store(tmp_path_factory.mktemp("run") / "store", n=1000, effect=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_the_bundled_run_is_audited_anywhere(dispersion_command, tmp_path):
 
 
 def test_two_runs_are_compared(dispersion_command, store, tmp_path):
-    other = planted_store(tmp_path / "other", n=2400, effect=0.8, manifest={"model": "synthetic/other"})
+    other = planted_store(tmp_path / "other", n=1000, effect=0.8, manifest={"model": "synthetic/other"})
     assert f"run: dispersion compare {store} {other}" in sentence(dispersion_command("audit", store, other))
     both = dispersion_command("compare", store, other)
     assert both.returncode == 0, both.stderr
@@ -189,7 +189,7 @@ def test_an_audit_as_rows_and_as_a_page(dispersion_command, store, tmp_path):
     ranked = pd.read_csv(
         io.StringIO(dispersion_command("audit", store, "--worst", "5", "--format", "csv").stdout)
     )
-    assert len(ranked) == 2400
+    assert len(ranked) == 1000
     assert ranked["contribution"].is_monotonic_increasing
     page = tmp_path / "page.html"
     headings = {
