@@ -89,9 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--demo",
         "myruns --tasks gsm8k --batch_size auto",
         "'runs/*' --tasks my_task --include_path tasks -o race.html",
-        "list --device cuda:0",
         "--replay results/MODEL_A results/MODEL_B",
-        "list --replay results/*",
         more="\nexit status: 0 raced, 1 none, 2 wrong usage, 3 some failed, 130 interrupted (run it again)\n",
     )
 
