@@ -32,7 +32,7 @@ def test_the_example_of_dispersion_prints_what_the_page_shows(capsys):
 
 
 def test_what_run_sh_writes_is_what_the_pages_verify():
-    (folder,) = re.findall(r"--output_path (\S+)", manifest._RUN)
+    (folder,) = re.findall(r'--output_path "\$list/(\w+)"', manifest._RUN)
     text = "".join(page.read_text("utf-8") for page in PAGES)
     named = set(re.findall(r"verify (list/?[\w/.]*\w)", text))
     assert named - {"list/manifest.json"} == {f"list/{folder}"}
