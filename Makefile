@@ -22,8 +22,9 @@ $(VENV)/.dev: $(VENV)/.base
 demo: $(VENV)/.base
 	$(BIN)/screen-checkpoints --demo
 
+# Three workers on two cores: a sixth of the tests' time is waiting, for servers, disks and processes.
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not network and not gpu and not slow"
+	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -m "not network and not gpu and not slow"
 
 # With the long ones: clusters, kills, two processes, simulations at full count.
 test-all: $(VENV)/.dev lint

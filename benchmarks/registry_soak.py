@@ -237,9 +237,9 @@ class Runs:
 # --- what must come out ---------------------------------------------------------------------------------
 
 
-def truth(count: int) -> Iterator[tuple[Checkpoint, float | None]]:
+def truth(count: int, folder: Path) -> Iterator[tuple[Checkpoint, float | None]]:
     """Every checkpoint with its G over the full matrix as it is stored; None where it has to fail."""
-    from checkpoints import stored
+    from hub_client import full_matrix
 
     rows = [math_and_reference(content) for content in tokenizers()]
     for number in range(count):
@@ -247,12 +247,7 @@ def truth(count: int) -> Iterator[tuple[Checkpoint, float | None]]:
         if model.error is not None:
             yield model, None
             continue
-        body = stored(model.matrix(ROWS), model.dtype)
-        if model.dtype == "BF16":
-            matrix = (np.frombuffer(body, "<u2").astype("<u4") << 16).view("<f4")
-        else:
-            matrix = np.frombuffer(body, {"F32": "<f4", "F16": "<f2"}[model.dtype])
-        matrix = matrix.astype(np.float64).reshape(ROWS, WIDTH)
+        matrix = full_matrix(folder / f"{number:05d}" / "model.safetensors", "lm_head.weight")
         yield model, true_gap(matrix, *rows[model.tokenizer])
 
 
@@ -338,7 +333,7 @@ def soak(count: int, share: float, folder: Path) -> list[str]:
         print(f"{asked_for / count:.1f} requests a checkpoint, kills and repeats included")
         stored = runs.rows("SELECT repo, gap_cosine FROM results")
         sound = [] if runs.rows("PRAGMA integrity_check") == [("ok",)] else ["the registry is damaged"]
-        return sound + problems(truth(count), stored, report)
+        return sound + problems(truth(count, folder / "zoo"), stored, report)
     finally:
         server.close()
 

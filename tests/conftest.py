@@ -16,8 +16,8 @@ from command import in_process  # noqa: F401
 from hub_server import HubServer
 from nights import night  # noqa: F401
 
-# The tests run side by side, one worker a core, and threads of torch and BLAS would wait for each other at
-# full load. Said before either is imported, and handed down to the commands that tests start.
+# The tests run side by side on all cores, and threads of torch and BLAS would wait for each other at full
+# load. Said before either is imported, and handed down to the commands that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Without torch, what needs none is tested. Left out: models, training, the plugin, and what goes through

@@ -158,17 +158,6 @@ def test_a_long_group_is_shortened_to_its_top_and_its_bottom():
 # --- forms for programs ---------------------------------------------------------------------------------
 
 
-def test_json_is_the_contract(result):
-    content = json.loads(render(result.document(), "json"))
-    assert faults(content) == []
-    assert content["answer"] == result.answer()
-    assert [line["group"] for line in content["agreement"]] == ["fam · 7B"]
-    ratios = [c["ratio"] for c in content["checkpoints"] if c["scale"] == "7B"]
-    assert [entry["mean"] for entry in ratios] == [c.ratio.mean for c in result.groups[0].checkpoints]
-    ranks = [c["rank"] for c in content["checkpoints"] if c["scale"] == "7B"]
-    assert sorted(ranks) == [1, 2, 3, 4]
-
-
 def test_a_short_list_shows_what_is_chosen_and_answers_of_all(result):
     cut = result.shown(result.shortlist(2))
     chosen = [c for c in cut.checkpoints if c.chosen]

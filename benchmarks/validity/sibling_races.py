@@ -238,8 +238,9 @@ def race_texts(found: Sequence[Cell], content: Mapping[str, Results]) -> list[st
             models = ""  # once a kind
     headings = ["models", "way", "loads", f"lost, N = {SHORT}", "questions", "lost, N = 1,319", "questions"]
     rival = (
-        "UCB-E is banditeval's own code at 80f95a3 (`ucb_e.py`): 8 questions a step, 5 draws; it was run "
-        f"after the claims were judged. The other ways are means over {ORDERS} orders of the questions."
+        "UCB-E is banditeval's own code at 80f95a3 (`benchmarks/validity/ucb_e.py`, 92fc1781): 8 questions a "
+        "step, 5 draws; it was run after the claims were judged. The other ways are means over "
+        f"{ORDERS} orders of the questions."
     )
     return ["## Ways to the best", markdown(headings, rows), rival]
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-import yaml
+from lmeval_screener.tokens.sets import load_token_set
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
-TOKEN_SETS = Path(__file__).parents[2] / "token_sets"
 OPERANDS = 7  # operands of sums and differences are below this
 
 # Everyday words by what may be done with them; every word of the reference set's nouns is in one class.
@@ -402,8 +400,8 @@ def token_set_words() -> list[str]:
 
 def token_set_items(name: str) -> list[str]:
     """Words of the default groups of a bundled set."""
-    data = yaml.safe_load((TOKEN_SETS / f"{name}.yaml").read_text("utf-8"))
-    return [word for group in data["default_groups"] for word in data["groups"][group]["items"]]
+    groups = load_token_set(name, "reference" if name == "reference" else "domain").groups
+    return [word for group in groups.values() for word in group.items]
 
 
 def trained_tokenizer(sources: Sources, vocabulary: int, documents: int = 1500, seed: int = 0) -> Tokenizer:

@@ -34,9 +34,10 @@ def olah():
     return str(beside) if beside.exists() else shutil.which("olah-cli")
 
 
-pytestmark = pytest.mark.skipif(
-    olah() is None, reason="olah is not installed here; it is in the extra `dev` (pip install olah==0.5.4)"
-)
+pytestmark = [
+    pytest.mark.slow,  # test_a_mirror_whose_listing_has_no_sizes is always run
+    pytest.mark.skipif(olah() is None, reason="pip install olah==0.5.4, which is in the extra `dev`"),
+]
 
 
 def git(folder, *args):

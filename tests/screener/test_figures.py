@@ -145,12 +145,12 @@ def rounded(values, dtype):
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).view("<f4")
 
 
-def test_without_a_known_norm_g_stands_alone_and_the_report_says_so(tmp_path):
-    heads = {"a": HEAD + VECTOR, "b": HEAD}
+def test_without_a_known_norm_g_stands_alone_no_copy_is_claimed_and_the_report_says_so(tmp_path):
+    heads = {"a": HEAD + VECTOR, "b": HEAD, "copy": HEAD}
     for name, head in heads.items():
         write_checkpoint(tmp_path / name, {"lm_head.weight": ("F32", head)}, tokenizer=TOKENIZER)
     result = screen([str(tmp_path / name) for name in heads])
-    assert [c.ratio for c in result.checkpoints] == [None, None]
+    assert {(c.ratio, c.copy_of) for c in result.checkpoints} == {(None, None)}
     reason = "no final norm with a known name is stored"
     assert f"No ratio: {reason}; the order is by G alone." in (report := result.to_markdown())
     assert "Higher G ranks first." in report
