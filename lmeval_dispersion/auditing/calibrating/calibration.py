@@ -93,7 +93,7 @@ class Estimator:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A slice with its estimate by the fit to the others, whose errors are printed."""
+    """A held-out slice with its accuracy and its estimate by the fit to the other slices, in [0, 1]."""
 
     slice: str
     documents: int
@@ -143,14 +143,14 @@ class Calibration(RunReport):
         return self._calibrator
 
     def tables(self) -> dict[str, Table]:
-        """Every estimate with its errors and worth."""
+        """The estimators with their errors and worth."""
         smallest, largest = self.documents_a_slice
         sizes = str(smallest) if smallest == largest else f"{smallest} to {largest}"
         caption = f"Errors on {self.where} of {sizes} documents, held out"
         return {"estimators": Table.of(self.estimators, caption, name="estimators")}
 
     def charts(self) -> dict[str, Chart]:
-        """The estimate of every slice against its accuracy."""
+        """Every slice's estimate against its accuracy."""
         if self.cautions:
             return {}
         ours, trivial = self.calibrator.errors
@@ -167,13 +167,13 @@ class Calibration(RunReport):
 
     @property
     def where(self) -> str:
-        """The number of slices in words."""
+        """The slices in words, such as ``12 subjects``."""
         if self.by == CLUSTERS:
             return f"{self.slices} clusters of vectors"
         return count(self.slices, self.by, "categories" if self.by == "category" else "")
 
     def context(self) -> dict[str, Any]:
-        """Words for the sentences."""
+        """Template values: our estimator, the labelled accuracy's, another that beats it, and the refusal."""
         ours, *others, alone = self.estimators
         other = next((row for row in others if row.better), None)
         return {"ours": ours, "alone": alone, "other": other, "no_gain": no_gain(self._calibrator)}
@@ -274,6 +274,6 @@ def _uncalibrated(run: AuditRun, parts: list[Rows]) -> dict[str, Array]:
 
 
 def labels_enough(scores: Array) -> int:
-    """Labels of the whole run for a mean within 5 points in 95 % of draws, by the normal law."""
+    """Number of random labels that puts a run's mean score within 5 points at 95 % (normal approximation)."""
     n, variance = len(scores), float(scores.var(ddof=1))
     return min(n, math.ceil(variance / ((_HALF_WIDTH / NORMAL_975) ** 2 + variance / n)))
