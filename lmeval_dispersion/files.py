@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def sha256(file: Path) -> str:
-    """Hex digest of a file."""
+    """The file's SHA-256 as hex."""
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while block := stream.read(1 << 22):
@@ -79,7 +79,7 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 
 
 def keep_arrays(path: Path, compute: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
-    """Write the arrays of a unit of work, unless an earlier process did: a killed one loses one unit."""
+    """Write ``compute()`` as an .npz file, unless it exists: a killed process loses one unit of work."""
     if path.exists():
         return
     import numpy as np

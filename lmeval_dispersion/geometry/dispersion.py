@@ -84,13 +84,13 @@ def dispersion_estimate(x: ArrayLike) -> Estimate:
 
 
 def jackknifed(c: Array) -> Estimate:
-    """The dispersion of vectors with these contributions (n,), with its error."""
+    """The dispersion and its jackknife error, from the vectors' contributions (n,)."""
     n = len(c)
     return Estimate(float(c.mean()), jackknife_se(left_out(c)) if n > 2 else float("nan"), n)
 
 
 def left_out(contributions: Array) -> Array:
-    """The dispersion without vector i, one value a vector, from their contributions (n,), n >= 3."""
+    """The dispersion without each vector, shape (n,), from their contributions (n,), n >= 3."""
     mean = float(contributions.mean())
     return np.asarray(mean + (mean - contributions) * 2 / (len(contributions) - 2))
 
@@ -222,7 +222,7 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(x: ArrayLike) -> Spectrum:
-    """The four figures of the rows of ``x`` (n >= 3, d).
+    """The four figures for the rows of ``x`` (n >= 3, d).
 
     >>> round(spectrum([[1, 0], [-1, 0], [0, 1], [0, -1]]).stable_rank, 6)
     2.0
