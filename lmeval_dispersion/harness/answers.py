@@ -48,7 +48,7 @@ class TaskTokens:
     """A set of answer tokens, as ``--task`` of the screen reads it from a file.
 
     Attributes:
-        head: It in one line.
+        head: One line on the set.
         text: Its YAML, which begins with that line.
         note: A warning; empty for none.
     """
@@ -158,7 +158,7 @@ def counted_set(name: str, tasks: list[Any]) -> dict[str, Any]:
 
 
 def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
-    """A set of these fields, with the tokens of a tokenizer in its first line.
+    """The set with these fields; its first line shows the tokens of ``tokenizer``.
 
     Raises:
         ScreeningError: The tokenizer splits the answers into too few or too many tokens.
@@ -185,7 +185,7 @@ def answer_set(fields: Mapping[str, Any], tokenizer: Any = None) -> TaskTokens:
 
 
 def counted_answers(tasks: Sequence[Any]) -> tuple[Counter[str], int]:
-    """The answers of all documents, with a leading space where the prompt needs one; number of documents.
+    """Counts of all documents' answers, with the leading space that the prompt needs; number of documents.
 
     Raises:
         UsageError: A task has no answers (perplexity), or code without a reference solution.
@@ -287,7 +287,7 @@ def prompts_of(
 
 @torch.inference_mode()
 def mean_next(lm: HFLM, prompts: Sequence[list[int]]) -> NDArray[np.float64]:
-    """Mean over the prompts of the next token's probability, (rows of the head,)."""
+    """Next-token probability, averaged over the prompts, shape (rows of the head,)."""
     total = torch.zeros((), dtype=torch.float64)
     for prompt in prompts:
         ids = torch.tensor([prompt[-lm.max_length :]], device=lm.device)

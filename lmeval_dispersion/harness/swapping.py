@@ -1,9 +1,9 @@
-"""Adapters one after the other on a base that is loaded once, with the answers of lm-eval's ``peft=ADAPTER``.
+"""Many adapters on one loaded base, with the answers of lm-eval's ``peft=ADAPTER``.
 
-lm-eval loads the base anew for each adapter. Here PEFT puts the next LoRA on the base that is there and takes
-the last one off. The embeddings are cut to the tokenizer's size, as lm-eval does for an adapter, for the base
-as well. What would change the base itself (a saved head, biases, embeddings, other kinds than LoRA) or fails
-is loaded whole.
+lm-eval loads the base anew for each adapter. Here PEFT takes the last LoRA off the loaded base and puts the
+next one on. The embeddings are cut to the tokenizer's size, as lm-eval does for an adapter, for the base too.
+Adapters that change the base itself (a saved head, biases, embeddings, other kinds than LoRA), or that fail,
+are loaded whole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.jso
 
 
 class SharedBase:
-    """The models of a run, of which adapters of one base share one; only one is held at a time."""
+    """Loads models in turn, holding one; adapters of one base share it."""
 
     def __init__(self) -> None:
         self._lm: Any = None
@@ -35,14 +35,14 @@ class SharedBase:
         self._rank = _LEAST_RANK
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Free the held model's memory."""
         self._lm, self._key = None, ""
         seams.free_memory()
 
     def loaded(
         self, name: str, arguments: Mapping[str, Any], check: Callable[[Any], None], **settings: Any
     ) -> Any:
-        """A model as :func:`seams.loaded_lm` loads it; ``peft`` is empty for the base of adapters."""
+        """As :func:`seams.loaded_lm`; an empty ``peft`` asks for the base that adapters share."""
         given = downloaded(arguments)
         plain = {key: value for key, value in given.items() if key != "peft"}
         if name == "vllm" and "peft" in given:

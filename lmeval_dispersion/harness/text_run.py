@@ -1,4 +1,4 @@
-"""``dispersion embed MODEL FILE``: a run of plain texts, made by a model without lm-eval.
+"""``dispersion embed MODEL FILE``: a store from plain texts, by a model without lm-eval.
 
 A document's vector is the state at its last token, its perplexity that of its own tokens after the first.
 Columns of a JSONL or parquet file are kept: the file may hold labels (``correct``) and slices.
