@@ -127,7 +127,7 @@ class LawResult(StudyResult):
         }
 
     def charts(self) -> dict[str, Chart]:
-        """``layers``: r by layer; ``bins``: perplexity and dispersion of every bin, of a few layers."""
+        """``layers``: r by layer; ``bins``: perplexity and dispersion of every bin, for a few layers."""
         layers, drawn = list(dict.fromkeys(self.points["layer"])), {}
         if len(layers) > 1:
             drawn["layers"] = Chart(
@@ -141,7 +141,7 @@ class LawResult(StudyResult):
         return drawn
 
     def context(self) -> dict[str, Any]:
-        """For the template: for each perplexity, the layers where r is clear of 0 and of its controls."""
+        """Template values: for each perplexity, the layers whose r is clear of 0 and of its controls."""
         rows = _of_dispersion(self.correlations)
         columns = ["perplexity", "layer", "control", "pearson", "apart_low", "apart_high"]
         controls = pd.DataFrame(columns=columns) if self.controls is None else _of_dispersion(self.controls)
@@ -421,23 +421,23 @@ def uniform_bins(means: ArrayLike, k: int) -> NDArray[np.int64]:
 
 
 class OverBins(NamedTuple):
-    """Pearson r over bins with its interval and its bootstrap samples; NaN and none where undefined."""
+    """Pearson r over bins with its interval and bootstrap samples; NaN and no samples where undefined."""
 
     interval: statistics.Interval
     samples: Array
     reason: str = ""  # why it is undefined
 
     def row(self) -> dict[str, Any]:
-        """The entries of a row."""
+        """Entries of a table row: ``pearson``, ``low``, ``high`` and ``reason``."""
         return {**dict(zip(("pearson", "low", "high"), self.interval, strict=True)), "reason": self.reason}
 
     def on_fishers_scale(self) -> Array:
-        """Fisher's z of the value, then of each sample, shape (1 + samples,)."""
+        """Fisher's z of r, then of each sample, shape (1 + samples,)."""
         return statistics.fisher([self.interval.value, *self.samples])
 
 
 def correlated(bins: pd.DataFrame, measure: str, seed: int) -> OverBins:
-    """Pearson r of perplexity and a measure over bins."""
+    """Pearson r of the bins' perplexity with one measure."""
     x, y = _leading(bins), bins[measure].to_numpy()
     try:
         value, samples = statistics.correlation(x, y), statistics.resampled_correlations(x, y, seed=seed)
@@ -454,10 +454,10 @@ def _leading(bins: pd.DataFrame) -> Array:
 
 
 def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> dict[str, pd.DataFrame]:
-    """Correlation of the bins' mean perplexity with every measure, per split, perplexity and layer.
+    """Pearson r of the bins' mean perplexity with every measure, per split, perplexity and layer.
 
-    ``correlations`` are the model's, ``controls`` those of every control and the model's minus it over the
-    same resamples of bins. The answer's claims have bounds for all layers and perplexities together.
+    ``correlations`` has the model's, ``controls`` each control's and the model's minus it over the same
+    resamples of bins. The answer's claims have bounds for all layers and perplexities together.
     """
     models, others = list[dict[str, Any]](), list[dict[str, Any]]()
     lines: dict[tuple[Any, ...], NDArray[Any]] = {}  # fitted on `data`, which comes first
