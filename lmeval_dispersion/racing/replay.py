@@ -1,4 +1,4 @@
-"""Races on answers that are there already: what a race would have named, and with how many questions."""
+"""Races on recorded answers: what a race would have named, and after how many questions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ORDERS = 200
 
 @dataclass(frozen=True)
 class Replayed:
-    """One checkpoint: its score on all questions, and its share of them, as a mean over the orders."""
+    """One checkpoint: its score on all questions, and the share that the races asked it."""
 
     label: Annotated[str, Col("Checkpoint")]
     score: Annotated[float, Col("Score", ".3f")]
@@ -38,7 +38,7 @@ class Replayed:
 
 @dataclass(frozen=True, repr=False)
 class Replay(Report):
-    """Races on finished evaluations over random orders of the questions; checkpoints are by score."""
+    """Races on finished evaluations over random orders of the questions; highest score first."""
 
     template: ClassVar[str] = "replay.jinja"
     schema: ClassVar[str] = "dispersion-replay/1"
@@ -58,13 +58,13 @@ class Replay(Report):
     notes: Sequence[str]
 
     def tables(self) -> dict[str, Table]:
-        """The checkpoints."""
+        """The checkpoints, highest score first."""
         caption = f"{self.questions:,} questions, {self.orders} orders"
         return {"checkpoints": Table.of(self.checkpoints, caption)}
 
 
 def read_answers(places: Sequence[str]) -> tuple[dict[str, Scores], list[str], list[str]]:
-    """Read lm-eval's results or stores, one a model, for the questions that all were asked.
+    """Read results or stores, one per model, for the questions that all of them answered.
 
     Returns the answers by model, the tasks, and notes.
 
@@ -103,9 +103,9 @@ def read_answers(places: Sequence[str]) -> tuple[dict[str, Scores], list[str], l
 
 
 def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | None:
-    """A race's folder judged anew by its answers; None for another folder, or one of an older version.
+    """Judge a race's folder anew from its answers; None for another folder, or an older version's.
 
-    Who needs more questions to be judged is undecided.
+    A checkpoint that would need more questions is undecided.
     """
     path = Path(place).expanduser()
     kept = kept_race(path, older=True) if (path / SETTINGS).is_file() else {}
@@ -166,9 +166,9 @@ def replay(
     answers: Mapping[str, Scores], tasks: Sequence[str], notes: Sequence[str] = (), *, orders: int = ORDERS,
     listed: Sequence[str] = (), shuffled: bool = False, seed: int = 0, quiet: bool = True, **settings: Any,
 ) -> Replay:  # fmt: skip
-    """Race on answers over random orders of the questions; ``settings`` are those of the contest.
+    """Race on answers over random orders of the questions; ``settings`` are the contest's.
 
-    Those that a screen has ``listed`` race in its order, and the others are not loaded; without it all do.
+    Checkpoints that a screen has ``listed`` race in its order, without the others; by default all race.
     """
     rng, labels = np.random.default_rng(seed), list(listed or answers)
     count = len(answers[labels[0]].score)
@@ -198,7 +198,7 @@ def replay(
 def raced(
     answers: Mapping[str, Scores], *, seed: int = 0, keep: int | None = None, **settings: Any
 ) -> Contest:
-    """The contest of recorded answers, one after the other; ``keep`` go on after a first block of all."""
+    """A contest on recorded answers, one checkpoint after the other; ``keep`` go on after a first block."""
     count = len(next(iter(answers.values())).score)
     contest, drawn = Contest(count, seed=seed, **settings), np.arange(count)
     if contest.block:  # which questions those of the first block are

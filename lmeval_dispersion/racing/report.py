@@ -1,4 +1,4 @@
-"""A race as a result: its best checkpoint, and how far each got."""
+"""The report of ``dispersion race``: its best checkpoint, and how far each got."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Raced:
-    """One checkpoint of a race; the score is the mean over the questions that it was asked."""
+    """One checkpoint in a race; the score is the mean over the questions that it was asked."""
 
     rank: Annotated[int | None, Col("Screen", "d", short="#", drop=1)]  # from 1; None without a screen
     label: Annotated[str, Col("Checkpoint")]
@@ -54,7 +54,7 @@ class Raced:
 
 @dataclass(frozen=True, repr=False)
 class Race(Report):
-    """The best of a race; of the checkpoints, those asked come first, then those that failed or were not."""
+    """A race's best checkpoint, and all: those asked first, then those that failed or were not loaded."""
 
     template: ClassVar[str] = "race.jinja"
     schema: ClassVar[str] = "dispersion-race/1"
@@ -84,7 +84,7 @@ class Race(Report):
     _answered: Mapping[str, Scores] = field(default_factory=dict)
 
     def tables(self) -> dict[str, Table]:
-        """The checkpoints; on a terminal those that were asked or failed, and others up to a dozen."""
+        """The checkpoints; a terminal shows those that were asked or failed, and others up to a dozen."""
         table = Table.of(self.checkpoints, f"In random orders of the questions (seed {self.seed})")
         shown = max(12, sum(row.status != "not loaded" for row in self.checkpoints))
         marks = {
@@ -93,7 +93,7 @@ class Race(Report):
         return {"race": replace(table, excerpt=range(shown) if len(table.rows) > shown else (), marks=marks)}
 
     def charts(self) -> dict[str, Chart]:
-        """The mean so far against the questions asked, a line a checkpoint, with an interval at its end."""
+        """Running mean score against questions asked, a line per checkpoint, with an interval at its end."""
         asked = [row for row in self.checkpoints if row.label in self._answered]
         if not asked:
             return {}
@@ -136,7 +136,7 @@ class Race(Report):
         return {"race": Chart(drawn, "Score against questions asked", numbers, meaning)}
 
     def context(self) -> dict[str, Any]:
-        """The parts of the sentences."""
+        """Template values: the parts of the sentences."""
         best = self._answered[self.best].score if self.best else np.zeros(1)
         right = bool(np.isin(best, (0, 1)).all())
         rivals = [row for row in self._judged() if row.label != self.best]
@@ -195,11 +195,11 @@ def race_of(
     seconds: Mapping[str, float] = _NONE, failed: Mapping[str, str] = _NONE, there: int | None = None,
     tasks: int = 1, as_base: Sequence[str] = (), notes: Sequence[str] = (), plan: str = "",
 ) -> Race:  # fmt: skip
-    """Build the Race from a contest, finished or interrupted, of some of a list's ``entries``.
+    """Build the Race from a contest, finished or interrupted, over some of a list's ``entries``.
 
-    By label, ``seconds`` are those to load and ask, and ``failed`` says why, in a sentence. ``there`` are
-    questions of ``tasks`` tasks, by default as many as the contest's; ``as_base`` are adapters that answer
-    as their base. The other arguments are named as the Race's attributes.
+    By label, ``seconds`` is the time to load and ask, and ``failed`` a sentence on the failure. ``there``
+    is the number of questions in the ``tasks`` tasks, by default the contest's; ``as_base`` are adapters
+    that answer as their base. The other arguments are named as the Race's attributes.
     """
     best, rows, answered = contest.best, [], contest.answered
     for entry in entries:

@@ -37,8 +37,8 @@ def race_on_ray(
 ) -> None:
     """Race a folder's checkpoints, begun in its order, on the cluster of ``RAY_ADDRESS`` or of this machine.
 
-    A checkpoint has a CPU core and so many GPUs of a node: whole ones or a part of 1; None for 1 where the
-    cluster has any.
+    Each checkpoint gets a CPU core and ``gpus`` GPUs of one node: whole ones or a part of 1; None for 1 where
+    the cluster has any.
 
     Raises:
         UsageError: No node has so many GPUs, one does not see the folder, or a worker refuses the race.
