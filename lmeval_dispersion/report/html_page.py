@@ -88,7 +88,7 @@ def html_text(document: Document) -> str:
 
 
 def html_fragment(document: Document) -> str:
-    """The report for a notebook: its text and tables, without styles, scripts and charts."""
+    """The report's text and tables for a notebook, without styles, scripts and charts."""
     sections = [
         replace(section, parts=[part for part in section.parts if not isinstance(part, Chart)])
         for section in document.sections

@@ -70,7 +70,7 @@ def terminal_text(
 
 
 def spelled(text: str, encoding: str) -> str:
-    """The same text in characters of an encoding: ``±`` as ``+/-``, ``é`` as ``e``, others as ``?``."""
+    """``text`` in an encoding's characters: ``±`` as ``+/-``, ``é`` as ``e``, others as ``?``."""
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
