@@ -53,7 +53,7 @@ def shown(value: Any, spec: str = "") -> str:
 
 
 def plain(value: Any) -> Any:
-    """numpy's and pandas' scalars as Python values; None for pandas' missing values."""
+    """A Python value for a scalar of numpy or pandas; None for pandas' missing values."""
     value = value.item() if hasattr(value, "item") else value
     return None if type(value).__name__ in ("NAType", "NaTType") else value
 
