@@ -195,7 +195,7 @@ class DispersionRegularizer:
         """Measure every chosen layer over the evaluation passes inside the block, also after :meth:`detach`.
 
         Yields:
-            By layer the dispersion so far, of all real tokens (by ``attention_mask``) of all passes other
+            By layer the dispersion so far, over all real tokens (by ``attention_mask``) of all passes other
             than training.
         """
         detached = not self._handles
@@ -343,10 +343,10 @@ class DispersionRegularizer:
 
 
 class TokenDispersion:
-    """Mean cosine distance over all pairs of tokens that were added, batch by batch.
+    """Mean cosine distance over all pairs of added tokens, batch by batch.
 
-    Only the sum and the number of unit vectors are kept: batches do not matter, and several processes' add
-    up.
+    It keeps only the sum and number of unit vectors: how tokens are batched does not matter, and processes
+    can add theirs.
     """
 
     def __init__(self) -> None:
