@@ -50,7 +50,7 @@ class Query:
     Attributes:
         author: Organisation or user.
         tags: Tags that every model has.
-        pattern: Glob that the name without its author has to match.
+        pattern: Glob for the name without its author.
     """
 
     author: str | None = None
@@ -64,7 +64,7 @@ class Query:
         return ", ".join([*parts, *(f"tag {tag}" for tag in self.tags)])
 
     def address(self, size: int) -> str:
-        """Path and query of its first page, most recently changed repositories first."""
+        """Path and query of the listing's first page, most recently changed repositories first."""
         from urllib.parse import urlencode
 
         order = {"sort": "lastModified", "limit": size, "expand": _EXPAND}
@@ -74,14 +74,14 @@ class Query:
 
 @dataclass(frozen=True)
 class CompleteList:
-    """All repositories of an organisation whose names match a glob, as far as the token shows them."""
+    """All repositories of an organisation that match a glob and that the token may see."""
 
     query: Query
     repos: frozenset[str]
     without_weights: frozenset[str]
 
     def missing(self, repo: str) -> str:
-        """Why a repository that it should have cannot be screened any more, as a clause; empty if it can."""
+        """Why the list lacks a repository that matches its query, as a clause; else empty."""
         author, _, name = repo.partition("/")
         if author != self.query.author or not fnmatch.fnmatchcase(name, self.query.pattern):
             return ""
@@ -92,7 +92,7 @@ class CompleteList:
 
 @dataclass
 class Selected:
-    """The checkpoints of a selection; ``left_out`` are neighbouring folders without a model."""
+    """A selection's checkpoints; ``left_out`` are neighbouring folders without a model."""
 
     targets: list[Target] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Selected:
 
     @property
     def sentence(self) -> str:
-        """How many were selected and why others were not; empty if nothing was listed or left out."""
+        """Number of selected repositories, and reasons for the others; empty without any of these."""
         if self.left_out and not self.listed:
             some = printable(", ".join(self.left_out[:5])) + (", …" if self.left_out[5:] else "")
             return f"left out, without config.json and weights: {some}"

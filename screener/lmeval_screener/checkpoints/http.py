@@ -153,7 +153,7 @@ class Quota:
 
 
 class Transport:
-    """One pool of connections for all checkpoints of a run; made inside a running event loop."""
+    """One connection pool for all checkpoints of a run; made inside a running event loop."""
 
     def __init__(self, endpoint: str, token: str | None, agent: str, notice: Notice | None = None) -> None:
         self.token, self._notice = token, notice
@@ -186,11 +186,11 @@ class Transport:
         return self._opened
 
     def is_hub(self, url: URL) -> bool:
-        """Whether a URL is of the Hub's own origin."""
+        """Whether a URL has the Hub's origin."""
         return url.origin() == self._origin
 
     def quota(self, url: URL) -> Quota:
-        """The quota that counts a request."""
+        """The quota that counts requests to ``url``."""
         origin = url.origin()
         kind = "" if origin != self._origin else _kind(url.raw_path)
         if (quota := self._quotas.get((origin, kind))) is None:
@@ -200,7 +200,7 @@ class Transport:
     async def request(
         self, method: str, url: URL, headers: Mapping[str, str], account: Account
     ) -> aiohttp.ClientResponse:
-        """The response to one request within its rate limit, a context manager; no retries, no redirects."""
+        """Send one request within its rate limit, without retries or redirects; use it as a context."""
         if self.is_hub(url) and self.token:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
         quota = self.quota(url)
@@ -231,7 +231,7 @@ class Transport:
         account: Account,
         until: Callable[[aiohttp.ClientResponse], bool] = lambda response: False,
     ) -> aiohttp.ClientResponse:
-        """`request` that follows redirects: the last response, or a redirect that ``until`` accepts."""
+        """`request`, following redirects: the last response, or a redirect that ``until`` accepts."""
         for _ in range(HOPS):
             response = await self.request(method, url, headers, account)
             try:
@@ -252,7 +252,7 @@ class Transport:
         limit: int,
         refused: Callable[[aiohttp.ClientResponse], ScreeningError],
     ) -> tuple[bytes, aiohttp.ClientResponse]:
-        """A whole small body, decompressed, in one attempt; and its response."""
+        """A small body, whole and decompressed, in one attempt; and its response."""
         async with await self.followed("GET", url, {"Accept-Encoding": "gzip"}, account) as response:
             if response.status != 200:
                 await drained(response, account)
@@ -260,7 +260,7 @@ class Transport:
             return await unpacked(response, account, limit), response
 
     async def redirect(self, response: aiohttp.ClientResponse, account: Account) -> URL:
-        """Where a redirect leads; its body is read so that the connection can serve the next request."""
+        """A redirect's address, after reading its body so that the connection can serve the next request."""
         await drained(response, account)
         source = response.url
         try:
@@ -281,7 +281,7 @@ class Transport:
         return url
 
     def leads_away(self, response: aiohttp.ClientResponse) -> bool:
-        """Whether a redirect leads from the Hub's origin; `redirect` refuses an invalid address."""
+        """Whether a redirect leaves the Hub's origin; `redirect` refuses an invalid address."""
         with contextlib.suppress(ValueError):
             return not self.is_hub(response.url.join(url_of(response.headers["Location"])))
         return False
@@ -349,7 +349,7 @@ def rate_limited(host: str | None, wait: float | None) -> ScreeningError:
 
 
 def is_redirect(response: aiohttp.ClientResponse) -> bool:
-    """Whether a response leads elsewhere."""
+    """Whether a response is a redirect."""
     return response.status in (301, 302, 303, 307, 308) and "Location" in response.headers
 
 
@@ -377,7 +377,7 @@ def _unreachable(error: Exception, url: URL) -> Exception:
 
 
 async def piece_of(response: aiohttp.ClientResponse, account: Account) -> bytes:
-    """The next piece of a body as sent, counted by the account; empty at the end."""
+    """The next piece of a body as sent, counted by the meter; empty at the end."""
     try:
         piece = await response.content.readany()
     except _broken() as error:
@@ -387,7 +387,7 @@ async def piece_of(response: aiohttp.ClientResponse, account: Account) -> bytes:
 
 
 async def unpacked(response: aiohttp.ClientResponse, account: Account, limit: int) -> bytes:
-    """The whole body, decompressed if necessary."""
+    """A response's whole body, decompressed if necessary."""
     coding = response.headers.get("Content-Encoding", "identity").strip().lower() or "identity"
     place, body = response.url.with_query(None), bytearray()
     opened = zlib.decompressobj(16 + zlib.MAX_WBITS) if coding in ("gzip", "x-gzip") else None

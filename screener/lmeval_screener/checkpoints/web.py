@@ -152,7 +152,7 @@ class RemoteSnapshot(RangedSnapshot):
 
 
 class WebFile(NamedTuple):
-    """A file that exists: its address, size and version, and its ETag as the server writes it."""
+    """A file that exists: its address, size and version, and the server's ETag."""
 
     url: URL
     entry: FileEntry
@@ -217,7 +217,7 @@ class WebServers:
 def web_snapshot(
     repo: str, files: Mapping[str, WebFile], account: Account, online: Callable[[str], Transport]
 ) -> RemoteSnapshot:
-    """A checkpoint of files, each of which is read at the address where it was probed."""
+    """A snapshot of files, each read at the address where it was probed."""
     entries = {path: file.entry for path, file in files.items()}
     etags = {path: file.etag for path, file in files.items()}
     refused = partial(_refusal, what=repo)
