@@ -1,4 +1,4 @@
-"""Documents before anything is screened: the bundled families and token sets, and the cost of a plan."""
+"""Reports before a screening: the bundled families, token sets and tasks, and the cost of a plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GUIDE = "docs/reference/token-sets.md"
 def plan_document(
     selected: Selected, targets: Sequence[Target], domain: TokenSet, reference: TokenSet
 ) -> Document:
-    """The highest cost of screening some targets; a cache or a registry makes it cheaper."""
+    """The highest cost of screening these targets; a cache or a registry makes it cheaper."""
     from lmeval_screener.checkpoints.hub import Hub
 
     has_token = Hub().has_token()
@@ -88,7 +88,7 @@ def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
 
 
 def families_document() -> Document:
-    """The bundled families."""
+    """A report on the bundled families."""
     from lmeval_screener.targets.families import load_families
 
     rows = [
@@ -105,7 +105,7 @@ def families_document() -> Document:
 
 
 def domains_document() -> Document:
-    """The bundled token sets, a row for each of their groups."""
+    """A report on the bundled token sets, a row for each group of words."""
     from lmeval_screener.tokens.sets import bundled_token_sets, described_groups
 
     names = bundled_token_sets()
@@ -129,7 +129,7 @@ def domains_document() -> Document:
 
 
 def tasks_document() -> Document:
-    """The tasks whose answers are known, or known to have no tokens."""
+    """A report on the tasks whose answers are known, or known to have no tokens."""
     from lmeval_screener.tokens.answers import bundled_answers
 
     rows = [

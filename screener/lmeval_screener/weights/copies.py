@@ -45,7 +45,7 @@ _SHOWN = 5  # originals that a sentence names
 
 
 def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
-    """The sketch of rows (n, d) as stored in a type, behind a final norm; empty if the norm is not known.
+    """The sketch of rows (n, d), stored as ``dtype``, behind a final norm; empty if the norm is not known.
 
     Hashes of the rows and of γ, each as they are and rounded to F16 and BF16; then float32: `_RAW` random
     sums of the stored numbers and their expected rounding, and ``v_j K v_k`` of the Gram matrix K for every
@@ -95,12 +95,12 @@ def _keys(sketch: bytes) -> list[bytes]:
 
 
 class Original(NamedTuple):
-    """What the rows and the bodies of several readings say of one of them.
+    """One reading's original among several, by their rows and bodies.
 
     Attributes:
-        place: The place of the reading with the same rows that rounds least; its own if none has them.
+        place: Index of the reading with the same rows that rounds least; its own if no other has them.
         exact: Whether the numbers of the rows are the same, rounded.
-        copied: The place of the reading with the same rows and the same body; None if it is not a copy.
+        copied: Index of the reading with the same rows and the same body; None if it is not a copy.
         bodies: How far its body was compared: with that of ``copied``, else of ``place``.
     """
 
@@ -111,9 +111,9 @@ class Original(NamedTuple):
 
 
 def originals(members: Sequence[Reading]) -> list[Original]:
-    """The original of each of some readings over the same tokens.
+    """Each reading's original; all are over the same tokens.
 
-    Rows that agree only within rounding, of bodies that differ, are those of another training.
+    Rows that agree only within rounding, with different bodies, belong to another training.
     """
     result = _by_rows(members)
     classes: dict[int, _Distinct] = {}
@@ -240,7 +240,7 @@ def _apart(a: Array, b: Array) -> Array:
 
 
 def said(members: Sequence[Screened]) -> list[str]:
-    """The copies among some checkpoints, and those with equal rows, a sentence each; none without them."""
+    """One sentence for each copy, and for each set of equal rows; none without them."""
     copies: dict[str, list[str]] = {}
     equal: dict[str, list[str]] = {}
     for c in members:
