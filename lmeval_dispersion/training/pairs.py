@@ -285,7 +285,8 @@ def distance_exponentials(p: Points, rate: Tensor) -> Means:
 def median_distance(p: Points, most: int = 128) -> Tensor:
     """Median squared distance over each group's pairs, (groups,), NaN where it has none.
 
-    Of more than ``most`` points, so many are taken, evenly spaced; of an even number of pairs the lower middle.
+    Of more than ``most`` points, so many are taken, evenly spaced; of an even number of pairs, the lower
+    middle.
     """
     z, real = p.by_group()
     z = z.detach()

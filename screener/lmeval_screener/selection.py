@@ -81,7 +81,7 @@ class CompleteList:
     without_weights: frozenset[str]
 
     def missing(self, repo: str) -> str:
-        """Why the list lacks a repository that matches its query, as a clause; else empty."""
+        """Why a repository that matches the query is not screened any more, as a clause; else empty."""
         author, _, name = repo.partition("/")
         if author != self.query.author or not fnmatch.fnmatchcase(name, self.query.pattern):
             return ""

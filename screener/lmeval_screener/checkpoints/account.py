@@ -41,11 +41,11 @@ def contradiction(what: str, code: str = "BadResponse") -> RetryError:
 
 
 class Account:
-    """The account of one checkpoint, or of a whole run, which counts the traffic of its checkpoints too.
+    """The account of one checkpoint, or of a whole run, which counts its checkpoints' traffic too.
 
     Attributes:
-        seconds: The time that it may take; the clock runs only while it is worked on.
-        cache: Where bytes are kept; by default this user's.
+        seconds: Time budget; the clock runs only while the checkpoint is worked on.
+        cache: Cache of bytes; by default this user's.
         bytes_read: Bytes of bodies as they travelled, failed attempts included, HTTP headers not.
         requests: HTTP requests, retries and redirect hops included.
         trouble: Why the last attempt failed; None if it did not.
@@ -66,7 +66,7 @@ class Account:
         self._pauses = 0
 
     def part(self, seconds: float) -> Account:
-        """The account of a checkpoint of the same run."""
+        """A checkpoint's account in the same run."""
         return Account(seconds, self.cache, self._run)
 
     def add(self, *, bytes_read: int = 0, requests: int = 0) -> None:
@@ -77,7 +77,7 @@ class Account:
 
     @contextlib.contextmanager
     def share(self) -> Iterator[int]:
-        """How many ranges it may request at a time, given how many other checkpoints are being read.
+        """Number of ranges that it may request at a time, fewer while other checkpoints are read.
 
         A request that waits for a connection costs a fifth more than one that is not yet made.
         """
@@ -94,7 +94,7 @@ class Account:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """A span of time that does not count, such as the wait for a server's quota."""
+        """Stop the clock inside this context, such as during the wait for a server's quota."""
         if not self._pauses:
             self._spent = self._elapsed()
         self._pauses += 1
@@ -106,7 +106,7 @@ class Account:
                 self._since = time.monotonic()
 
     async def bounded(self, work: Coroutine[Any, Any, T]) -> T:
-        """Result of some work, if it ends in time; one piece of work at a time, in turn without a limit."""
+        """A coroutine's result, if it ends in time; one at a time. No limit without an event loop."""
         if not in_loop():
             return await work
         import asyncio

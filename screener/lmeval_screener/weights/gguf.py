@@ -84,14 +84,14 @@ class _Blocks(Matrix):
 
 @dataclass(frozen=True)
 class GgufModel:
-    """A model stored as GGUF, in one file or in parts."""
+    """A GGUF model's output projection and tokenizer, in one file or in parts."""
 
     projection: OutputProjection
     tokenizer: str  # digest of its vocabulary; the same for all files of one tokenizer
     pairs: Mapping[str, Any]  # the header's entries of the vocabulary
 
     async def vocabulary(self) -> Vocabulary:
-        """The vocabulary."""
+        """The vocabulary in the header; ScreeningError if its pieces do not spell their leading space."""
         kinds: dict[str, Kind] = {"gpt2": "byte-level", "llama": "sentencepiece", "t5": "sentencepiece"}
         if self.pairs["model"] not in kinds:
             raise ScreeningError(
@@ -114,7 +114,7 @@ class GgufModel:
 
 
 def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[str, ...]:
-    """The chosen GGUF file, or its parts in order.
+    """The GGUF file, or its parts in order, that ``choice`` names; ScreeningError for none or several.
 
     >>> choose_files(["a-Q4_0.gguf", "a-Q8_0.gguf"], "q8_0", "a")
     ('a-Q8_0.gguf',)
@@ -155,12 +155,12 @@ def choose_files(files: Sequence[str], choice: str | None, repo: str) -> tuple[s
 
 
 async def read_header(file: WeightFile) -> Header:
-    """Header of a GGUF file."""
+    """Read a GGUF file's header."""
     return await _Walk(file).header()
 
 
 async def read_gguf(snapshot: Snapshot, names: Sequence[str]) -> GgufModel:
-    """The location of a GGUF model's output projection and vocabulary."""
+    """Locate a GGUF model's output projection and vocabulary."""
     files = WeightFiles(snapshot)
     headers = {name: await files.header(name) for name in names}
     places = {tensor: name for name, header in headers.items() for tensor in header.tensors}
