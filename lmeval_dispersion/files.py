@@ -1,4 +1,4 @@
-"""Files written whole, JSON of a schema, digests; a killed process loses one unit of its work."""
+"""Files written atomically, JSON with a schema, digests, and arrays kept per unit of work."""
 
 from __future__ import annotations
 

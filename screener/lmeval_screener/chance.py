@@ -198,7 +198,7 @@ def _log_chances() -> Array:
 
 
 def keep_slope(path: Path, found: Slope, kind: str, subject: str) -> None:
-    """Write a slope, new or in place of an older one; another file is refused."""
+    """Write a slope to a new file or over an older slope; UsageError for any other file."""
     if path.exists():
         read_slope(path, "name a new file")
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
@@ -208,7 +208,7 @@ def keep_slope(path: Path, found: Slope, kind: str, subject: str) -> None:
 
 
 def read_slope(path: str | Path, hint: str = _HINT) -> Own:
-    """The slope in a file; ``hint`` says what to do where there is none."""
+    """Read a slope from its file; ``hint`` is the advice in the UsageError for any other file."""
     content = read_json(Path(path), "a kept slope", SCHEMA, hint)
     try:
         kind = str(content["kind"])

@@ -165,7 +165,7 @@ def prepared(
 def floor_among(
     targets: Sequence[Target], text: str, tokenizer: str | None = None, argument: str = "fail_if_below"
 ) -> Target:
-    """The checkpoint that an option names: by its label among the targets, or by its name."""
+    """The target that an option names by label or name; UsageError for a mistyped label or several."""
     by_label = {target.label: target for target in labelled(targets)}
     if text in by_label:
         return by_label[text]

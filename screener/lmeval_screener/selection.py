@@ -1,4 +1,4 @@
-"""The checkpoints to screen: names, lists, families, listings of the Hub.
+"""Selecting checkpoints to screen: names, lists, families, listings of the Hub.
 
 One request lists commit, file names, parameters and gating of up to 1,000 repositories. A repository then
 costs no further request if its commit is cached, or if it has no weights or may not be read.
@@ -116,7 +116,7 @@ class Selected:
 
 
 def add_selection_options(parser: argparse._ActionsContainer) -> None:
-    """Add the options that select checkpoints of the Hub; `select` has them as arguments."""
+    """Add the options that select Hub checkpoints by listing; `select` has them as arguments."""
     add = parser.add_argument
 
     def several(option: str, metavar: str, what: str) -> None:
@@ -235,8 +235,8 @@ def _first_day(since: str | None) -> datetime.date | None:
 def read_list(file: TextIO) -> list[str]:
     """Read the names in a list, as a user would write each.
 
-    One a line; empty lines and text after ``#`` are ignored. Of CSV the first column is read; with a header,
-    the column ``repo``, ``checkpoint``, ``name`` or ``model``, and ``revision`` if there is one.
+    One per line; empty lines and text after ``#`` are ignored. CSV gives its first column; with a header, the
+    column ``repo``, ``checkpoint``, ``name`` or ``model``, and ``revision`` if there is one.
     """
     import csv
 

@@ -55,7 +55,7 @@ _HALF_WIDTH = 0.05  # half width that `labels_enough` aims at
 
 @dataclass(frozen=True)
 class Estimator:
-    """Errors in points of one estimate of slices that its fit did not see, and its worth in labels.
+    """Held-out errors of one estimator of slice accuracy, in points, and its worth in labels.
 
     The mean of k labels of n, drawn without replacement, has the variance v (1/k - 1/n), v that of the scores
     (Cochran, Sampling Techniques, 1977, 2.6). Worth k labels: k = mean v / (mean squared error + mean v / n),
@@ -77,7 +77,7 @@ class Estimator:
 
     @classmethod
     def of(cls, name: str, pairs: Pairs, estimate: Array, *, seed: int = 0) -> Estimator:
-        """From estimates of left-out slices (S,)."""
+        """Build it from estimates of left-out slices, shape (S,)."""
         ours, theirs = (100 * (values - pairs.accuracy) for values in (estimate, pairs.trivial))
         mae, n = float(np.abs(ours).mean()), len(ours)
         gain = np.square(theirs) - np.square(ours)

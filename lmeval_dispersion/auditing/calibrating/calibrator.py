@@ -111,7 +111,7 @@ def vector_clusters(run: AuditRun, rows: Rows, count: int, *, seed: int = 0) -> 
 
 @dataclass(frozen=True)
 class FittedSlice:
-    """A labelled slice: its documents, their mean score and its variance, and the slice's dispersion."""
+    """A labelled slice: its documents, mean and variance of their scores, and its dispersion."""
 
     slice: str
     documents: int
@@ -267,7 +267,7 @@ class Calibrator:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """The slices that are fitted."""
+        """The labelled slices' dispersions and accuracies, to which the regression is fitted."""
         return Pairs.of(self.slices)
 
     @cached_property
@@ -331,8 +331,8 @@ class Applied(NamedTuple):
 
     Attributes:
         value, low, high: Estimates with their intervals, shape (s,).
-        half_width: About half an interval, shape (s,).
-        size: Size of the estimates' errors, shape (s,).
+        half_width: Approximate half widths of the intervals, shape (s,).
+        size: Standard errors of the estimates, shape (s,).
         folds: Estimates by the fits that each leave out a labelled slice, shape (S, s).
     """
 

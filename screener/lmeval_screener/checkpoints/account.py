@@ -1,4 +1,4 @@
-"""The account of a checkpoint: the time that it may take, its attempts and traffic, and the cache."""
+"""The account of reading one checkpoint: its time budget, attempts, traffic and cache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RetryError(Exception):
 
 
 def contradiction(what: str, code: str = "BadResponse") -> RetryError:
-    """An answer that contradicts the request, the listing or an earlier answer."""
+    """The error of an answer that contradicts the request, the listing or an earlier answer."""
     if code == "BadResponse":
         what = f"{what}; try again, and check the endpoint and any proxy on the way"
     return RetryError(ScreeningError(code, what), attempts=CONTRADICTIONS)

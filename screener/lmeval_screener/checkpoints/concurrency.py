@@ -22,7 +22,7 @@ def in_loop() -> bool:
 
 
 def run(work: Coroutine[Any, Any, T], *, in_turn: bool = False) -> T:
-    """The result of some work, in an event loop of its own, or in turn, where it may not wait.
+    """The result of a coroutine, in a new event loop, or ``in_turn`` without one, where it may not wait.
 
     A thread that already runs a loop, as a notebook's, gets a second thread.
     """

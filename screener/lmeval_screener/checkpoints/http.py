@@ -54,7 +54,7 @@ Notice = Callable[[str, float], None]
 
 
 def url_of(address: str, *, encoded: bool = True) -> URL:
-    """An address; one that is ``encoded`` stays as written, as quoting it again would break a signature."""
+    """An address; ``encoded`` leaves it as written, as quoting it again would break a signature."""
     from yarl import URL  # not imported for folders
 
     return URL(address, encoded=encoded)
@@ -75,7 +75,7 @@ def misdirected(host: str | None, where: str) -> ScreeningError:
 
 
 class Quota:
-    """The rate limit of one host for one kind of request.
+    """One host's rate limit for one kind of request.
 
     The Hub counts requests in windows of five minutes, by kind: ``api``, ``resolvers`` and ``pages``. Every
     answer states the rest of its quota (``RateLimit: "api";r=12;t=87``) and its size. A request is sent when
@@ -91,7 +91,7 @@ class Quota:
         self._changed = asyncio.Event()
 
     def available(self) -> float:
-        """How many requests may be sent now."""
+        """Number of requests that may be sent now."""
         now = time.monotonic()
         if now < self._throttled_until:
             return 0
@@ -104,8 +104,8 @@ class Quota:
     async def acquire(self, account: Account) -> None:
         """Wait until one request may be sent; `release` must follow.
 
-        The account's clock stops meanwhile, unless the quota was refused `PATIENCE` times since the
-        account met it.
+        The account's clock stops meanwhile, unless the server refused this quota `PATIENCE` times since the
+        account first used it.
         """
         while self.available() <= 0:
             now = time.monotonic()
@@ -132,7 +132,7 @@ class Quota:
         self._changed.set()
 
     def throttle(self, seconds: float) -> None:
-        """Send no request of this quota for some seconds, as the server asks."""
+        """Send no request within this quota for some seconds, as the server asks."""
         now = time.monotonic()
         self._refusals += now >= self._throttled_until
         self._throttled_until = max(self._throttled_until, now + seconds)
@@ -341,7 +341,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def rate_limited(host: str | None, wait: float | None) -> ScreeningError:
-    """The error of a reached rate limit."""
+    """The error for a rate limit that was reached."""
     until = f"in {wait:.0f} s" if wait else "later"
     return ScreeningError(
         "RateLimited", f"{host} allows no more requests now (429); try again {until}, or log in"

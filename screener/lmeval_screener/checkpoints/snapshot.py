@@ -237,9 +237,12 @@ class RangedSnapshot(Snapshot):
 
 
 def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
-    """A checkpoint in a folder, or a weights file with its folder's configuration and tokenizer, if any.
+    """Open a folder's checkpoint, or a weights file with its folder's configuration and tokenizer, if any.
 
     A folder is laid out as by ``save_pretrained`` or in the Hub's cache (``…/snapshots/COMMIT``).
+
+    Raises:
+        ScreeningError: ``FolderNotFound``: ``path`` is neither, or the folder is empty.
     """
     place = Path(path).expanduser()
     if place.is_file():
@@ -257,7 +260,7 @@ def open_folder(path: str | os.PathLike[str]) -> LocalSnapshot:
 
 
 def open_download(cache: Path, repo: str, revision: str) -> LocalSnapshot | None:
-    """A checkpoint that huggingface_hub downloaded; None if this revision is not in its cache."""
+    """Open a checkpoint that huggingface_hub downloaded; None if this revision is not in its cache."""
     folder = cache / f"models--{repo.replace('/', '--')}"
     reference = folder / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
@@ -320,7 +323,7 @@ def version_digest(*parts: object) -> str:
 
 
 def changed(what: str) -> ScreeningError:
-    """The error of a file that has changed since it was listed."""
+    """The error for a file that changed after it was listed."""
     return ScreeningError(
         "BadResponse", f"{what} changed while it was read; screen it again when it is no longer written"
     )

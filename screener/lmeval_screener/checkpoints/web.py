@@ -56,15 +56,15 @@ class FilePlace:
 
 
 class RemoteSnapshot(RangedSnapshot):
-    """Files at addresses.
+    """A checkpoint's files at addresses, read over HTTP.
 
     Args:
         repo: Name for messages.
         files: Every file by path.
-        account: What they are read with.
-        online: The connections to request some item; see `Hub.online`.
-        url: The address that a file is requested from, by its path.
-        refused: The error of a response with a final status.
+        account: Time budget, traffic and cache for reading.
+        online: Gives the connections, to request an item; see `Hub.online`.
+        url: Gives the address of a file's path.
+        refused: The error for a response with a final status.
         etags: ETags of files; their ranges are requested on condition of these.
     """
 
@@ -175,7 +175,7 @@ class WebServers:
         return [target]
 
     async def snapshot(self, target: Target, account: Account) -> Snapshot:
-        """A file with the files next to it, or a folder; see `Source.snapshot`."""
+        """Open a file with the files next to it, or a folder; see `Source.snapshot`."""
         transport = self._online(target.shown)
         url = url_of(target.repo, encoded="%" in target.repo and target.repo.isascii())
         file = url.name if url.name.endswith((*SUFFIXES, ".json")) else ""

@@ -143,7 +143,7 @@ class Target:
 
 
 def parse_targets(text: str, tokenizer: str | None = None, left_out: list[str] | None = None) -> list[Target]:
-    """The targets that a text names: a glob's matches, the checkpoints of a training run or of a folder.
+    """The targets for a name: a glob's matches, the checkpoints of a training run or of a folder.
 
     Runs and globs in a storage are expanded when they are screened: that takes requests. In a folder of
     checkpoints, the subfolders without a model are added to ``left_out``.

@@ -48,9 +48,9 @@ def step_number(revision: str) -> float | None:
 
 
 def checkpoints_in(folder: str, left_out: list[str]) -> list[str]:
-    """The checkpoints in a folder on disk: of a training run, see `run_checkpoints`, or of other subfolders.
+    """The checkpoints in a folder on disk: a training run's (see `run_checkpoints`), or its subfolders.
 
-    Without any it is a checkpoint itself. Subfolders without a model are added to ``left_out``.
+    A folder without any is a checkpoint itself. Subfolders without a model are added to ``left_out``.
 
     Raises:
         ScreeningError: ``FolderNotFound``: the checkpoints lie further down; it names a glob of them.
