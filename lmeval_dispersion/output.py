@@ -33,7 +33,7 @@ class Output:
     path: Path | None = None  # None: standard output
     quiet: bool = False  # no remarks on standard error
     command: str = ""  # as typed; empty in Python
-    details: bool = False  # a terminal shows them too
+    details: bool = False  # whether a terminal shows the details too
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Output:
@@ -160,7 +160,7 @@ def _check_writable(path: Path) -> None:
     if not os.access(path if path.exists() else folder, os.W_OK) or not (
         os.access(folder, os.W_OK) or (path.exists() and not path.is_file())
     ):
-        raise UsageError(f"expected a file that may be written, got {path}", argument="output")
+        raise UsageError(f"expected a writable file, got {path}; check its permissions", argument="output")
 
 
 def _stdout_encoding() -> str:

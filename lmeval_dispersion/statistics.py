@@ -436,8 +436,8 @@ def auroc(signal: Array, right: Flags) -> Auroc:
     a, b = np.sort(signal[right]), np.sort(signal[~right])
     if not len(a) or not len(b):
         raise UsageError(
-            f"ranking quality needs right and wrong answers, and all {len(right)} documents were answered "
-            f"{'correctly' if len(a) else 'wrongly'}"
+            f"expected right and wrong answers, got {len(right)} that are all "
+            f"{'right' if len(a) else 'wrong'}; rank documents of both kinds"
         )
     above = _share_below(b, signal[right])
     below = 1.0 - _share_below(a, signal[~right])

@@ -50,7 +50,7 @@ _KEY = ["task", "doc_id"]
 _PROBABILITY = "Difference of the mean probability of the right answer, ± one paired standard error."
 _LINE = {"slice": Col("Slice"), "documents": Col("Docs", "d", drop=1)}
 _RIGHT = {"probability_difference": Col("Δ right answer", "+.3f", error="probability_se", drop=10)}
-# The columns of a short table by the difference that it draws: accuracy, or where that is unknown dispersion.
+# A short table's columns by the drawn difference: accuracy, or dispersion where accuracy is unknown.
 _SHORT = {
     "accuracy": {
         **_LINE,

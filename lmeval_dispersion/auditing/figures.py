@@ -20,9 +20,9 @@ from lmeval_dispersion.statistics import Interval
 
 T = TypeVar("T")
 
-HEIGHT = 320  # of a chart
+HEIGHT = 320  # pixels of a chart
 SHOWN = 16  # rows up to which a short table shows all
-ENDS = 5  # slices of each end that a short table shows
+ENDS = 5  # slices that a short table shows at each end
 
 
 class RunReport(Report):

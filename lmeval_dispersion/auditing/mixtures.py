@@ -29,8 +29,8 @@ from lmeval_dispersion.report.vega import numeric
 from lmeval_dispersion.statistics import Interval, normal_bounds, rank_correlations
 
 TARGETS = tuple(range(0, 101, 10))
-SIZE, SEEDS = 100, 10  # documents per mixture, draws of each
-SMALLEST = 20  # fewest documents of a mixture
+SIZE, SEEDS = 100, 10  # documents per mixture; draws per target accuracy
+SMALLEST = 20  # fewest documents in a mixture
 
 
 # --- drawing -----------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ REGRESSIONS = ("linear", "polynomial", "isotonic", "random forest")
 KINDS = {"whole": "Whole test part", "slices": "One batch a slice", "mixtures": "Mixtures"}
 CALIBRATION, VALIDATION = 0.2, 0.1  # shares of the labelled documents
 STEP = 2  # per cent between the target accuracies of calibration
-REPEATS = 4  # batches a target on the calibration part; half as many on the others
+REPEATS = 4  # batches per target accuracy on the calibration part; half as many on the others
 FEWEST_TARGETS = 5
 
 
@@ -46,7 +46,7 @@ class Batches(NamedTuple):
     accuracy: Array
 
 
-Predictor = Callable[[Batches], Array]  # the estimated accuracy of every batch
+Predictor = Callable[[Batches], Array]  # gives every batch's estimated accuracy
 
 
 @dataclass(frozen=True)

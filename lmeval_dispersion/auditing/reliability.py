@@ -20,7 +20,7 @@ from lmeval_dispersion.report import Chart, Col, Table
 from lmeval_dispersion.statistics import Interval, student_interval, wilson
 
 BINS = 10
-_DRAWS = 1000  # of answers whose accuracy equals the confidence
+_DRAWS = 1000  # simulated runs whose accuracy equals the confidence
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,11 @@ Rows = NDArray[np.int64]
 
 FEWEST = 20  # fewest right, and wrong, documents for a reliable interval
 
-_ONE_ANSWER = 0.9  # share of one answer from which answers count as constant
+_ONE_ANSWER = 0.9  # share of the commonest answer above which the model counts as giving only one
 _REPEATED = 0.05  # share of repeated documents that makes intervals too short
 _FEWEST_ANSWERS = 10  # fewest documents for a distribution of answers
 _AGREE = 0.95  # share of the documents with one answer for which target and score must agree
-_SAME = 0.01  # of the dispersion: nearer than this, documents of one text are the same document
+_SAME = 0.01  # share of the dispersion: documents of one text that are nearer count as one
 
 _EXAMPLE = "subject in ('anatomy', 'virology') and prompt_tokens < 300"
 

@@ -41,7 +41,7 @@ _DISTINCT = 12  # a numeric column with more values than this is cut into bands
 _BANDED = ("length", "confidence")  # numbers of a :class:`AuditRun` that slice it by bands
 _NOT_SLICES = ("logprobs", "text", "doc_id", "doc_hash", "prompt_hash")
 ORDER = ("shows no clear order by", "rises with", "falls with")  # by an association's side
-_FEWEST_OF_A_TASK = 4  # fewest slices of a task for a correlation inside it
+_FEWEST_OF_A_TASK = 4  # fewest slices in a task for a correlation inside it
 _DISPERSION = (
     "Mean cosine distance over all pairs of the slice's documents, ± jackknife standard error; 0 all alike, "
     "1 orthogonal."
@@ -50,7 +50,7 @@ _PROBABILITY = "Mean probability of the right answer among the choices."
 _SHORT_DISPERSION = "mean cosine distance of the documents' vectors, with 95 % intervals."
 _LINE = {"slice": Col("Slice"), "documents": Col("Docs", "d")}
 _RIGHT = {"probability": Col("Right answer", ".3f", hint=_PROBABILITY, drop=1)}
-# The columns of a short table by the number that it draws.
+# A short table's columns, by the figure that it draws as dots.
 _SHORT = {
     "dispersion": {
         **_LINE,

@@ -200,7 +200,7 @@ class Dispersion:
         return mean_distance(total, n)
 
 
-_NOISE = 1e-12  # of a row's length: closer to the mean, its direction is undefined
+_NOISE = 1e-12  # share of a row's length: closer to the mean, its direction is undefined
 
 
 class Spectrum(NamedTuple):
@@ -255,7 +255,7 @@ def effective_rank(x: ArrayLike) -> float:
     """
     directions = _directions(_finite(x, 2))
     if not len(directions):
-        raise GeometryError("the effective rank of rows that are all the same is not defined")
+        raise GeometryError("expected rows that differ, got equal ones, which have no effective rank")
     return _entropy_rank(_eigenvalues(directions))
 
 
@@ -263,7 +263,7 @@ def _finite(x: ArrayLike, least: int) -> Array:
     rows = matrix(x)
     at_least(rows, least)
     if not np.isfinite(rows).all():
-        raise GeometryError("the spectrum needs finite vectors; leave those out that are not")
+        raise GeometryError("expected finite vectors, got NaN or infinity; leave those rows out")
     return rows
 
 

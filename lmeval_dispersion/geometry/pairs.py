@@ -74,7 +74,7 @@ Metric = Literal["cosine", "euclidean"]
 METRICS: tuple[Metric, ...] = ("cosine", "euclidean")
 
 _FAR = 0.05  # share of the squares about the centre below which rows count as close together, far from 0
-_COLUMNS = 1024  # of rows that are multiplied with one another at a time
+_COLUMNS = 1024  # columns of rows that are multiplied with one another at a time
 _BLOCK = 2048  # rows a side of one block of pairs: 32 MB in float64
 
 

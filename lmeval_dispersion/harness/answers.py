@@ -38,7 +38,7 @@ from lmeval_dispersion.model.loading import chosen_model, loaded_model
 from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.store.identity import SUFFIX
 
-MOST_PROMPTS = 100  # on which a base is run
+MOST_PROMPTS = 100  # most prompts on which a base is run
 _SHOWN = 12  # tokens in a set's first line
 _SOLUTIONS = ("canonical_solution", "code")  # fields of reference solutions: HumanEval and similar, MBPP
 
@@ -245,7 +245,7 @@ def words_of_code(before: str, code: str) -> Iterator[str]:
     >>> list(words_of_code("def f(x):\n", "    return x == None or x['key'] > 2\n"))
     [' x', ' None', ' x', 'key', ' 2']
     """
-    inside = 0  # of f-strings
+    inside = 0  # number of open f-strings
     for token in tokenize.generate_tokens(io.StringIO(before + code).readline):
         kind, text, (row, column) = tokenize.tok_name[token.type], token.string, token.start
         inside += (kind == "FSTRING_START") - (kind == "FSTRING_END")
@@ -281,7 +281,7 @@ def prompts_of(
             tokenizer_name=lm.tokenizer_name if apply_chat_template else "",
         )
         for instance in {instance.doc_id: instance for instance in task.instances}.values():
-            prompts.append(lm.tok_encode(instance.args[0].rstrip(" ")))  # the answer's own, by its pieces
+            prompts.append(lm.tok_encode(instance.args[0].rstrip(" ")))  # the answer's pieces have the space
     return [prompts[i * len(prompts) // most] for i in range(most)] if len(prompts) > most else prompts
 
 

@@ -42,10 +42,10 @@ class Wanted:
 
     position: int  # in the request's input, counted from its left end
     span: tuple[int, int]  # tokens [start, stop) whose log-probabilities are wanted; empty: none
-    prompt_tokens: int  # of the context before truncation
+    prompt_tokens: int  # tokens of the context before truncation
     truncated: bool  # whether the input was cut on the left
     vectors: dict[str, Vectors] = field(default_factory=dict)  # layer -> state (d,), once the row was seen
-    perplexity: float = math.nan  # of the span, or of the segment
+    perplexity: float = math.nan  # perplexity of the span, or of the segment
 
 
 class Recorder:
@@ -307,7 +307,7 @@ RECORDERS: dict[str, type[Recorder]] = {
     "loglikelihood_rolling": SegmentRecorder,
     "generate_until": PrefillRecorder,
 }
-# The same if each generation's first token is enough.
+# Recorders where each generation's first token is enough.
 PREFILL = {**RECORDERS, "generate_until": OneTokenRecorder}
 
 # lm-eval's request type -> ours. Request caches hold these names: they stay.

@@ -23,7 +23,7 @@ from lmeval_dispersion.store.format import CORRECT_ABOVE
 
 Vectors = NDArray[np.float32]
 
-# Metric of ours -> the documents whose dispersion it is, by their score.
+# Our metric -> the documents that it counts, by their score.
 METRICS = {"dispersion": "all", "dispersion_correct": "correct", "dispersion_incorrect": "incorrect"}
 
 
@@ -35,9 +35,9 @@ class DocState:
     """
 
     vectors: dict[str, Vectors]  # layer -> states (m, d) float32, the reported layer first
-    prompt_tokens: list[int]  # of the prompt before any truncation
+    prompt_tokens: list[int]  # tokens of the prompt before any truncation
     truncated: list[bool]  # whether tokens were cut on the left, beyond the context
-    perplexity: list[float]  # of the query's own tokens, or of the segment's; NaN: not known
+    perplexity: list[float]  # perplexity of the query's own tokens, or of the segment's; NaN: not known
 
 
 def save_states(file: Path, states: Sequence[tuple[DocState, Any]]) -> None:
@@ -62,7 +62,7 @@ class Prompt:
     """A logged prompt, with the attributes that lm-eval's model and the recorders read from requests."""
 
     args: tuple[Any, ...]  # the request's arguments, the prompt first
-    query: str | None  # as the task renders it
+    query: str | None  # the question as the task renders it
     task_name: str
     dispersion_layers: tuple[str, ...] = ()
     idx: int = 0  # first of its document, whose state is kept
@@ -79,10 +79,10 @@ class Prompt:
 class DocRecord:
     """A document's state and score; lm-eval aggregates it as the value of each of our metrics."""
 
-    state: DocState  # of a logged document, once its prompt has run
+    state: DocState  # for a logged document, set once its prompt has run
     doc_id: int  # true index in the task's split
     correct: float  # share in [0, 1], NaN where the task has no label
-    filter: str  # the filter whose answer was judged
+    filter: str  # the filter whose answer was scored
     columns: dict[str, Any]  # more columns of the store's documents
 
     def __repr__(self) -> str:

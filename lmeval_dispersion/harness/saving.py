@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "LMEVAL_DISPERSION_STORE"
 
-# Of this process: stores that could not be written, and for its last lines those that were, and warnings.
+# This process's stores that could not be written, and, for its last lines, written ones and warnings.
 failures: list[Path] = []
 written: list[Path] = []
 remarks: dict[str, dict[str, str]] = {}  # shared sentence -> task -> its own sentence

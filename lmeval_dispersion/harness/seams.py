@@ -73,12 +73,12 @@ from lmeval_dispersion.store.identity import SUFFIX
 
 Parts = tuple[Any, ...]
 
-# lm-eval's figures of all documents together, which no document has.
-# Of --model_args: names stay text, such as a branch 1000.
+# lm-eval's metrics over all documents together, which a single document does not have.
+# Keys of --model_args whose values stay text, such as a branch 1000.
 _NAMES = ("pretrained", "revision", "model", "peft", "delta", "tokenizer", "subfolder", "gguf_file")
 _POOLED = ["perplexity", "weighted_perplexity", "bits_per_byte", "f1", "matthews_corrcoef", "bleu", "chrf"]
 _POOLED += ["chrf++", "ter", "brier_score"]
-_LONGEST, _LETTERS = 16, 4  # texts whose tokens are counted to find the longest; letters of a token, about
+_LONGEST, _LETTERS = 16, 4  # texts whose tokens are counted to find the longest; letters per token, about
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class RunningEvaluation:
     Every value may be None: no metric may depend on them.
     """
 
-    lm: Any = None  # the model under evaluation, out of the wrapper that --use_cache puts around it
+    lm: Any = None  # the model under evaluation, without --use_cache's wrapper
     groups: dict[str, Any] | None = None  # name -> lm-eval's Group
     tracker: Any = None  # lm-eval's EvaluationTracker, which knows --output_path
     model_args: Any = None  # as given
@@ -98,7 +98,7 @@ class RunningEvaluation:
     predict_only: Any = None  # as given
     apply_chat_template: Any = None  # as given
     use_cache: Any = None  # as given
-    metrics: Any = None  # key -> figure of the task that ends, which its results will have
+    metrics: Any = None  # the ending task's results: key -> figure
     command_line: bool = False  # whether lm-eval's own command runs
     ours: bool = False  # whether our command runs it
 
@@ -164,7 +164,7 @@ class _Task04(ConfigurableTask):  # type: ignore[misc]
     Both follow from lm-eval's position in the task's ``doc_iterator``, requested once per filter.
     """
 
-    _selected: Sequence[int] = ()  # of --samples, ascending: instances are numbered by their place in it
+    _selected: Sequence[int] = ()  # documents of --samples, ascending; instances have their places in it
     _filters_left: Iterator[str] = iter(())
     _place: tuple[int, Any, str | None] = (-1, None, None)  # the document's number, itself, the filter
 
@@ -424,7 +424,7 @@ def evaluated(
                 task._selected = chosen
             replaced: dict[str, Callable[..., Any]] = {
                 "build_all_requests": lambda original, **_: None,
-                # lm-eval's iterates over all documents of the split, in every block.
+                # lm-eval's own method would iterate over all documents of the split, in every block.
                 "doc_iterator": partial(_documents, getattr(task, "placed", iter), documents),
             }
             stack.enter_context(shadowed(task, replaced))
@@ -502,7 +502,7 @@ def settle_batch(lm: Any, requests: Iterable[Any], most: int) -> None:
     """
     if getattr(lm, "batch_size_per_gpu", None) != "auto" or not hasattr(lm, "_detect_batch_size"):
         return
-    texts: dict[str, int] = {}  # with the number of tokens that may follow
+    texts: dict[str, int] = {}  # text -> number of tokens that may follow
     for request in requests:
         text = "".join(part for part in request.args if isinstance(part, str))
         given = [part.get("max_gen_toks", lm.max_gen_toks) for part in request.args if isinstance(part, dict)]

@@ -22,7 +22,7 @@ from lmeval_dispersion.harness.adapters import check_placed, check_reaches, down
 
 # Settings of a LoRA that leave the base as it is, where they are empty.
 _CHANGING = ("modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters")
-_LEAST_RANK = 16  # that vLLM makes room for
+_LEAST_RANK = 16  # least LoRA rank for which vLLM makes room
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model")
 
 
@@ -76,7 +76,7 @@ class SharedBase:
                 self._put_on(given["peft"], base)
         except DispersionError:
             raise
-        except Exception:  # PEFT's, which may have left the base half changed
+        except Exception:  # PEFT may have left the base half changed
             self.release()
             return seams.loaded_lm(name, given, check, **settings)
         return self._lm

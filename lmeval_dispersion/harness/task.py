@@ -119,7 +119,7 @@ class DispersionTask(TaskBase):
         self, instances: Sequence[Any], answers: Sequence[Any], metrics: Mapping[str, Any], filter_name: str
     ) -> dict[str, DocRecord]:
         """A document's record under each of our metrics."""
-        # A function as a metric is listed by its own name, and gives its values others.
+        # lm-eval lists a metric function by its own name, but its values have other names.
         check_judge(self.task_name, self._judge, self.filter_names, {**metrics, **super().aggregation()})
         named = split_judge(self._judge)[1]
         by, correct = correctness(metrics, named if named in metrics else None)

@@ -29,7 +29,7 @@ from lmeval_dispersion.model.texts import Texts
 from lmeval_dispersion.store import COLUMNS, write_store
 from lmeval_dispersion.store.format import PARTS, make_folder
 
-_TOKENS = 2048  # of a batch, with padding; a killed command loses one batch
+_TOKENS = 2048  # tokens in a batch, with padding; a killed command loses one batch
 
 
 def embed(

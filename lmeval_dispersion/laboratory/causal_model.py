@@ -24,7 +24,7 @@ from lmeval_dispersion.laboratory.segments import Segments, Unit, prefix_of
 from lmeval_dispersion.model.capture import Decoder, capture, unwrapped
 from lmeval_dispersion.model.loading import ModelLike, loaded_model
 
-#: The part of a batch's states (b, t, d) that is kept: an array of b rows.
+#: Reduces a batch's states (b, t, d) to an array of b rows, which is kept.
 Reduce = Callable[[Tensor], NDArray[Any]]
 CONTROLS = ("untrained", "shuffled")
 
@@ -199,7 +199,7 @@ class CausalModel:
         if (before - after).abs().max() > 1e-2 * before.std().clamp_min(1e-6):
             raise UsageError(
                 f"expected a left-to-right language model, got {self.loaded.name}, whose predictions change "
-                "with the tokens after them"
+                "with the tokens after them; name a causal model"
             )
 
     def control(self, name: str, seed: int) -> CausalModel:

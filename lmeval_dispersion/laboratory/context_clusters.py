@@ -152,7 +152,7 @@ def clusters(
 def _measure(study: Study) -> Iterator[TableRow]:
     names = ("ngram", "occurrences", "segment", "clusters", "seed", "pack")
     options = {name: study.settings[name] for name in names}
-    tokenizer: Any = None  # the first model's, required of all others
+    tokenizer: Any = None  # the first model's tokenizer, required of all others
     for label, causal, layers in study.loaded(losses=True):
         if tokenizer is None:
             first, tokenizer = label, causal.loaded.tokenizer
@@ -287,7 +287,7 @@ class _Corpus(NamedTuple):
 
     tokens: NDArray[np.uint32]
     documents: NDArray[np.int64]  # the number of the document's first text in the source
-    places: NDArray[np.int64]  # in the document
+    places: NDArray[np.int64]  # each token's place in its document
 
 
 def _corpus(texts: Texts, tokenizer: Any, pack: bool) -> _Corpus:
@@ -304,7 +304,7 @@ def _corpus(texts: Texts, tokenizer: Any, pack: bool) -> _Corpus:
         parts.append(np.stack(row))
         place = end
     if not any(map(np.size, parts)):
-        raise UsageError(f"expected text, got none in {texts.source}: {texts.read} texts read")
+        raise UsageError(f"{texts.source} holds no text ({texts.read} read); check the file and its column")
     tokens, documents, places = np.concatenate(parts, axis=1)
     return _Corpus(tokens.astype(np.uint32), documents, places)
 

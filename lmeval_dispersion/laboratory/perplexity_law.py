@@ -50,8 +50,8 @@ CONTEXTS = (16, 64, 128, 256)
 FEWEST_BINS = 8  # with 6 bins, an interval of r = -0.95 leaves out 0 in 6 of 100 studies; with 8 in 97
 MEASURES = ("dispersion", "token_dispersion", "vendi_score", *Spectrum._fields)
 
-_GROUPS = 32  # of the jackknife over texts
-_UNITS = 64  # of the first pass, at most
+_GROUPS = 32  # groups of texts that the jackknife leaves out
+_UNITS = 64  # most units of work in the first pass
 _PANELS = 6  # most layers with a panel of bins
 _ABOUT = ["split", "perplexity", "layer"]
 
@@ -253,14 +253,14 @@ class _Split(NamedTuple):
     segments: Segments
     nll: Array  # (n, 1 + contexts): mean over the segment, then of the token after each context
     tokens: Array  # (n, layers): dispersion over the tokens of each segment
-    totals: list[Dispersion]  # of last-token vectors by layer; segment i is in group i mod _GROUPS
+    totals: list[Dispersion]  # last-token vectors by layer; segment i is in group i mod _GROUPS
 
 
 class _Bin(NamedTuple):
     """One chosen bin: a unit of the second pass."""
 
     perplexity: str
-    column: int  # of the perplexities
+    column: int  # column of the perplexities
     length: int
     number: int
     members: NDArray[np.int64]
@@ -337,7 +337,7 @@ def _points(
 ) -> Iterator[dict[str, Any]]:
     """One row a chosen bin and layer: its perplexity, the model's measures and the controls' first two."""
     bins = list(_bins(split, study.settings))
-    values = {  # by control, of every bin: (layers, measures)
+    values = {  # control -> every bin's (layers, measures)
         control: [
             unit["values"]
             for unit in study.kept(

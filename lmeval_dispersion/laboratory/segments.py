@@ -19,7 +19,7 @@ from lmeval_dispersion.report.declared import count
 
 Unit = dict[str, NDArray[Any]]  # the arrays of one unit of work
 
-# An endless stream is read until it has offered so many times the requested segments.
+# An endless stream is read until it offered this many times the requested segments.
 _OVERSAMPLE = 20
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SIZES = (10, 50, 100)
 REPEATS = 10
-MARGIN = 2.0  # of the lead, in its standard deviations over draws
+MARGIN = 2.0  # least lead, in its standard deviations over draws
 
 _POOL = 10  # segments to draw from, as a multiple of the largest draw
 

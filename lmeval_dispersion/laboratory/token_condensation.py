@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 BINS = 128
 
-_SHOWN = 12  # depths of a default answer
-_TURN = 0.1  # of a curve's range: a smaller reversal is not a turn
+_SHOWN = 12  # depths in a table without details
+_TURN = 0.1  # share of a curve's range: a smaller reversal is not a turn
 
 _CONTROL = Col("Control", hint="random weights, or the tokens of each text in random order")
 _DEPTHS = {

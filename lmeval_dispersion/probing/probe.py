@@ -37,8 +37,8 @@ Figure = Literal["probability", "agreement", "squares"]
 QUESTIONS = BLOCK
 _RUNS = 4  # runs of ranks that a sentence names
 _FIRST = 3  # checkpoints to evaluate first: a usual budget
-_MOST = 5  # and including those without a clear order with the last of them
-SEVERAL = 3  # fewest checkpoints whose mean answer says something
+_MOST = 5  # most that are named, with those tied with the last
+SEVERAL = 3  # fewest checkpoints whose mean answer is informative
 FEWEST = 5  # fewest questions: below, no paired test can be significant
 
 
@@ -88,7 +88,7 @@ class Probed:
     ]
     agreement_se: float | None
     accuracy: Annotated[float | None, Col("Accuracy", ".0%", short="Acc.", drop=3)]
-    tied_with: tuple[int, ...]  # ranks
+    tied_with: tuple[int, ...]  # ranks without a clear order with this one
     ties_shown: Annotated[str, Col("Ties", hint="ranks without a clear order", drop=1)]
 
 

@@ -24,8 +24,8 @@ from lmeval_dispersion.store.samples import right_probability
 if TYPE_CHECKING:
     from lmeval_dispersion.racing.evaluation import Evaluation
 
-_KINDS = ("multiple_choice", "loglikelihood", "generate_until")  # of texts, images and sound apart
-_TEXTS = 20  # answers that locate where an answer begins
+_KINDS = ("multiple_choice", "loglikelihood", "generate_until")  # on texts, without images and sound
+_TEXTS = 20  # answers that are tokenised to locate where an answer begins
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def complete(
             except DispersionError as error:
                 block["why"] = str(error)
         for sample in results["samples"][key[0]] if block else ():
-            if sample["doc_id"] == key[1]:  # one for each filter
+            if sample["doc_id"] == key[1]:  # each filter has a sample
                 sample["block"] = block
 
 

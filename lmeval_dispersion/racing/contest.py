@@ -140,7 +140,7 @@ class Contest:
     def fail(self, label: str) -> None:
         """Take out a checkpoint that failed; side by side, those that it alone dropped run again."""
         self.standing[label] = "failed"
-        if self.side_by_side:  # else it dropped nobody
+        if self.side_by_side:  # in turns it dropped nobody
             self.judge_again()
 
     def judge_again(self) -> None:

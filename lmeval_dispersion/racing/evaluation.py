@@ -48,7 +48,7 @@ from lmeval_dispersion.store.samples import (
     split_judge,
 )
 
-_KEPT = ("configs", "versions", "n-shot", "higher_is_better")  # of lm-eval's results, task by task
+_KEPT = ("configs", "versions", "n-shot", "higher_is_better")  # keys of lm-eval's results, kept by task
 
 
 Question = tuple[str, int]  # task and document
@@ -187,7 +187,7 @@ class Evaluation:
             for name, found in groupby(chosen, key=lambda question: question[0])
         }
         for task in self.recorded.values():
-            task.take()  # of a block that another model did not finish
+            task.take()  # records of a block that another model did not finish
         return seams.evaluated(lm, self.tasks, requests, **self._options)
 
     def requests_of(self, question: Question) -> tuple[Any, list[Any]]:
@@ -330,9 +330,9 @@ class Entrant:
         self._halved = self.as_base = False
         self._template: str | None = None  # hash of its chat template
         self._results: dict[str, Any] = {"date": time.time(), **{key: {} for key in _KEPT}}
-        self._sizes: dict[str, int] = {}  # task -> bytes of its samples that count
+        self._sizes: dict[str, int] = {}  # task -> bytes of its samples that are valid
         self._weights: list[Any] = []  # sizes and times of the weight files at load
-        self._manifest: dict[str, Any] = {}  # of stores, about the model
+        self._manifest: dict[str, Any] = {}  # keys of the stores' manifests on the model
         self._read()
 
     def ask(self, begin: int, end: int, more: More | None = None) -> Scores:
@@ -428,7 +428,7 @@ class Entrant:
         lm = self.evaluation.models.loaded(self._model, self._given, check, **self._settings)
         self._weights = weights
         self._template = self.evaluation.template_of(lm)
-        name = self._given.get("pretrained") or self._given["model"]  # the latter of a server
+        name = self._given.get("pretrained") or self._given["model"]  # a server has the latter
         if commit := commit_of(name, lm, self._given):
             self._given["revision"] = commit
         if named:

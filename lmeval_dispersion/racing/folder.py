@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from lmeval_dispersion.racing.evaluation import CheckpointError, Entrant, Evaluation, More
 
 SETTINGS, MANIFEST, SCHEMA = "race.json", "manifest.json", "dispersion-race-folder/1"
-MANY = 2000  # questions, of which a random part is enough
-LONG, LEAST = 24, 5  # of so many on, the first block leaves a third, at least so many
+MANY = 2000  # questions from which a random part is enough
+LONG, LEAST = 24, 5  # from so many checkpoints on, a first block leaves a third, at least so many
 LINES = 30.0  # seconds between two lines of progress in a log
 _BACKEND = ("model", "model_args", "batch_size", "device")
-_OWN = ("pretrained", "model", "revision")  # of --model_args, each checkpoint's
+_OWN = ("pretrained", "model", "revision")  # keys of --model_args that differ by checkpoint
 _PARTS = {"prompts": "prompts or examples"}
 _SETTINGS = {"questions": "another number of questions", "lm_eval": "another lm-eval"}
 
@@ -73,13 +73,13 @@ class RaceFolder:
     backend: Mapping[str, Any]  # model, model_args, batch_size and device
     path: Path
     lineup: Lineup
-    date: str  # in the names of the files of results
+    date: str  # in the results files' names
     failed: dict[str, str] = field(default_factory=dict)  # label -> why it could not be loaded or asked
-    seconds: dict[str, float] = field(default_factory=dict)  # label -> to load and ask it
+    seconds: dict[str, float] = field(default_factory=dict)  # label -> time to load and ask it
     as_base: list[str] = field(default_factory=list)  # adapters that answer as their base
     kept: dict[str, Any] = field(default_factory=dict)  # what race.json says
     allowance: Limits = field(default_factory=Limits)
-    more: More | None = None  # that a first block asks; None: as :func:`block.complete`
+    more: More | None = None  # adds a first block's probabilities; None: as :func:`block.complete`
     forecast_said: bool = False
 
     @classmethod

@@ -38,7 +38,7 @@ class Entry(NamedTuple):
     """
 
     label: str
-    arguments: Mapping[str, str]  # with which lm-eval loads it
+    arguments: Mapping[str, str]  # lm-eval's arguments for loading it
     rank: int | None  # in the screen's order, from 1
     chosen: str | None  # None: it does not race
 
@@ -206,7 +206,7 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
     if not (content := manifest_in(named)):
         raise UsageError(f"expected a short list's folder or a race's to replay, got {', '.join(named)}")
     candidates = _in_order(content)
-    # Matched as supplied accuracies are: in place of one, each has its position.
+    # Matched like supplied accuracies; the number in place of an accuracy is the model's position.
     rated = [
         Rated(model, None, position, FILE, label=model.rpartition(f"{DOWNLOADED}/")[2])
         for position, model in enumerate(models)

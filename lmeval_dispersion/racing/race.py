@@ -154,14 +154,15 @@ def race(
     known, kept, count = folder.lineup, dict(folder.kept), len(folder.evaluation.questions)
     if kept.get("turns") and by not in (None, known.by):
         raise UsageError(
-            f"expected {known.by}, by which the race in {folder.path} began, got {by}", argument="by"
+            f"expected {known.by}, by which the race in {folder.path} began, got {by}; leave it out",
+            argument="by",
         )
     which: dict[str, Any] = {"family": family, "domain": domain, "base": base, "all": all}
     which["audit_sample"] = audit_sample
     chosen, names = known, list[str]()
     try:
         names = names_of(named, family, taken=all and folder.api and not family)
-    except DispersionError:  # nobody joins while what is named cannot be listed
+    except DispersionError:  # no checkpoint joins while the names cannot be listed
         if not kept:
             raise
     if which != kept.get("which") or not {*names} <= {*kept.get("seen", ())}:

@@ -48,11 +48,11 @@ class Replay(Report):
     tasks: Sequence[str]
     questions: int  # that all models answered
     orders: int
-    loaded: int  # of all checkpoints: those that a screen lists, or all
+    loaded: int  # checkpoints that a screen lists, or all
     same: int  # orders in which the best was named, or another of its score
-    lost: float  # of the score, at most, where another was named
-    share: Sequence[float]  # of all questions, that was asked: median, 5th and 95th percentile
-    shuffled: bool  # the checkpoints as well
+    lost: float  # largest loss of score, where another was named
+    share: Sequence[float]  # asked share of all questions: median, 5th and 95th percentile
+    shuffled: bool  # whether the checkpoints' order is random as well
     seed: int
     checkpoints: Sequence[Replayed]
     notes: Sequence[str]
@@ -201,7 +201,7 @@ def raced(
     """A contest on recorded answers, one checkpoint after the other; ``keep`` go on after a first block."""
     count = len(next(iter(answers.values())).score)
     contest, drawn = Contest(count, seed=seed, **settings), np.arange(count)
-    if contest.block:  # which questions those of the first block are
+    if contest.block:  # the first block's questions are random too
         drawn = np.random.default_rng(seed).permutation(count)
     mine = {label: scores.at(drawn[contest.order(label)]) for label, scores in answers.items()}
     for label in answers if contest.block else ():
@@ -211,7 +211,7 @@ def raced(
         def ask(begin: int, end: int, label: str = label) -> Scores:
             return mine[label].at(np.arange(begin, end))
 
-        # The first to answer everything is compared with nobody.
+        # The first checkpoint to answer everything is not compared.
         run(contest, label, ask, BLOCK if contest.best else count)
     return contest
 

@@ -24,7 +24,7 @@ from lmeval_dispersion.report.vega import mark, names_apart, numeric, span
 from lmeval_dispersion.statistics import LEVEL
 
 #: ``undecided``: was still in, or not asked yet, when the race was interrupted.
-#: ``left out``: not among the first by the first block of all. ``base``: of the adapters, cannot be the best.
+#: ``left out``: not among the best after a first block. ``base``: the adapters' base, cannot be the best.
 Status = Literal[
     "best", "behind", "within", "not better", "left out", "base", "undecided", "not loaded", "failed"
 ]
@@ -48,7 +48,7 @@ class Raced:
     se: float | None  # standard error over questions
     status: Status
     outcome: Annotated[str, Col("Status")]  # the same in words
-    seconds: float | None  # to load it and ask it
+    seconds: float | None  # time to load and ask it
     message: str  # why it failed
 
 
@@ -68,19 +68,19 @@ class Race(Report):
     metric: str
     error: float  # chance, at most, that a checkpoint better by more than the margin was dropped
     margin: float
-    loaded: int  # of all ``of`` on the list
+    loaded: int  # checkpoints loaded, out of ``of`` on the list
     of: int
-    questions: int  # asked of all together
-    questions_all: int  # that all on the list, and the base, could be asked
-    questions_each: int  # that one could be asked
-    questions_there: int  # that the tasks have; more than each could be asked where --limit drew some
-    tasks: int  # of lm-eval; the score is the mean over the questions of all
+    questions: int  # questions asked, over all checkpoints
+    questions_all: int  # most questions for all on the list and the base
+    questions_each: int  # most questions for one checkpoint
+    questions_there: int  # questions in the tasks; more than ``questions_each`` with --limit
+    tasks: int  # number of tasks; the score is the mean over all their questions
     seconds: float | None
-    seed: int  # of the orders of the questions
+    seed: int  # seed of the questions' orders
     checkpoints: Sequence[Raced]
     audit_sample: Sequence[str]  # labels of random others, raced with the list
     notes: Sequence[str]
-    plan: str = ""  # of a dry run, in a sentence
+    plan: str = ""  # a dry run's forecast, in a sentence
     _answered: Mapping[str, Scores] = field(default_factory=dict)
 
     def tables(self) -> dict[str, Table]:
@@ -182,9 +182,9 @@ class Race(Report):
         more = f" by more than {self.margin:g}" if self.margin else ""
         if better:
             return f"Of {n} random others, {listed(better)} did better{more}: race more of the list."
-        if sum(row.rank == 1 for row in self.checkpoints) > 1:  # of each group as many, small or large
+        if sum(row.rank == 1 for row in self.checkpoints) > 1:  # equally many per group, small or large
             return f"None of {n} random others did better{more}."
-        # The most that a sample without any does not rule out (hypergeometric).
+        # The most better ones that a sample without any does not rule out (hypergeometric).
         most = max(k for k in range(left) if comb(left - k, n) > (1 - LEVEL) * comb(left, n))
         of = f"of the {left} that the screen left out at most {most} would ({100 * LEVEL:.0f} % confidence)"
         return f"None of {n} random others did better{more}; {of}."

@@ -26,8 +26,8 @@ Array = NDArray[np.float64]
 BLOCK = 25
 _STAKES = np.array(
     [0.08, 0.2, 0.35, 0.5, 0.7, 0.9]
-)  # shares of what may be staked; an equal part is bet by each
-_RIDGE, _START, _PRETENDED = 25.0, 0.6, 5  # of the regression: its penalty, sum of weights, answers pretended
+)  # shares of the largest stake; each gets an equal part of the bet
+_RIDGE, _START, _PRETENDED = 25.0, 0.6, 5  # regression: penalty, starting sum of weights, pseudo-answers
 
 
 class Bets:
@@ -68,7 +68,7 @@ class Bets:
         predicted = self._predicted()
         mine, totals = predicted[: len(scores)], self._scores.sum() + np.cumsum(scores)
         ahead = predicted.sum() - np.cumsum(mine) + mine
-        # The mean of the residuals left, at the least, if the mean of all reaches the level.
+        # Least mean of the remaining residuals if the mean of all scores reaches the level.
         fair = (self.of * self.level - totals + scores - ahead) / left
         most = np.maximum((1 - predicted).max() - fair, 1e-9)
         gains = np.log1p(np.maximum(_STAKES[:, None] * (fair - scores + mine) / most, 1e-12 - 1))

@@ -89,7 +89,7 @@ class Report:
         return len(self._items())
 
     def __bool__(self) -> bool:
-        return True  # without an item too
+        return True  # a result without items is true as well
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._items())

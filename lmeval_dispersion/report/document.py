@@ -19,9 +19,9 @@ from typing import Any, Literal, get_type_hints
 from lmeval_dispersion.installation import __version__
 
 Row = Mapping[str, Any]
-Mark = Literal["pick", "control"]  # of a row: to look at first; only checks, or sums up
+Mark = Literal["pick", "control"]  # a row's mark: look at it first; or it only checks or sums up
 SITE = "https://lmeval-dispersion.github.io/lmeval-dispersion/"
-LIMITS = "Limits"  # above `Document.limits`, where a format has headings
+LIMITS = "Limits"  # heading of `Document.limits`
 
 
 @dataclass(frozen=True)

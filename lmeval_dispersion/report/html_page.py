@@ -71,7 +71,7 @@ def html_text(document: Document) -> str:
         .render(
             fragment=False,
             document=document,
-            # The heading is the first sentence: of several groups the answer's lines hold more than one.
+            # The heading is one sentence, though a line of the answer may hold several, one per group.
             answer=[
                 *(part for line in document.answer[:1] for part in _SENTENCE_END.split(line, maxsplit=1)),
                 *document.answer[1:],

@@ -41,12 +41,12 @@ class Sample:
     """One document under one filter: prompt, answer and score."""
 
     doc: Any
-    arguments: list[tuple[Any, ...]]  # of its requests
-    columns: dict[str, Any]  # of :func:`document_columns`
+    arguments: list[tuple[Any, ...]]  # its requests' arguments
+    columns: dict[str, Any]  # from :func:`document_columns`
     answer: float | str  # to the first request: log-probability or text
-    metrics: dict[str, Any]  # of lm-eval's own
-    correct: float = math.nan  # the metric that judges
-    block: Mapping[str, Any] = field(default_factory=dict)  # that a race's first block asked more
+    metrics: dict[str, Any]  # lm-eval's own
+    correct: float = math.nan  # value of the scoring metric
+    block: Mapping[str, Any] = field(default_factory=dict)  # a first block's probabilities, in a race
 
     def likely(self, score: float) -> float:
         """Probability of the right answer; for generated text its mean with ``score``. NaN if unknown.
@@ -72,10 +72,10 @@ class JudgedTask:
     samples: dict[int, Sample]  # by index, in order
     filter: str
     correct_by: str | None  # the metric that decides correct answers; of several filters, with the filter
-    prompts: dict[str, Any]  # of :func:`~lmeval_dispersion.store.identity.prompt_manifest`
+    prompts: dict[str, Any]  # from :func:`~lmeval_dispersion.store.identity.prompt_manifest`
     category: str | None  # alias of the group that holds it
     version: Any
-    notes: list[str]  # facts missing from the file
+    notes: list[str]  # sentences on facts that the file lacks
 
 
 def find_run(place: str | Path) -> LoggedRun:

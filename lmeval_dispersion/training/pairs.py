@@ -389,7 +389,7 @@ class _Block(NamedTuple):
     rows: tuple[slice, slice]
     columns: tuple[slice, slice]
     later: tuple[slice, slice]
-    is_last: bool  # of its groups
+    is_last: bool  # whether it is its groups' last block
 
 
 def _blocks(x: Tensor) -> Iterator[_Block]:

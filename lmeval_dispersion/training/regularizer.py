@@ -118,12 +118,12 @@ class DispersionRegularizer:
         self.weight, self.mode, self.loss_scale, self.step = float(weight), mode, 1.0, 0
         self.values: dict[str, Tensor] = {}
         self._armed, self._forward = False, "none"
-        self._idle = False  # inside a forward pass that is not a training one
+        self._idle = False  # inside a forward pass without training, which hooks ignore
         self._states: dict[str, Tensor] = {}
-        self._arguments: dict[str, Any] = {}  # of the latest training pass
+        self._arguments: dict[str, Any] = {}  # the decoder's in the latest training pass
         self._idle_arguments: dict[str, Any] = {}
         self._next: dict[str, Tensor | None] = {}  # the described layout of the next pass
-        self._described: dict[str, Tensor | None] = {}  # of the latest
+        self._described: dict[str, Tensor | None] = {}  # the described layout of the latest pass
         self._latest: tuple[Tensor, Tensor | None] | None = None
         self._measured: dict[str, TokenDispersion] | None = None  # while evaluation is measured
         self._unchecked: list[tuple[Tensor, Any, list[str], int]] = []  # losses being copied from a GPU

@@ -22,7 +22,7 @@ from lmeval_dispersion.statistics import LEVEL
 FORMAT = "dispersion-watch/2"  # 1 had warnings too
 FILE = "dispersion_watch.jsonl"
 MEASURES = ("dispersion", "condensation", "effective_rank")
-_SHOWN = 12  # measurements of a table on a terminal
+_SHOWN = 12  # measurements in a terminal's table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,7 @@ class Measurement:
         ),
     ]
     change_se: float | None
-    change_p: float | None  # two-sided, of no change
+    change_p: float | None  # two-sided p-value of no change
     dispersion: Annotated[
         float | None, Col("Dispersion", ".4f", hint="of the last tokens of the fixed texts")
     ]

@@ -24,7 +24,7 @@ from lmeval_dispersion.geometry import dispersion, effective_rank
 from lmeval_dispersion.model.capture import Decoder, capture, head, unwrapped
 from lmeval_dispersion.watching.report import FORMAT, append_record
 
-# The fixed batch where none is given: short, of several kinds, the same for every run.
+# The default fixed batch: short texts of several kinds, the same for every run.
 TEXTS = (
     "The weather was fine, and the two of them walked along the river until it was dark.",
     "A train leaves at 9:40 and arrives at 12:15; the journey takes 155 minutes.",
@@ -35,7 +35,7 @@ TEXTS = (
     "The parties agree that any dispute shall be settled by the courts of the seller's country.",
     "Bread is made of flour, water, salt and yeast.",
 )
-_TOKENS = 32  # of a text
+_TOKENS = 32  # most tokens of a text
 
 
 class Watcher:

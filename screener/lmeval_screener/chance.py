@@ -37,13 +37,13 @@ NEAR = 0.01  # accuracies that differ by no more are taken as equal
 WITHIN = 0.9  # chance with which the places to evaluate hold the best
 _GRID = np.arange(
     -6.0, 8.0, 0.05
-)  # of accuracies and ratios, in standard deviations; the best of 10^6 is at 4.9
+)  # grid of accuracies and ratios, in standard deviations; the best of 10^6 is at 4.9
 _TAIL = np.geomspace(1e-9, 0.5, 300)
-_BINS = np.concatenate([_TAIL, 1 - _TAIL[-2::-1]])  # of probabilities
+_BINS = np.concatenate([_TAIL, 1 - _TAIL[-2::-1]])  # bins of probabilities
 _LEAST = 1e-12  # ratio; all rows of T may be equal
-LEAST_SLOPE, MOST_SLOPE = -1.0, 3.0  # of own results
+LEAST_SLOPE, MOST_SLOPE = -1.0, 3.0  # range of slopes from a user's results
 _SLOPES = np.arange(LEAST_SLOPE, MOST_SLOPE, 0.01)
-_STEPS = np.linspace(-10.0, 10.0, 401)  # of differences of normal scores
+_STEPS = np.linspace(-10.0, 10.0, 401)  # grid of differences of normal scores
 SCHEMA = "screen-checkpoints-slope/1"
 _HINT = "`dispersion verify … --keep FILE` writes one"
 
@@ -57,7 +57,7 @@ def normal_scores(places: int) -> Array:
     >>> normal_scores(3).round(2).tolist()
     [0.87, 0.0, -0.87]
     """
-    tails = (np.arange(places) + 0.625) / (places + 0.25)  # above each
+    tails = (np.arange(places) + 0.625) / (places + 0.25)  # share above each place
     # Tukey's lambda, then Newton's steps.
     scores: Array = (np.power(1 - tails, 0.135) - np.power(tails, 0.135)) / 0.1975
     for _ in range(5):

@@ -231,7 +231,7 @@ def storage_error(rows: NDArray[Any], dtype: str) -> Array:
     values: Array = np.abs(rows.astype(np.float64))
     if _significand(dtype) is not None:
         return values * relative_error(dtype)
-    # Integers of some bits, times a scale per block.
+    # Other types hold integers times a scale per block.
     count, width = values.shape
     padded = np.pad(values, ((0, 0), (0, -width % _BLOCK)))
     largest = padded.reshape(count, -1, _BLOCK).max(axis=2, keepdims=True)

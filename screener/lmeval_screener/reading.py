@@ -53,7 +53,7 @@ class Reader:
         reference: TokenSet,
         known: Known | None = None,
     ) -> None:
-        self.reached: asyncio.Event | None = None  # the Hub
+        self.reached: asyncio.Event | None = None  # set once the Hub answered
         if hub is not None:
             import asyncio
 
@@ -62,7 +62,7 @@ class Reader:
         self._bodies = known is not None  # a registry compares them with those of later runs
         self.sources = Sources(hub)
         self._domain, self._reference = domain, reference
-        self.account = Account() if hub is None else hub.account  # of the whole run
+        self.account = Account() if hub is None else hub.account  # the whole run's account
         self._resolutions: dict[str, Resolution] = {}
         self._locks: dict[str, AbstractAsyncContextManager[object]] = {}
 
@@ -88,7 +88,7 @@ class Reader:
             try:
                 base = await self._open(at, account)
             except ScreeningError as error:
-                # Not found: the base, not the checkpoint.
+                # The base is missing, not the checkpoint.
                 code = "BaseNotFound" if error.code.endswith("NotFound") else error.code
                 raise ScreeningError(code, f"the base of the adapter: {error}") from error
             named = at.place if at.local else label(base.repo, at.revision)

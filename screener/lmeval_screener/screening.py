@@ -52,7 +52,7 @@ _IN_TURN = 64  # folders up to which reading them in turn is faster than startin
 _SIDE_BY_SIDE = 16  # checkpoints that are read at a time, for each quota
 _SCOUTS = 3  # checkpoints that are tried first; if none can reach the Hub, no others are tried
 
-#: Called when a checkpoint ends, with its reading or failure, how many have ended, and how many there are.
+#: Called when a checkpoint ends: its reading or failure, the number ended, the number of all.
 OnDone = Callable[[Reading | Failed, int, int], None]
 
 

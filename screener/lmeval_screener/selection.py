@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # `--help` needs this module's options at once: other modules are imported where they are used.
 
 _PAGE = 1000  # repositories that one request may list
-_SECONDS = 60.0  # for one page
+_SECONDS = 60.0  # time budget for one page of a listing
 _EXPAND = ("sha", "siblings", "safetensors", "gated", "private", "lastModified", "tags")
 _NAME_COLUMNS = ("repo", "checkpoint", "name", "model", "repository", "id", "model_id")
 _AUTHOR = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)

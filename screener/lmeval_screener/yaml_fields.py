@@ -123,7 +123,7 @@ def _fields(source: Path, layout: Any, value: Any, where: str) -> Any:
         **{
             name: _value(source, kinds[name], given.get(name), _inside(where, name))
             for name, field in fields.items()
-            if name in given or field.default is field.default_factory  # both missing
+            if name in given or field.default is field.default_factory  # both are MISSING: no default
         }
     )
 

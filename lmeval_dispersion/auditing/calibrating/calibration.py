@@ -49,7 +49,7 @@ from lmeval_dispersion.statistics import (
     student_quantile,
 )
 
-_ROUNDING = 1e-9  # of the dispersion: closer values count as equal
+_ROUNDING = 1e-9  # share of the dispersion: closer values count as equal
 _HALF_WIDTH = 0.05  # half width that `labels_enough` aims at
 
 
@@ -239,7 +239,7 @@ def _fitted(run: AuditRun, by: str | None, seed: int) -> tuple[Calibrator, list[
     ]
     pairs = Pairs.of(slices)
     if pairs.dispersion.std() <= _ROUNDING * pairs.dispersion.max():
-        raise UsageError("every slice has the same dispersion, so it tells no accuracy")
+        raise UsageError("expected slices of different dispersion, got equal ones; slice by another column")
     ours = Estimator.of("dispersion, calibrated", pairs, cross_fitted(pairs)[1], seed=seed)
     about, rows = run.describe(), run.labelled
     calibrator = Calibrator(

@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 FORMAT = "dispersion-calibrator/3"
 TRIVIAL = "labelled accuracy alone"
-CLUSTERS = "cluster"  # slices by k-means on the vectors, where no column makes enough
+CLUSTERS = "cluster"  # slices by k-means on the vectors, where no column gives enough
 FEWEST_SLICES = 8
-FEWEST_DOCUMENTS = 5  # labelled documents of a fitted slice
+FEWEST_DOCUMENTS = 5  # fewest labelled documents in a fitted slice
 
-_CLUSTER, _MOST_CLUSTERS = 25, 40  # documents a cluster, clusters of a calibration
-_MARGIN = 0.25  # of the fitted range, on either side
-_SHIFT = 0.01  # how often similar slices may be called different
+_CLUSTER, _MOST_CLUSTERS = 25, 40  # documents per cluster; most clusters in a calibration
+_MARGIN = 0.25  # share of the fitted range, on either side
+_SHIFT = 0.01  # chance that similar slices are called different
 
 # Key of `AuditRun.describe` -> its name in messages. `tasks` and `identity` have their own rules.
 MUST_AGREE = {

@@ -18,7 +18,7 @@ T = TypeVar("T")
 #: Attempts without progress before giving up; the backoff between retries doubles from `FIRST_BACKOFF` (s).
 ATTEMPTS = 5
 FIRST_BACKOFF = 0.25
-#: Likewise for an answer that contradicts the request, until a range of the same file is correct.
+#: Attempts after answers that contradict the request, until a range of the same file is correct.
 CONTRADICTIONS = 3
 #: Ranges of one checkpoint at a time: alone, and the minimum when several are read.
 RANGES, FEWEST_RANGES = 64, 16
@@ -60,7 +60,7 @@ class Account:
         self.trouble: ScreeningError | None = None
         self.refusals: dict[object, int] = {}
         self._run = run or self
-        self._readers = 0  # of a run's checkpoints, which share its connections
+        self._readers = 0  # number of checkpoints being read, which share connections
         self._spent = 0.0
         self._since: float | None = None
         self._pauses = 0

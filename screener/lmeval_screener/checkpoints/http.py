@@ -39,7 +39,7 @@ PATIENCE = 8
 _ROUNDING = 0.5
 #: Waits shorter than this, in seconds, are not reported.
 _REPORTED_WAIT = 2.0
-#: Redirects of one request.
+#: Most redirects that a request follows.
 HOPS = 6
 #: Seconds without a byte after which a connection counts as dead.
 SILENCE = 15.0

@@ -108,7 +108,7 @@ class Hub:
         self.endpoint = _endpoint(endpoint or constants.ENDPOINT)
         self.offline = constants.HF_HUB_OFFLINE if offline is None else offline
         self._token, self._notice = token, notice
-        self.account = Account(cache=Cache(cache) if cache else None)  # of all that is read
+        self.account = Account(cache=Cache(cache) if cache else None)  # account of the whole run
         self.downloads = Path(constants.HF_HUB_CACHE)
         self.transport: Transport | None = None
         self.has_texts = True  # whether small files are where the Hub's resolver redirects

@@ -195,7 +195,7 @@ class WebServers:
 
         if file:
             names = [file]
-            if not url.query_string:  # a signature covers one file, no file next to it
+            if not url.query_string:  # a signature covers one file and none next to it
                 names += _SMALL
                 if part := PART.search(file):
                     stem, parts = file.removesuffix(part[0]), min(int(part[2]), 1000)

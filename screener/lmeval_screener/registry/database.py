@@ -84,7 +84,7 @@ CREATE TABLE seen (
     identity, requested, file, tokens, first, last, runs, run, state, family, scale, negative_control, method,
     version, error, message, PRIMARY KEY (identity, requested, file, tokens, first)
 )""",
-    # The time up to which a nightly run's answer reports, '' until it is given; the sketch of the rows.
+    # The end of the time that a nightly answer covers, '' until it is given; the sketch of the rows.
     2: "ALTER TABLE runs ADD COLUMN announced; ALTER TABLE results ADD COLUMN sketch BLOB",
     3: "ALTER TABLE results ADD COLUMN base; ALTER TABLE runs ADD COLUMN bases",
     # Whether the Hub called it private when it was seen, and the mark of the token that read it then; when a
@@ -513,7 +513,7 @@ class Session:
             "error": code,
             "message": error and str(error),
             "private": private,
-            # Of a public checkpoint no token is of interest.
+            # For a public checkpoint the token does not matter.
             "token": last["token"] if error else None if private == 0 else self.token or None,
         }
         self._put("seen", self._place(target, identity) | sighting)
@@ -719,7 +719,7 @@ def last_seen(
         f"WHERE tokens = ? AND first <= ? {'' if identity is None else 'AND identity = ?'}) "
         "WINDOW same AS (PARTITION BY identity), "
         "latest AS (PARTITION BY identity, requested, file ORDER BY first DESC)) "
-        # Of copies, that of the earliest run is the original.
+        # Among copies, the one in the earliest run is the original.
         "WHERE age = 1 ORDER BY coalesce((SELECT min(ended) FROM runs WHERE ended >= known), '9'), "
         "identity, requested, file",
         [tokens, until, *([] if identity is None else [identity])],

@@ -387,7 +387,7 @@ def _standings(
         if not c.is_base and (group.name not in best or c.rank < best[group.name][1].rank):
             best[group.name] = place, c
     copied = _originals(everyone)
-    # Of two known originals, that which still exists; of all, the base.
+    # The base is the original; else, of two known ones, one that still exists.
     known = {copied[seen.key]: place for place, seen in former.items() if place not in as_now}
     known |= {copied[live[place].key]: place for place in (*as_now, *bases)}
     standings: dict[_Place, _Standing] = {}

@@ -19,10 +19,10 @@ from lmeval_screener.screened import RANKED, Against, Failed, Group, Screened
 from lmeval_screener.weights.body import SAME_ROWS
 
 GROUPS = 4  # groups that get a sentence each
-DRAWN = 40  # checkpoints of a group that a chart shows
+DRAWN = 40  # most checkpoints of a group in a chart
 _FIRST = 3  # places to evaluate first: a usual budget
-_NAMED = 5  # checkpoints that share them and are named
-_FLAT = 3  # least steps of a flat stretch
+_NAMED = 5  # most checkpoints in these places that a sentence names
+_FLAT = 3  # fewest steps in a flat stretch
 _SIDES = {
     "above": "Above the base {} by the ratio: {}.",
     "below": "Below the base {} by the ratio: {}.",

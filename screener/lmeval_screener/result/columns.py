@@ -79,7 +79,7 @@ def _to_next(c: Screened, group: Group) -> float | None:
 
 
 _C = CheckpointColumn
-#: In the order of CSV and of JSON.
+#: All columns, in the order of CSV and JSON.
 COLUMNS = (
     _C("label", str, "unique name in the report, which options take too", shown=Col("Checkpoint")),
     _C("repo", str, "repository after renames, or the folder"),

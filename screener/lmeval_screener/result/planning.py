@@ -32,7 +32,7 @@ def plan_document(
 
     has_token = Hub().has_token()
     words = sum(len(group.texts()) for tokens in (domain, reference) for group in tokens.groups.values())
-    if (asked := domain.answers) is not None:  # a token has a sign at least
+    if (asked := domain.answers) is not None:  # a token has at least one character
         words += len(asked.pieces) or min(asked.most, sum(map(len, asked.answers)))
     rows = [_planned(target, words, has_token) for target in targets]
     kinds = Counter(row["what"] for row in rows)
@@ -75,7 +75,7 @@ def _planned(target: Target, words: int, has_token: bool) -> dict[str, Any]:
         return row | {"what": "refused" if target.refused else "local"}
     if listed is not None and listed.gated and not has_token:
         return row | {"what": "gated"}
-    # Rows of two bytes a number, of a width that fits the parameters.
+    # Rows with two bytes per number, and a width that fits the number of parameters.
     width = 1.85 * ((listed.parameters if listed else None) or 7e9) ** (1 / 3)
     row["bytes"] = int(words * width * 2 * _SLACK) + _BESIDE
     if not target.on_hub and target.scheme != "hf":

@@ -180,7 +180,7 @@ class Result(Report):
         (group, a), (other, b) = places[better], places[worse]
         if group is not other:
             raise UsageError(
-                f"expected two of one group, got {better} of {group.title}, {worse} of {other.title}"
+                f"expected one group, got {better} of {group.title} and {worse} of {other.title}"
             )
         return group.chance(a, b)
 
@@ -268,7 +268,7 @@ class Result(Report):
             "task": self.task or None,
             "answers": self._answers(),
             "reference": self.reference,
-            "metric": "cosine",  # of the G that reports show
+            "metric": "cosine",  # metric of the G that reports show
             "ranked_by": self.ranked_by,
             "base": self.base or None,
             "slope": self.slope and self.slope.to_dict(),

@@ -140,7 +140,7 @@ def shortlist(
 def _choice(group: Group, k: int | None, audit_sample: int, seed: int) -> GroupChoice:
     total, first = group.places, k or group.first_for()
     candidates = group.candidates
-    # Rows say nothing of those without a place, so all of them are listed. A copy is as its original.
+    # Rows do not order members without a place, so all are listed. A copy follows its original.
     listed = (c for c in candidates if not c.copy_of and (c.rank <= first or not group.has_place(c)))
     why: dict[Screened, Why] = dict.fromkeys(listed, "rank")
     others = sorted((c for c in candidates if c not in why), key=lambda c: (c.name, c.revision or ""))

@@ -28,7 +28,7 @@ from lmeval_screener.tokens.sets import TokenSet
 
 SCHEMA = "screen-checkpoints-shortlist/2"
 FILE = "manifest.json"
-DOWNLOADED = "adapters"  # folder of the list's adapters of the Hub, each under its name
+DOWNLOADED = "adapters"  # folder with the list's Hub adapters, each under its name
 _RUN = """\
 #!/usr/bin/env bash
 # Races the short list of manifest.json on lm-eval's tasks; `dispersion verify race` judges the screen by it.
@@ -166,7 +166,7 @@ class Candidate:
     rank: int
     G: float
     ratio: float | None = None
-    equal_rows: bool = False  # as another of its group, which it does not copy
+    equal_rows: bool = False  # whether another of its group has the same rows, of which it is not a copy
 
     @property
     def accuracy(self) -> float:
@@ -229,7 +229,7 @@ def shortlist_manifest(content: Mapping[str, Any], place: str) -> Manifest:
 
 def _candidate(entry: Mapping[str, Any]) -> Candidate:
     gap, ratio = float(entry["G"]), entry["ratio"]
-    chosen = "rank" if entry["chosen"] == "tied" else entry["chosen"]  # of 0.2
+    chosen = "rank" if entry["chosen"] == "tied" else entry["chosen"]  # written by 0.2
     if chosen not in ("rank", "audit", None) or not math.isfinite(gap):
         raise ValueError(f"in chosen {entry['chosen']!r} or G {gap}")
     revision = entry["revision"]

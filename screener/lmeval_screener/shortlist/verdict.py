@@ -260,7 +260,7 @@ def _slopes(manifest: Manifest, candidates: Sequence[Candidate], *, survivors: b
             groups.setdefault(c.group, []).append(c)
     if not groups:
         return {}
-    # Without one kind, or after an own slope, the smaller.
+    # Without a single kind, or with the user's slope, the smaller one.
     (kind, *others) = set(manifest.kinds.values())
     ours = SLOPES[FINE_TUNES] if others else SLOPES.get(kind, SLOPES[FINE_TUNES])
     fields: dict[str, Any] = {"ours": ours, "places": max(c.rank for of in groups.values() for c in of)}

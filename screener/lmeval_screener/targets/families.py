@@ -17,7 +17,7 @@ class _Checkpoint:
     repo: str
     scale: str
     revision: str = ""
-    kind: Any = None  # base, instruct, trajectory, …: where all are `base`, they were trained from scratch
+    kind: Any = None  # base, instruct, …; a group of bases only was trained from scratch
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from lmeval_screener.yaml_fields import load_yaml, mistake, nearest
 # T: of the tokens that differ between answers as many as cover this share of their weight, within bounds; if
 # the most frequent ones within the bounds cover less than the least share, answers differ in too many words.
 COVERED, LEAST, LEAST_COVERED = 0.9, 3, 2 / 3
-SAME = 0.9  # what more than this share of the answers hold does not differ between them
+SAME = 0.9  # a token in more than this share of the answers does not differ between them
 WORDS = 5  # an answer with more words that differ is a sentence
 _ELSEWHERE = {"domain": "words of a domain: give it as the domain"}
 _WORD = re.compile(r"[^\W\d_]+")
@@ -177,9 +177,9 @@ def check_answers(name: str, answers: Mapping[str, int]) -> None:
 class Differing(NamedTuple):
     """Tokens in answers, each with the number of answers that hold it."""
 
-    weights: Counter[Piece]  # of those that differ between answers
-    all_weights: Counter[Piece]  # of these and those that do not
-    everything: int  # of all, in sentences too
+    weights: Counter[Piece]  # tokens that differ between answers
+    all_weights: Counter[Piece]  # tokens that differ or do not
+    everything: int  # number of all tokens, those in sentences too
 
 
 def differing(name: str, answers: Mapping[str, int], cut: Callable[[str], Iterable[Piece]]) -> Differing:

@@ -83,14 +83,14 @@ class Resolution:
     domain: tuple[Token, ...]  # T in the order of the token set
     reference: tuple[Token, ...]  # R likewise, without the rows of T
     dropped: tuple[str, ...]  # surface forms of T that are not a single piece
-    dropped_reference: tuple[str, ...]  # the same of R
+    dropped_reference: tuple[str, ...]  # surface forms of R that are not a single piece
     never_made: tuple[str, ...]  # those whose piece exists but is never made from text, with the reason
     shared: tuple[Token, ...]  # tokens of R that are rows of T, and so were removed from R
     one_row: tuple[str, ...]  # words of one set that share a row, which counts once
     digit_scheme: DigitScheme  # how numbers are split, see `Vocabulary.digit_scheme`
     vocabulary: int  # the tokenizer's rows: its last id + 1; a padded matrix has more
     answers: tuple[Token, ...] = ()  # T of the ratio, none of them in R; empty if unknown
-    left_out: float = 0.0  # share of what answers hold that does not differ between them, or is sentences
+    left_out: float = 0.0  # share of the answers' tokens that do not differ, or are in sentences
 
     @property
     def of_ratio(self) -> tuple[Token, ...]:

@@ -26,7 +26,7 @@ Role = Literal["domain", "reference"]
 Variant = Literal["bare", "space"]
 MOST = 100  # answer tokens at most
 _RULE = 2  # how `answers.differing` chooses tokens: raise it when that changes, for registries
-READ = 36  # of a task's, those that are read: at most a tenth more bytes than keywords
+READ = 36  # a task's answer tokens that are read: at most a tenth more bytes than keywords
 
 _CASES: dict[str, Callable[[str], str]] = {
     "exact": str,
@@ -46,8 +46,8 @@ class AnswerSet:
     domain: str = ""  # bundled domain set that G uses; empty: G is over the answer tokens too
     about: str = ""  # ``answers of gsm8k (1,319 documents)``
     answers: dict[str, Annotated[int, 1]] = field(default_factory=dict)  # text after a prompt -> its count
-    pieces: tuple[str, ...] = ()  # expected by a base, most probable first
-    tokenizer: str = ""  # `Vocabulary.digest` of the base's
+    pieces: tuple[str, ...] = ()  # pieces that a base expects, most probable first
+    tokenizer: str = ""  # `Vocabulary.digest` of the base's tokenizer
     base: str = ""  # the model that expects ``pieces``
     most: Annotated[int, 3] = READ  # tokens of ``answers`` that are read
 
@@ -99,7 +99,7 @@ class TokenSet:
     groups: dict[str, WordGroup]  # the selected groups, in order
     digest: str  # sha256 over everything that decides a resolution (not over notes)
     answers: AnswerSet | None = None  # answers for the ratio; None: T
-    task: str = ""  # the task of the answers, if named; for a file its name
+    task: str = ""  # the named task or file of the answers; empty for none
     tasks: tuple[str, ...] = ()  # lm-eval tasks that evaluate it
     remark: str = ""  # why the ratio's tokens are not those of the first task
 

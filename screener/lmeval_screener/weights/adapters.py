@@ -135,7 +135,7 @@ class Adapter:
     base: str  # the base's name or path, from the adapter's configuration
     revision: str | None
     settings: Mapping[str, Any]
-    modules: Mapping[str, Mapping[str, Tensor]]  # what it changes here: ``["lm_head"]["A"]``
+    modules: Mapping[str, Mapping[str, Tensor]]  # tensors by module: ``["lm_head"]["A"]``
 
     @property
     def label(self) -> str:

@@ -25,9 +25,9 @@ from lmeval_screener.weights.tensors import DTYPE_BITS, FLOAT_DTYPES, Tensor, de
 _IN_ROWS = {*HEADS, *FINAL_NORMS}
 #: Start of the warning of an adapter that leaves the rows alone.
 SAME_ROWS = "same rows as its base "
-MOST = 32  # tensors of a checkpoint that is not on this machine
-_NUMBERS = 64  # of each tensor
-_DIGEST = 8  # bytes
+MOST = 32  # tensors read of a checkpoint that is not on this machine
+_NUMBERS = 64  # numbers read from each tensor
+_DIGEST = 8  # bytes of the files' hash
 _REACH = 6  # standard deviations of rounding within which two sums are equal
 _TENSOR = np.dtype([("name", "<u4"), ("dtype", "<u4"), ("sum", "<f4"), ("error", "<f4")])
 

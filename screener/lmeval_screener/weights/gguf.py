@@ -88,7 +88,7 @@ class GgufModel:
 
     projection: OutputProjection
     tokenizer: str  # digest of its vocabulary; the same for all files of one tokenizer
-    pairs: Mapping[str, Any]  # the header's entries of the vocabulary
+    pairs: Mapping[str, Any]  # the header's entries on the vocabulary
 
     async def vocabulary(self) -> Vocabulary:
         """The vocabulary in the header; ScreeningError if its pieces do not spell their leading space."""
@@ -97,7 +97,7 @@ class GgufModel:
             raise ScreeningError(
                 "BadTokenizer",
                 f"expected a GGUF vocabulary of {', '.join(kinds)}, got {self.pairs['model']!r}, whose "
-                "pieces do not spell their leading space",
+                "pieces do not spell their leading space; screen the safetensors model",
             )
         tokens = self.pairs["tokens"]
         pieces: dict[str, int] = {}
@@ -251,7 +251,7 @@ class _Walk:
             word = "big-endian" if version in (0x02000000, 0x03000000) else "unknown"
             raise self._bad(f"its version is {word} ({version}); versions 2 and 3 are supported")
         tensors, count = await self._scalar("Q"), await self._scalar("Q")
-        # Each takes some bytes, so the file's size limits their number.
+        # A pair takes at least 12 bytes and a tensor 24, so the file's size limits their numbers.
         if count > min(_MOST, self._size // 12) or tensors > min(_MOST, self._size // 24):
             raise self._bad(f"it announces {count} pairs and {tensors} tensors")
         pairs: dict[str, Any] = {}

@@ -79,7 +79,7 @@ class StoredNorm:
     """Location of a checkpoint's final norm weight."""
 
     files: WeightFiles
-    name: str | None = None  # of the tensor; None if the norm has no weight
+    name: str | None = None  # name of the tensor; None if the norm has no weight
     holders: Sequence[str] = ()  # the files that hold it: one, or one for each slice
     kind: names.NormKind = "rms"
     plus_one: bool = False  # whether the norm multiplies by 1 + weight

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lmeval_screener.checkpoints.snapshot import FileEntry, Snapshot
 from lmeval_screener.errors import ScreeningError
 
-#: Bits per element of every dtype of the format.
+#: Dtype of the format -> bits per element.
 DTYPE_BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
