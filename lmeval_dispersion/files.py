@@ -27,16 +27,16 @@ def sha256(file: Path) -> str:
 
 
 def read_json(path: Path, what: str, schema: str, hint: str) -> dict[str, Any]:
-    """The content of a JSON file of ours, which has a schema.
+    """Read a JSON object whose ``schema`` must match.
 
     Args:
         path: The file.
-        what: What it should be, with its article.
+        what: The expected content, with its article.
         schema: The value of its key ``schema``.
-        hint: What to do where it is none.
+        hint: The advice for any other file.
 
     Raises:
-        UsageError: It does not exist, cannot be read, is not JSON, or has another schema.
+        UsageError: The file is missing, is not JSON, or has another schema.
     """
     try:
         content = json.loads(path.read_text("utf-8"))

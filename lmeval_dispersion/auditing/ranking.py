@@ -1,4 +1,4 @@
-"""Documents by contribution: are those of the lowest contribution the ones the model gets wrong?
+"""Documents by contribution: does the model get those of lowest contribution wrong?
 
 Every signal is turned so that a low value means "probably wrong". AUROC is the probability that a wrong
 document ranks below a right one (ties count half): 0.5 is chance, 1 separates them. Inside subjects only
@@ -435,7 +435,7 @@ def rank(run: AuditRun | str | Path, *, layer: str | None = None, count: int = C
     Args:
         run: Folder of the store, or a folder that holds the stores of one run.
         layer: Layer of the vectors; default: the store's own.
-        count: How many documents a table shows; ``to_frame()`` and CSV hold all.
+        count: Number of documents in a table; ``to_frame()`` and CSV hold all.
         seed: Seed of the clusters in the lowest tenth.
 
     Raises:

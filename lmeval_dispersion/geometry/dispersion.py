@@ -208,7 +208,7 @@ class Spectrum(NamedTuple):
 
     Attributes:
         rankme: Exp of the entropy of the singular values, to min(n, d). Garrido et al., ICML 2023.
-        effective_rank: Of :func:`effective_rank`; NaN where all rows are the same.
+        effective_rank: See :func:`effective_rank`; NaN where all rows are the same.
         participation_ratio: (Σλ)² / Σλ² of the covariance's eigenvalues, to min(n - 1, d). Gao et al.,
             bioRxiv 214262 (2017).
         stable_rank: Squared Frobenius over squared spectral norm, to min(n, d). Rudelson and Vershynin,

@@ -393,7 +393,7 @@ def built_requests(task: Any, documents: Sequence[int], lm: Any = None) -> dict[
 
 
 def _is_later(task: Any) -> bool:
-    """Whether it is 0.5's, which keeps documents' indices: 0.4 renumbers those of a selection."""
+    """Whether a task is 0.5's, which keeps documents' indices; 0.4 renumbers a selection's."""
     return hasattr(task, "process_instances")
 
 

@@ -84,7 +84,7 @@ class SharedBase:
     def _engine(
         self, plain: Mapping[str, Any], adapter: str, check: Callable[[Any], None], settings: Any
     ) -> Any:
-        """The engine of a base in vLLM, which puts the adapter on what is asked next.
+        """A vLLM engine of the base, which applies the adapter to the next requests.
 
         Experimental: written by vLLM's source, and never run on it.
         """
@@ -151,7 +151,7 @@ def _tensors(folder: str) -> list[str]:
 
 
 def _identified(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a base, a tokenizer's folder by what is in it: adapters store copies."""
+    """A base's arguments, with a tokenizer's folder replaced by its content: adapters store copies."""
     folder = Path(str(plain.get("tokenizer", "")))
     if "tokenizer" not in plain or not folder.is_dir():
         return dict(plain)

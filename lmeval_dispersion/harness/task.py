@@ -118,7 +118,7 @@ class DispersionTask(TaskBase):
     def judged(
         self, instances: Sequence[Any], answers: Sequence[Any], metrics: Mapping[str, Any], filter_name: str
     ) -> dict[str, DocRecord]:
-        """A document's record under each of our metrics."""
+        """The document's record, as the value of each of our metrics."""
         # lm-eval lists a metric function by its own name, but its values have other names.
         check_judge(self.task_name, self._judge, self.filter_names, {**metrics, **super().aggregation()})
         named = split_judge(self._judge)[1]

@@ -151,7 +151,7 @@ def _perplexity(logits: torch.Tensor, following: torch.Tensor) -> float:
 
 
 def _batches(encoded: list[tuple[int, list[int]]]) -> Iterator[list[tuple[int, list[int]]]]:
-    """Rows and tokens of batches of similar length, at most about so many tokens with padding."""
+    """Batches of rows and tokens of similar length, of about `_TOKENS` tokens with padding at most."""
     batch: list[tuple[int, list[int]]] = []
     for row, ids in sorted(encoded, key=lambda text: (len(text[1]), text[0])):
         if batch and len(ids) * (len(batch) + 1) > _TOKENS:

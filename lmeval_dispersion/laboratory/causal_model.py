@@ -147,7 +147,7 @@ class CausalModel:
 
     @torch.no_grad()
     def _pass(self, tokens: NDArray[Any], *, layers: Sequence[str], reduce: Reduce, losses: bool) -> Unit:
-        """One batch."""
+        """Run one batch in one forward pass."""
         highest, known = int(tokens.max()), self.loaded.model.get_input_embeddings().weight.shape[0]
         if highest >= known:
             raise UsageError(

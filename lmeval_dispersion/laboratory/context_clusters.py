@@ -283,7 +283,7 @@ def recurring_contexts(
 
 
 class _Corpus(NamedTuple):
-    """All tokens of a source, document after document; every array has one value a token."""
+    """All tokens of a source, document after document; every array has one value per token."""
 
     tokens: NDArray[np.uint32]
     documents: NDArray[np.int64]  # the number of the document's first text in the source

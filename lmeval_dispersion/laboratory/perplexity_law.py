@@ -159,7 +159,7 @@ class LawResult(StudyResult):
 
 
 def _of_dispersion(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the answer."""
+    """The rows on dispersion, which give the answer."""
     return frame.query("measure == 'dispersion' and split == 'data'")
 
 
@@ -497,8 +497,8 @@ def correlations(points: pd.DataFrame, controls: Sequence[str], seed: int) -> di
 def bounds_together(values: ArrayLike, samples: ArrayLike) -> tuple[Array, Array]:
     """Lower and upper bounds (m,) that hold for all ``values`` (m,) at once in 95 % of cases.
 
-    The bound is the estimate ± q standard deviations of its samples, with q the 95 % point of the largest
-    deviation in a resample, in standard deviations (Efron and Tibshirani 1993; Mammen 1993).
+    The bound is the estimate ± q standard deviations of its ``samples`` (resamples, m), with q the 95 % point
+    of the largest deviation in a resample, in standard deviations (Efron and Tibshirani 1993; Mammen 1993).
     """
     centre, drawn = np.asarray(values, dtype=np.float64), np.asarray(samples, dtype=np.float64)
     low, high = np.full(len(centre), np.nan), np.full(len(centre), np.nan)

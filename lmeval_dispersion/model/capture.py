@@ -264,7 +264,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _first(given: Any, what: str) -> Tensor:
-    """The states in arguments or an output."""
+    """The first tensor of states in arguments or an output."""
     state = next(_tensors(given), None)
     if state is None or state.ndim != 3:
         shape = None if state is None else tuple(state.shape)

@@ -127,7 +127,7 @@ class Probe(Report):
     notes: Sequence[str]
 
     def tables(self) -> Mapping[str, Table]:
-        """The checkpoints, and those that failed."""
+        """The checkpoints, and the failed ones."""
         caption = f"{self.questions} of {self.of:,} questions of {self.task}"
         return {"ranking": Table.of(self.checkpoints, caption), "failed": Table.of(self.failed, "Not probed")}
 
@@ -181,7 +181,7 @@ def overlaps(members: Sequence[Probed]) -> list[tuple[int, int]]:
 def _first_of(members: Sequence[Probed]) -> list[str]:
     """The checkpoints for a budget of three evaluations, in words if they are some of many tied.
 
-    Empty if there is one checkpoint, or no two have a clear order.
+    Empty with one checkpoint, or without any clear order.
     """
     ranks = {c.rank for c in members}
     if all(ranks - {c.rank} <= set(c.tied_with) for c in members):
@@ -357,7 +357,7 @@ def probe(
 
 
 def _answered(evaluation: Evaluation, label: str, mine: Scores) -> Answered:
-    """What a checkpoint answered to the first questions."""
+    """A checkpoint's answers to the first questions."""
     questions = evaluation.questions[: len(mine.score)]
     blocks = [evaluation.blocks[label].get(question, {}) for question in questions]
     pairs = zip(blocks, mine.probability, strict=True)

@@ -91,7 +91,7 @@ class _AnswerPlace:
         self._tokens: list[int] = []
 
     def probabilities(self, question: Question, logs: Sequence[float]) -> list[float]:
-        """Those of the answer tokens; DispersionError if unavailable."""
+        """Probabilities of the answer tokens; DispersionError if unavailable."""
         lm = self._lm
         if getattr(lm, "backend", "causal") != "causal":
             raise HarnessError("the model is an encoder-decoder, whose answers have a place of their own")

@@ -164,7 +164,7 @@ class Contest:
         return "not better" if bets.refutes(self.error / self.top) else "running"
 
     def _columns(self, best: str, whole: Sequence[str]) -> Array:
-        """What those that were asked everything answered to each question: the best, and the mean of all."""
+        """Answers to each question by checkpoints asked everything: the best one's, and the mean."""
         known = {
             label: np.stack([mine.score, _likely(mine)], axis=1)[np.argsort(self.order(label))]
             for label, mine in ((label, self.answered[label]) for label in whole)
@@ -217,7 +217,7 @@ class Contest:
 
 
 def _likely(scores: Scores) -> Array:
-    """The probabilities of the right answers, the scores where there are none."""
+    """The probabilities of the right answers, or the scores where there are none."""
     return np.where(np.isnan(scores.probability), scores.score, scores.probability)
 
 

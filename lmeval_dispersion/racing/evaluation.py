@@ -281,7 +281,7 @@ class Evaluation:
         )
 
     def _judge(self, task: str, filters: Mapping[str, Mapping[int, Sample]]) -> tuple[str, str]:
-        """The filter and the metric that score."""
+        """The filter and metric that score a task."""
         metrics = next(iter(next(iter(filters.values())).values())).metrics
         check_judge(task, self._named, list(filters), metrics)
         chosen, named = split_judge(self._named)
@@ -363,7 +363,7 @@ class Entrant:
 
     @property
     def _count(self) -> int:
-        """Questions that it was asked, in whatever order."""
+        """Number of questions that it was asked."""
         return int((~np.isnan(self._answers.score)).sum())
 
     def _scores(self, *given: Any) -> Scores:
@@ -516,7 +516,7 @@ class Entrant:
             shutil.rmtree(self._states(0).parent)
 
     def _described(self, known: Scores) -> dict[str, Any]:
-        """What lm-eval's results say of the run, each task's figures so far, and where the race stands."""
+        """lm-eval's results entries of the run, each task's figures so far, and the race's own."""
         asked, figures, counts = known.score[~np.isnan(known.score)], {}, {}
         for task, (chosen, metric) in self.evaluation.judges.items():
             found = known.score[self.evaluation.places[task]]

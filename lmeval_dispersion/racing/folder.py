@@ -274,7 +274,7 @@ class RaceFolder:
             lock.release()
 
     def _check(self) -> None:
-        """Refuse to go on with answers to something else than is asked now."""
+        """Raise UsageError if the kept answers belong to other tasks or settings."""
         now = json.loads(json.dumps(self.settings)) if self.kept else {}
         if other := next((key for key in now if self.kept.get(key) != now[key]), None):
             raise UsageError(
@@ -377,7 +377,7 @@ def take_out(failed: dict[str, str], contest: Contest, label: str, error: Checkp
 
 
 def _difference(key: str, before: Any, now: Any) -> str:
-    """To what else the answers are, in a few words."""
+    """The setting that the kept answers differ in, in a few words."""
     if key == "identity":
         task = next(name for name in {**before, **now} if before.get(name) != now.get(name))
         old, new = before.get(task, {}), now.get(task, {})

@@ -1,4 +1,4 @@
-"""Which checkpoints race, and in which order: a screening's short list, or all that are named."""
+"""A race's checkpoints in order: a screening's short list, or all named checkpoints."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def lineup(
 
 
 def _bytes(entries: Sequence[Entry], screened: Result) -> int:
-    """About how many bytes of weights those that race load, adapters of one base once; 0 if not known."""
+    """Approximate bytes of weights that the race loads, adapters of one base once; 0 if not known."""
     known = {c.label: (c.parameters or 0) * DTYPE_BITS.get(c.dtype, 0) // 8 for c in screened.checkpoints}
     loads = {
         json.dumps(_base(entry.arguments) or entry.arguments, sort_keys=True): known.get(entry.label, 0)
@@ -222,7 +222,7 @@ def listed_results(named: Sequence[str], models: Sequence[str]) -> list[str]:
 
 
 def _in_order(content: Mapping[str, Any]) -> list[Candidate]:
-    """The best of a manifest's groups first; what was drawn at random comes last, then the others."""
+    """A manifest's candidates: the best of its groups first, the random sample last, then the others."""
     last = {"audit": 1, None: 2}
     candidates = shortlist_manifest(content, FILE).candidates
     return sorted(candidates, key=lambda c: (last.get(c.chosen, 0), c.rank))

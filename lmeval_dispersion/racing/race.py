@@ -204,7 +204,7 @@ def race(
 
 
 def _counted(folder: RaceFolder) -> tuple[Counter[str], int]:
-    """The answers of the tasks' documents, and how many documents there are."""
+    """Counts of the answers in the tasks' documents, and the number of documents."""
     from lmeval_dispersion.harness.answers import counted_answers
 
     return counted_answers([*folder.evaluation.tasks.values()])

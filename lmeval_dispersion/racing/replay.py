@@ -145,7 +145,7 @@ def judged(place: str, *, error: float, margin: float, top: int = 1) -> Race | N
 
 
 def _asked_everything(place: str) -> list[str] | None:
-    """The checkpoints' folders of a race, those that were asked everything; None for another folder."""
+    """A race's checkpoint folders with all answers; None for another folder."""
     path = Path(place).expanduser()
     if not (path / SETTINGS).is_file():
         return None

@@ -163,7 +163,7 @@ class Race(Report):
         }
 
     def _saved(self) -> float:
-        """Seconds that all other questions would have taken, as long as those that were asked."""
+        """Seconds that the unasked questions would have taken, by the asked ones' time."""
         spent = sum(row.seconds or 0.0 for row in self.checkpoints)
         return spent / max(1, self.questions) * max(0, self.questions_all - self.questions)
 
@@ -171,7 +171,7 @@ class Race(Report):
         return [row for row in self.checkpoints if row.questions and row.status not in ("failed", "base")]
 
     def _sampled(self) -> str:
-        """How those that were not loaded compare, by random others raced with the list."""
+        """A sentence on checkpoints that were not loaded, by random others raced with the list."""
         others = [row for row in self._judged() if row.label in self.audit_sample]
         whole = [row for row in self._judged() if row.questions == self.questions_each]
         best = max((row.score or 0.0 for row in whole if row not in others), default=None)
@@ -242,7 +242,7 @@ def _alike(answered: Mapping[str, Scores], explained: Sequence[str]) -> list[str
 
 
 def _status(contest: Contest, label: str, best: str | None) -> tuple[Status, str]:
-    """Of a checkpoint that was asked something; that a dropped one is not much better says no more."""
+    """The status of a checkpoint that was asked something, and its words."""
     standing, by = contest.standing[label], f"{contest.margin:g}"
     if standing == "running":
         return "undecided", "undecided"

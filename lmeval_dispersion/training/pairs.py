@@ -443,7 +443,7 @@ def _pair_owner(p: Points, ok: Tensor) -> Tensor | None:
 
 
 def _group_max(p: Points, rows: Tensor) -> Tensor:
-    """Largest value of every group, 0 where it has no pair."""
+    """Each group's largest value, 0 where it has no pair."""
     if p.owner is None:
         top = rows.amax(-1)
     else:
@@ -453,7 +453,7 @@ def _group_max(p: Points, rows: Tensor) -> Tensor:
 
 
 def _at(owner: Tensor | None, values: Tensor) -> Tensor:
-    """A value a group, (groups,), at each of its points: (g, t), or (g, 1) where rows are groups."""
+    """Each group's value, (groups,), at each of its points: (g, t), or (g, 1) where rows are groups."""
     return values.unsqueeze(-1) if owner is None else values[owner]
 
 

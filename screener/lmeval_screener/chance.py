@@ -125,7 +125,7 @@ def _above(k: float) -> tuple[Array, Array]:
 
 
 def _phi(values: Array) -> Array:
-    """The normal distribution function."""
+    """The standard normal distribution function."""
     tails: Array = np.vectorize(math.erfc, otypes=[float])(-values / math.sqrt(2))
     return tails / 2
 

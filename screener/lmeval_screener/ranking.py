@@ -280,7 +280,7 @@ def _counts(reading: Reading) -> tuple[int, ...]:
 
 
 def _of_name(name: str, counts: tuple[int, ...]) -> str | None:
-    """The size in a name nearest to the count; None if there is none within a factor of two."""
+    """The size in a name nearest to the count; None if none is within a factor of two."""
     sizes: list[tuple[float, str]] = []
     for experts, number, unit in _IN_NAME.findall(re.split(r"[/\\]", name.rstrip("/\\"))[-1]):
         value = float(number) * _UNITS[unit.upper()] * int(experts or 1)

@@ -67,7 +67,7 @@ class Reader:
         self._locks: dict[str, AbstractAsyncContextManager[object]] = {}
 
     async def read(self, target: Target, account: Account, *, over: Resolution | None = None) -> Reading:
-        """Read one checkpoint within a time budget, by its own tokenizer's rows or those of ``over``."""
+        """Read one checkpoint on its own account, by its own tokenizer's rows or those of ``over``."""
         return await account.bounded(self._read(target, account, over))
 
     async def body(self, target: Target, account: Account) -> bytes:

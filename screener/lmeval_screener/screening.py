@@ -373,7 +373,7 @@ class Screening:
         return every, {name: labels[target] for name, target in found.items()}
 
     async def _expanded(self, targets: Sequence[Target]) -> tuple[list[Target], dict[str, str]]:
-        """See `named`, with globs expanded and accuracies."""
+        """The targets of `named`, with globs expanded and accuracies."""
         lists = await side_by_side(map(self._revisions, targets))
         expanded, by_option = self.named([target for revisions in lists for target in revisions])
         return self.accuracies.of(expanded) if self.accuracies else expanded, by_option
@@ -592,7 +592,7 @@ def _quota_of(target: Target) -> str:
 
 
 def _slots() -> AbstractAsyncContextManager[object]:
-    """Lets `_SIDE_BY_SIDE` works in at a time."""
+    """A semaphore that lets `_SIDE_BY_SIDE` works in at a time."""
     if not in_loop():
         return contextlib.nullcontext()
     import asyncio

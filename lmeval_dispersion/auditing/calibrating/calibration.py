@@ -139,7 +139,7 @@ class Calibration(RunReport):
 
     @property
     def calibrator(self) -> Calibrator:
-        """The fit, which ``dispersion predict`` reads from a file."""
+        """The fitted calibrator, which ``dispersion predict`` reads from a file."""
         return self._calibrator
 
     def tables(self) -> dict[str, Table]:
@@ -228,7 +228,7 @@ def calibrate(
 
 
 def _fitted(run: AuditRun, by: str | None, seed: int) -> tuple[Calibrator, list[Estimator]]:
-    """The fit to a run's labelled slices, and every estimate of them: its own first, the trivial one last."""
+    """The calibrator of a run's labelled slices, and all estimators: its own first, the trivial one last."""
     check_labels(run, "calibration needs")
     made_by, parts = labelled_slices(run, by, seed=seed)
     scores = [run.score[part.rows] for part in parts]

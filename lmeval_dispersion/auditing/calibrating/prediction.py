@@ -101,7 +101,7 @@ def predict(
     The calibrator's own documents are left out; a slice without an estimate has a reason.
 
     Args:
-        calibrator: Of :func:`lmeval_dispersion.calibrate`, or the file of ``dispersion calibrate``.
+        calibrator: Result of :func:`lmeval_dispersion.calibrate`, or the file of ``dispersion calibrate``.
         run: Folder of the store, or a folder that holds the stores of one run.
         where: Estimate only documents that satisfy this.
         by: Column of the documents that makes the slices; default: that of the calibrator.

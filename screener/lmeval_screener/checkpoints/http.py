@@ -170,7 +170,7 @@ class Transport:
 
     @property
     def _session(self) -> aiohttp.ClientSession:
-        """Opened for the first request: folders do not need it, and its import takes a third of the start."""
+        """The aiohttp session, opened for the first request: its import takes a third of the start."""
         if self._opened is None:
             import aiohttp
 
@@ -355,14 +355,14 @@ def is_redirect(response: aiohttp.ClientResponse) -> bool:
 
 @functools.cache
 def _broken() -> tuple[type[Exception], ...]:
-    """The errors of connections."""
+    """Exception types of broken connections."""
     import aiohttp
 
     return aiohttp.ClientError, asyncio.TimeoutError, OSError
 
 
 def _unreachable(error: Exception, url: URL) -> Exception:
-    """The meaning of a connection's error."""
+    """The error for a connection's exception."""
     import aiohttp
 
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
@@ -467,7 +467,7 @@ def _tls_context() -> ssl.SSLContext:
 
 
 def _kind(path: str) -> str:
-    """The Hub's quota that counts a path."""
+    """The Hub's quota kind for a path."""
     if "/resolve/" in path or path.startswith("/api/resolve-cache/"):
         return "resolvers"
     return "api" if path.startswith("/api/") else "pages"

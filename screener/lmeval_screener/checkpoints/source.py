@@ -104,7 +104,7 @@ class Sources:
         return BucketSource(FileSystem)
 
     async def tokenizer(self, text: str) -> tuple[Snapshot, dict[str, str]]:
-        """A shared tokenizer: its snapshot, and usual file name -> name there."""
+        """A shared tokenizer: its snapshot, and its files' names by their usual names."""
         async with self._locks.setdefault(text, lock()):
             if text not in self._tokenizers:
                 self._tokenizers[text] = await self._found(text)

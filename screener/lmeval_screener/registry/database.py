@@ -519,7 +519,7 @@ class Session:
         self._put("seen", self._place(target, identity) | sighting)
 
     def _name(self, asked: str, identity: str) -> None:
-        """Record what an address leads to; a checkpoint that had this address keeps its past."""
+        """Record the identity behind an address; a checkpoint that had this address keeps its past."""
         was = self.connection.execute("SELECT 1 FROM seen WHERE identity = ?", [asked]).fetchone()
         renamed = self._moment() if was else None
         self._put("names", {"asked": asked, "identity": identity, "stamp": _now(), "renamed": renamed})

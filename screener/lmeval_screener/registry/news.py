@@ -418,7 +418,7 @@ def _standings(
 
 
 def _word(group: Group, c: Screened, champion: Screened) -> Literal["above", "level", "below"]:
-    """Where a checkpoint lies from a former best: by rank; level by rounding, and where there is no order."""
+    """A checkpoint's side of a former best: by rank; ``level`` within rounding, or without an order."""
     high, low = (c, champion) if c.rank < champion.rank else (champion, c)
     by_rounding = high.ratio is not None and low.ratio is not None and not high.ratio.above(low.ratio)
     if group.is_noise or high.rank == low.rank or (group.figure == "ratio" and by_rounding):
@@ -427,7 +427,7 @@ def _word(group: Group, c: Screened, champion: Screened) -> Literal["above", "le
 
 
 def _originals(everyone: Sequence[Screened]) -> dict[int, tuple[int, int]]:
-    """What each is a copy of, or itself, by the id of its figures: two states of one share a label."""
+    """Figures' id -> group and place of its original, or its own: two states may share a label."""
     return {
         id(c.gaps): (number, place if original.copied is None else original.copied)
         for number, group in enumerate(grouped(everyone))

@@ -103,7 +103,7 @@ def group_sentences(group: Group, subject: str, domain: str = "") -> list[str]:
 
 
 def _order(group: Group, subject: str) -> list[str]:
-    """Which members to evaluate first, and how often such an order was right."""
+    """Sentences on the members to evaluate first, and on past success of such orders."""
     if not first_of(group):
         return [
             f"The rows give these {len(group.candidates)} no order ({subject}). Race all, or ask each a few "
@@ -150,7 +150,7 @@ def equal_rows(group: Group) -> tuple[list[str], list[Screened]]:
 
 
 def _places(members: Sequence[Screened]) -> str:
-    """Checkpoints as a command takes them: by their folder, if it holds them all, or by name."""
+    """Checkpoints as command arguments: their folder, if it holds them all, or their names."""
     folders = {str(Path(c.repo).parent) for c in members}
     if len(members) > 1 and len(folders) == 1 and all(c.target.local for c in members):
         return folders.pop()

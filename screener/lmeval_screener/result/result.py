@@ -144,7 +144,7 @@ class Result(Report):
 
     @property
     def _everyone(self) -> int:
-        """How many checkpoints were requested; a registry has older figures of some that failed."""
+        """Number of requested checkpoints; a registry may have older figures of failed ones."""
         return len({c.label for c in self.checkpoints} | {f.label for f in self.failed})
 
     @property
@@ -515,7 +515,7 @@ class Result(Report):
         return [f"Not compared with the base {self.base} ({why}): {listed(alone)}."]
 
     def _without_own(self) -> list[str]:
-        """That no group is of the kind of the user's own slope."""
+        """The note that no group is of the kind of the user's own slope."""
         if self.slope is None or any(group.slope is self.slope for group in self.groups):
             return []
         return [f"Your own slope is of {self.slope.kind}; no chance here is by it."]
@@ -546,7 +546,7 @@ def _draw(name: str, of: Any) -> dict[str, Any]:
 
 
 def _marks(members: Sequence[Screened], first: Sequence[Screened]) -> dict[int, Mark]:
-    """Marks of those that the answer recommends, of controls and of the base."""
+    """Marks of rows: checkpoints that the answer recommends, controls, and the base."""
     marks: dict[int, Mark] = {}
     for place, c in enumerate(members):
         if c in first or c.is_base or c.target.negative_control:

@@ -202,7 +202,7 @@ def count_bounds(hits: int, drawn: int, others: int) -> Bounds:
     whole = _log_choose(others, drawn)
 
     def chance(number: int, seen: Iterable[int]) -> float:
-        """The distribution of hits among the drawn, if so many of the others are hits."""
+        """The distribution of hits among the drawn, if ``number`` of the others are hits."""
         return math.fsum(
             math.exp(_log_choose(number, x) + _log_choose(others - number, drawn - x) - whole)
             for x in seen

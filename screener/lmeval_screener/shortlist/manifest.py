@@ -147,7 +147,7 @@ def manifest_dict(
 
 
 def _with_equal_rows(group: Group) -> set[str]:
-    """The labels of the members that have another's rows; that one is among them."""
+    """Labels of members that share rows with another, the other included."""
     pairs = ((c.label, c.equal_rows_with) for c in group.checkpoints if c.equal_rows_with is not None)
     return {label for pair in pairs for label in pair}
 

@@ -251,7 +251,7 @@ def verify(manifest: Manifest | str | Path, results: Sequence[str | Path] = ()) 
 def _slopes(manifest: Manifest, candidates: Sequence[Candidate], *, survivors: bool) -> dict[str, Any]:
     """The slope of the results and ours, and the places of the largest group, as fields of a verdict.
 
-    Those who survive a race were chosen by their results: where a race dropped any, its random sample counts
+    A race's survivors were chosen by their results: where a race dropped any, its random sample counts
     alone, if it was asked everything.
     """
     groups: dict[tuple[str, str], list[Candidate]] = {}
@@ -341,7 +341,7 @@ def enough_results(share: float) -> int:
 
 
 def _rated(manifest: Manifest, sources: Sequence[str]) -> tuple[list[Candidate], list[Accuracies]]:
-    """The candidates with their accuracies, and those of each source."""
+    """The candidates with their accuracies, and each source's accuracies."""
     targets = [c.target for c in manifest.candidates]
     places: dict[int, str] = {}
     found = []

@@ -209,7 +209,7 @@ def differing(name: str, answers: Mapping[str, int], cut: Callable[[str], Iterab
 
 
 def _weights(held: Mapping[str, set[Piece]], answers: Mapping[str, int]) -> Counter[Piece]:
-    """In how many of the answers each token stands."""
+    """Number of answers that hold each token."""
     weights: Counter[Piece] = Counter()
     for text, count in answers.items():
         for token in held[text]:
@@ -250,7 +250,7 @@ def most_frequent(name: str, weights: Counter[Piece]) -> list[Piece]:
 
 
 def _missing(rows: Sequence[Piece], tokens: Iterable[Piece], vocabulary: Vocabulary) -> list[Piece]:
-    """What completes the digits, or the capital letters, among answers' tokens if two thirds are there."""
+    """Digits, or capital letters, that the answers' tokens lack, if two thirds of them are there."""
     classes: dict[tuple[str, int], list[Piece]] = {}
     for token in sorted(tokens):
         text = vocabulary.text(token[1])

@@ -114,7 +114,7 @@ class Resolution:
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Resolution:
-        """The resolution in JSON by `to_json`."""
+        """Read a resolution from the JSON of `to_json`."""
         fields = json.loads(content)
         for name, value in fields.items():
             if name in ("domain", "reference", "shared", "answers"):

@@ -113,7 +113,7 @@ async def read_body(snapshot: Snapshot, most: int | None = None) -> bytes:
 
 
 def _middle(tensor: Tensor) -> tuple[int, int]:
-    """Where the numbers of a tensor that are compared lie in its file."""
+    """Byte range in the file of the tensor's numbers that are compared."""
     count, size = min(_NUMBERS, tensor.elements), DTYPE_BITS[tensor.dtype] // 8
     begin = tensor.begin + (tensor.elements - count) // 2 * size
     return begin, begin + count * size
@@ -131,7 +131,7 @@ def _code(text: str) -> int:
 
 
 def _weights_of(count: int) -> NDArray[np.float64]:
-    """The same random weights in [-1, 1] in every version."""
+    """Random weights (count,) in [-1, 1], the same in every version."""
     bits = np.frombuffer(hashlib.shake_128(b"body").digest(_NUMBERS), np.uint8)
     weights: NDArray[np.float64] = bits[:count] / 127.5 - 1
     return weights

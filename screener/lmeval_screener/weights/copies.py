@@ -69,7 +69,7 @@ def sketch(rows: NDArray[Any], norm: FinalNorm, dtype: str) -> bytes:
 
 @cache
 def _signs(count: int, length: int) -> Array:
-    """The same random ±1 in every version: bits of a hash."""
+    """Random ±1, the same in every version: bits of a hash."""
     size = count * length
     bits = hashlib.shake_128(b"%d %d" % (count, length)).digest(size // 8 + 1)
     signs = np.unpackbits(np.frombuffer(bits, np.uint8), count=size).astype(np.float64) * 2 - 1
@@ -143,7 +143,7 @@ class _Distinct:
         self._kinds: dict[bytes, list[tuple[int, bytes]]] = {}
 
     def same(self, body: bytes) -> int | None:
-        """The place of the one with the same body; None if there is none."""
+        """The place of the reading with the same body; None without one."""
         if (known := next((self._known[key] for key in keys(body) if key in self._known), None)) is not None:
             return known
         own = kind(body)
@@ -156,7 +156,7 @@ class _Distinct:
 
 
 def _by_rows(members: Sequence[Reading]) -> list[Original]:
-    """The original of each by its rows.
+    """Each reading's original by its rows.
 
     It is the reading whose type rounds least, or the first of equals. A reading as near to two different
     originals has the rows of neither. Hashes decide first; the rest is compared with its neighbours alone.
@@ -222,7 +222,7 @@ def _merged(members: Sequence[Reading]) -> NDArray[np.intp]:
 def _separate(
     merged: NDArray[np.intp], fine: NDArray[np.intp], other: NDArray[np.intp], plain: NDArray[np.bool_]
 ) -> None:
-    """Of plain types, who is alike to two that are not alike is a copy of neither; given all alike pairs."""
+    """Undo copies of plain types that are alike to two different readings, given all alike pairs."""
     count, inside = len(merged), merged[fine] == merged[other]
     alike = np.bincount(np.concatenate([fine[inside], other[inside]]), minlength=count)
     size = np.bincount(merged[plain], minlength=count)[merged]
@@ -259,7 +259,7 @@ def said(members: Sequence[Screened]) -> list[str]:
 
 
 def _line(names: Mapping[str, Sequence[str]], one: str, several: str) -> str:
-    """Who is or has what, in one sentence without its full stop."""
+    """A sentence, without its full stop, on each name's labels; ``one`` and ``several`` word it."""
     parts = [
         f"{some(of)} {one if len(of) == 1 else several} {what}" for what, of in list(names.items())[:_SHOWN]
     ]
